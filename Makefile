@@ -1,0 +1,145 @@
+# Makefile: one verb per line of the README, each doing its own set-up on Debian or Ubuntu with Python 3.11+, a C++20
+# compiler and apt. The environment is .venv, so `.venv/bin/asyncfabric` is the command after any verb.
+# Stamps under build/ make a repeated call quick. Options: PYTHON, PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, JOBS.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+PYTEST_FLAGS ?=
+DEMO_FLAGS ?=
+BENCH_FLAGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip
+STAMPS := build/stamps
+export ASYNCFABRIC_JOBS := $(JOBS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help demo test test-native test-python check format build asan tsan bench docs wheel clean
+
+help:  ## list the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+# ---- set-up ---------------------------------------------------------------------------------------------------------
+
+# What must be there, and the Debian package that brings it. What cannot be installed is named, and the build then leaves
+# the libfabric provider or the native tests out and says so itself.
+$(STAMPS)/apt: Makefile
+	@mkdir -p $(STAMPS)
+	@need() { missing="$$missing $$1"; }; missing=""; \
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo 'asyncfabric needs Python 3.11 or newer: make PYTHON=/path/to/python3'; exit 1; }; \
+	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv; \
+	"$(PYTHON)" -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' \
+	  || need python3-dev; \
+	command -v c++ >/dev/null || need g++; \
+	[ -e /usr/include/rdma/fabric.h ] || need libfabric-dev; \
+	/sbin/ldconfig -p | grep -q 'libfabric\.so\.1' || need libfabric1; \
+	[ -e /usr/include/gtest/gtest.h ] || need libgtest-dev; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:$$missing"; \
+	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
+	    || echo "apt could not install:$$missing; going on without"; \
+	fi
+	@touch $@
+
+$(STAMPS)/venv: $(STAMPS)/apt constraints.txt
+	[ -x $(BIN)/python ] || "$(PYTHON)" -m venv .venv
+	$(PIP) install -q -c constraints.txt pip setuptools wheel cython cmake ninja
+	@touch $@
+
+# Everything that any verb needs, so that there is one environment to reason about.
+$(STAMPS)/packages: $(STAMPS)/venv constraints.txt pyproject.toml setup.py
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+build: $(STAMPS)/packages  ## compile the engine and install asyncfabric into .venv, editable
+	$(BIN)/python setup.py -q build_ext --inplace
+
+# ---- verbs ----------------------------------------------------------------------------------------------------------
+
+demo: build  ## two processes: the KvCache of a real model moves from prefill to decode, identical output
+	$(BIN)/asyncfabric demo $(DEMO_FLAGS)
+
+test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
+
+test-python: build
+	$(BIN)/python -P -m pytest $(PYTEST_FLAGS)
+
+test-native: $(STAMPS)/venv
+	$(call native_tests,release)
+
+# $(1): a preset of native/CMakePresets.json; $(2): a prefix of the ctest command
+define native_tests
+@if [ -e /usr/include/gtest/gtest.h ]; then set -x; \
+  cd native && cmake --preset $(1) >/dev/null && cmake --build --preset $(1) -j $(JOBS) && $(2) ctest --preset $(1); \
+else echo 'NATIVE TESTS LEFT OUT: googletest is not installed (libgtest-dev)'; fi
+endef
+
+asan: $(STAMPS)/packages  ## native tests and the conformance suite through Python, under ASan and UBSan
+	$(call native_tests,asan)
+	$(call sanitized_suite,asan,address$(comma)undefined,libasan.so libubsan.so)
+
+# The address space is not randomised: older runtimes of gcc refuse the layouts of newer kernels.
+tsan: $(STAMPS)/packages  ## the same under TSan
+	$(call native_tests,tsan,setarch -R)
+	$(call sanitized_suite,tsan,thread,libtsan.so)
+
+comma := ,
+# $(1): name, $(2): what to build with, $(3): runtimes to preload, since Python itself is not instrumented.
+# Run from the build folder, so that the checkout's own asyncfabric is not on the path.
+define sanitized_suite
+ASYNCFABRIC_SANITIZE=$(2) $(BIN)/python setup.py -q build --build-base build/$(1)/base --build-lib build/$(1)/lib
+cd build/$(1) && \
+  PYTHONPATH=$(CURDIR)/build/$(1)/lib PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
+  LD_PRELOAD="$(foreach runtime,$(3),$$(c++ -print-file-name=$(runtime)))" \
+  ASAN_OPTIONS=detect_leaks=0:handle_segv=0:detect_stack_use_after_return=0 \
+  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:report_signal_unsafe=0:ignore_noninstrumented_modules=1 \
+  ASYNCFABRIC_EXPECT_SANITIZE=$(2) \
+  setarch -R $(CURDIR)/$(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -q \
+    $(CURDIR)/tests/conformance $(SANITIZED_FLAGS)
+endef
+SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600
+
+bench: build  ## limits of this machine, then our transfers beside them
+	for what in limits write pages notify scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
+
+check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, clang-format, verifytypes, the house test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build/typing && ln -sfn ../../services build/typing/asyncfabric_services
+	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typing
+	$(BIN)/lint-imports
+	$(BIN)/cython-lint cython_ext
+	$(BIN)/clang-format --style=file:native/.clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/pyright --verifytypes asyncfabric --ignoreexternal
+	$(BIN)/python -P -m pytest -q tests/architecture
+
+CXX_FILES = $$(find native -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+format:  ## rewrite Python and C++ files in the house's format
+	$(BIN)/ruff check --fix --select I -q .
+	$(BIN)/ruff format -q .
+	$(BIN)/clang-format --style=file:native/.clang-format -i $(CXX_FILES)
+
+docs: $(STAMPS)/packages  ## the reference from docstrings, and a check of every link of the pages
+	$(BIN)/python -P docs/reference/generate.py
+	$(BIN)/python -P -m pytest -q tests/architecture/test_docs.py
+
+wheel: $(STAMPS)/packages  ## sdist and wheel in dist/, then the wheel installed in a fresh environment and tried
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >build/wheel.log || { tail -50 build/wheel.log; exit 1; }
+	rm -rf build/wheel-check && $(BIN)/python -m venv --system-site-packages build/wheel-check
+	build/wheel-check/bin/python -m pip install -q --no-deps --force-reinstall dist/*.whl
+	cd build/wheel-check && PYTHONPATH=$$($(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  bin/python -P $(CURDIR)/tests/integration/wheel_check.py
+
+clean:  ## remove what builds made; the environment stays
+	rm -rf build dist *.egg-info asyncfabric/_native/*.so

@@ -1,0 +1,64 @@
+"""Checks of arguments at the call: each says the value and the bound in its text.
+
+Pure functions. The hot paths test the common case themselves and come here only when something looks unusual.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+from asyncfabric.types import ACCESS_BITS, MAX_IMM
+
+
+def checked_index(name: str, value: object, low: int = 0, high: int | None = None) -> int:
+    """Return an integer within low..high; numpy integers are fine, bool and float are not.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: outside the bounds.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got the bool {value}")
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
+    if number < low or (high is not None and number > high):
+        bound = f">= {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name} must be {bound}, got {number}")
+    return number
+
+
+def checked_imm(imm: object) -> int:
+    """Return an immediate value as the engine wants it: -1 for None."""
+    return -1 if imm is None else checked_index("imm", imm, 0, MAX_IMM)
+
+
+def checked_access(access: object) -> int:
+    """Return the access bits of an access mode."""
+    bits = ACCESS_BITS.get(access) if isinstance(access, str) else None
+    if bits is None:
+        raise ValueError(f"access must be one of {sorted(ACCESS_BITS)}, got {access!r}")
+    return bits
+
+
+def access_name(bits: int) -> Any:
+    """Return the access mode of access bits."""
+    for name, number in ACCESS_BITS.items():
+        if number == bits:
+            return name
+    raise ValueError(f"unknown access bits {bits}")
+
+
+def checked_slice(name: str, part: object, length: int) -> tuple[int, int]:
+    """Return (offset, length) of `[a:b]` within `length` bytes; nothing is clamped, since that would lose bytes."""
+    if not isinstance(part, slice):
+        raise TypeError(f"{name} is sliced as [a:b] in bytes, got {type(part).__name__} {part!r}")
+    if part.step is not None and part.step != 1:
+        raise ValueError(f"{name}[a:b] takes no step, got {part.step!r}")
+    start = 0 if part.start is None else checked_index("slice start", part.start)
+    stop = length if part.stop is None else checked_index("slice end", part.stop)
+    if not start <= stop <= length:
+        raise ValueError(f"slice [{start}:{stop}] leaves {name} of {length} bytes, or ends before it starts")
+    return start, stop - start

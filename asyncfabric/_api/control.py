@@ -1,0 +1,72 @@
+"""Control calls: register, connect, revoke, release and their kin, each ending in one CONTROL completion.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import Completion, EngineStatusError
+from asyncfabric._bridge.pending import Pending
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+
+class ControlCall(Pending):
+    """One control call in flight. `detail` is what the engine said about a failure, `keepalive` what the call uses."""
+
+    __slots__ = ("detail", "keepalive", "what")
+
+    def __init__(self, stairwell: Stairwell, what: str) -> None:
+        super().__init__(stairwell)
+        self.what = what
+        self.detail = ""
+        self.keepalive: object = None
+
+    def complete(self, completion: Completion) -> None:
+        """Keep the completion, and the engine's words about a failure while they are the newest."""
+        if completion.code:
+            self.detail = self._stairwell.engine.last_error()
+        super().complete(completion)
+
+    async def wait(self) -> int:
+        """Return the new id, or raise the error of the call.
+
+        Cancellation: the call goes on in the engine; only the wait for it ends.
+        """
+        if not self.ended:
+            waiter = self.park()
+            await self._stairwell.landing.wait(waiter)
+        return self.value()
+
+    def value(self) -> int:
+        """Return the new id of a call that has ended, or raise its error."""
+        completion = self.completion
+        if completion is None:
+            raise faults.closed(f"the fabric of {self.what}")
+        if completion.code:
+            raise faults.failed(completion, faults.Scene(self.what), self.detail)
+        return completion.value
+
+    def describe(self) -> str:
+        """Return the call in words."""
+        return self.what
+
+
+def submit_control(stairwell: Stairwell, what: str, submit: Callable[..., None], *arguments: Any) -> ControlCall:
+    """Submit a control call; raises what the engine refuses at once, or ClosedError."""
+    if stairwell.closing:
+        raise faults.closed("the fabric")
+    call = ControlCall(stairwell, what)
+    cookie = stairwell.next_cookie()
+    stairwell.parked[cookie] = call
+    try:
+        submit(cookie, *arguments)
+    except EngineStatusError as error:
+        del stairwell.parked[cookie]
+        raise faults.refused(error, faults.Scene(what)) from None
+    return call

@@ -1,0 +1,271 @@
+"""ImmCounter: how many logical arrivals came for one immediate value (INV-1); tasks wait for it, threads spin on it.
+
+Runs on the event loop's thread, except `spin` and `value`, which any thread may call. One arming in the engine stands
+for all waiting tasks: the lowest target among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.checks import checked_index
+from asyncfabric._api.peer import Peer, PeerGroup
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import Completion, EngineStatusError
+from asyncfabric._bridge.landing import Waiter
+from asyncfabric.errors import ClosedError
+from asyncfabric.types import Waiting
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncfabric._bridge.stairwell import Stairwell
+
+MAX_TARGET = (1 << 63) - 1
+
+
+class CountWaiter(Waiter):
+    """A task that waits for a count; `peers` are those whose loss ends the wait."""
+
+    __slots__ = ("peers", "target")
+
+    def __init__(self, target: int, peers: tuple[Peer, ...]) -> None:
+        super().__init__()
+        self.target = target
+        self.peers = peers
+
+
+class ImmCounter:
+    """Counts the arrivals that peers named with `imm`, made by `fabric.counter()`. The value only grows.
+
+    A write is worth 1, however many rails carried it; n pages are worth n; a scatter, a signal and a barrier are worth
+    1 at each target. What arrived before the counter was made is counted. Once a wait for n returned, the bytes of
+    those n arrivals are visible.
+    """
+
+    __slots__ = ("__weakref__", "_armed_target", "_closed", "_cookie", "_id", "_imm", "_stairwell", "_waiters")
+
+    def __init__(self, stairwell: Stairwell, counter_id: int, imm: int) -> None:
+        """Not for users: use `fabric.counter()`."""
+        self._stairwell = stairwell
+        self._id = counter_id
+        self._imm = imm
+        self._cookie = stairwell.next_cookie()
+        self._waiters: list[CountWaiter] = []
+        self._armed_target = 0
+        self._closed = False
+
+    @property
+    def imm(self) -> int:
+        """The immediate value that peers put into their writes."""
+        return self._imm
+
+    @property
+    def value(self) -> int:
+        """Arrivals so far. Raises ClosedError after `close()`."""
+        self._check_open()
+        return self._stairwell.engine.counter_value(self._id)
+
+    @property
+    def waiters(self) -> tuple[CountWaiter, ...]:
+        """Tasks that wait now."""
+        return tuple(self._waiters)
+
+    async def wait(self, target: int, peers: Iterable[Peer] | PeerGroup | None = None) -> int:
+        """Return the value once it is at least `target`.
+
+        Args:
+            target: the count to wait for, 0 or more.
+            peers: peers that the arrivals come from; losing one of them before the target is reached ends the wait.
+
+        Raises:
+            PeerError: one of `peers` is lost; it names the peer.
+            ClosedError: the counter or the fabric is closed, also when that happens during the wait.
+
+        Cancellation: only this wait ends; the counter goes on counting. A target that is already reached checks for a
+        pending cancellation but does not let other tasks run.
+        """
+        if type(target) is not int or target < 0:
+            target = checked_index("target", target, 0, MAX_TARGET)
+        stairwell = self._stairwell
+        if self._closed or stairwell.closed:
+            raise faults.closed(repr(self))
+        value = stairwell.engine.counter_value(self._id)
+        if value >= target:
+            await stairwell.checkpoint()
+            return value
+        return await self._wait(target, _as_peers(peers) if peers is not None else ())
+
+    def spin(self, target: int, deadline: float) -> int:
+        """Return the value once it is at least `target`; for threads without an event loop.
+
+        Spins with the GIL released: the lowest latency, at the price of a whole core. Any thread may call it, also
+        several at once.
+
+        Args:
+            target: the count to wait for, 0 or more.
+            deadline: seconds from now.
+
+        Raises:
+            TransferError: the deadline passed.
+            ClosedError: the counter or the fabric is closed, also when that happens during the spin.
+        """
+        target = checked_index("target", target, 0, MAX_TARGET)
+        if not 0 <= deadline <= 1e9:
+            raise ValueError(f"deadline must be in 0..1e9 seconds, got {deadline!r}")
+        self._check_open()
+        try:
+            return self._stairwell.engine.spin_counter(self._id, target, monotonic_ns() + round(deadline * 1e9))
+        except EngineStatusError as error:
+            scene = faults.Scene(f"spinning on {self!r} for {target} arrivals, {deadline:g} s")
+            raise faults.refused(error, scene) from None
+
+    def close(self) -> None:
+        """Stop counting; idempotent. Later arrivals are stale, they never reach the next counter of this `imm`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stairwell.parked.pop(self._cookie, None)
+        if not self._stairwell.closed:
+            self._stairwell.engine.close_counter(self._id)
+        self.abandon()
+
+    def complete(self, completion: Completion) -> None:
+        """The engine says that the armed target was reached: wake whose target that is, arm for the next one."""
+        self._armed_target = 0
+        self._settle(completion.value)
+
+    def abandon(self) -> None:
+        """Wake everybody with ClosedError."""
+        waiters, self._waiters = self._waiters, []
+        self._stairwell.peer_listeners.pop(self._cookie, None)
+        for waiter in waiters:
+            waiter.error = faults.closed(repr(self))
+            self._stairwell.landing.wake(waiter)
+
+    def waiting(self) -> list[Waiting]:
+        """Return a line for each waiting task; `missing_from` are the peers that it declared."""
+        have = self._stairwell.engine.counter_value(self._id)
+        what = f"wait({self!r})"
+        return [
+            Waiting(what, f"arrivals of imm {self._imm}", have, one.target, tuple(map(repr, one.peers)), one.since)
+            for one in self._waiters
+        ]
+
+    async def _wait(self, target: int, peers: tuple[Peer, ...]) -> int:
+        stairwell = self._stairwell
+        stairwell.drain()  # a loss that is known by now must not be missed below
+        waiter = CountWaiter(target, peers)
+        if peers:
+            lost = next((peer for peer in peers if peer.lost), None)
+            if lost is not None and stairwell.engine.counter_value(self._id) < target:
+                raise self._loss(lost, target, None)
+            stairwell.peer_listeners[self._cookie] = self._peer_lost
+        self._waiters.append(waiter)
+        try:
+            if not self._armed_target or target < self._armed_target:
+                self._arm(target)
+            await stairwell.landing.wait(waiter)
+        finally:
+            if not waiter.ready:
+                self._waiters.remove(waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        return stairwell.engine.counter_value(self._id)
+
+    def _arm(self, target: int) -> None:
+        stairwell = self._stairwell
+        stairwell.parked[self._cookie] = self
+        self._armed_target = target
+        try:
+            stairwell.engine.arm_counter(self._id, self._cookie, target)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene(f"waiting for {self!r}")) from None
+
+    def _settle(self, value: int) -> None:
+        left: list[CountWaiter] = []
+        for waiter in self._waiters:
+            if waiter.target <= value:
+                self._stairwell.landing.wake(waiter)
+            else:
+                left.append(waiter)
+        self._waiters = left
+        if left:
+            target = min(waiter.target for waiter in left)
+            if target != self._armed_target:
+                self._arm(target)
+        else:
+            self._stairwell.peer_listeners.pop(self._cookie, None)
+
+    def _peer_lost(self, completion: Completion) -> None:
+        """A peer is lost: whoever waits for it fails by name, unless what it had sent before was enough."""
+        value = self._stairwell.engine.counter_value(self._id)
+        for waiter in self._waiters:
+            lost = next((peer for peer in waiter.peers if peer.id == completion.value), None)
+            if lost is not None and waiter.target > value:
+                waiter.error = self._loss(lost, waiter.target, completion)
+                self._stairwell.landing.wake(waiter)
+        self._waiters = [waiter for waiter in self._waiters if not waiter.ready]
+        self._settle(value)
+
+    def _loss(self, peer: Peer, target: int, completion: Completion | None) -> Exception:
+        have = self._stairwell.engine.counter_value(self._id)
+        return faults.peer_lost(f"{self!r} has {have} of {target} arrivals", repr(peer), completion)
+
+    def _check_open(self) -> None:
+        if self._closed or self._stairwell.closed:
+            raise faults.closed(repr(self))
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        """Yield the value each time it grew, coalesced, from what is there on; ends when the counter is closed."""
+        return _Progress(self)
+
+    def __enter__(self) -> ImmCounter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ImmCounter {self._imm}{', closed' if self._closed else ''}>"
+
+
+class _Progress:
+    """One `async for value in counter`."""
+
+    __slots__ = ("_counter", "_seen")
+
+    def __init__(self, counter: ImmCounter) -> None:
+        self._counter = counter
+        self._seen = 0
+
+    def __aiter__(self) -> _Progress:
+        return self
+
+    async def __anext__(self) -> int:
+        """Return the next value; ends the loop when the counter was closed.
+
+        Cancellation: nothing is lost; the next loop begins with the value of then.
+        """
+        counter = self._counter
+        if counter._closed:
+            raise StopAsyncIteration
+        try:
+            self._seen = await counter.wait(self._seen + 1)
+        except ClosedError:
+            if counter._closed:
+                raise StopAsyncIteration from None
+            raise
+        return self._seen
+
+
+def _as_peers(peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
+    named = tuple(peers)
+    for peer in named:
+        if not isinstance(peer, Peer):
+            raise TypeError(f"peers must be Peer objects from `await fabric.connect(...)`, got {type(peer).__name__}")
+    return named

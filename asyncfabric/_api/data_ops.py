@@ -1,0 +1,311 @@
+"""The data calls of a fabric, each returning a submitted Transfer: write, write_pages, scatter, signal, read, send ...
+
+Runs on the event loop's thread. This is the hot path: plain attribute reads, one check per argument, one call into the
+engine. A transfer is parked before it is submitted, so that an interrupt between two lines cannot lose its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncfabric._api.checks import checked_imm, checked_index
+from asyncfabric._api.key import RegionKey
+from asyncfabric._api.messages import MAX_MESSAGE_BYTES
+from asyncfabric._api.pages import check_pages, page_array
+from asyncfabric._api.peer import Peer, PeerGroup
+from asyncfabric._api.peers_known import PeersKnown
+from asyncfabric._api.region import Region, RegionSlice
+from asyncfabric._api.transfer import Transfer
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
+from asyncfabric._bridge.opened_key import OpenedKey
+from asyncfabric.types import MAX_IMM
+
+if TYPE_CHECKING:
+    from asyncfabric._api.pages import PageList
+    from asyncfabric._bridge.stairwell import Stairwell
+
+_WRITE, _READ = 1, 2
+_DRAIN_EVERY = 255
+_NOTHING_DONE = Completion(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class ScatterTarget(NamedTuple):
+    """One target of `fabric.scatter()`: `length_bytes` from `source_offset` of the source go to `offset` of the key."""
+
+    key: RegionKey
+    source_offset: int
+    offset: int
+    length_bytes: int
+
+
+class DataOps:
+    """The data calls; a part of Fabric."""
+
+    _stairwell: Stairwell
+    _peers: PeersKnown
+
+    def write(self, source: Region | RegionSlice, key: RegionKey, offset: int, imm: int | None = None) -> Transfer:
+        """Write bytes of a local region to `offset` behind a peer's key.
+
+        Args:
+            source: what to write: a region or `region[a:b]`; may be empty.
+            key: the right to write, from the owner of the memory. Its peer is connected on first use.
+            offset: first byte within the key's range.
+            imm: counter at the target that gets 1 arrival once all bytes are visible there.
+
+        Raises:
+            TypeError, ValueError: a bad argument: out of bounds, or a key without the right to write.
+            StaleKeyError: the key is known to be dead.
+            BusyError: too many transfers are in flight; see `wait_writable()`.
+            ClosedError: the region is released or the fabric closed.
+        """
+        region, start, length = _part(source, self._stairwell)
+        opened = self._reach(key, _WRITE, "write")
+        if type(offset) is not int or offset < 0 or offset + length > opened.length:
+            offset = _offset("offset", offset, length, opened.length, key)
+        if imm is None:
+            number = -1
+        elif type(imm) is int and 0 <= imm <= MAX_IMM:
+            number = imm
+        else:
+            number = checked_imm(imm)
+        stairwell = self._stairwell
+        transfer = Transfer(stairwell, "write", (source, key), length)
+        return self._submit(
+            transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, offset, number
+        )
+
+    def write_pages(
+        self,
+        source: Region | RegionSlice,
+        source_pages: PageList,
+        key: RegionKey,
+        target_pages: PageList,
+        *,
+        page_bytes: int,
+        source_stride: int | None = None,
+        target_stride: int | None = None,
+        source_offset: int = 0,
+        target_offset: int = 0,
+        imm: int | None = None,
+    ) -> Transfer:
+        """Write many pages in one call: page source_pages[i] of the source to page target_pages[i] behind the key.
+
+        Page p is the `page_bytes` bytes from `offset + p * stride` on. Pages may repeat; the order in which repeated
+        target pages are written is not defined. The lists are copied before the call returns.
+
+        Args:
+            source: region or slice that the source pages count in.
+            source_pages: integers in a list, numpy or torch array, array.array or memoryview.
+            target_pages: as many integers, of the same kinds.
+            key: the right to write.
+            page_bytes: size of a page, at least 1.
+            source_stride: bytes from one source page to the next; None means `page_bytes`.
+            target_stride: bytes from one target page to the next; None means `page_bytes`.
+            source_offset: where source page 0 begins.
+            target_offset: where target page 0 begins.
+            imm: counter at the target that gets one arrival per page.
+
+        Raises:
+            TypeError, ValueError: a bad argument; for a page out of bounds the text names it and the bound.
+            StaleKeyError, BusyError, ClosedError: as for `write`.
+        """
+        region, start, length = _part(source, self._stairwell)
+        opened = self._reach(key, _WRITE, "write")
+        sources, targets = page_array("source_pages", source_pages), page_array("target_pages", target_pages)
+        count = len(sources)
+        if count != len(targets):
+            raise ValueError(f"{count} source pages, but {len(targets)} target pages")
+        page_bytes = checked_index("page_bytes", page_bytes, 1)
+        from_stride = page_bytes if source_stride is None else checked_index("source_stride", source_stride)
+        to_stride = page_bytes if target_stride is None else checked_index("target_stride", target_stride)
+        from_offset = checked_index("source_offset", source_offset)
+        to_offset = checked_index("target_offset", target_offset)
+        number = checked_imm(imm)
+        stairwell = self._stairwell
+        transfer = Transfer(stairwell, f"write of {count} pages", (source, key), count * page_bytes)
+        if count == 0:
+            return self._nothing(transfer)
+        if length != region._length:
+            # The engine knows the bounds of the region only, so those of a slice are checked here.
+            check_pages("source_pages", sources, page_bytes, from_stride, from_offset, length, repr(source))
+        shape = (page_bytes, from_stride, to_stride, start + from_offset, to_offset)
+        try:
+            return self._submit(
+                transfer, stairwell.engine.submit_write_pages, region._id, sources, opened.id, targets, *shape, number
+            )
+        except ValueError:
+            check_pages("source_pages", sources, page_bytes, from_stride, from_offset, length, repr(source))
+            check_pages("target_pages", targets, page_bytes, to_stride, to_offset, opened.length, repr(key))
+            raise
+
+    def scatter(
+        self, source: Region | RegionSlice, targets: Sequence[ScatterTarget], imm: int | None = None
+    ) -> Transfer:
+        """Write different bytes of one region to many peers, as one transfer.
+
+        Args:
+            source: region or slice that the source offsets count in.
+            targets: where to; may be empty.
+            imm: counter that gets 1 arrival at each target.
+
+        Raises:
+            TypeError, ValueError, StaleKeyError, BusyError, ClosedError: as for `write`; the text names the target.
+        """
+        region, start, length = _part(source, self._stairwell)
+        number = checked_imm(imm)
+        rows, keys, total = [], [], 0
+        for position, target in enumerate(targets):
+            try:
+                key, source_offset, offset, size = target
+            except (TypeError, ValueError):
+                raise TypeError(f"targets[{position}] must be a ScatterTarget, got {target!r}") from None
+            opened = self._reach(key, _WRITE, f"targets[{position}]")
+            size = checked_index(f"targets[{position}].length_bytes", size)
+            source_offset = _offset(f"targets[{position}].source_offset", source_offset, size, length, source)
+            offset = _offset(f"targets[{position}].offset", offset, size, opened.length, key)
+            rows.append((opened.id, start + source_offset, offset, size))
+            keys.append(key)
+            total += size
+        stairwell = self._stairwell
+        transfer = Transfer(stairwell, f"scatter to {len(rows)} targets", (source, *keys), total)
+        if not rows:
+            return self._nothing(transfer)
+        return self._submit(transfer, stairwell.engine.submit_scatter, region._id, rows, number)
+
+    def read(self, key: RegionKey, offset: int, destination: Region | RegionSlice) -> Transfer:
+        """Read bytes from `offset` behind a peer's key into a local region.
+
+        Raises:
+            TypeError, ValueError, StaleKeyError, BusyError, ClosedError: as for `write`; also ValueError for a key
+                without the right to read, and for a destination that was registered from a read-only buffer.
+
+        Awaiting it raises TransferError where no rail to the peer can read (see `can_read` of `fabric.rails`).
+        """
+        region, start, length = _part(destination, self._stairwell)
+        opened = self._reach(key, _READ, "read")
+        if region._readonly:
+            raise ValueError(f"cannot read into {destination!r}: it was registered from a read-only buffer")
+        if type(offset) is not int or offset < 0 or offset + length > opened.length:
+            offset = _offset("offset", offset, length, opened.length, key)
+        transfer = Transfer(self._stairwell, "read", (key, destination), length)
+        return self._submit(transfer, self._stairwell.engine.submit_read, region._id, start, length, opened.id, offset)
+
+    def signal(self, peer: Peer, imm: int) -> Transfer:
+        """Count 1 arrival at a peer, without data.
+
+        Raises:
+            TypeError, ValueError: not a Peer of this fabric, or a bad imm.
+            BusyError, ClosedError: as for `write`.
+        """
+        if imm.__class__ is not int or not 0 <= imm <= MAX_IMM:
+            imm = checked_index("imm", imm, 0, MAX_IMM)
+        transfer = Transfer(self._stairwell, "signal", peer, 0)
+        return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer),), imm)
+
+    def barrier(self, group: PeerGroup, imm: int) -> Transfer:
+        """Signal each member of a group, as one transfer; waiting for the others is the counter's part.
+
+        Raises:
+            TypeError, ValueError, BusyError, ClosedError: as for `signal`.
+        """
+        if not isinstance(group, PeerGroup):
+            raise TypeError(f"barrier takes a PeerGroup, got {type(group).__name__}")
+        imm = checked_index("imm", imm, 0, MAX_IMM)
+        ids = tuple([self._own(peer) for peer in group])
+        transfer = Transfer(self._stairwell, f"barrier of {len(ids)} peers", group, 0)
+        if not ids:
+            return self._nothing(transfer)
+        return self._submit(transfer, self._stairwell.engine.submit_signal, ids, imm)
+
+    def send(self, peer: Peer, payload: bytes | bytearray | memoryview) -> Transfer:
+        """Send a small message, received by `messages()` at the peer. The payload is copied.
+
+        Messages of one pair of fabrics may overtake each other. At most 8,192 bytes; bulk data goes by `write`.
+
+        Raises:
+            TypeError, ValueError: not a Peer of this fabric, or a bad payload.
+            BusyError, ClosedError: as for `write`.
+        """
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise TypeError(f"payload must be bytes, got {type(payload).__name__}")
+        data = bytes(payload)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"payload has {len(data)} bytes, a message carries at most {MAX_MESSAGE_BYTES}")
+        transfer = Transfer(self._stairwell, "send", peer, len(data))
+        return self._submit(transfer, self._stairwell.engine.submit_send, self._own(peer), data)
+
+    def _submit(self, transfer: Transfer, submit: Callable[..., int], *arguments: Any) -> Transfer:
+        stairwell = self._stairwell
+        if stairwell.closing:
+            raise faults.closed("the fabric")
+        cookie = stairwell.next_cookie()
+        stairwell.parked[cookie] = transfer
+        try:
+            transfer.op = submit(cookie, *arguments)
+        except EngineStatusError as error:
+            del stairwell.parked[cookie]
+            if error.status_kind == StatusKind.BUSY:
+                stairwell.drain()
+            raise faults.refused(error, faults.Scene(transfer.describe())) from None
+        except (TypeError, ValueError, OverflowError):
+            del stairwell.parked[cookie]
+            raise
+        if not cookie & _DRAIN_EVERY:
+            stairwell.drain()  # whoever submits without ever awaiting must not fill the ring
+        return transfer
+
+    def _nothing(self, transfer: Transfer) -> Transfer:
+        """Return a transfer of nothing, which has ended at once."""
+        if self._stairwell.closing:
+            raise faults.closed("the fabric")
+        transfer.completion = _NOTHING_DONE
+        return transfer
+
+    def _reach(self, key: RegionKey, right: int, what: str) -> OpenedKey:
+        if key.__class__ is not RegionKey:
+            kind = type(key).__name__
+            raise TypeError(f"{what}: key must be a RegionKey, got {kind}; RegionKey.from_bytes() parses bytes")
+        opened = key.opened
+        if opened is None or opened.stairwell is not self._stairwell:
+            if self._stairwell.closing:
+                raise faults.closed("the fabric")
+            opened = key.open_for(self._stairwell)
+        if not opened.access & right:
+            verb = "write" if right == _WRITE else "read"
+            raise ValueError(f"{what}: {key!r} carries no right to {verb}; ask for region.key(access='{verb}')")
+        if self._peers.mixed:
+            self._peers.check_connected(self._stairwell.engine.peer_of_key(opened.id), what)
+        return opened
+
+    def _own(self, peer: Peer) -> int:
+        if peer.__class__ is not Peer:
+            raise TypeError(f"peer must be a Peer from `await fabric.connect(...)`, got {type(peer).__name__}")
+        if peer._stairwell is not self._stairwell:
+            raise ValueError(f"{peer!r} belongs to another fabric of this process; connect from this one")
+        return peer._id
+
+
+def _part(source: Region | RegionSlice, stairwell: Stairwell) -> tuple[Region, int, int]:
+    """Return (region, offset, length) of what the user names; raises for anything else and for released regions."""
+    if source.__class__ is RegionSlice:
+        region, start, length = source._region, source._offset, source._length
+    elif isinstance(source, Region):
+        region, start, length = source, 0, source._length
+    else:
+        raise TypeError(f"expected a Region or region[a:b], got {type(source).__name__}; register the memory first")
+    if region._released:
+        raise faults.closed(repr(region))
+    if region._stairwell is not stairwell:
+        raise ValueError(f"{region!r} belongs to another fabric of this process; register the memory with this one")
+    return region, start, length
+
+
+def _offset(name: str, offset: object, length: int, bound: int, where: object) -> int:
+    number = checked_index(name, offset)
+    if number + length > bound:
+        end = number + length
+        raise ValueError(f"{name} {number} + {length} bytes = {end} is beyond the {bound} bytes of {where!r}")
+    return number

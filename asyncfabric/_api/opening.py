@@ -1,0 +1,82 @@
+"""open_fabric: how a fabric begins, and how leaving its `async with` ends it.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, cast
+
+from asyncfabric._api.closing import close_fabric
+from asyncfabric._api.fabric import Fabric
+from asyncfabric._api.registering import Resolver
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.buffers import resolve_buffer
+from asyncfabric._bridge.engine import Engine, EngineStatusError
+from asyncfabric._bridge.native import open_native_engine, resolve_native_buffer
+from asyncfabric._bridge.stairwell import Stairwell
+from asyncfabric.config import FabricConfig
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+EngineFactory = Callable[[FabricConfig], Engine]
+
+
+def open_fabric(
+    config: FabricConfig | None = None, *, engine_factory: EngineFactory | None = None
+) -> AbstractAsyncContextManager[Fabric]:
+    """Open a fabric, that is start its engine and open its rails: `async with af.open_fabric() as fabric`.
+
+    Leaving the block drains every submitted transfer and closes. Leaving it by an exception or a cancellation stops
+    posting what is unposted, drains what is posted (shielded, bounded by `config.drain_deadline`) and closes, then the
+    exception goes on. Ctrl-C obeys the same rule.
+
+    Args:
+        config: how to open it; None opens with the defaults of FabricConfig.
+        engine_factory: makes the engine, for tests: `asyncfabric.testing.FakeEngine`. None takes the compiled engine.
+
+    Raises:
+        TypeError: config is no FabricConfig.
+        DeviceError: a rail cannot be opened, or the compiled engine is not there.
+
+    Cancellation: opening does not wait; closing is described above.
+    """
+    if config is not None and not isinstance(config, FabricConfig):
+        raise TypeError(f"config must be a FabricConfig, got {type(config).__name__}")
+    if config is None:
+        config = FabricConfig()
+    if engine_factory is None:
+        return _Opening(config, open_native_engine, resolve_native_buffer)
+    return _Opening(config, engine_factory, resolve_buffer)
+
+
+class _Opening(AbstractAsyncContextManager[Fabric]):
+    """One `async with open_fabric()`; a class, since a generator could be interrupted between two of its lines."""
+
+    def __init__(self, config: FabricConfig, engine_factory: EngineFactory, resolver: Resolver) -> None:
+        self._config = config
+        self._resolver = resolver
+        self._engine_factory = engine_factory
+        self._stairwell: Stairwell | None = None
+
+    async def __aenter__(self) -> Fabric:
+        if self._stairwell is not None:
+            raise RuntimeError("this open_fabric() was entered already; call it once for each `async with`")
+        try:
+            engine = self._engine_factory(self._config)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene("opening a fabric")) from None
+        try:
+            self._stairwell = Stairwell(engine)
+            return Fabric(self._stairwell, self._config, self._resolver)
+        except BaseException:
+            engine.close()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await close_fabric(cast(Stairwell, self._stairwell), drain_all=kind is None)

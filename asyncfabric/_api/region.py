@@ -1,0 +1,258 @@
+"""Region: registered memory; RegionSlice: a part of it, the source of writes and the destination of reads.
+
+Runs on the event loop's thread. A region of host memory is itself a buffer, so `memoryview(region)`,
+`numpy.asarray(region)` and `torch.frombuffer(region, ...)` work without a copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from asyncfabric._api.checks import access_name, checked_access, checked_slice
+from asyncfabric._api.key import RegionKey
+from asyncfabric._api.region_end import release_region, revoke_region
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
+from asyncfabric.types import AccessMode
+
+if TYPE_CHECKING:
+    from asyncfabric._api.tensor_view import DType, Tensor
+    from asyncfabric._bridge.stairwell import Stairwell
+
+HOST = -1
+
+
+class Region:
+    """Memory that the engine may move, made by `fabric.register()` or `fabric.allocate()`.
+
+    Slicing `region[a:b]` in bytes gives a RegionSlice; nothing is clamped. The fabric keeps the buffer alive until
+    `release()` has returned or the fabric is closed.
+    """
+
+    _stairwell: Stairwell
+    _id: int
+    _base: int
+    _length: int
+    _device: int
+    _access: int
+    _readonly: bool
+    _keepalive: object
+    _released: bool
+
+    def __init__(self) -> None:
+        """Not for users."""
+        raise TypeError("a Region is made by `await fabric.register(buffer)` or `await fabric.allocate(length_bytes)`")
+
+    @property
+    def id(self) -> int:
+        """Number of the region in its fabric, as in error texts."""
+        return self._id
+
+    @property
+    def length(self) -> int:
+        """Length in bytes; also `len(region)`."""
+        return self._length
+
+    @property
+    def device(self) -> str:
+        """Where the memory is: `cpu` or `cuda:N`."""
+        return "cpu" if self._device == HOST else f"cuda:{self._device}"
+
+    @property
+    def access(self) -> AccessMode:
+        """What peers with a key may be permitted to do."""
+        mode: AccessMode = access_name(self._access)
+        return mode
+
+    @property
+    def released(self) -> bool:
+        """Whether `release()` was called."""
+        return self._released
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes, read-only when the registered buffer is. Raises ValueError for memory of a GPU."""
+        if self._device != HOST:
+            raise ValueError(f"{self!r} is memory of {self.device}; the CPU cannot look at it")
+        view = memoryview(cast(Any, self)) if self._base_is_exported() else _view_at(self._base, self._length, self)
+        return view.toreadonly() if self._readonly else view
+
+    def tensor(self, dtype: DType, shape: tuple[int, ...] | list[int] | int | None = None) -> Tensor:
+        """Return a tensor over the first bytes of the region, without a copy; `shape` None takes all of them.
+
+        Do not use it after the region was released.
+        """
+        return self[:].tensor(dtype, shape)
+
+    def key(self, access: AccessMode | None = None) -> RegionKey:
+        """Return a key to the whole region for peers; None gives the access that the region was registered with.
+
+        Raises:
+            ValueError: the region was registered with less, or for local use only.
+            ClosedError: it was released.
+        """
+        return self[:].key(access)
+
+    async def revoke(self) -> None:
+        """Kill every key handed out so far; the memory stays registered, and `key()` makes keys of a new generation.
+
+        Returns when no write under an old key can land any more.
+
+        Cancellation: the revocation goes on; only the wait for it ends.
+        """
+        self._check_open()
+        await revoke_region(self)
+
+    async def release(self) -> None:
+        """Deregister the memory; returns when nothing can touch it any more. Idempotent.
+
+        Raises:
+            TransferError: a device may still touch it, so the memory stays pinned until the process ends.
+
+        Cancellation: shielded until nothing can touch the memory, bounded by `config.drain_deadline`; then it goes on.
+        """
+        await release_region(self)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> RegionSlice:
+        return RegionSlice(self, *checked_slice("region", part, self._length))
+
+    def __repr__(self) -> str:
+        state = ", released" if self._released else ""
+        return f"<Region {self._id}: {self._length} bytes on {self.device}{state}>"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _check_open(self) -> None:
+        if self._released or self._stairwell.closing:
+            raise faults.closed(repr(self))
+
+    def _base_is_exported(self) -> bool:
+        return isinstance(self, ctypes.Array)
+
+
+class RegionSlice:
+    """Bytes [offset, offset + length) of a region; made by `region[a:b]`."""
+
+    __slots__ = ("_length", "_offset", "_region")
+
+    def __init__(self, region: Region, offset: int, length: int) -> None:
+        """Not for users: slice a region."""
+        self._region = region
+        self._offset = offset
+        self._length = length
+
+    @property
+    def region(self) -> Region:
+        """The region that this is a part of."""
+        return self._region
+
+    @property
+    def offset(self) -> int:
+        """First byte within the region."""
+        return self._offset
+
+    @property
+    def length(self) -> int:
+        """Length in bytes; also `len()`."""
+        return self._length
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes, read-only when the registered buffer is."""
+        return self._region.memory[self._offset : self._offset + self._length]
+
+    def tensor(self, dtype: DType, shape: tuple[int, ...] | list[int] | int | None = None) -> Tensor:
+        """Return a tensor over the first bytes of the slice, without a copy; `shape` None takes all of them."""
+        from asyncfabric._api.tensor_view import tensor_over
+
+        return tensor_over(self._region, self._offset, self._length, dtype, shape)
+
+    def key(self, access: AccessMode | None = None) -> RegionKey:
+        """Return a key that reaches these bytes only; its offset 0 is the first of them.
+
+        Raises:
+            ValueError: the region was registered with less access, or the slice is empty.
+            ClosedError: the region was released.
+        """
+        region = self._region
+        region._check_open()
+        bits = region._access if access is None else checked_access(access)
+        if bits & ~region._access:
+            raise ValueError(f"a key with access {access!r}, but the region was registered with {region.access!r}")
+        if bits == 0:
+            raise ValueError("a key needs the right to write or to read; the region was registered with access='local'")
+        if self._length == 0:
+            raise ValueError(f"a key to an empty slice of {region!r} would reach nothing")
+        engine = region._stairwell.engine
+        try:
+            data = engine.region_key(region._id, bits, self._offset, self._length)
+            generation = engine.region_info(region._id).generation
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene(f"making a key of {region!r}")) from None
+        return RegionKey(engine.incarnation(), region._id, generation, self._length, bits, data)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> RegionSlice:
+        offset, length = checked_slice("region slice", part, self._length)
+        return RegionSlice(self._region, self._offset + offset, length)
+
+    def __repr__(self) -> str:
+        return f"<RegionSlice [{self._offset}:{self._offset + self._length}] of region {self._region._id}>"
+
+
+class _Byte(ctypes.Union):
+    """One byte. Arrays of unions export format "B"; arrays of c_ubyte export "<B", which memoryview cannot index."""
+
+    _fields_ = (("value", ctypes.c_ubyte),)
+
+
+@lru_cache(maxsize=256)
+def _exporting_region(length: int) -> type[Region]:
+    """Return Region as a class whose instances export `length` bytes; before Python 3.12 only C types can export."""
+    return type("Region", (Region, _Byte * length), {"__module__": Region.__module__})
+
+
+def _view_at(base: int, length: int, owner: Region) -> memoryview:
+    exported = _exporting_region(length).from_address(base)  # type: ignore[attr-defined]
+    exported.__dict__.update(owner.__dict__)
+    return memoryview(exported)
+
+
+def make_region(
+    stairwell: Stairwell,
+    region_id: int,
+    base: int,
+    length: int,
+    device: int,
+    access: int,
+    *,
+    readonly: bool = False,
+    keepalive: object = None,
+) -> Region:
+    """Return the Region object of a registered region; a buffer itself if the CPU may write to it."""
+    if device == HOST and not readonly:
+        region: Region = _exporting_region(length).from_address(base)  # type: ignore[attr-defined]
+    else:
+        region = Region.__new__(Region)
+    region._stairwell = stairwell
+    region._id = region_id
+    region._base = base
+    region._length = length
+    region._device = device
+    region._access = access
+    region._readonly = readonly
+    region._keepalive = keepalive
+    region._released = False
+    stairwell.regions[region_id] = region
+    return region

@@ -1,0 +1,75 @@
+"""How registered memory ends: revoked keys, release, and the owners that are pinned when a device cannot be trusted.
+
+Runs on the event loop's thread. The owner of the memory is let go only after the engine said that nothing can touch it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.control import submit_control
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
+from asyncfabric._bridge.quarantine import pin_for_good
+from asyncfabric._bridge.status import StatusCode
+
+if TYPE_CHECKING:
+    from asyncfabric._api.region import Region
+    from asyncfabric._bridge.stairwell import Stairwell
+
+
+async def revoke_region(region: Region) -> None:
+    """Begin a new generation of the region's keys.
+
+    Cancellation: the revocation goes on; only the wait for it ends.
+    """
+    stairwell = region._stairwell
+    call = submit_control(stairwell, f"revoking the keys of {region!r}", stairwell.engine.submit_revoke, region._id)
+    await call.wait()
+
+
+async def release_region(region: Region) -> None:
+    """Deregister, wait until nothing can touch the memory, then let its owner go.
+
+    Cancellation: shielded until the engine answered, then it goes on.
+    """
+    stairwell = region._stairwell
+    ending = stairwell.releases.get(region._id)
+    if ending is None:
+        if region._released or stairwell.closing:
+            region._released = True
+            if stairwell.ending is not None:
+                await stairwell.ending.settle()  # closing the fabric releases everything
+            else:
+                await stairwell.checkpoint()
+            return
+        what = f"releasing {region!r}"
+        ending = submit_control(stairwell, what, stairwell.engine.submit_release, region._id)
+        region._released = True
+        stairwell.releases[region._id] = ending
+    try:
+        await ending.settle()
+    finally:
+        if ending.ended and stairwell.releases.pop(region._id, None) is not None:
+            completion = ending.completion
+            if completion is not None and completion.code == StatusCode.DRAIN_TIMEOUT:
+                pin_for_good(region)
+            stairwell.regions.pop(region._id, None)
+    if ending.completion is not None and ending.completion.code:
+        raise faults.failed(ending.completion, faults.Scene(ending.what), ending.detail)
+
+
+def let_regions_go(stairwell: Stairwell) -> None:
+    """At the end of a fabric: forget every region, and pin those that a device may still touch."""
+    regions = dict(stairwell.regions)
+    stairwell.regions.clear()
+    for region_id, region in regions.items():
+        if _quarantined(stairwell, region_id):
+            pin_for_good(region)
+
+
+def _quarantined(stairwell: Stairwell, region_id: int) -> bool:
+    try:
+        return stairwell.engine.region_info(region_id).quarantined
+    except EngineStatusError:
+        return False  # released meanwhile

@@ -1,0 +1,96 @@
+"""How memory becomes a Region: registering the caller's, allocating the engine's.
+
+Runs on the event loop's thread; the pinning itself runs on the engine's control thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.control import ControlCall, submit_control
+from asyncfabric._api.region import HOST, Region, make_region
+from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
+from asyncfabric.errors import DeviceError
+from asyncfabric.types import ACCESS_BITS
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+Resolver = Callable[[object], ResolvedBuffer]
+
+
+def checked_device(device: object) -> int:
+    """Return the engine's number of `cpu`, `cuda`, `cuda:N`, or of something that prints like that."""
+    text = str(device)
+    if text == "cpu":
+        return HOST
+    kind, _, ordinal = text.partition(":")
+    if kind != "cuda" or (ordinal and not ordinal.isdecimal()) or (not ordinal and text != "cuda"):
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
+    return int(ordinal or 0)
+
+
+async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: object, access: int) -> Region:
+    """Register memory of the caller.
+
+    Cancellation: shielded until the engine answered; then the region is released again and it goes on.
+    """
+    memory = resolver(buffer)
+    _check_device(memory.device)
+    if memory.readonly and access & ACCESS_BITS["write"]:
+        raise ValueError(f"a read-only {type(buffer).__name__} may be registered with access 'read' or 'local' only")
+    what = f"registering {memory.length} bytes of {type(buffer).__name__}"
+    submit = stairwell.engine.submit_register
+    call = submit_control(stairwell, what, submit, memory.address, memory.length, memory.device, access)
+    # Parked with the call: the buffer must live while the engine pins it, also if the task is interrupted.
+    call.keepalive = memory.keepalive
+    region_id = await _answered(stairwell, call)
+    return make_region(
+        stairwell,
+        region_id,
+        memory.address,
+        memory.length,
+        memory.device,
+        access,
+        readonly=memory.readonly,
+        keepalive=memory.keepalive,
+    )
+
+
+async def allocate_region(stairwell: Stairwell, length: int, device: int, access: int) -> Region:
+    """Allocate pages of the engine's own.
+
+    Cancellation: shielded until the engine answered; then the region is released again and it goes on.
+    """
+    _check_device(device)
+    what = f"allocating {length} bytes"
+    call = submit_control(stairwell, what, stairwell.engine.submit_allocate, length, device, access)
+    region_id = await _answered(stairwell, call)
+    # The view, not the engine's own address: it stays readable after release, until the last tensor over it is gone.
+    view = stairwell.engine.region_memory(region_id)
+    base = resolve_buffer(view).address
+    return make_region(stairwell, region_id, base, length, device, access, keepalive=view)
+
+
+def _check_device(device: int) -> None:
+    if device != HOST:
+        raise DeviceError(
+            f"memory of cuda:{device} needs the cuda provider, which is not in this build",
+            remedy="copy through memory of device 'cpu', or use a build with the cuda provider",
+        )
+
+
+async def _answered(stairwell: Stairwell, call: ControlCall) -> int:
+    """Return the new region's id; interrupted, wait for the answer anyway and give the region back."""
+    try:
+        await call.settle()
+    except BaseException:
+        completion = call.completion
+        if completion is not None and completion.code == 0 and not stairwell.closing:
+            submit = stairwell.engine.submit_release
+            release = submit_control(stairwell, f"releasing after {call.what}", submit, completion.value)
+            release.keepalive = call.keepalive
+            await release.settle_shielded()
+        raise
+    return call.value()

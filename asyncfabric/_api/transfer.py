@@ -1,0 +1,173 @@
+"""Transfer: one submitted op; awaitable by any number of tasks, any number of times.
+
+Runs on the event loop's thread. An awaited transfer ends only when nothing can touch the caller's memory any more
+(INV-2): the waiting and draining are those of `Pending`, here is what a transfer knows about itself and how it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
+from asyncfabric._bridge.pending import Pending
+from asyncfabric.types import TransferResult, Waiting
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+_RAILS: dict[int, tuple[int, ...]] = {0: ()}
+
+
+class Transfer(Pending):
+    """One submitted transfer, made by the calls of Fabric.
+
+    Awaiting gives a TransferResult, or raises TransferError, PeerError, DeviceError or StaleKeyError. Awaiting is
+    optional: the fabric drains what nobody awaited when it closes, and keeps the buffers alive until then.
+
+    Cancellation: when its last awaiting task is cancelled, the transfer stops posting what is not posted, drains what
+    is, and only then lets the cancellation go on; see `bytes` for what had left. Awaiting a transfer that has ended
+    checks for a pending cancellation but does not let other tasks run.
+    """
+
+    __slots__ = ("_result", "_total", "_what", "_where", "op")
+
+    def __init__(self, stairwell: Stairwell, what: str, where: object, total: int) -> None:
+        """Not for users: `where` is what the op uses (region, key, peers), kept alive by the transfer."""
+        self._stairwell = stairwell
+        self._waiters = None
+        self.completion = None
+        self.abandoned = False
+        self._result: TransferResult | None = None
+        self._what = what
+        self._where = where
+        self._total = total
+        self.op = 0
+
+    def __await__(self) -> Generator[Any, Any, TransferResult]:
+        """Wait for the end of the transfer and return its result."""
+        stairwell = self._stairwell
+        if self.completion is None:
+            stairwell.drain()
+        if self.completion is None:
+            yield from self.settle().__await__()
+        else:
+            yield from stairwell.checkpoint().__await__()
+        return self._result or self.result()
+
+    @property
+    def done(self) -> bool:
+        """Whether the transfer has ended, well or badly."""
+        if not self.ended:
+            self._stairwell.drain()
+        return self.ended
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that left so far; final once `done`."""
+        completion = self.completion
+        if completion is not None:
+            return completion.bytes
+        return self._progress()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the transfer is to move."""
+        return self._total
+
+    def cancel(self) -> None:
+        """Stop posting what is not posted; what is posted drains. Harmless when the transfer has ended.
+
+        Whoever awaits the transfer gets TransferError with the number of bytes that had left, or the result when
+        everything was posted already.
+        """
+        if self.ended or self._stairwell.closed:
+            return
+        try:
+            self._stairwell.engine.cancel(self.op)
+        except EngineStatusError:
+            pass  # it has ended, and its completion waits in the ring
+
+    def result(self) -> TransferResult:
+        """Return the result of a transfer that is `done`, or raise its error.
+
+        Raises:
+            BusyError: it is not done yet.
+            TransferError, PeerError, DeviceError, StaleKeyError: as from awaiting it.
+        """
+        completion = self.completion
+        if completion is None:
+            if self.abandoned:
+                raise faults.closed(f"the fabric of this {self._what}")
+            raise faults.not_ended(self.describe())
+        if completion.code:
+            scene = faults.Scene(self.describe(), self._peer_name(completion.peer), completion.bytes, self._total)
+            raise faults.failed(completion, scene)
+        if self._result is None:
+            rails = _RAILS.get(completion.rails)
+            if rails is None:
+                rails = _RAILS[completion.rails] = tuple(i for i in range(64) if completion.rails >> i & 1)
+            self._result = TransferResult(completion.bytes, completion.duration_ns * 1e-9, rails)
+        return self._result
+
+    def interrupted(self) -> None:
+        """The last awaiting task was cancelled: ask the engine to stop (INV-2)."""
+        self.cancel()
+
+    def describe(self) -> str:
+        """Return the op and its objects in words."""
+        return faults.in_words(self._what, self._total, self._where)
+
+    def waiting(self) -> list[Waiting]:
+        """Return the line of this transfer, also when no task awaits it."""
+        if self.ended:
+            return []
+        progress = self._stairwell.engine.progress(self.op)
+        names = (self._stairwell.peer_name(progress.peer),) if progress.peer else ()
+        goal = "bytes to be posted" if progress.bytes_posted < self._total else "the last work requests"
+        detail = {"outstanding": progress.outstanding, "awaiting_tasks": len(self.waiters)}
+        since = min((waiter.since for waiter in self.waiters), default=0.0)
+        return [Waiting(self.describe(), goal, progress.bytes_posted, self._total, names, since, detail)]
+
+    def _progress(self) -> int:
+        if self._stairwell.closed or not self.op:
+            return 0
+        return self._stairwell.engine.progress(self.op).bytes_posted
+
+    def _peer_name(self, peer: int) -> str:
+        return self._stairwell.peer_name(peer)
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.ended else "done" if self.completion and not self.completion.code else "failed"
+        return f"<Transfer {state}: {self.describe()}>"
+
+
+async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:
+    """Wait until every transfer has ended and return their results in order.
+
+    Raises:
+        TransferError, PeerError, DeviceError, StaleKeyError: the first failure in the order given, when all have ended.
+
+    Cancellation: as if each transfer had been awaited: those that no other task awaits are cancelled, all are drained,
+    then the cancellation goes on.
+    """
+    waiting = list(transfers)
+    for position, transfer in enumerate(waiting):
+        if transfer.done:
+            continue
+        try:
+            await transfer.settle()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            rest = waiting[position + 1 :]
+            for other in rest:
+                if not other.ended and all(waiter.leaving for waiter in other.waiters):
+                    other.cancel()
+            for other in rest:
+                await other.settle_shielded()
+            raise
+    if waiting:
+        await waiting[-1]._stairwell.checkpoint()
+    return [transfer.result() for transfer in waiting]

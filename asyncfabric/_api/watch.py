@@ -1,0 +1,164 @@
+"""WatchWord: a 64-bit word that a GPU kernel or another thread stores to, and whose changes tasks await.
+
+Runs on the event loop's thread, except `store` and `value`, which any thread may use. Stores through `address` or
+`memory` are seen by the engine's worker as it polls; `store()` wakes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.checks import checked_index
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import Completion, EngineStatusError
+from asyncfabric._bridge.landing import Waiter
+from asyncfabric.errors import BusyError
+from asyncfabric.types import Waiting
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncfabric._bridge.stairwell import Stairwell
+
+MAX_WORD = (1 << 64) - 1
+
+
+class WatchWord:
+    """A watched word, used as `async with fabric.watch() as word`. It begins at 0.
+
+    `async for old, new in word` yields its changes to one task at a time. Changes are coalesced: `old` is what was
+    yielded last, `new` is what the word holds now, and equal values are not yielded. Writers are expected to count up.
+    """
+
+    __slots__ = ("_address", "_closed", "_cookie", "_id", "_seen", "_stairwell", "_waiter")
+
+    def __init__(self, stairwell: Stairwell) -> None:
+        """Not for users: use `fabric.watch()`."""
+        self._stairwell = stairwell
+        self._id = 0
+        self._address = 0
+        self._cookie = stairwell.next_cookie()
+        self._seen = 0
+        self._waiter: Waiter | None = None
+        self._closed = True
+
+    async def __aenter__(self) -> WatchWord:
+        """Open the word.
+
+        Cancellation: does not wait.
+        """
+        if self._stairwell.closing or self._id:
+            raise faults.closed("the fabric" if self._stairwell.closing else repr(self))
+        try:
+            self._id, self._address = self._stairwell.engine.open_watch()
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene("opening a watch word")) from None
+        self._closed = False
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the word; the writers must have stopped, since its memory is used again.
+
+        Cancellation: does not wait.
+        """
+        self._closed = True
+        self._stairwell.parked.pop(self._cookie, None)
+        if not self._stairwell.closed:
+            self._stairwell.engine.close_watch(self._id)
+        self.abandon()
+
+    @property
+    def address(self) -> int:
+        """Address of the 8 bytes, for kernels and foreign code; valid inside the `async with`."""
+        self._check_open()
+        return self._address
+
+    @property
+    def memory(self) -> memoryview:
+        """The word as a memoryview of one native unsigned 64-bit integer; valid inside the `async with`."""
+        self._check_open()
+        word = (ctypes.c_uint64 * 1).from_address(self._address)
+        return memoryview(word).cast("B").cast("Q")
+
+    @property
+    def value(self) -> int:
+        """What the word holds now."""
+        self._check_open()
+        return self._stairwell.engine.watch_load(self._id)
+
+    def store(self, value: int) -> None:
+        """Store a value and wake the engine, so that waiting tasks see it at once; any thread."""
+        self._check_open()
+        self._stairwell.engine.watch_store(self._id, checked_index("value", value, 0, MAX_WORD))
+
+    def complete(self, completion: Completion) -> None:
+        """The engine says that the word changed."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            self._stairwell.landing.wake(waiter)
+
+    def abandon(self) -> None:
+        """Wake the task that waits, to find the word closed."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.error = faults.closed(repr(self))
+            self._stairwell.landing.wake(waiter)
+
+    def waiting(self) -> list[Waiting]:
+        """Return the line of the waiting task, if there is one."""
+        waiter = self._waiter
+        if waiter is None:
+            return []
+        return [Waiting(f"{self!r}", "another value than it had", self._seen, self._seen, since=waiter.since)]
+
+    def __aiter__(self) -> WatchWord:
+        return self
+
+    async def __anext__(self) -> tuple[int, int]:
+        """Return (old, new) once the word differs from what was returned last.
+
+        Raises:
+            BusyError: another task iterates over the word.
+            ClosedError: the word or the fabric is closed.
+
+        Cancellation: nothing is lost; the next call returns the change.
+        """
+        stairwell = self._stairwell
+        self._check_open()
+        if self._waiter is not None:
+            raise BusyError(f"another task waits for {self!r}", remedy="give each task a word of its own")
+        old = self._seen
+        new = stairwell.engine.watch_load(self._id)
+        if new != old:
+            await stairwell.checkpoint()
+        else:
+            while new == old:  # a word may change and change back
+                await self._changed(old)
+                new = stairwell.engine.watch_load(self._id)
+        self._seen = new
+        return old, new
+
+    async def _changed(self, seen: int) -> None:
+        stairwell = self._stairwell
+        waiter = self._waiter = Waiter()
+        stairwell.parked[self._cookie] = self
+        try:
+            stairwell.engine.arm_watch(self._id, self._cookie, seen)
+            await stairwell.landing.wait(waiter)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene(f"waiting for {self!r}")) from None
+        finally:
+            if self._waiter is waiter:
+                self._waiter = None
+        if waiter.error is not None:
+            raise waiter.error
+
+    def _check_open(self) -> None:
+        if self._closed or self._stairwell.closed:
+            raise faults.closed(repr(self))
+
+    def __repr__(self) -> str:
+        return f"<WatchWord {self._id}>"

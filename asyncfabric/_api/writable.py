@@ -1,0 +1,53 @@
+"""Waiting until the engine takes another transfer.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
+from asyncfabric._bridge.pending import Pending
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+
+class WritableCall(Pending):
+    """One question to the engine: when is there room?"""
+
+    __slots__ = ()
+
+    async def wait(self) -> None:
+        """Return at the answer.
+
+        Cancellation: the question stays open in the engine; only the wait for it ends.
+        """
+        if not self.ended:
+            await self._stairwell.landing.wait(self.park())
+        if self.abandoned:
+            raise faults.closed("the fabric")
+
+    def describe(self) -> str:
+        """Return the wait in words."""
+        return "wait_writable"
+
+
+async def wait_writable(stairwell: Stairwell) -> None:
+    """Return when there is room for a transfer.
+
+    Cancellation: only this wait ends.
+    """
+    await stairwell.checkpoint()
+    call = WritableCall(stairwell)
+    cookie = stairwell.next_cookie()
+    stairwell.parked[cookie] = call
+    try:
+        stairwell.engine.arm_writable(cookie)
+    except EngineStatusError as error:
+        del stairwell.parked[cookie]
+        raise faults.refused(error, faults.Scene("wait_writable")) from None
+    stairwell.drain()
+    await call.wait()

@@ -1,0 +1,141 @@
+"""The only translation of native statuses into exceptions: what happened, to whom, how much was done, what to check.
+
+Pure functions, any thread. The class of the exception follows from the kind of the status (how much is broken), the
+sentence from its code, and the caller adds the context: which op, which region, which peer, how many bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
+from asyncfabric._bridge.status import StatusCode
+from asyncfabric.errors import (
+    BusyError,
+    ClosedError,
+    DeviceError,
+    FabricError,
+    InternalError,
+    PeerError,
+    StaleKeyError,
+    TransferError,
+)
+
+_REMEDIES: dict[int, str] = {
+    StatusCode.BUSY: "await transfers, or fabric.wait_writable(), before submitting more; config.max_ops is the bound",
+    StatusCode.CLOSED: "use it only inside `async with open_fabric()` and before release() or close()",
+    StatusCode.CANCELLED: "bytes that were posted before that may have arrived; submit it again if it is needed",
+    StatusCode.STALE_KEY: "ask the owner of the memory for a new key: it was revoked, or its process was restarted",
+    StatusCode.ACCESS_DENIED: "check that the region is still registered at its owner and that the key has the right",
+    StatusCode.TRANSPORT: "see fabric.rails and fabric.statistics(); later transfers to this peer may work again",
+    StatusCode.AMBIGUOUS: "it was not retried, so that nothing is counted twice; ask the peer what arrived",
+    StatusCode.DRAIN_TIMEOUT: "the memory stays pinned for good because a device may still touch it; use other memory",
+    StatusCode.UNSUPPORTED: "look at can_read of fabric.rails; let the owner of the memory write instead",
+    StatusCode.PEER_DEAD: "check that process and its log; connect to its new address when it was restarted",
+    StatusCode.PEER_UNREACHABLE: (
+        "check that the process runs, that its address is fresh, and that both sides opened a common rail"
+    ),
+    StatusCode.PEER_REJECTED: "both sides need a common provider and the same version; see fabric.rails on both",
+    StatusCode.RAIL_DOWN: "see fabric.rails for what is still up",
+    StatusCode.NO_MEMORY: "check free memory, ulimit -l (locked memory) and the size of /dev/shm",
+    StatusCode.NO_PROVIDER: "install the provider's library, or name other rails in FabricConfig.rails",
+    StatusCode.TIMEOUT: "see fabric.why() for what is missing and from whom",
+    StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a status came up: the op in words, and how much of it was done.
+
+    Attributes:
+        what: the op and its objects, for example `write of 4096 bytes from region 3`.
+        peer: the peer in words, empty when none is involved.
+        done, total: bytes that left, bytes that should have left; total -1 when bytes say nothing.
+    """
+
+    what: str
+    peer: str = ""
+    done: int = 0
+    total: int = -1
+
+
+def refused(error: EngineStatusError, scene: Scene) -> Exception:
+    """Return the exception for a call that the engine refused at once."""
+    detail = str(error.args[3]) if len(error.args) > 3 else ""
+    return exception_for(error.code, error.status_kind, error.raw, scene, detail)
+
+
+def failed(completion: Completion, scene: Scene, detail: str = "") -> Exception:
+    """Return the exception for a call that ended with this completion."""
+    return exception_for(completion.code, completion.status_kind, completion.raw, scene, detail)
+
+
+def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = "") -> Exception:
+    """Return the exception that a status becomes; it is made anew for each awaiter, since tracebacks grow on it."""
+    message = _message(code, raw, scene, detail)
+    if kind == StatusKind.VALUE:
+        return ValueError(message)
+    remedy = _REMEDIES.get(code, "")
+    if kind == StatusKind.PEER:
+        return PeerError(message, remedy=remedy, raw=raw, bytes=scene.done)
+    if kind in (StatusKind.TRANSFER, StatusKind.CANCELLED):
+        return TransferError(message, remedy=remedy, raw=raw, bytes=scene.done)
+    return _SIMPLE.get(kind, InternalError)(message, remedy=remedy, raw=raw)
+
+
+def closed(what: str) -> ClosedError:
+    """Return the error of an object that was closed, released, or whose fabric is closed."""
+    return ClosedError(f"{what} is closed", remedy=_REMEDIES[StatusCode.CLOSED])
+
+
+def peer_lost(what: str, peer: str, completion: Completion | None) -> PeerError:
+    """Return the error of a wait that declared it waits for a peer which is lost."""
+    text = StatusCode(completion.code).text if completion is not None and completion.code else "the peer is lost"
+    return PeerError(
+        f"{what}, and {peer} that it waits for will send no more: {text}",
+        remedy=_REMEDIES[StatusCode.PEER_DEAD],
+        raw=completion.raw if completion is not None else 0,
+    )
+
+
+def not_ended(what: str) -> BusyError:
+    """Return the error of asking for a result too early."""
+    return BusyError(f"{what} has not ended yet", remedy="await it first")
+
+
+def in_words(what: str, total: int, where: object) -> str:
+    """Return an op as people say it: `write of 4096 bytes (region 3, <RegionKey ...>)`."""
+    parts = where if isinstance(where, tuple) else (where,)
+    objects = ", ".join(repr(part) for part in parts if part is not None)
+    return f"{what} of {total} bytes ({objects})" if objects else f"{what} of {total} bytes"
+
+
+_SIMPLE: dict[int, type[FabricError]] = {
+    StatusKind.BUSY: BusyError,
+    StatusKind.CLOSED: ClosedError,
+    StatusKind.STALE: StaleKeyError,
+    StatusKind.DEVICE: DeviceError,
+}
+
+
+def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
+    try:
+        text = StatusCode(code).text
+    except ValueError:
+        text = f"unknown status {code}"
+    if detail.startswith(text):
+        text = detail
+    elif detail:
+        text = f"{text}: {detail}"
+    to = f" to {scene.peer}" if scene.peer else ""
+    done = f"; {scene.done} of {scene.total} bytes had left" if scene.total >= 0 else ""
+    number = f" [{_number(raw)}]" if raw else ""
+    return f"{scene.what}{to}: {text}{number}{done}"
+
+
+def _number(raw: int) -> str:
+    """Return errno as text where it is one; providers also use negative numbers and numbers of their own."""
+    text = os.strerror(abs(raw))
+    return f"{raw}" if text.startswith("Unknown error") else f"{raw}: {text}"

@@ -1,0 +1,32 @@
+"""The only importer of the compiled engine. Imported lazily, so that fakes work where nothing was built.
+
+Runs on the event loop's thread, once per fabric. No policy.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
+from asyncfabric._bridge.engine import Engine
+from asyncfabric.config import FabricConfig
+from asyncfabric.errors import DeviceError
+
+
+def open_native_engine(config: FabricConfig) -> Engine:
+    """Open the compiled engine; raises DeviceError when it was not built."""
+    try:
+        from asyncfabric import _native
+    except ImportError as error:
+        raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
+    return cast(Engine, _native.Engine(config))
+
+
+def resolve_native_buffer(buffer: object) -> ResolvedBuffer:
+    """Resolve a buffer as the compiled border does; see `asyncfabric._bridge.buffers`."""
+    from asyncfabric import _native
+
+    return resolve_buffer(buffer, _native.resolve_buffer)
+
+
+_REMEDY = "run `make build`, or `pip install asyncfabric` on a machine with a C++20 compiler; `make test` needs it too"

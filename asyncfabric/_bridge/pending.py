@@ -1,0 +1,112 @@
+"""A completion that will come once and that any number of tasks may wait for: the base of transfers and control calls.
+
+Runs on the event loop's thread. Here stands the waiting half of INV-2: `settle()` does not return, whatever is thrown
+at the task, before the completion is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncfabric._bridge.engine import Completion
+from asyncfabric._bridge.landing import Waiter
+from asyncfabric.types import Waiting
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+
+class Pending:
+    """One call whose end is one completion. `abandoned`: the fabric was closed before it came."""
+
+    __slots__ = ("__weakref__", "_stairwell", "_waiters", "abandoned", "completion")
+
+    def __init__(self, stairwell: Stairwell) -> None:
+        self._stairwell = stairwell
+        self._waiters: list[Waiter] | None = None
+        self.completion: Completion | None = None
+        self.abandoned = False
+
+    def complete(self, completion: Completion) -> None:
+        """Keep the completion and wake every waiting task."""
+        self.completion = completion
+        if self._waiters:
+            self._wake_all()
+
+    def abandon(self) -> None:
+        """Note that no completion will come and wake every waiting task."""
+        self.abandoned = True
+        if self._waiters:
+            self._wake_all()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the completion came, as far as the ring was drained."""
+        return self.completion is not None or self.abandoned
+
+    @property
+    def waiters(self) -> tuple[Waiter, ...]:
+        """Tasks that wait now."""
+        return tuple(self._waiters or ())
+
+    def waiting(self) -> list[Waiting]:
+        """Return a line for each waiting task, for `fabric.why()`."""
+        return [Waiting(self.describe(), "an answer of the engine", 0, 1, since=one.since) for one in self.waiters]
+
+    def describe(self) -> str:
+        """Return the call in words."""
+        return "closing the fabric"
+
+    async def settle(self) -> None:
+        """Return when the completion is there.
+
+        Cancellation: `interrupted()` is called if no other task still wants the result; then the wait goes on,
+        shielded, and the cancellation is raised only when the completion came.
+        """
+        if self.ended:
+            await self._stairwell.checkpoint()
+            return
+        waiter = self.park()
+        landing = self._stairwell.landing
+        try:
+            await landing.wait(waiter)
+        except GeneratorExit:
+            raise  # the event loop is gone and closes what it left behind: nobody can wait here any more
+        except BaseException:
+            if not self.ended:
+                waiter.leaving = True
+                if all(other.leaving for other in self.waiters):
+                    self.interrupted()
+                await self._settle_shielded(waiter)
+            raise
+
+    async def settle_shielded(self) -> BaseException | None:
+        """Return when the completion is there; returns the interruption that came meanwhile instead of raising it.
+
+        Cancellation: shielded; bounded by the deadlines of the engine.
+        """
+        if self.ended:
+            return None
+        return await self._stairwell.landing.wait_shielded(self.park())
+
+    def interrupted(self) -> None:
+        """The last task that wanted the result was cancelled."""
+
+    def park(self) -> Waiter:
+        """Return a new waiter that is woken at the end; the caller waits for it at the landing."""
+        waiter = Waiter()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        return waiter
+
+    async def _settle_shielded(self, waiter: Waiter) -> None:
+        waiter.ready = False
+        interrupt = await self._stairwell.landing.wait_shielded(waiter)
+        if isinstance(interrupt, KeyboardInterrupt):
+            raise interrupt
+
+    def _wake_all(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            self._stairwell.landing.wake(waiter)

@@ -1,0 +1,100 @@
+"""Configuration of one fabric: one typed, frozen dataclass; bad values raise when it is made.
+
+Hall: imported by every floor, imports none. Reading files and the environment is not done here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import parse_qsl
+
+Polling = Literal["adaptive", "busy", "manual"]
+POLLING_NUMBERS = {"adaptive": 0, "busy": 1, "manual": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class RailSpec:
+    """One rail to open, parsed from `provider[:device][?key=value&...]`.
+
+    Providers: `local`, `tcp`, `shm`, `efa` (profiles of libfabric), and `fault+<provider>`.
+    Examples: `"local"`, `"tcp:lo"`, `"fault+local?seed=7&reorder=16"`.
+    """
+
+    provider: str
+    device: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> RailSpec:
+        """Parse the text form; raises ValueError naming the text."""
+        head, _, query = text.partition("?")
+        provider, _, device = head.partition(":")
+        if not provider or any(ch.isspace() for ch in text):
+            raise ValueError(f"rail {text!r}: expected provider[:device][?key=value&...]")
+        try:
+            options = tuple(parse_qsl(query, strict_parsing=True)) if query else ()
+        except ValueError:
+            raise ValueError(f"rail {text!r}: options must be key=value pairs joined by '&'") from None
+        return cls(provider, device, options)
+
+
+@dataclass(frozen=True, slots=True)
+class FabricConfig:
+    """How a fabric is opened. Times are seconds, sizes are bytes.
+
+    Attributes:
+        rails: rails to open, as text (see RailSpec) or RailSpec; two of one provider give two rails.
+        polling: adaptive (spin for `spin_us`, then sleep), busy (never sleeps), manual (tests call step()).
+        spin_us: how long the adaptive worker spins before it sleeps.
+        drain_deadline: how long a cancelled or closing transfer may drain before its peer is disconnected.
+        connect_deadline: how long connection set-up is retried.
+        peer_deadline_network: silence after which a peer of another host is lost.
+        peer_deadline_host: silence after which a peer of this host is lost.
+        stripe_bytes: a write is split over several rails only from this many bytes per rail on.
+        inline_bytes: ops up to this size may be posted by the calling thread while the worker sleeps.
+        max_ops: transfers in flight; one more raises BusyError.
+        max_messages: received two-sided messages that nobody took yet.
+        worker_cpu: core to pin the worker thread to, -1 for none.
+        require: when not empty, providers that must carry every peer; anything else is an error.
+    """
+
+    rails: tuple[str | RailSpec, ...] = ("local",)
+    polling: Polling = "adaptive"
+    spin_us: float = 20.0
+    drain_deadline: float = 5.0
+    connect_deadline: float = 5.0
+    peer_deadline_network: float = 5.0
+    peer_deadline_host: float = 1.0
+    stripe_bytes: int = 64 * 1024
+    inline_bytes: int = 16 * 1024
+    max_ops: int = 16384
+    max_messages: int = 1024
+    worker_cpu: int = -1
+    require: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every value and say which one is wrong."""
+        if isinstance(self.rails, str):
+            raise TypeError(f"rails must be a tuple of rail texts, got the string {self.rails!r}")
+        if not 1 <= len(self.rails) <= 32:
+            raise ValueError(f"rails must name 1..32 rails, got {len(self.rails)}")
+        if self.polling not in POLLING_NUMBERS:
+            raise ValueError(f"polling must be one of {sorted(POLLING_NUMBERS)}, got {self.polling!r}")
+        for name in ("drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host"):
+            if not 0 < getattr(self, name) <= 3600:
+                raise ValueError(f"{name} must be in (0, 3600] seconds, got {getattr(self, name)!r}")
+        if not 0 <= self.spin_us <= 1e6:
+            raise ValueError(f"spin_us must be in 0..1e6, got {self.spin_us!r}")
+        if not 1 <= self.max_ops <= 1 << 20:
+            raise ValueError(f"max_ops must be in 1..1048576, got {self.max_ops!r}")
+        if not 1 <= self.max_messages <= 1 << 20:
+            raise ValueError(f"max_messages must be in 1..1048576, got {self.max_messages!r}")
+        for name in ("stripe_bytes", "inline_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
+        self.rail_specs()
+
+    def rail_specs(self) -> tuple[RailSpec, ...]:
+        """Return the rails as parsed specs; raises ValueError naming a malformed one."""
+        return tuple(rail if isinstance(rail, RailSpec) else RailSpec.parse(rail) for rail in self.rails)

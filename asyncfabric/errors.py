@@ -1,0 +1,100 @@
+"""Errors of the whole house: the class says how much is broken, so what to do next.
+
+Hall: imported by every floor, imports none. The translation from native status codes is in
+`asyncfabric._bridge.faults`; this file only names what can be raised.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+
+class FabricError(Exception):
+    """Base of all errors of asyncfabric.
+
+    Attributes:
+        remedy: the first things to check, a sentence for people.
+        raw: number from the NIC, the library or the OS (errno), 0 when there is none.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", raw: int = 0) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.raw = raw
+
+    def __str__(self) -> str:
+        """Return the message, followed by the remedy when there is one."""
+        message = super().__str__()
+        return f"{message} ({self.remedy})" if self.remedy else message
+
+
+class BusyError(FabricError, anyio.WouldBlock):
+    """A bounded queue is full; nothing is broken: drain and retry."""
+
+
+class ClosedError(FabricError, anyio.ClosedResourceError):
+    """You closed or released the object."""
+
+
+class BrokenError(FabricError, anyio.BrokenResourceError):
+    """The world broke it."""
+
+
+class TransferError(BrokenError):
+    """One transfer failed; the peer and the fabric go on.
+
+    Attributes:
+        bytes: bytes that had left when it failed.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", raw: int = 0, bytes: int = 0) -> None:
+        super().__init__(message, remedy=remedy, raw=raw)
+        self.bytes = bytes
+
+
+class PeerError(BrokenError):
+    """One peer died, stopped answering or could not be reached; others go on.
+
+    Attributes:
+        bytes: bytes that had left when it failed.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", raw: int = 0, bytes: int = 0) -> None:
+        super().__init__(message, remedy=remedy, raw=raw)
+        self.bytes = bytes
+
+
+class DeviceError(BrokenError):
+    """One rail, NIC port or GPU failed, or its library is missing."""
+
+
+class ProtocolError(FabricError):
+    """The control plane broke its protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke the control protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side broke the control protocol."""
+
+
+class StaleKeyError(FabricError):
+    """A key of a revoked region or of an earlier incarnation of a peer; ask its owner for a new one."""
+
+
+class ActorError(FabricError):
+    """An actor failed."""
+
+
+class ActorDied(ActorError):
+    """The actor that was asked died."""
+
+
+class RemoteError(ActorError):
+    """The actor that was asked raised."""
+
+
+class InternalError(FabricError):
+    """Our own invariant broke: please report it."""

@@ -1,0 +1,128 @@
+"""The state of a fake engine and what its parts tell it: deliveries, lost peers, ended ops, and the end of the engine.
+
+Every method with a leading underscore, and those that the network calls, run under the lock of the network. No call of the
+engine protocol is made here except `kill`, which only a fake has; see fake_control and fake_engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from typing import Self
+
+from asyncfabric._bridge.engine import CompletionKind
+from asyncfabric._bridge.status import StatusCode, refusal
+from asyncfabric.config import FabricConfig
+from asyncfabric.testing.fake_completions import CompletionRing
+from asyncfabric.testing.fake_counters import CounterTable, WatchTable
+from asyncfabric.testing.fake_keys import FakeKey
+from asyncfabric.testing.fake_memory import RegionTable
+from asyncfabric.testing.fake_network import DEFAULT_NETWORK, FakeNetwork
+from asyncfabric.testing.fake_ops import Leg, OpTable
+from asyncfabric.testing.fake_peers import PeerTable
+from asyncfabric.testing.fake_ticker import Ticker
+
+_STATISTICS = (
+    *("ops_submitted", "ops_completed", "ops_failed", "ops_cancelled", "bytes_written", "bytes_read", "work_requests"),
+    *("immediates_sent", "immediates_received", "stale_arrivals", "early_arrivals", "messages_received"),
+    *("messages_refused", "steps", "sleeps", "loop_wakes", "inline_steps", "regions", "registered_bytes", "peers"),
+    "quarantined_regions",
+)
+
+
+class EngineCore:
+    """What is behind the protocol of one fake engine."""
+
+    def __init__(
+        self, config: FabricConfig | None = None, network: FakeNetwork | None = None, *, place: int | None = None
+    ) -> None:
+        self.config = config or FabricConfig()
+        self.network = network if network is not None else DEFAULT_NETWORK
+        self.counts = dict.fromkeys(_STATISTICS, 0)
+        self.regions = RegionTable()
+        self.counters = CounterTable(self._counter_reached, self.counts)
+        self.watches = WatchTable(self._watch_changed)
+        self.peer_table = PeerTable(self)
+        self.ops = OpTable(self)
+        self._keys: dict[int, FakeKey] = {}
+        self._last_key = 0
+        self._messages: deque[tuple[int, bytes]] = deque()
+        self._last_error = ""
+        self._closing: int | None = None  # the cookie of submit_close
+        self._gone = False
+        self._ticker = Ticker(self._tick)
+        with self.network.lock:
+            self.fake_address = self.network.join(self, secrets.randbits(63) + 1, place)
+            self.ring = CompletionRing(self.counts)
+
+    def kill(self) -> None:
+        """Die as by kill -9: peers lose us, what was in flight is gone, each further call is refused as closed."""
+        with self.network.lock:
+            self._leave()
+
+    # What the parts and the network call, under the lock.
+
+    def accept(self, leg: Leg) -> StatusCode | None:
+        """Take a delivery as the target; None when a message has no room yet."""
+        if leg.payload is not None:
+            if len(self._messages) >= self.config.max_messages:
+                return None
+            self._messages.append((self.peer_table.learn(leg.sender.fake_address).id, leg.payload))
+            self.counts["messages_received"] += 1
+            self.ring.push(CompletionKind.MESSAGE)
+        code = leg.move(self) if leg.move is not None else StatusCode.OK
+        if code is StatusCode.OK and leg.imm >= 0:
+            self.counts["immediates_received"] += 1
+            self.counters.arrive(leg.imm, leg.stamp, leg.worth)
+        return code
+
+    def peer_left(self, incarnation: int) -> None:
+        """Lose a peer that left the network."""
+        peer = self.peer_table.of(incarnation)
+        if peer is not None:
+            self.peer_table.lose(peer)
+
+    def op_ended(self) -> None:
+        """End the closing of the engine with its last op."""
+        if self._closing is not None and not self.ops.live:
+            if not self._gone:
+                self._leave()
+            cookie, self._closing = self._closing, -1
+            if cookie >= 0:
+                self.ring.push(CompletionKind.CLOSED, cookie)
+
+    def _leave(self) -> None:
+        if not self._gone:
+            self._gone = True
+            self.network.leave(self)
+            self.ops.abandon()
+            self.network.changed.notify_all()
+
+    def _tick(self) -> bool:
+        with self.network.lock:
+            self.watches.look()
+            self.ops.expire(time.monotonic_ns())
+            return self.watches.armed or self.ops.draining
+
+    def _open(self) -> Self:
+        if self._gone or self._closing is not None:
+            raise refusal(StatusCode.CLOSED, "the engine is closed")
+        return self
+
+    def _ring(self) -> CompletionRing:
+        if self.ring.fd < 0:
+            raise refusal(StatusCode.CLOSED, "the engine is closed")
+        return self.ring
+
+    def _key(self, key: int) -> FakeKey:
+        try:
+            return self._keys[key]
+        except KeyError:
+            raise refusal(StatusCode.CLOSED, f"key {key} was closed or never existed") from None
+
+    def _counter_reached(self, cookie: int, value: int) -> None:
+        self.ring.push(CompletionKind.COUNTER, cookie, value=value)
+
+    def _watch_changed(self, cookie: int, value: int) -> None:
+        self.ring.push(CompletionKind.WATCH, cookie, value=value)

@@ -1,0 +1,198 @@
+"""A whole Engine in pure Python: the same rules as the native one, in one process, for tests of programs that use fabrics.
+
+Any thread may submit; work is delivered inline under the lock of the network, and completions ring a real eventfd. Here are
+the data calls of `asyncfabric._bridge.engine.Engine`, where each is documented, and what they check before anything is
+posted. The other calls are in fake_control, the state in fake_core, each part in a fake_*.py of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from asyncfabric._bridge.engine import Completion
+from asyncfabric._bridge.status import StatusCode, refusal
+from asyncfabric.testing import fake_plan
+from asyncfabric.testing.fake_control import ControlCalls
+from asyncfabric.testing.fake_ops import Leg
+
+MAX_MESSAGE_BYTES = 8192
+
+
+class FakeEngine(ControlCalls):
+    """One engine on a FakeNetwork.
+
+    Args:
+        config: as for a native engine; each of its rails is a fake one and says so in its provider name.
+        network: who can be reached; None joins the network of the process.
+        place: `fake_address.place` of a dead engine, to restart at its address with a new incarnation.
+    """
+
+    # Data ops.
+
+    def submit_write(
+        self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int, imm: int
+    ) -> int:
+        with self.network.lock:
+            source, target = self._open().regions.find(region), self._key(key)
+            self.regions.check(source, offset, length)
+            fake_plan.check_key(target, target_offset, length, "write")
+            fake_plan.check_imm(imm)
+            legs, tail = fake_plan.plan_write(self, source, offset, length, target, target_offset, imm)
+            return self.ops.submit(cookie, legs, tail, (source,))
+
+    def submit_read(self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int) -> int:
+        with self.network.lock:
+            source, target = self._open().regions.find(region), self._key(key)
+            self.regions.check(source, offset, length)
+            fake_plan.check_key(target, target_offset, length, "read")
+            legs = fake_plan.plan_read(self, source, offset, length, target, target_offset)
+            return self.ops.submit(cookie, legs, (), (source,), is_read=True)
+
+    def submit_write_pages(
+        self,
+        cookie: int,
+        region: int,
+        source_pages: Any,
+        key: int,
+        target_pages: Any,
+        page_bytes: int,
+        source_stride: int,
+        target_stride: int,
+        source_offset: int,
+        target_offset: int,
+        imm: int,
+    ) -> int:
+        shape = (page_bytes, source_stride, target_stride, source_offset, target_offset)
+        pages = fake_plan.read_pages(source_pages, target_pages, *shape)
+        with self.network.lock:
+            source, target = self._open().regions.find(region), self._key(key)
+            fake_plan.check_key(target, 0, 0, "write")
+            fake_plan.check_pages(pages, source.length, target.length)
+            fake_plan.check_imm(imm)
+            return self.ops.submit(cookie, fake_plan.plan_pages(self, source, target, pages, imm), (), (source,))
+
+    def submit_scatter(self, cookie: int, region: int, targets: Sequence[tuple[int, int, int, int]], imm: int) -> int:
+        with self.network.lock:
+            source = self._open().regions.find(region)
+            planned = []
+            for key, source_offset, target_offset, length in targets:
+                target = self._key(key)
+                self.regions.check(source, source_offset, length)
+                fake_plan.check_key(target, target_offset, length, "write")
+                planned.append((target, source_offset, target_offset, length))
+            fake_plan.check_imm(imm)
+            return self.ops.submit(cookie, fake_plan.plan_scatter(self, source, planned, imm), (), (source,))
+
+    def submit_signal(self, cookie: int, peers: Sequence[int], imm: int) -> int:
+        with self.network.lock:
+            found = [self._open().peer_table.find(peer) for peer in peers]
+            fake_plan.check_imm(imm, required=True)
+            return self.ops.submit(cookie, [Leg(self, peer.address, imm=imm) for peer in found])
+
+    def submit_send(self, cookie: int, peer: int, payload: bytes) -> int:
+        with self.network.lock:
+            found, payload = self._open().peer_table.find(peer), bytes(payload)
+            if len(payload) > MAX_MESSAGE_BYTES:
+                raise refusal(StatusCode.INVALID_ARGUMENT, f"{len(payload)} bytes, a message has {MAX_MESSAGE_BYTES}")
+            return self.ops.submit(cookie, [Leg(self, found.address, len(payload), payload=payload)])
+
+    def cancel(self, op: int) -> None:
+        with self.network.lock:
+            self.ops.cancel(op)
+            if self.ops.draining:
+                self._ticker.start()
+
+    def arm_writable(self, cookie: int) -> None:
+        with self.network.lock:
+            self._open().ops.arm_writable(cookie)
+
+    # Counters and watch words.
+
+    def open_counter(self, imm: int) -> tuple[int, int]:
+        with self.network.lock:
+            return self._open().counters.open(fake_plan.check_imm(imm))
+
+    def close_counter(self, counter: int) -> None:
+        with self.network.lock:
+            self.counters.close(counter)
+            self.network.changed.notify_all()
+
+    def counter_value(self, counter: int) -> int:
+        with self.network.lock:
+            return self.counters.value(counter)
+
+    def arm_counter(self, counter: int, cookie: int, target: int) -> None:
+        with self.network.lock:
+            self._open().counters.arm(counter, cookie, target)
+
+    def spin_counter(self, counter: int, target: int, deadline_ns: int) -> int:
+        with self.network.lock:
+            self._open().counters.check_open(counter)
+            while (value := self.counters.value(counter)) < target:
+                left_ns = deadline_ns - time.monotonic_ns()
+                if left_ns <= 0:
+                    raise refusal(StatusCode.TIMEOUT, f"counter at {value} of {target}")
+                self.network.changed.wait(left_ns * 1e-9)
+                self._open().counters.check_open(counter)
+            return value
+
+    def open_watch(self) -> tuple[int, int]:
+        with self.network.lock:
+            return self._open().watches.open()
+
+    def watch_load(self, watch: int) -> int:
+        with self.network.lock:
+            return int(self.watches.word(watch).value)
+
+    def watch_store(self, watch: int, value: int) -> None:
+        with self.network.lock:
+            self._open().watches.word(watch).value = value
+            self.watches.look()
+
+    def arm_watch(self, watch: int, cookie: int, seen: int) -> None:
+        with self.network.lock:
+            self._open().watches.arm(watch, cookie, seen)
+            if self.watches.armed:
+                self._ticker.start()
+
+    def close_watch(self, watch: int) -> None:
+        with self.network.lock:
+            self.watches.close(watch)
+
+    # Completions.
+
+    def completion_fd(self) -> int:
+        return self._ring().fd
+
+    def arm(self) -> bool:
+        with self.network.lock:
+            return self._ring().arm()
+
+    def disarm(self) -> None:
+        with self.network.lock:
+            self._ring().disarm()
+
+    def poll(self, limit: int) -> list[Completion]:
+        with self.network.lock:
+            return self._ring().poll(limit)
+
+    def next_message(self) -> tuple[int, bytes] | None:
+        with self.network.lock:
+            message = self._messages.popleft() if self._messages else None
+            self.network.pump()  # a sender may have waited for the room
+            return message
+
+    def step(self) -> int:
+        with self.network.lock:
+            self.counts["steps"] += 1
+            happened = self.ops.post_ready() + self.watches.look()
+            self.network.pump()
+            return happened
+
+    def close(self) -> None:
+        with self.network.lock:
+            self._leave()
+            self.ring.close()
+        self._ticker.close()

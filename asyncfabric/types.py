@@ -1,0 +1,90 @@
+"""Values that cross floors: frozen, small, without behaviour that could block.
+
+Hall: imported by every floor, imports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+AccessMode = Literal["local", "read", "write", "read-write"]
+
+ACCESS_BITS: Mapping[str, int] = {"local": 0, "write": 1, "read": 2, "read-write": 3}
+"""What remote peers may do: bit 0 write into the region, bit 1 read from it (the native `Access` enum)."""
+
+MAX_IMM = (1 << 20) - 1
+"""Largest immediate value that users may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """What an awaited transfer did.
+
+    Attributes:
+        bytes: payload bytes moved.
+        duration: seconds from submission to completion.
+        rails: indices of the rails that were used.
+    """
+
+    bytes: int
+    duration: float
+    rails: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RailInfo:
+    """One opened rail: what really carries the bytes, never a silent fallback."""
+
+    provider: str
+    device: str
+    library: str
+    version: str
+    gbits_per_s: float
+    ordered: bool
+    can_read: bool
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatistics:
+    """One peer as the engine sees it. state: connecting, connected, lost or disconnected."""
+
+    id: int
+    incarnation: int
+    state: str
+    lanes: int
+    provider: str
+    bytes_sent: int
+    ops_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counters of one fabric since it was opened. Field names are those of the native EngineStatistics."""
+
+    counters: Mapping[str, int]
+    peers: tuple[PeerStatistics, ...] = ()
+    rails: tuple[RailInfo, ...] = ()
+
+    def __getattr__(self, name: str) -> int:
+        """Return one counter by its name, for example `statistics.stale_arrivals`."""
+        counters: Mapping[str, int] = object.__getattribute__(self, "counters")
+        try:
+            return counters[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One line of `fabric.why()`: who waits, for what, what is missing, from whom."""
+
+    what: str
+    waits_for: str
+    have: int
+    need: int
+    missing_from: tuple[str, ...] = ()
+    since: float = 0.0
+    detail: Mapping[str, int] = field(default_factory=dict)

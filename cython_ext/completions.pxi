@@ -1,0 +1,103 @@
+# completions.pxi: from the completion ring to Python tuples. One consumer: the event loop's thread, with the GIL, since a
+# poll is a copy out of a ring and never blocks.
+
+
+cdef extern from *:
+    """
+    namespace asyncfabric {
+    // tuple.__new__(cls, fields): 100 ns each, against 210 ns through the class and 56 ns for a tuple without names.
+    inline PyObject* named_tuple(PyObject* cls, PyObject* arguments) {
+      return PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(cls), arguments, nullptr);
+    }
+    }  // namespace asyncfabric
+    """
+    object named_tuple "asyncfabric::named_tuple"(object, tuple)
+    ssize_t read_fd "read"(int, void*, size_t) noexcept nogil
+
+
+cdef enum:
+    POLL_BATCH = 128  # 128 completions are 9 KiB of stack
+
+
+cdef inline object completion_tuple(const Completion& native):
+    """Build one `Completion` without going through its Python-level constructor."""
+    cdef tuple fields = (
+        native.cookie,
+        <uint32_t> native.kind,
+        <uint16_t> native.status.code,
+        <uint16_t> native.status.kind,
+        native.status.raw,
+        native.value,
+        native.bytes,
+        native.duration_ns,
+        native.rails,
+        native.peer,
+    )
+    return named_tuple(CompletionTuple, (fields,))
+
+
+cdef class _CompletionRoom(_CounterRoom):
+    """Completions, messages, manual stepping, trace. Not public: a floor of `Engine`."""
+
+    def completion_fd(self):
+        """Return the fd that is readable when armed and something came."""
+        return self.get().completion_fd()
+
+    def arm(self):
+        """Arm the fd before sleeping; False when completions are waiting already."""
+        return self.get().arm()
+
+    def disarm(self):
+        """Clear the fd after a wake-up; a clear fd is no error."""
+        cdef uint64_t rings = 0
+        read_fd(self.get().completion_fd(), &rings, sizeof(rings))
+
+    def poll(self, Py_ssize_t limit):
+        """Return up to `limit` completions, oldest first; never blocks."""
+        cdef Completion batch[POLL_BATCH]
+        cdef NativeEngine* engine = self.get()
+        cdef list out = []
+        cdef size_t wanted, got, i
+        while limit > 0:
+            wanted = min(<size_t> limit, <size_t> POLL_BATCH)
+            got = engine.poll(batch, wanted)
+            for i in range(got):
+                out.append(completion_tuple(batch[i]))
+            if got < wanted:
+                break
+            limit -= <Py_ssize_t> got
+        return out
+
+    def next_message(self):
+        """Return the oldest two-sided message as (peer id, payload), or None."""
+        cdef uint64_t peer = 0
+        cdef string payload
+        if not self.get().next_message(&peer, &payload):
+            return None
+        return peer, bytes_of(payload)
+
+    def step(self):
+        """Run one pass of the engine (manual polling); returns how many things happened."""
+        cdef size_t happened = 0
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                happened = engine.step()
+        finally:
+            self.leave()
+        return happened
+
+    def set_trace(self, bint on):
+        """Turn the trace points on or off; they cost a branch each while off."""
+        self.get().set_trace(on)
+
+    def take_trace(self):
+        """Return the newest trace events, oldest first, as (time_ns, what, subject, value)."""
+        cdef vector[TraceEvent] events
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                events = engine.take_trace()
+        finally:
+            self.leave()
+        return [(event.time_ns, <uint64_t> event.what, event.subject, event.value) for event in events]

@@ -1,0 +1,238 @@
+# engine_api.pxd: what Cython sees of the native engine, a line-by-line twin of native/include/asyncfabric.
+# Declarations only. Everything here may run without the GIL; `except +` turns a failed allocation into MemoryError
+# and costs nothing on the good path.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libcpp cimport bool as cpp_bool
+from libcpp.memory cimport unique_ptr
+from libcpp.pair cimport pair
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+
+cdef extern from "<string_view>" namespace "std" nogil:
+    cdef cppclass string_view:
+        string_view()
+        string_view(const char*, size_t)
+        const char* data() const
+
+
+cdef extern from "asyncfabric/status.h" namespace "asyncfabric" nogil:
+    cdef enum class StatusKind(uint16_t):
+        kNone
+        kBusy
+        kClosed
+        kValue
+        kDevice
+
+    cdef enum class StatusCode(uint16_t):
+        kOk
+        kBusy
+        kClosed
+        kInvalidArgument
+        kNoMemory
+        kTimeout
+
+    cdef cppclass Status:
+        StatusCode code
+        StatusKind kind
+        int32_t raw
+        Status()
+        Status(StatusCode)
+        Status(StatusCode, int32_t)
+        cpp_bool ok() const
+
+    const char* status_text(StatusCode)
+
+
+cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
+    const int32_t kHostDevice
+
+    cdef enum class PollingMode(uint32_t):
+        kAdaptive
+
+    cdef cppclass RailSpec:
+        string provider
+        string device
+        vector[pair[string, string]] options
+
+    cdef cppclass EngineConfig:
+        vector[RailSpec] rails
+        PollingMode polling
+        uint64_t spin_ns
+        uint64_t drain_deadline_ns
+        uint64_t connect_deadline_ns
+        uint64_t peer_deadline_network_ns
+        uint64_t peer_deadline_host_ns
+        uint64_t stripe_bytes
+        uint64_t inline_bytes
+        uint32_t max_ops
+        uint32_t max_messages
+        int32_t worker_cpu
+
+    cdef cppclass RailInfo:
+        string provider
+        string device
+        string library
+        string version
+        double gbits_per_s
+        cpp_bool ordered
+        cpp_bool can_read
+        cpp_bool up
+
+    cdef enum class CompletionKind(uint32_t):
+        kOp
+
+    cdef cppclass Completion:
+        uint64_t cookie
+        CompletionKind kind
+        Status status
+        uint64_t value
+        uint64_t bytes
+        uint64_t duration_ns
+        uint64_t rails
+        uint64_t peer
+
+    cdef cppclass ScatterTarget:
+        uint64_t key
+        uint64_t source_offset
+        uint64_t target_offset
+        uint64_t length
+
+    cdef cppclass PageBatch:
+        const int64_t* source_pages
+        const int64_t* target_pages
+        uint64_t count
+        uint64_t page_bytes
+        uint64_t source_stride
+        uint64_t target_stride
+        uint64_t source_offset
+        uint64_t target_offset
+
+    cdef cppclass RegionInfo:
+        void* base
+        uint64_t length
+        int32_t device
+        uint32_t access
+        uint64_t generation
+        cpp_bool quarantined
+
+    cdef cppclass KeyInfo:
+        uint64_t incarnation
+        uint64_t region
+        uint64_t generation
+        uint64_t length
+        uint32_t access
+        uint32_t rails
+
+    cdef cppclass PeerInfo:
+        uint64_t id
+        uint64_t incarnation
+        uint32_t state
+        uint32_t lanes
+        string provider
+        uint64_t bytes_sent
+        uint64_t ops_in_flight
+
+    cdef cppclass OpProgress:
+        uint64_t bytes_total
+        uint64_t bytes_posted
+        uint64_t outstanding
+        uint64_t peer
+        cpp_bool known
+
+    cdef enum class TracePoint(uint64_t):
+        kSubmit
+
+    cdef cppclass TraceEvent:
+        uint64_t time_ns
+        TracePoint what
+        uint64_t subject
+        uint64_t value
+
+    cdef cppclass EngineStatistics:
+        uint64_t ops_submitted
+        uint64_t ops_completed
+        uint64_t ops_failed
+        uint64_t ops_cancelled
+        uint64_t bytes_written
+        uint64_t bytes_read
+        uint64_t work_requests
+        uint64_t immediates_sent
+        uint64_t immediates_received
+        uint64_t stale_arrivals
+        uint64_t early_arrivals
+        uint64_t messages_received
+        uint64_t messages_refused
+        uint64_t steps
+        uint64_t sleeps
+        uint64_t loop_wakes
+        uint64_t inline_steps
+        uint64_t regions
+        uint64_t registered_bytes
+        uint64_t peers
+        uint64_t quarantined_regions
+
+
+cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
+    cdef cppclass NativeEngine "asyncfabric::Engine":
+        @staticmethod
+        Status open(const EngineConfig&, unique_ptr[NativeEngine]*, string*) except +
+        @staticmethod
+        Status check_address(string_view, uint64_t*) except +
+
+        string address() except +
+        uint64_t incarnation() except +
+        vector[RailInfo] rails() except +
+        vector[PeerInfo] peers() except +
+        EngineStatistics statistics() except +
+        OpProgress progress(uint64_t) except +
+        string last_error() except +
+
+        Status submit_register(uint64_t, void*, uint64_t, int32_t, uint32_t) except +
+        Status submit_allocate(uint64_t, uint64_t, int32_t, uint32_t) except +
+        Status submit_revoke(uint64_t, uint64_t) except +
+        Status submit_release(uint64_t, uint64_t) except +
+        Status submit_connect(uint64_t, string_view) except +
+        Status submit_disconnect(uint64_t, uint64_t) except +
+        Status submit_close(uint64_t, cpp_bool) except +
+
+        Status region_info(uint64_t, RegionInfo*) except +
+        Status region_key(uint64_t, uint32_t, uint64_t, uint64_t, string*) except +
+        Status open_key(string_view, uint64_t*, KeyInfo*) except +
+        void close_key(uint64_t) except +
+        uint64_t peer_of_key(uint64_t) except +
+
+        Status submit_write(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, int64_t, uint64_t*) except +
+        Status submit_read(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t*) except +
+        Status submit_write_pages(uint64_t, uint64_t, uint64_t, const PageBatch&, int64_t, uint64_t*) except +
+        Status submit_scatter(uint64_t, uint64_t, const ScatterTarget*, size_t, int64_t, uint64_t*) except +
+        Status submit_signal(uint64_t, const uint64_t*, size_t, int64_t, uint64_t*) except +
+        Status submit_send(uint64_t, uint64_t, const void*, size_t, uint64_t*) except +
+        Status cancel(uint64_t) except +
+        Status arm_writable(uint64_t) except +
+
+        Status open_counter(int64_t, uint64_t*, uint32_t*) except +
+        void close_counter(uint64_t) except +
+        uint64_t counter_value(uint64_t) except +
+        Status arm_counter(uint64_t, uint64_t, uint64_t) except +
+        Status spin_counter(uint64_t, uint64_t, uint64_t, uint64_t*) except +
+
+        Status open_watch(uint64_t*, uint64_t**) except +
+        Status arm_watch(uint64_t, uint64_t, uint64_t) except +
+        void close_watch(uint64_t) except +
+        void notify() except +
+
+        int completion_fd() except +
+        cpp_bool arm() except +
+        size_t poll(Completion*, size_t) except +
+        cpp_bool next_message(uint64_t*, string*) except +
+        size_t step() except +
+
+        void set_trace(cpp_bool) except +
+        vector[TraceEvent] take_trace() except +
+
+
+cdef extern from "asyncfabric/build_info.h" namespace "asyncfabric" nogil:
+    vector[string] provider_names() except +

@@ -1,0 +1,143 @@
+# submit.pxi: data ops. Each call returns the op id at once and ends as an OP completion. The GIL is given up, since small
+# ops may be posted by the calling thread and page lists are copied. No Python object is made per page.
+
+
+cdef class _DataRoom(_ControlRoom):
+    """Writes, reads, signals, sends. Not public: a floor of `Engine`."""
+
+    def submit_write(self, uint64_t cookie, uint64_t region, uint64_t offset, uint64_t length, uint64_t key,
+                     uint64_t target_offset, int64_t imm):
+        """Write a range of a region to a range of a key; `imm` -1 counts nothing."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_write(cookie, region, offset, length, key, target_offset, imm, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"write of [{offset}, {offset + length}) to offset {target_offset}, imm {imm}")
+        return op
+
+    def submit_read(self, uint64_t cookie, uint64_t region, uint64_t offset, uint64_t length, uint64_t key,
+                    uint64_t target_offset):
+        """Read a range of a key into a range of a region."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_read(cookie, region, offset, length, key, target_offset, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"read of offset {target_offset} into [{offset}, {offset + length})")
+        return op
+
+    def submit_write_pages(self, uint64_t cookie, uint64_t region, const int64_t[::1] source_pages not None,
+                           uint64_t key, const int64_t[::1] target_pages not None, uint64_t page_bytes,
+                           uint64_t source_stride, uint64_t target_stride, uint64_t source_offset,
+                           uint64_t target_offset, int64_t imm):
+        """Write pages by two C-contiguous int64 index buffers, which the engine copies before this returns."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef PageBatch pages
+        if source_pages.shape[0] != target_pages.shape[0]:
+            raise ValueError(f"{source_pages.shape[0]} source pages but {target_pages.shape[0]} target pages")
+        pages.count = <uint64_t> source_pages.shape[0]
+        pages.source_pages = &source_pages[0] if pages.count else NULL
+        pages.target_pages = &target_pages[0] if pages.count else NULL
+        pages.page_bytes = page_bytes
+        pages.source_stride = source_stride
+        pages.target_stride = target_stride
+        pages.source_offset = source_offset
+        pages.target_offset = target_offset
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_write_pages(cookie, region, key, pages, imm, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"{pages.count} pages of {page_bytes} bytes, strides {source_stride} and {target_stride}, "
+                          f"offsets {source_offset} and {target_offset}, imm {imm}")
+        return op
+
+    def submit_scatter(self, uint64_t cookie, uint64_t region, targets, int64_t imm):
+        """Write to many targets: a sequence of (key, source offset, target offset, length)."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef vector[ScatterTarget] native
+        cdef ScatterTarget target
+        native.reserve(len(targets))
+        for key, source_offset, target_offset, length in targets:
+            target.key = key
+            target.source_offset = source_offset
+            target.target_offset = target_offset
+            target.length = length
+            native.push_back(target)
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_scatter(cookie, region, native.data(), native.size(), imm, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"scatter to {native.size()} targets, imm {imm}")
+        return op
+
+    def submit_signal(self, uint64_t cookie, peers, int64_t imm):
+        """Count one arrival at each peer, without data."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef vector[uint64_t] native
+        native.reserve(len(peers))
+        for peer in peers:
+            native.push_back(<uint64_t> peer)
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_signal(cookie, native.data(), native.size(), imm, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"signal to {native.size()} peers, imm {imm}")
+        return op
+
+    def submit_send(self, uint64_t cookie, uint64_t peer, const unsigned char[::1] payload not None):
+        """Send one small two-sided message; the payload is copied before this returns."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef string_view view = bytes_view(payload)
+        cdef size_t length = <size_t> payload.shape[0]
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_send(cookie, peer, view.data(), length, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"message of {length} bytes")
+        return op
+
+    def cancel(self, uint64_t op):
+        """Stop posting an op; it drains and completes as cancelled."""
+        cdef Status status
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.cancel(op)
+        finally:
+            self.leave()
+        check(status, "cancel")
+
+    def progress(self, uint64_t op):
+        """Return how far an op is; `known` is False when it has ended."""
+        cdef OpProgress progress = self.get().progress(op)
+        return OpProgressTuple(progress.bytes_total, progress.bytes_posted, progress.outstanding, progress.peer,
+                               progress.known)
+
+    def arm_writable(self, uint64_t cookie):
+        """Ask for one WRITABLE completion when an op slot is free."""
+        check(self.get().arm_writable(cookie), "arm_writable")

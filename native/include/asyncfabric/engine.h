@@ -1,0 +1,89 @@
+// engine.h: all that Cython may see of the native engine.
+// Submissions may come from any thread and never block; they fail only with kBusy, kClosed or a bad argument.
+// Everything else arrives as a Completion, taken by one consumer thread (the event loop).
+// The worker thread, or a guest thread that holds the helm, runs step(); no call here needs the GIL.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "asyncfabric/types.h"
+
+namespace asyncfabric {
+
+class Engine {
+ public:
+  // `detail` gets a sentence for people when opening fails (which rail, which library, which errno).
+  static Status open(const EngineConfig& config, std::unique_ptr<Engine>* out, std::string* detail);
+  virtual ~Engine() = default;  // closes at once if submit_close was not awaited; joins its threads, never needs the GIL
+
+  virtual std::string address() const = 0;  // FabricAddress bytes
+  virtual uint64_t incarnation() const = 0;
+  virtual std::vector<RailInfo> rails() const = 0;
+  virtual std::vector<PeerInfo> peers() const = 0;
+  virtual EngineStatistics statistics() const = 0;
+  virtual OpProgress progress(OpId op) const = 0;
+  virtual std::string last_error() const = 0;  // newest detail text of a failed control call
+
+  // Control calls: run on the control thread, end as CompletionKind::kControl with `value` = the new id.
+  virtual Status submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) = 0;
+  virtual Status submit_allocate(uint64_t cookie, uint64_t length, int32_t device, uint32_t access) = 0;
+  virtual Status submit_revoke(uint64_t cookie, RegionId region) = 0;   // new generation once no old-key write can land
+  virtual Status submit_release(uint64_t cookie, RegionId region) = 0;  // ends when nothing can touch the memory
+  virtual Status submit_connect(uint64_t cookie, std::string_view address) = 0;
+  virtual Status submit_disconnect(uint64_t cookie, PeerId peer) = 0;
+  virtual Status submit_close(uint64_t cookie, bool cancel_unposted) = 0;  // drains within drain_deadline, then kClosed
+
+  // Look-ups, synchronous.
+  virtual Status region_info(RegionId region, RegionInfo* out) const = 0;
+  virtual Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const = 0;
+  virtual Status open_key(std::string_view bytes, KeyId* out, KeyInfo* info) = 0;  // parses and bounds-checks hostile bytes
+  virtual void close_key(KeyId key) = 0;
+  virtual PeerId peer_of_key(KeyId key) const = 0;                 // 0 while its owner was never connected
+  static Status check_address(std::string_view bytes, uint64_t* incarnation);  // parse only
+
+  // Data ops. `imm` is kNoImm or 0..kMaxImm. Bounds are checked here, locally and against the key.
+  virtual Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                              uint64_t target_offset, int64_t imm, OpId* op) = 0;
+  virtual Status submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                             uint64_t target_offset, OpId* op) = 0;
+  virtual Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
+                                    OpId* op) = 0;
+  virtual Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
+                                OpId* op) = 0;
+  virtual Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) = 0;
+  virtual Status submit_send(uint64_t cookie, PeerId peer, const void* payload, size_t length, OpId* op) = 0;
+  virtual Status cancel(OpId op) = 0;              // stop posting, drain, complete as kCancelled
+  virtual Status arm_writable(uint64_t cookie) = 0;  // one kWritable completion when a slot is free
+
+  // Counters. `imm` = kNoImm lets the engine pick a free one.
+  virtual Status open_counter(int64_t imm, CounterId* out, uint32_t* imm_out) = 0;
+  virtual void close_counter(CounterId counter) = 0;
+  virtual uint64_t counter_value(CounterId counter) const = 0;
+  virtual Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) = 0;  // replaces an earlier arming
+  virtual Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) = 0;
+
+  // Watch words: 64-bit words that any thread or GPU kernel may store to.
+  virtual Status open_watch(WatchId* out, uint64_t** word) = 0;
+  virtual Status arm_watch(WatchId watch, uint64_t cookie, uint64_t seen) = 0;  // completes when *word != seen
+  virtual void close_watch(WatchId watch) = 0;
+  virtual void notify() = 0;  // wakes a sleeping worker, after a CPU thread stored to a watch word
+
+  // Completions: one consumer.
+  virtual int completion_fd() const = 0;                        // readable when armed and something came
+  virtual bool arm() = 0;                                       // false: completions are already there, do not sleep
+  virtual void disarm() = 0;                                    // after a wake-up: empties the fd
+  virtual size_t poll(Completion* out, size_t capacity) = 0;    // never blocks
+  virtual bool next_message(PeerId* peer, std::string* payload) = 0;
+
+  // Trace: off by default; take_trace returns the newest events, oldest first.
+  virtual void set_trace(bool on) = 0;
+  virtual std::vector<TraceEvent> take_trace() const = 0;
+
+  // Manual polling: one pass of the engine; returns how many things happened.
+  virtual size_t step() = 0;
+};
+
+}  // namespace asyncfabric

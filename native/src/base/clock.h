@@ -1,0 +1,23 @@
+// clock.h: monotonic time in nanoseconds. Any thread.
+#pragma once
+
+#include <ctime>
+#include <cstdint>
+
+namespace asyncfabric {
+
+inline uint64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000ull + static_cast<uint64_t>(now.tv_nsec);
+}
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace asyncfabric

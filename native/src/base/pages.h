@@ -1,0 +1,32 @@
+// pages.h: memory that the engine owns: a memfd mapped here, so that a process of the same host can map it too. The file has no
+// name and goes with the last process that holds it. Control thread.
+#pragma once
+
+#include <cstdint>
+
+#include "asyncfabric/status.h"
+#include "base/unique_fd.h"
+
+namespace asyncfabric {
+
+class Pages {
+ public:
+  Pages() = default;
+  Pages(Pages&& other) noexcept;
+  Pages& operator=(Pages&& other) noexcept;
+  ~Pages();
+
+  // Faults everything in, so that the first transfer does not pay for it. kNoMemory when the machine has not enough.
+  static Status allocate(uint64_t length, Pages* out);
+
+  void* base() const { return base_; }
+  uint64_t length() const { return length_; }
+  int memfd() const { return fd_.get(); }
+
+ private:
+  UniqueFd fd_;
+  void* base_ = nullptr;
+  uint64_t length_ = 0;
+};
+
+}  // namespace asyncfabric

@@ -1,0 +1,56 @@
+// wake_gate.h: lets one sleeper sleep on a file descriptor without losing a wake-up, and costs a waker no system call
+// while the sleeper is awake.
+//   sleeper: prepare(); look for work once more; none -> block on fd(); finish()
+//   waker:   make work visible with a seq_cst write; notify()
+// Proof: sleeping_ and the work's own flag are both seq_cst. Either the waker sees sleeping_ == 1 and rings, or the
+// sleeper's last look comes after the waker's write in the one total order and sees the work.
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/unique_fd.h"
+
+namespace asyncfabric {
+
+class WakeGate {
+ public:
+  WakeGate() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+  int fd() const { return fd_.get(); }
+
+  void prepare() { sleeping_.store(1, std::memory_order_seq_cst); }
+
+  void finish() {
+    sleeping_.store(0, std::memory_order_seq_cst);
+    drain();
+  }
+
+  bool sleeping() const { return sleeping_.load(std::memory_order_seq_cst) != 0; }
+
+  // True when the sleeper had to be rung.
+  bool notify() {
+    if (sleeping_.load(std::memory_order_seq_cst) == 0) return false;
+    if (sleeping_.exchange(0, std::memory_order_seq_cst) == 0) return false;  // another waker rings
+    ring();
+    return true;
+  }
+
+  void ring() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(fd_.get(), &one, sizeof one);  // EAGAIN: already readable, which is all we want
+  }
+
+  void drain() {
+    uint64_t count;
+    [[maybe_unused]] const ssize_t got = read(fd_.get(), &count, sizeof count);
+  }
+
+ private:
+  UniqueFd fd_;
+  alignas(64) std::atomic<uint32_t> sleeping_{0};  // partner: sleeper stores 1, wakers exchange 0
+};
+
+}  // namespace asyncfabric

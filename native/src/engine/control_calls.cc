@@ -1,0 +1,281 @@
+// control_calls.cc: registration, keys, connections and closing: the calls that end as kControl completions. Their slow parts run on
+// the control thread.
+#include "engine/native_engine.h"
+
+namespace asyncfabric {
+
+void NativeEngine::answer(uint64_t cookie, Status status, uint64_t value) {
+  Helm::Guest guest(core_.helm);
+  const std::lock_guard lock(guest);
+  core_.publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = value});
+  core_.flush_completions();
+}
+
+void NativeEngine::note_error(std::string text) {
+  const std::lock_guard lock(error_mutex_);
+  last_error_ = std::move(text);
+}
+
+std::string NativeEngine::last_error() const {
+  const std::lock_guard lock(error_mutex_);
+  return last_error_;
+}
+
+void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device, uint32_t access) {
+  const Memory memory{base, length, device, pages.memfd(), access};
+  std::vector<std::unique_ptr<LocalMemory>> handles(core_.rails.size());
+  std::vector<std::string> rail_keys(core_.rails.size());
+  Status status;
+  for (uint32_t rail = 0; rail < core_.rails.size() && status.ok(); ++rail) {
+    status = core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
+    if (!status.ok())
+      note_error("registering " + std::to_string(length) + " bytes on rail " + std::to_string(rail) + " (" +
+                 core_.rails[rail]->protocol + ") failed");
+  }
+  uint64_t handle = 0;
+  if (status.ok()) {
+    handle = core_.regions.insert([&](RegionEntry& region) {
+      region.pages = std::move(pages);
+      region.base = static_cast<char*>(base);
+      region.length = length;
+      region.device = device;
+      region.access = access;
+      region.generation = 1;
+      region.rail_keys = std::move(rail_keys);
+      region.memory = std::move(handles);
+      region.zombies = 0;
+    });
+    if (handle == 0) status = StatusCode::kBusy;
+  }
+  if (status.ok()) {
+    regions_.fetch_add(1, std::memory_order_relaxed);
+    registered_bytes_.fetch_add(length, std::memory_order_relaxed);
+  } else {
+    // All or nothing: a region that only some rails know would hand out keys that do not work.
+    for (uint32_t rail = 0; rail < handles.size(); ++rail)
+      if (handles[rail])
+        core_.at_rail(rail, [&](Rail& at) { return at.release_memory(handles[rail], core_.config.drain_deadline_ns); });
+  }
+  answer(cookie, status, handle);
+}
+
+Status NativeEngine::submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  if (base == nullptr || length == 0 || access > 3) return StatusCode::kInvalidArgument;
+  if (device != kHostDevice) return StatusCode::kUnsupported;
+  core_.control.post([=, this] { add_region(cookie, Pages(), base, length, device, access); });
+  return {};
+}
+
+Status NativeEngine::submit_allocate(uint64_t cookie, uint64_t length, int32_t device, uint32_t access) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  if (length == 0 || length > 1ull << 46 || access > 3) return StatusCode::kInvalidArgument;
+  if (device != kHostDevice) return StatusCode::kUnsupported;
+  core_.control.post([=, this] {
+    Pages pages;
+    const Status status = Pages::allocate(length, &pages);
+    if (!status.ok()) {
+      note_error("allocating " + std::to_string(length) + " bytes of shared memory failed");
+      answer(cookie, status, 0);
+      return;
+    }
+    void* base = pages.base();
+    add_region(cookie, std::move(pages), base, length, device, access);
+  });
+  return {};
+}
+
+Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  RegionTable::Slot* slot = core_.regions.pin(region);
+  if (slot == nullptr) return StatusCode::kClosed;
+  core_.control.post([this, cookie, slot, region] {
+    RegionEntry& entry = slot->value;
+    Status status;
+    for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
+      std::string key;
+      const Status revoked = core_.at_rail(
+          rail, [&](Rail& at) { return at.revoke_memory(*entry.memory[rail], core_.config.drain_deadline_ns, &key); });
+      if (!revoked.ok()) {
+        status = revoked;
+        continue;
+      }
+      const std::lock_guard lock(core_.keys_mutex);
+      entry.rail_keys[rail] = std::move(key);
+    }
+    {
+      const std::lock_guard lock(core_.keys_mutex);
+      ++entry.generation;
+    }
+    core_.unpin_region(slot);
+    answer(cookie, status, region);
+  });
+  return {};
+}
+
+Status NativeEngine::submit_release(uint64_t cookie, RegionId region) {
+  RegionTable::Slot* slot = core_.regions.pin(region);
+  if (slot == nullptr) return StatusCode::kClosed;
+  const uint64_t length = slot->value.length;
+  {
+    const std::lock_guard lock(core_.keys_mutex);
+    core_.releases[region] = cookie;
+  }
+  bool closed = false;
+  core_.regions.close(region, &closed);  // our pin is held: the end cannot come yet
+  if (!closed) {
+    core_.unpin_region(slot);
+    return StatusCode::kClosed;  // another release was first and keeps its own cookie's answer
+  }
+  regions_.fetch_sub(1, std::memory_order_relaxed);
+  registered_bytes_.fetch_sub(length, std::memory_order_relaxed);
+  core_.control.post([this, slot] {
+    {
+      Helm::Guest guest(core_.helm);
+      const std::lock_guard lock(guest);
+      core_.release_started(slot);
+    }
+    core_.gate.notify();
+    core_.unpin_region(slot);
+  });
+  return {};
+}
+
+Status NativeEngine::submit_connect(uint64_t cookie, std::string_view bytes) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  AddressBlob blob;
+  if (!decode_address(bytes, &blob)) return StatusCode::kInvalidArgument;
+  core_.control.post([this, cookie, address = std::string(bytes), blob] {
+    {
+      Helm::Guest guest(core_.helm);
+      const std::lock_guard lock(guest);
+      core_.connect_to(cookie, blob, address);
+      core_.flush_completions();
+    }
+    core_.gate.notify();
+  });
+  return {};
+}
+
+Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  core_.control.post([this, cookie, id] {
+    {
+      Helm::Guest guest(core_.helm);
+      const std::lock_guard lock(guest);
+      Peer* peer = core_.find_peer(id);
+      if (peer != nullptr) {
+        if (peer->state == PeerState::kConnected) {
+          core_.send_message(*peer, 0, MessageType::kBye, 0, {});
+          core_.flush_outgoing();
+        }
+        core_.lose_peer(*peer, StatusCode::kClosed, PeerState::kDisconnected);
+      }
+      core_.publish({.cookie = cookie,
+                     .kind = CompletionKind::kControl,
+                     .status = peer == nullptr ? Status(StatusCode::kInvalidArgument) : Status(),
+                     .value = id});
+      core_.flush_completions();
+    }
+    core_.gate.notify();
+  });
+  return {};
+}
+
+Status NativeEngine::submit_close(uint64_t cookie, bool cancel_unposted) {
+  if (core_.closing.exchange(true, std::memory_order_acq_rel)) return StatusCode::kClosed;
+  core_.control.post([=, this] {
+    {
+      Helm::Guest guest(core_.helm);
+      const std::lock_guard lock(guest);
+      core_.begin_close(cookie, cancel_unposted);
+    }
+    core_.gate.notify();
+  });
+  return {};
+}
+
+Status NativeEngine::region_info(RegionId region, RegionInfo* out) const {
+  RegionTable::Slot* slot = core_.regions.pin(region);
+  if (slot == nullptr) return StatusCode::kClosed;
+  const RegionEntry& entry = slot->value;
+  out->base = entry.base;
+  out->length = entry.length;
+  out->device = entry.device;
+  out->access = entry.access;
+  {
+    const std::lock_guard lock(core_.keys_mutex);
+    out->generation = entry.generation;
+    out->quarantined = entry.zombies != 0;
+  }
+  core_.unpin_region(slot);
+  return {};
+}
+
+Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const {
+  RegionTable::Slot* slot = core_.regions.pin(region);
+  if (slot == nullptr) return StatusCode::kClosed;
+  const RegionEntry& entry = slot->value;
+  Status status;
+  if ((access & ~entry.access) != 0) {
+    status = StatusCode::kAccessDenied;
+  } else if (offset > entry.length || length > entry.length - offset) {
+    status = StatusCode::kOutOfBounds;
+  } else {
+    KeyBlob blob;
+    blob.incarnation = core_.incarnation;
+    blob.region = region;
+    blob.offset = offset;
+    blob.length = length;
+    blob.access = access;
+    blob.address = core_.address;
+    const std::lock_guard lock(core_.keys_mutex);
+    blob.generation = entry.generation;
+    blob.rail_keys = entry.rail_keys;
+    *out = encode_key(blob);
+  }
+  core_.unpin_region(slot);
+  return status;
+}
+
+Status NativeEngine::open_key(std::string_view bytes, KeyId* out, KeyInfo* info) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  KeyBlob blob;
+  if (!decode_key(bytes, &blob)) return StatusCode::kInvalidArgument;
+  *info = {blob.incarnation, blob.region, blob.generation, blob.length, blob.access, static_cast<uint32_t>(blob.rail_keys.size())};
+  *out = core_.keys.insert([&](RemoteKey& key) {
+    key.incarnation = blob.incarnation;
+    key.region = blob.region;
+    key.generation = blob.generation;
+    key.offset = blob.offset;
+    key.length = blob.length;
+    key.access = blob.access;
+    key.rail_keys = std::move(blob.rail_keys);
+    key.address = std::move(blob.address);
+  });
+  return *out == 0 ? StatusCode::kBusy : StatusCode::kOk;
+}
+
+void NativeEngine::close_key(KeyId key) {
+  bool closed = false;
+  if (core_.keys.close(key, &closed)) {
+    KeyTable::Slot* slot = core_.keys.find(key);
+    core_.control.post([this, slot] { core_.end_key(slot); });
+  }
+}
+
+PeerId NativeEngine::peer_of_key(KeyId key) const {
+  KeyTable::Slot* slot = core_.keys.pin(key);
+  if (slot == nullptr) return 0;
+  PeerId id = 0;
+  {
+    Helm::Guest guest(core_.helm);
+    const std::lock_guard lock(guest);
+    const auto known = core_.peer_of_incarnation.find(slot->value.incarnation);
+    if (known != core_.peer_of_incarnation.end()) id = known->second->id;
+  }
+  core_.unpin_key(slot);
+  return id;
+}
+
+}  // namespace asyncfabric

@@ -1,0 +1,206 @@
+// core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the helm unless it says otherwise.
+// The rooms: start.cc (op -> legs), post.cc (legs -> work requests), events.cc (events -> completions), peers.cc and handshake.cc
+// (connections, liveness), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "asyncfabric/types.h"
+#include "base/clock.h"
+#include "base/helm.h"
+#include "base/mailbox.h"
+#include "base/slab.h"
+#include "base/spsc_ring.h"
+#include "base/trace.h"
+#include "base/wake_gate.h"
+#include "engine/control.h"
+#include "engine/counters.h"
+#include "engine/op.h"
+#include "engine/peer.h"
+#include "engine/region.h"
+#include "engine/watch.h"
+
+namespace asyncfabric {
+
+struct RailState {
+  std::unique_ptr<Rail> rail;
+  Capabilities capabilities;
+  std::string protocol;
+  double weight = 1;
+  std::atomic<bool> up{true};  // relaxed: written at the helm, read by rails()
+  LegQueue urgent;             // counts and messages: never behind bulk data
+  LegQueue bulk;
+};
+
+// Written at the helm (one writer at a time), read by statistics().
+struct Tally {
+  std::atomic<uint64_t> value{0};
+  void add(uint64_t n) { value.store(value.load(std::memory_order_relaxed) + n, std::memory_order_relaxed); }
+  uint64_t get() const { return value.load(std::memory_order_relaxed); }
+};
+
+struct Tallies {
+  Tally ops_completed, ops_failed, ops_cancelled, bytes_written, bytes_read, work_requests, immediates_sent, immediates_received,
+      stale_arrivals, early_arrivals, messages_received, messages_refused, steps, sleeps, loop_wakes, inline_steps, quarantined;
+};
+
+struct OutgoingMessage {
+  PeerId peer = 0;
+  uint32_t lane = 0;
+  std::string bytes;
+};
+
+struct Core {
+  explicit Core(const EngineConfig& engine_config);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // ---- any thread
+  const EngineConfig config;
+  const uint64_t incarnation;
+  const uint64_t host;
+  std::string address;
+  std::vector<std::unique_ptr<RailState>> rails;
+  bool all_synchronous = false;
+  Helm helm;
+  Mailbox mailbox;   // submitted ops
+  Mailbox cancels;   // Op::cancel_link
+  Slab<Op> ops;
+  WakeGate gate;       // wakes the worker
+  WakeGate loop_gate;  // wakes the event loop
+  SpscRing<Completion> ring;
+  std::atomic<uint64_t> submitted{0};
+  std::atomic<uint64_t> consumed{0};
+  std::atomic<bool> closing{false};
+  std::atomic<bool> backlogged{false};
+  std::atomic<uint64_t> writable_cookie{0};  // partner: arm_writable stores, the helm exchanges
+  RegionTable regions;
+  KeyTable keys;
+  CounterTable counters;
+  WatchTable watches;
+  Trace trace;
+  Tallies tallies;
+  mutable std::mutex keys_mutex;  // rail keys and generations of regions
+  std::mutex inbox_mutex;         // received user messages
+  std::deque<std::pair<PeerId, std::string>> inbox;
+  Control control;
+
+  // ---- helm
+  std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::deque<OutgoingMessage> outgoing;
+  std::vector<Completion> backlog;
+  Op* live_first = nullptr;
+  uint64_t live_count = 0;
+  uint64_t draining = 0;  // ops with a drain deadline
+  uint64_t next_tick_ns = 0;
+  uint64_t close_cookie = 0;
+  uint64_t close_until_ns = 0;
+  bool close_pending = false;
+
+  // step.cc
+  size_t step();
+  bool settled() const;  // false: a sleeping worker has to be woken
+  bool can_sleep();  // true: nothing to do until something rings
+  uint64_t sleep_limit_ns() const;
+  void publish(const Completion& completion);
+  void flush_completions();
+
+  // start.cc
+  void start(Op& op);
+  void restart_parked(Peer& peer);
+  void plan(Op& op);
+  bool usable(const Lane& lane) const { return !lane.closed && rails[lane.rail]->up.load(std::memory_order_relaxed); }
+  LegQueue& queue_of(const Leg& leg);
+  void enqueue(Op& op, uint32_t target, uint32_t lane, uint64_t begin, uint64_t end, bool counts_only);
+
+  // post.cc
+  size_t post(uint32_t rail);
+
+  // events.cc
+  size_t poll(uint32_t rail);
+  void on_done(uint64_t tag, Status status);
+  void on_immediate(uint32_t imm32);
+  void leg_ended(Leg& leg);
+  void finish(Op& op);
+  void retire(Op& op);
+
+  // drain.cc
+  void cancel(Op& op);
+  void drop_leg(Leg& leg);
+  void fail_target(Op& op, uint32_t target, Status status);
+  void fail_op(Op& op, Status status, PeerId peer);
+  void start_draining(Op& op);
+  void drain_expired(Op& op);
+  void quarantine(Op& op);
+  void rail_down(uint32_t rail, Status status);
+  void begin_close(uint64_t cookie, bool cancel_unposted);
+  void advance_close(uint64_t now);
+
+  // peers.cc
+  Peer* find_peer(PeerId id) const;
+  Peer& make_peer(uint64_t peer_incarnation, std::string peer_address);
+  Peer* peer_for_key(RemoteKey& key);
+  void connect(Peer& peer);   // opens lanes
+  void activate(Peer& peer);  // opens lanes and shakes hands until the deadline
+  void connected(Peer& peer);
+  void connect_to(uint64_t cookie, const AddressBlob& blob, const std::string& bytes);
+  void connect_failed(Peer& peer, Status status);
+  void lose_peer(Peer& peer, Status status, PeerState state);
+  void reap(Peer& peer);
+  void tick(uint64_t now);
+  void attach(KeyTable::Slot& key, Peer& peer);
+  void fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status);
+
+  // handshake.cc
+  void wire_peer(PeerId id);  // control thread
+  void say_hello(Peer& peer);
+  void on_hello(const MessageHeader& header, std::string_view payload);
+  void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void send_welcome(Peer& peer, uint64_t their_lane);
+  std::string counter_generations() const;
+  void learn_generations(Peer& peer, std::string_view bytes);
+
+  // messages.cc
+  void send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload);
+  size_t flush_outgoing();
+  void on_message(std::string_view bytes);
+  void on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void message_taken(PeerId peer);
+  void announce_generation(uint32_t imm, uint32_t generation);
+  bool generation_confirmed(uint32_t imm) const;
+  std::vector<uint32_t> reopened;  // imms whose generation is not 0
+
+  // regions.cc (control thread)
+  void end_region(RegionTable::Slot* slot);
+  void release_started(RegionTable::Slot* slot);  // helm
+  void expire_releases(uint64_t now);             // helm
+  void end_key(KeyTable::Slot* slot);
+  void unpin_region(RegionTable::Slot* slot);
+  void unpin_key(KeyTable::Slot* slot);
+  std::unordered_map<uint64_t, uint64_t> releases;  // region handle -> cookie of its release; guarded by keys_mutex
+  std::unordered_map<uint64_t, uint64_t> release_until;  // region handle -> when its ops are cancelled; likewise
+
+  // Runs a rail's control call: next to the helm when the rail allows it, else at the helm.
+  template <class Call>
+  auto at_rail(uint32_t rail, Call call) {
+    if (rails[rail]->capabilities.concurrent_control) return call(*rails[rail]->rail);
+    Helm::Guest guest(helm);
+    const std::lock_guard lock(guest);
+    return call(*rails[rail]->rail);
+  }
+};
+
+// Tags of work requests: generation (20) | slot (20) | leg (23) | signalled (1). 0 is an engine message, nobody waits for it.
+constexpr uint64_t make_tag(uint32_t generation, uint32_t slot, uint32_t leg, bool signalled) {
+  return uint64_t{generation & 0xfffff} << 44 | uint64_t{slot & 0xfffff} << 24 | uint64_t{leg & 0x7fffff} << 1 | (signalled ? 1 : 0);
+}
+
+}  // namespace asyncfabric

@@ -1,0 +1,77 @@
+// counters.h: the table of ImmCounters of one fabric: one 64-bit value per imm, kept from the first arrival on.
+// arrive() runs at the helm; open, close, value and arm may be called from any thread.
+// INV-1: a value only grows, and grows only by arrivals of the counter's own generation.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "asyncfabric/types.h"
+
+namespace asyncfabric {
+
+// imm32 on the wire: user imm (20 bits) << 12 | generation (2 bits) << 10 | worth - 1 (10 bits).
+constexpr uint32_t kMaxWorth = 1024;
+constexpr uint32_t pack_imm(uint32_t imm, uint32_t generation, uint32_t worth) {
+  return imm << 12 | (generation & 3) << 10 | (worth - 1);
+}
+constexpr uint32_t imm_of(uint32_t imm32) { return imm32 >> 12; }
+constexpr uint32_t generation_of(uint32_t imm32) { return imm32 >> 10 & 3; }
+constexpr uint32_t worth_of(uint32_t imm32) { return (imm32 & 1023) + 1; }
+
+struct CounterArrival {
+  bool stale = false;    // nobody will ever see it
+  bool early = false;    // kept, its counter is not open yet
+  bool reached = false;  // the armed target is reached: publish a completion with `cookie` and `value`
+  uint64_t cookie = 0;
+  uint64_t value = 0;
+};
+
+class CounterTable {
+ public:
+  CounterTable() = default;
+
+  CounterArrival arrive(uint32_t imm32);                 // helm
+  CounterArrival check_armed(uint32_t imm);              // helm: after arm() said that the target is already reached
+
+  // kNoImm picks one that was not used for the longest time. `reopened`: the imm was closed before, its generation is new and
+  // peers must be told before arrivals count.
+  Status open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened);
+  void close(CounterId id);
+  bool is_open(CounterId id) const;
+  uint64_t value(CounterId id) const;  // of a closed counter: 0
+  // True: target already reached; the caller lets the helm call check_armed(). False: a completion will come. Replaces.
+  bool arm(CounterId id, uint64_t cookie, uint64_t target);
+  uint32_t generation(uint32_t imm) const;
+
+ private:
+  static constexpr uint64_t kNever = ~0ull;
+  static constexpr int kTagShift = 56;
+  static constexpr uint64_t kCountMask = (1ull << kTagShift) - 1;
+  static constexpr uint32_t kPageBits = 10;
+  static constexpr uint32_t kFirstPicked = 1u << 19;  // picked imms live in the upper half, user-named ones usually below
+
+  enum State : uint32_t { kUnused = 0, kOpen = 1, kShut = 2 };
+
+  struct Entry {
+    std::atomic<uint64_t> value{0};             // opens << 56 | count; partner: helm swaps, open() re-tags, any thread loads
+    std::atomic<uint64_t> armed_target{kNever};  // partner: loop thread stores, helm compares and swaps
+    std::atomic<uint64_t> cookie{0};            // stored before armed_target
+    std::atomic<uint32_t> state{kUnused};       // state | generation << 2 | opens << 8; partner: mutex holders store, helm loads
+  };
+  using Page = std::array<Entry, 1u << kPageBits>;
+
+  Entry& entry(uint32_t imm);
+  CounterArrival reach(Entry& target, uint64_t value);
+  Entry* find(CounterId id) const;
+
+  std::mutex mutex_;  // open, close, and making of pages
+  std::array<std::atomic<Page*>, ((kMaxImm + 1) >> kPageBits)> pages_{};
+  std::array<std::unique_ptr<Page>, ((kMaxImm + 1) >> kPageBits)> owned_;
+  uint32_t next_pick_ = kFirstPicked;
+};
+
+}  // namespace asyncfabric

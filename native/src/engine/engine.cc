@@ -1,0 +1,264 @@
+// engine.cc: opening and ending an engine, counters, watch words, completions and statistics.
+#include "engine/native_engine.h"
+#include "provider/catalog.h"
+
+namespace asyncfabric {
+
+Core::Core(const EngineConfig& engine_config)
+    : config(engine_config),
+      incarnation(random_incarnation()),
+      host(host_identity()),
+      ops(engine_config.max_ops),
+      ring(4ull * engine_config.max_ops + 64) {}
+
+Core::~Core() {
+  // What the transports may still touch goes last: first attachments and peers, then our registrations, then the rails, which flush.
+  control.stop();
+  keys.for_each([](KeyTable::Slot& slot) { slot.value.lanes.clear(); });
+  for (const auto& peer : peers) {
+    peer->graveyard.clear();
+    for (const Lane& lane : peer->lanes)
+      if (lane.handle && !lane.closed) rails[lane.rail]->rail->disconnect(*lane.handle);
+    peer->lanes.clear();
+  }
+  regions.for_each([this](RegionTable::Slot& slot) {
+    for (uint32_t rail = 0; rail < slot.value.memory.size(); ++rail)
+      if (slot.value.memory[rail]) rails[rail]->rail->release_memory(slot.value.memory[rail], config.drain_deadline_ns);
+    slot.value.memory.clear();
+  });
+  rails.clear();
+}
+
+Status Engine::open(const EngineConfig& config, std::unique_ptr<Engine>* out, std::string* detail) {
+  if (config.rails.empty() || config.rails.size() > 32 || config.max_ops == 0 || config.max_ops > 1u << 20) {
+    *detail = "an engine needs 1 to 32 rails and 1 to 1048576 ops";
+    return StatusCode::kInvalidArgument;
+  }
+  auto engine = std::make_unique<NativeEngine>(config);
+  const Status status = engine->start(detail);
+  if (status.ok()) *out = std::move(engine);
+  return status;
+}
+
+Status Engine::check_address(std::string_view bytes, uint64_t* incarnation) {
+  AddressBlob blob;
+  if (!decode_address(bytes, &blob)) return StatusCode::kInvalidArgument;
+  *incarnation = blob.incarnation;
+  return {};
+}
+
+Status NativeEngine::start(std::string* detail) {
+  AddressBlob blob;
+  blob.incarnation = core_.incarnation;
+  blob.host = core_.host;
+  core_.all_synchronous = true;
+  for (const RailSpec& spec : core_.config.rails) {
+    auto state = std::make_unique<RailState>();
+    if (const Status status = open_rail(spec, &state->rail, detail); !status.ok()) return status;
+    state->capabilities = state->rail->capabilities();
+    const size_t plus = spec.provider.rfind('+');
+    state->protocol = plus == std::string::npos ? spec.provider : spec.provider.substr(plus + 1);
+    const double speed = state->rail->info().gbits_per_s;
+    state->weight = speed > 0 ? speed : 1;
+    core_.all_synchronous = core_.all_synchronous && state->capabilities.synchronous;
+    blob.rails.push_back({state->protocol, state->rail->address()});
+    core_.rails.push_back(std::move(state));
+  }
+  core_.address = encode_address(blob);
+  if (core_.address.size() > kMaxAddressBytes) {
+    *detail = "the address of " + std::to_string(core_.rails.size()) + " rails is longer than " +
+              std::to_string(kMaxAddressBytes) + " bytes";
+    return StatusCode::kInvalidArgument;
+  }
+  core_.control.start();
+  if (core_.config.polling != PollingMode::kManual)
+    if (const Status status = worker_.start(); !status.ok()) return status;
+  return {};
+}
+
+NativeEngine::~NativeEngine() {
+  core_.closing.store(true, std::memory_order_release);
+  core_.control.stop();
+  worker_.stop();
+}
+
+std::vector<RailInfo> NativeEngine::rails() const {
+  std::vector<RailInfo> infos;
+  for (const auto& rail : core_.rails) {
+    infos.push_back(rail->rail->info());
+    infos.back().up = rail->up.load(std::memory_order_relaxed);
+  }
+  return infos;
+}
+
+std::vector<PeerInfo> NativeEngine::peers() const {
+  Helm::Guest guest(core_.helm);
+  const std::lock_guard lock(guest);
+  std::vector<PeerInfo> infos;
+  for (const auto& peer : core_.peers) {
+    PeerInfo info;
+    info.id = peer->id;
+    info.incarnation = peer->incarnation;
+    info.state = static_cast<uint32_t>(peer->state);
+    info.lanes = static_cast<uint32_t>(peer->lanes.size());
+    info.provider = peer->protocol;
+    info.bytes_sent = peer->bytes_sent.load(std::memory_order_relaxed);
+    info.ops_in_flight = peer->ops_in_flight.load(std::memory_order_relaxed);
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+EngineStatistics NativeEngine::statistics() const {
+  const Tallies& tallies = core_.tallies;
+  EngineStatistics now;
+  now.ops_submitted = core_.submitted.load(std::memory_order_relaxed);
+  now.ops_completed = tallies.ops_completed.get();
+  now.ops_failed = tallies.ops_failed.get();
+  now.ops_cancelled = tallies.ops_cancelled.get();
+  now.bytes_written = tallies.bytes_written.get();
+  now.bytes_read = tallies.bytes_read.get();
+  now.work_requests = tallies.work_requests.get();
+  now.immediates_sent = tallies.immediates_sent.get();
+  now.immediates_received = tallies.immediates_received.get();
+  now.stale_arrivals = tallies.stale_arrivals.get();
+  now.early_arrivals = tallies.early_arrivals.get();
+  now.messages_received = tallies.messages_received.get();
+  now.messages_refused = tallies.messages_refused.get();
+  now.steps = tallies.steps.get();
+  now.sleeps = tallies.sleeps.get();
+  now.loop_wakes = tallies.loop_wakes.get();
+  now.inline_steps = tallies.inline_steps.get();
+  now.regions = regions_.load(std::memory_order_relaxed);
+  now.registered_bytes = registered_bytes_.load(std::memory_order_relaxed);
+  now.quarantined_regions = tallies.quarantined.get();
+  Helm::Guest guest(core_.helm);
+  const std::lock_guard lock(guest);
+  now.peers = core_.peers.size();
+  return now;
+}
+
+Status NativeEngine::open_counter(int64_t imm, CounterId* out, uint32_t* imm_out) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  bool reopened = false;
+  const Status status = core_.counters.open(imm, out, imm_out, &reopened);
+  if (!status.ok() || !reopened) return status;
+  // Writes for the counter that had this imm before must stay stale: each connected peer confirms the new generation first.
+  const uint64_t deadline = now_ns() + core_.config.peer_deadline_host_ns;
+  Helm::Guest guest(core_.helm);
+  {
+    const std::lock_guard lock(guest);
+    core_.announce_generation(*imm_out, core_.counters.generation(*imm_out));
+  }
+  while (core_.config.polling != PollingMode::kManual) {
+    bool confirmed = false;
+    {
+      const std::lock_guard lock(guest);
+      if (core_.step() == 0) cpu_pause();
+      confirmed = core_.generation_confirmed(*imm_out);
+    }
+    if (confirmed) break;
+    if (now_ns() > deadline) {
+      core_.counters.close(*out);
+      core_.gate.ring();
+      return StatusCode::kBusy;
+    }
+  }
+  core_.gate.notify();
+  return {};
+}
+
+Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t target) {
+  if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
+  if (!core_.counters.arm(counter, cookie, target)) return {};
+  // Reached already: only the helm may publish, so it looks again.
+  Op* op = core_.ops.take();
+  if (op == nullptr) return StatusCode::kBusy;
+  op->kind = OpKind::kCounterCheck;
+  op->imm = static_cast<int64_t>(static_cast<uint32_t>(counter) - 1);
+  core_.mailbox.push(op);
+  wake_worker(0);
+  return {};
+}
+
+Status NativeEngine::spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) {
+  if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
+  Status status;
+  {
+    // At the helm ourselves: the arrival is seen by the thread that waits for it, and no second thread spins.
+    Helm::Guest guest(core_.helm);
+    bool awake = false;
+    for (uint32_t turn = 0;; ++turn) {
+      *value = core_.counters.value(counter);
+      if (*value >= target) break;
+      if ((turn & 63) == 0) {
+        if (!core_.counters.is_open(counter) || core_.closing.load(std::memory_order_relaxed)) {
+          status = StatusCode::kClosed;
+          break;
+        }
+        if (now_ns() >= deadline_ns) {
+          status = StatusCode::kTimeout;
+          break;
+        }
+      }
+      if (guest.try_lock()) {
+        if (!awake)
+          for (const auto& rail : core_.rails) rail->rail->cancel_wait();  // peers need not ring while we look
+        awake = true;
+        core_.step();
+        guest.unlock();
+      }
+      cpu_pause();
+    }
+  }
+  core_.gate.notify();
+  return status;
+}
+
+Status NativeEngine::arm_watch(WatchId watch, uint64_t cookie, uint64_t seen) {
+  const Status status = core_.watches.arm(watch, cookie, seen);
+  if (status.ok()) core_.gate.notify();
+  return status;
+}
+
+bool NativeEngine::arm() {
+  core_.loop_gate.prepare();
+  if (core_.ring.empty() && !core_.backlogged.load(std::memory_order_seq_cst)) return true;
+  core_.loop_gate.finish();
+  return false;
+}
+
+size_t NativeEngine::poll(Completion* out, size_t capacity) {
+  const size_t count = core_.ring.take(out, capacity);
+  size_t ops = 0;
+  for (size_t i = 0; i < count; ++i) ops += out[i].kind == CompletionKind::kOp ? 1 : 0;
+  if (ops != 0) core_.consumed.fetch_add(ops, std::memory_order_relaxed);
+  if (core_.backlogged.load(std::memory_order_seq_cst)) core_.gate.notify();
+  return count;
+}
+
+bool NativeEngine::next_message(PeerId* peer, std::string* payload) {
+  {
+    const std::lock_guard lock(core_.inbox_mutex);
+    if (core_.inbox.empty()) return false;
+    *peer = core_.inbox.front().first;
+    *payload = std::move(core_.inbox.front().second);
+    core_.inbox.pop_front();
+  }
+  Helm::Guest guest(core_.helm);
+  {
+    const std::lock_guard lock(guest);
+    core_.message_taken(*peer);
+    core_.flush_outgoing();
+  }
+  core_.gate.notify();
+  return true;
+}
+
+size_t NativeEngine::step() {
+  Helm::Guest guest(core_.helm);
+  const std::lock_guard lock(guest);
+  return core_.step();
+}
+
+}  // namespace asyncfabric

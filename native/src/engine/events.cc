@@ -1,0 +1,150 @@
+// events.cc: what rails report becomes counter values and completions. Helm.
+#include <array>
+
+#include "engine/core.h"
+
+namespace asyncfabric {
+
+size_t Core::poll(uint32_t rail_index) {
+  std::array<RailEvent, 64> events;
+  size_t total = 0;
+  for (int pass = 0; pass < 4; ++pass) {
+    const size_t count = rails[rail_index]->rail->poll(events);
+    for (size_t i = 0; i < count; ++i) {
+      const RailEvent& event = events[i];
+      switch (event.kind) {
+        case RailEventKind::kDone:
+          on_done(event.tag, event.status);
+          break;
+        case RailEventKind::kImmediate:
+          on_immediate(event.imm);
+          break;
+        case RailEventKind::kMessage:
+          on_message({reinterpret_cast<const char*>(event.data), event.length});
+          break;
+        case RailEventKind::kPeerLost:
+          for (const auto& peer : peers)
+            for (const Lane& lane : peer->lanes)
+              if (lane.handle.get() == event.peer && event.peer != nullptr)
+                lose_peer(*peer, event.status.ok() ? Status(StatusCode::kPeerDead) : event.status, PeerState::kLost);
+          break;
+        case RailEventKind::kRailDown:
+          rail_down(rail_index, event.status);
+          break;
+        case RailEventKind::kRailUp:
+          rails[rail_index]->up.store(true, std::memory_order_relaxed);
+          break;
+      }
+    }
+    total += count;
+    if (count < events.size()) break;
+  }
+  return total;
+}
+
+void Core::on_immediate(uint32_t imm32) {
+  tallies.immediates_received.add(1);
+  trace.point(TracePoint::kArrival, imm_of(imm32), worth_of(imm32));
+  const CounterArrival arrival = counters.arrive(imm32);
+  if (arrival.stale) tallies.stale_arrivals.add(worth_of(imm32));
+  if (arrival.early) tallies.early_arrivals.add(worth_of(imm32));
+  if (arrival.reached) publish({.cookie = arrival.cookie, .kind = CompletionKind::kCounter, .value = arrival.value});
+}
+
+void Core::on_done(uint64_t tag, Status status) {
+  if (tag == 0) return;  // an engine message; whoever needs an answer asks again
+  const uint32_t slot = tag >> 24 & 0xfffff;
+  if (!ops.exists(slot)) return;
+  Op& op = ops[slot];
+  const uint32_t index = tag >> 1 & 0x7fffff;
+  if ((op.generation.load(std::memory_order_relaxed) & 0xfffff) != tag >> 44 || index >= op.legs.size()) return;
+  Leg& leg = op.legs[index];
+  if ((tag & 1) != 0) {
+    --leg.outstanding;
+    op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    Peer& peer = *op.targets[leg.target].peer;
+    --peer.outstanding;
+  }
+  if (op.zombie) {  // its wait ended long ago; now its memory is free too
+    if (op.outstanding.load(std::memory_order_relaxed) == 0) retire(op);
+    return;
+  }
+  if (!status.ok()) fail_target(op, leg.target, status);
+  if (leg.cursor == leg.end && leg.outstanding == 0 && !leg.queued) leg_ended(leg);
+}
+
+void Core::leg_ended(Leg& leg) {
+  if (leg.ended) return;
+  leg.ended = true;
+  Op& op = *leg.op;
+  Target& target = op.targets[leg.target];
+  --op.legs_left;
+  if (--target.legs_left == 0 && target.fenced && !target.failed && !leg.counts_only) {
+    if (op.cancelled)
+      op.cut = true;
+    else
+      enqueue(op, leg.target, leg.lane, 0, 1, true);  // every byte is visible at the target: now it may be counted
+  }
+  if (op.legs_left == 0) finish(op);
+}
+
+// Publishes the op's completion. Its slot goes back unless the transport still owes events (a zombie).
+void Core::finish(Op& op) {
+  if (op.status.ok() && op.cut) op.status = StatusCode::kCancelled;
+  Completion completion;
+  completion.cookie = op.cookie;
+  completion.kind = CompletionKind::kOp;
+  completion.status = op.status;
+  completion.bytes = op.bytes_posted.load(std::memory_order_relaxed);
+  completion.duration_ns = now_ns() - op.started_ns;
+  completion.rails = op.rails;
+  completion.peer = op.failed_peer;
+  tallies.ops_completed.add(1);
+  if (op.status.code == StatusCode::kCancelled)
+    tallies.ops_cancelled.add(1);
+  else if (!op.status.ok())
+    tallies.ops_failed.add(1);
+  trace.point(TracePoint::kFinish, op.cookie, completion.bytes);
+  publish(completion);
+  if (op.drain_until_ns != 0) --draining;
+  op.drain_until_ns = 0;
+  if (op.outstanding.load(std::memory_order_relaxed) == 0) retire(op);
+}
+
+void Core::retire(Op& op) {
+  if (op.live) {
+    (op.live_before != nullptr ? op.live_before->live_after : live_first) = op.live_after;
+    if (op.live_after != nullptr) op.live_after->live_before = op.live_before;
+    --live_count;
+  }
+  if (op.region != nullptr) {
+    if (op.zombie) {
+      const std::lock_guard lock(keys_mutex);
+      --op.region->value.zombies;
+    }
+    unpin_region(op.region);
+  }
+  for (Target& target : op.targets) {
+    if (target.peer != nullptr) target.peer->ops_in_flight.fetch_sub(1, std::memory_order_relaxed);
+    if (target.key != nullptr) unpin_key(target.key);
+  }
+  op.region = nullptr;
+  op.targets.clear();
+  op.legs.clear();
+  op.pages.clear();
+  if (op.pages.capacity() > 65536) op.pages.shrink_to_fit();
+  op.payload.clear();
+  op.live = op.parked = op.cancelled = op.cut = op.zombie = false;
+  op.legs_left = 0;
+  op.status = {};
+  op.failed_peer = 0;
+  op.rails = 0;
+  op.outstanding.store(0, std::memory_order_relaxed);
+  // From here a handle or a tag of this op is refused.
+  op.generation.fetch_add(1, std::memory_order_acq_rel);
+  ops.give_back(&op);
+  if (const uint64_t cookie = writable_cookie.exchange(0, std::memory_order_acq_rel); cookie != 0)
+    publish({.cookie = cookie, .kind = CompletionKind::kWritable});
+}
+
+}  // namespace asyncfabric

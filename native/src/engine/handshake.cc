@@ -1,0 +1,161 @@
+// handshake.cc: how two fabrics become peers.
+//   us                               them
+//   rail.connect per lane
+//   kHello(lane, our address) ---->  make a peer of us, connect back (control thread)
+//                              <---- kWelcome(lane, their counter generations)
+//   all lanes welcomed: connected
+// Hellos are repeated until the deadline, so a lost one is not a hang; duplicates and crossing connects are harmless, because each
+// side answers every hello and a connection carries only its owner's sends.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/core.h"
+
+namespace asyncfabric {
+
+namespace {
+
+// Rails of one protocol can talk. Faster kinds first.
+constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "shm", "tcp"};
+
+struct Wiring {
+  std::vector<Lane> lanes;
+  std::string protocol;
+  Status status = StatusCode::kPeerUnreachable;
+};
+
+}  // namespace
+
+// Control thread: opens the lanes to a peer over the best protocol that both have.
+void Core::wire_peer(PeerId id) {
+  AddressBlob remote;
+  uint64_t deadline = 0;
+  {
+    Helm::Guest guest(helm);
+    const std::lock_guard lock(guest);
+    Peer* peer = find_peer(id);
+    if (peer == nullptr || peer->state != PeerState::kConnecting || peer->wired) return;
+    if (!decode_address(peer->address, &remote)) return;
+    deadline = peer->connect_until_ns;
+  }
+  std::vector<std::string> protocols(std::begin(kPreference), std::end(kPreference));
+  for (const auto& rail : rails)
+    if (std::find(protocols.begin(), protocols.end(), rail->protocol) == protocols.end()) protocols.push_back(rail->protocol);
+
+  Wiring wiring;
+  for (const std::string& protocol : protocols) {
+    std::vector<uint32_t> ours, theirs;
+    for (uint32_t i = 0; i < rails.size(); ++i)
+      if (rails[i]->protocol == protocol && (!rails[i]->capabilities.same_host_only || remote.host == host)) ours.push_back(i);
+    for (uint32_t i = 0; i < remote.rails.size(); ++i)
+      if (remote.rails[i].protocol == protocol) theirs.push_back(i);
+    if (ours.empty() || theirs.empty()) continue;
+    wiring.lanes.clear();
+    wiring.protocol = protocol;
+    wiring.status = {};
+    for (size_t k = 0; k < std::max(ours.size(), theirs.size()) && wiring.status.ok(); ++k) {
+      Lane lane;
+      lane.rail = ours[k % ours.size()];
+      lane.remote_rail = theirs[k % theirs.size()];
+      const uint64_t now = now_ns();
+      const std::string& to = remote.rails[lane.remote_rail].address;
+      wiring.status = at_rail(lane.rail, [&](Rail& rail) {
+        return rail.connect(to, deadline > now ? deadline - now : 0, &lane.handle);
+      });
+      wiring.lanes.push_back(std::move(lane));
+    }
+    if (wiring.status.ok()) break;
+  }
+
+  Helm::Guest guest(helm);
+  const std::lock_guard lock(guest);
+  Peer* peer = find_peer(id);
+  if (peer == nullptr || peer->state != PeerState::kConnecting) return;  // given up meanwhile; the lanes go with `wiring`
+  if (!wiring.status.ok()) {
+    connect_failed(*peer, wiring.status);
+    gate.notify();
+    return;
+  }
+  peer->lanes = std::move(wiring.lanes);
+  peer->protocol = wiring.protocol;
+  peer->weights.clear();
+  peer->reports_loss = true;
+  for (const Lane& lane : peer->lanes) {
+    peer->weights.push_back(rails[lane.rail]->weight);
+    peer->reports_loss = peer->reports_loss && rails[lane.rail]->capabilities.reports_peer_loss;
+  }
+  peer->wired = true;
+  for (uint64_t lane = 0; lane < kMaxMaskedLanes; ++lane)
+    if ((peer->welcome_due >> lane & 1) != 0) send_welcome(*peer, lane);
+  peer->welcome_due = 0;
+  if (peer->active) say_hello(*peer);
+  if (!peer->active) connected(*peer);
+  next_tick_ns = 0;
+  gate.notify();
+}
+
+void Core::say_hello(Peer& peer) {
+  const uint64_t now = now_ns();
+  peer.hello_gap_ns = peer.hello_gap_ns == 0 ? 20'000'000 : std::min<uint64_t>(peer.hello_gap_ns * 2, 500'000'000);
+  peer.next_hello_ns = now + peer.hello_gap_ns;
+  std::string payload = address;
+  const uint16_t length = static_cast<uint16_t>(address.size());
+  payload.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
+  payload += counter_generations();
+  for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
+    if (!peer.lanes[lane].welcomed) send_message(peer, lane, MessageType::kHello, lane, payload);
+}
+
+void Core::on_hello(const MessageHeader& header, std::string_view payload) {
+  AddressBlob from;
+  uint16_t length = 0;
+  if (payload.size() >= sizeof length) std::memcpy(&length, payload.data(), sizeof length);
+  if (payload.size() < sizeof length + length || header.value >= kMaxMaskedLanes) {
+    tallies.messages_refused.add(1);
+    return;
+  }
+  const std::string_view from_bytes = payload.substr(sizeof length, length);
+  if (!decode_address(from_bytes, &from) || from.incarnation != header.sender) {
+    tallies.messages_refused.add(1);
+    return;
+  }
+  const auto known = peer_of_incarnation.find(header.sender);
+  Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
+  if (peer != nullptr && (peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)) peer = nullptr;
+  if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
+  peer->last_heard_ns = now_ns();
+  if (header.target != incarnation) {
+    // They look for a process that had this address before us.
+    peer->rejects = header.target;
+  } else {
+    learn_generations(*peer, payload.substr(sizeof length + length));
+  }
+  if (peer->wired) {
+    send_welcome(*peer, header.value);
+    return;
+  }
+  peer->welcome_due |= 1ull << header.value;
+  connect(*peer);
+}
+
+void Core::send_welcome(Peer& peer, uint64_t their_lane) {
+  const uint32_t lane = static_cast<uint32_t>(std::min<uint64_t>(their_lane, peer.lanes.size() - 1));
+  if (peer.rejects != 0) {
+    send_message(peer, lane, MessageType::kReject, peer.rejects, {});
+    peer.rejects = 0;
+    return;
+  }
+  send_message(peer, lane, MessageType::kWelcome, their_lane, counter_generations());
+}
+
+void Core::on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload) {
+  if (header.value >= peer.lanes.size()) return;
+  learn_generations(peer, payload);
+  peer.lanes[header.value].welcomed = true;
+  if (peer.state != PeerState::kConnecting) return;
+  for (const Lane& lane : peer.lanes)
+    if (!lane.welcomed) return;
+  connected(peer);
+}
+
+}  // namespace asyncfabric

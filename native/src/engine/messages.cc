@@ -1,0 +1,174 @@
+// messages.cc: two-sided messages: what the engine says to itself, and the user's. Helm.
+// User messages are numbered per peer and put in order at the receiver, whatever the rail does; 64 may be on the way or untaken per
+// peer, so a program that does not read holds its senders back and nothing is dropped.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "engine/core.h"
+
+namespace asyncfabric {
+
+void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload) {
+  if (lane >= peer.lanes.size()) return;
+  OutgoingMessage message;
+  message.peer = peer.id;
+  message.lane = lane;
+  message.bytes.resize(kHeaderBytes + payload.size());
+  encode_header({type, incarnation, peer.incarnation, value}, message.bytes.data());
+  payload.copy(message.bytes.data() + kHeaderBytes, payload.size());
+  outgoing.push_back(std::move(message));
+}
+
+size_t Core::flush_outgoing() {
+  size_t sent = 0;
+  for (size_t left = outgoing.size(); left != 0; --left) {
+    OutgoingMessage message = std::move(outgoing.front());
+    outgoing.pop_front();
+    Peer* peer = find_peer(message.peer);
+    if (peer == nullptr || message.lane >= peer->lanes.size()) continue;
+    Lane& lane = peer->lanes[message.lane];
+    if (lane.closed || !lane.handle) continue;
+    WorkRequest request;
+    request.kind = WorkKind::kSend;
+    request.peer = lane.handle.get();
+    request.address = message.bytes.data();
+    request.length = message.bytes.size();
+    const PostResult result = rails[lane.rail]->rail->post({&request, 1});
+    if (result.accepted == 1)
+      ++sent;
+    else if (result.status.code == StatusCode::kBusy)
+      outgoing.push_back(std::move(message));
+  }
+  return sent;
+}
+
+void Core::on_message(std::string_view bytes) {
+  MessageHeader header;
+  std::string_view payload;
+  if (!decode_header(bytes, &header, &payload)) {
+    tallies.messages_refused.add(1);
+    return;
+  }
+  if (header.type == MessageType::kHello) {
+    on_hello(header, payload);
+    return;
+  }
+  if (header.type == MessageType::kReject) {
+    // It comes from the process that took over the address; `value` is the one that we were looking for.
+    const auto meant = peer_of_incarnation.find(header.value);
+    if (header.target == incarnation && meant != peer_of_incarnation.end() && meant->second->state == PeerState::kConnecting)
+      connect_failed(*meant->second, StatusCode::kStaleKey);
+    return;
+  }
+  const auto known = peer_of_incarnation.find(header.sender);
+  Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
+  if (peer == nullptr || header.target != incarnation) {
+    tallies.messages_refused.add(1);
+    return;
+  }
+  peer->last_heard_ns = now_ns();
+  switch (header.type) {
+    case MessageType::kWelcome:
+      on_welcome(*peer, header, payload);
+      break;
+    case MessageType::kPing:
+      send_message(*peer, 0, MessageType::kPong, header.value, {});
+      break;
+    case MessageType::kUser:
+      on_user_message(*peer, header, payload);
+      break;
+    case MessageType::kCredit: {
+      peer->credits += static_cast<uint32_t>(std::min<uint64_t>(header.value, kMessageCredits - std::min(peer->credits, kMessageCredits)));
+      std::vector<Op*> waiting;
+      waiting.swap(peer->waiting_for_credit);
+      for (Op* op : waiting) start(*op);
+      break;
+    }
+    case MessageType::kCounter: {
+      std::array<char, 4> pair;
+      const uint32_t word = static_cast<uint32_t>(header.value);
+      std::memcpy(pair.data(), &word, sizeof word);
+      learn_generations(*peer, {pair.data(), pair.size()});
+      send_message(*peer, 0, MessageType::kCounterAck, header.value, {});
+      break;
+    }
+    case MessageType::kCounterAck: {
+      const auto open = peer->unconfirmed.find(static_cast<uint32_t>(header.value) >> 2);
+      if (open != peer->unconfirmed.end() && open->second == (header.value & 3)) peer->unconfirmed.erase(open);
+      break;
+    }
+    case MessageType::kBye:
+      lose_peer(*peer, StatusCode::kPeerDead, PeerState::kDisconnected);
+      break;
+    case MessageType::kPong:
+    case MessageType::kHello:
+    case MessageType::kReject:
+      break;
+  }
+}
+
+void Core::on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload) {
+  if (header.value < peer.next_expected || header.value >= peer.next_expected + kMessageCredits ||
+      payload.size() > kMaxMessageBytes) {
+    tallies.messages_refused.add(1);
+    return;
+  }
+  peer.out_of_order.emplace(header.value, payload);
+  size_t ready = 0;
+  {
+    const std::lock_guard lock(inbox_mutex);
+    for (auto next = peer.out_of_order.find(peer.next_expected); next != peer.out_of_order.end();
+         next = peer.out_of_order.find(peer.next_expected)) {
+      inbox.emplace_back(peer.id, std::move(next->second));
+      peer.out_of_order.erase(next);
+      ++peer.next_expected;
+      ++ready;
+    }
+  }
+  tallies.messages_received.add(ready);
+  if (ready != 0) publish({.kind = CompletionKind::kMessage, .value = peer.id});
+}
+
+void Core::message_taken(PeerId id) {
+  if (Peer* peer = find_peer(id); peer != nullptr && peer->state == PeerState::kConnected)
+    send_message(*peer, 0, MessageType::kCredit, 1, {});
+}
+
+// A counter of this imm was open before: peers must stamp their immediates with the new generation before it may be used again.
+void Core::announce_generation(uint32_t imm, uint32_t generation) {
+  std::erase(reopened, imm);
+  if (generation != 0) reopened.push_back(imm);
+  for (const auto& peer : peers)
+    if (peer->state == PeerState::kConnected && peer->incarnation != incarnation) {
+      peer->unconfirmed[imm] = generation;
+      send_message(*peer, 0, MessageType::kCounter, imm << 2 | generation, {});
+    } else if (peer->incarnation == incarnation) {
+      peer->counter_generations[imm] = generation;  // ourselves
+    }
+}
+
+bool Core::generation_confirmed(uint32_t imm) const {
+  for (const auto& peer : peers)
+    if (peer->state == PeerState::kConnected && peer->unconfirmed.contains(imm)) return false;
+  return true;
+}
+
+std::string Core::counter_generations() const {
+  std::string bytes;
+  for (const uint32_t imm : reopened) {
+    const uint32_t word = imm << 2 | counters.generation(imm);
+    bytes.append(reinterpret_cast<const char*>(&word), sizeof word);
+  }
+  return bytes;
+}
+
+void Core::learn_generations(Peer& peer, std::string_view bytes) {
+  for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
+    uint32_t word = 0;
+    std::memcpy(&word, bytes.data() + at, sizeof word);
+    if (word >> 2 <= kMaxImm) peer.counter_generations[word >> 2] = word & 3;
+  }
+}
+
+}  // namespace asyncfabric

@@ -1,0 +1,92 @@
+// native_engine.h: the Engine of engine.h over a Core and its worker. Submission and look-ups run on the caller's thread and touch
+// only what Core marks for any thread; the rest goes through the mailbox or takes the helm for a moment.
+#pragma once
+
+#include "asyncfabric/engine.h"
+#include "engine/core.h"
+#include "engine/worker.h"
+
+namespace asyncfabric {
+
+class NativeEngine final : public Engine {
+ public:
+  explicit NativeEngine(const EngineConfig& config) : core_(config), worker_(core_) {}
+  ~NativeEngine() override;
+  Status start(std::string* detail);
+
+  std::string address() const override { return core_.address; }
+  uint64_t incarnation() const override { return core_.incarnation; }
+  std::vector<RailInfo> rails() const override;
+  std::vector<PeerInfo> peers() const override;
+  EngineStatistics statistics() const override;
+  OpProgress progress(OpId op) const override;
+  std::string last_error() const override;
+
+  Status submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) override;
+  Status submit_allocate(uint64_t cookie, uint64_t length, int32_t device, uint32_t access) override;
+  Status submit_revoke(uint64_t cookie, RegionId region) override;
+  Status submit_release(uint64_t cookie, RegionId region) override;
+  Status submit_connect(uint64_t cookie, std::string_view address) override;
+  Status submit_disconnect(uint64_t cookie, PeerId peer) override;
+  Status submit_close(uint64_t cookie, bool cancel_unposted) override;
+
+  Status region_info(RegionId region, RegionInfo* out) const override;
+  Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const override;
+  Status open_key(std::string_view bytes, KeyId* out, KeyInfo* info) override;
+  void close_key(KeyId key) override;
+  PeerId peer_of_key(KeyId key) const override;
+
+  Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key, uint64_t target_offset,
+                      int64_t imm, OpId* op) override;
+  Status submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key, uint64_t target_offset,
+                     OpId* op) override;
+  Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm, OpId* op) override;
+  Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
+                        OpId* op) override;
+  Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) override;
+  Status submit_send(uint64_t cookie, PeerId peer, const void* payload, size_t length, OpId* op) override;
+  Status cancel(OpId op) override;
+  Status arm_writable(uint64_t cookie) override;
+
+  Status open_counter(int64_t imm, CounterId* out, uint32_t* imm_out) override;
+  void close_counter(CounterId counter) override { core_.counters.close(counter); }
+  uint64_t counter_value(CounterId counter) const override { return core_.counters.value(counter); }
+  Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) override;
+  Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) override;
+  Status open_watch(WatchId* out, uint64_t** word) override { return core_.watches.open(out, word); }
+  Status arm_watch(WatchId watch, uint64_t cookie, uint64_t seen) override;
+  void close_watch(WatchId watch) override { core_.watches.close(watch); }
+  void notify() override { core_.gate.notify(); }
+
+  int completion_fd() const override { return core_.loop_gate.fd(); }
+  bool arm() override;
+  void disarm() override { core_.loop_gate.finish(); }
+  size_t poll(Completion* out, size_t capacity) override;
+  bool next_message(PeerId* peer, std::string* payload) override;
+  void set_trace(bool on) override { core_.trace.enable(on); }
+  std::vector<TraceEvent> take_trace() const override { return core_.trace.snapshot(); }
+  size_t step() override;
+
+ private:
+  // submit.cc
+  Status take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out);
+  Status use_region(Op& op, RegionId region, uint64_t offset, uint64_t length);
+  Status use_key(Op& op, KeyId key, uint64_t offset, uint64_t length, uint32_t right, Target* target);
+  void give_back(Op& op);
+  void send(Op& op, uint64_t bytes, OpId* id);
+  void wake_worker(uint64_t bytes);
+
+  // control_calls.cc
+  void add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device, uint32_t access);
+  void answer(uint64_t cookie, Status status, uint64_t value);
+  void note_error(std::string text);
+
+  mutable Core core_;  // look-ups pin and unpin
+  Worker worker_;
+  std::atomic<uint64_t> regions_{0};
+  std::atomic<uint64_t> registered_bytes_{0};
+  mutable std::mutex error_mutex_;
+  std::string last_error_;
+};
+
+}  // namespace asyncfabric

@@ -1,0 +1,134 @@
+// op.h: one submitted transfer. Filled by the submitting thread, then owned by the helm until its completion was published.
+// Its slot and its inner buffers are reused, so a warm engine does not allocate per op.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "asyncfabric/types.h"
+#include "base/mailbox.h"
+#include "engine/region.h"
+
+namespace asyncfabric {
+
+struct Op;
+struct Peer;
+
+enum class OpKind : uint8_t {
+  kWrite,
+  kRead,
+  kPages,
+  kScatter,
+  kSignal,
+  kSend,
+  kCounterCheck,  // no transfer: look at an armed counter at the helm
+};
+
+// The part of an op that goes over one lane to one target. A node of a rail's FIFO.
+struct Leg {
+  Leg* before = nullptr;
+  Leg* after = nullptr;
+  Op* op = nullptr;
+  uint32_t target = 0;
+  uint32_t lane = 0;
+  uint64_t begin = 0;   // in bytes of the target's range, or in pages
+  uint64_t cursor = 0;  // next one to post
+  uint64_t end = 0;
+  uint32_t uncounted = 0;    // pages that were made into requests since the last immediate of this leg
+  uint32_t outstanding = 0;  // signalled work requests that are posted
+  bool queued = false;
+  bool ended = false;
+  bool counts_only = false;  // carries nothing but the immediate: cursor 0, end 1
+};
+
+struct Target {
+  KeyTable::Slot* key = nullptr;  // pinned
+  PeerId peer_id = 0;             // named by the user (signal, send), otherwise from the key
+  Peer* peer = nullptr;
+  uint64_t source_offset = 0;
+  uint64_t target_offset = 0;
+  uint64_t length = 0;
+  uint32_t legs_left = 0;
+  bool fenced = false;  // several requests may overtake each other: the count goes out when all are delivered
+  bool failed = false;
+};
+
+struct Page {
+  uint64_t source = 0;  // byte offset in the region
+  uint64_t target = 0;  // byte offset in the key's range
+};
+
+struct Op : MailLink {
+  explicit Op(uint32_t slot_number) : slot(slot_number) {}
+
+  const uint32_t slot;
+  std::atomic<uint32_t> next_free{0};
+  std::atomic<uint32_t> generation{1};
+
+  // Cancelling from any thread: the generation that is meant, then a node in the second mailbox.
+  struct CancelLink : MailLink {
+    Op* op = nullptr;
+  } cancel_link;
+  std::atomic<uint32_t> cancel_generation{0};
+  std::atomic<uint32_t> cancel_queued{0};
+
+  OpKind kind = OpKind::kWrite;
+  bool live = false;
+  bool parked = false;
+  bool cancelled = false;  // no more posting
+  bool cut = false;        // cancelling really left something out
+  bool zombie = false;     // its completion was published, but the transport still owes events
+  int64_t imm = kNoImm;
+  uint64_t cookie = 0;
+  RegionTable::Slot* region = nullptr;  // pinned
+  std::vector<Target> targets;
+  std::vector<Page> pages;
+  uint64_t page_bytes = 0;
+  std::vector<uint8_t> payload;
+  std::vector<Leg> legs;
+  uint32_t legs_left = 0;
+  Status status;
+  PeerId failed_peer = 0;
+  uint64_t rails = 0;
+  uint64_t started_ns = 0;
+  uint64_t drain_until_ns = 0;  // 0: not draining
+  Op* live_before = nullptr;
+  Op* live_after = nullptr;
+
+  // Read by progress() from any thread; written at the helm. Relaxed: numbers for people.
+  std::atomic<uint64_t> bytes_total{0};
+  std::atomic<uint64_t> bytes_posted{0};
+  std::atomic<uint64_t> outstanding{0};
+  std::atomic<uint64_t> peer_seen{0};
+
+  OpId id() const { return uint64_t{generation.load(std::memory_order_relaxed)} << 32 | (slot + 1); }
+};
+
+// FIFO of legs, intrusive so that a leg of a cancelled op leaves at once.
+class LegQueue {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  Leg* front() const { return first_; }
+
+  void push_back(Leg* leg) {
+    leg->before = last_;
+    leg->after = nullptr;
+    (last_ != nullptr ? last_->after : first_) = leg;
+    last_ = leg;
+    leg->queued = true;
+  }
+
+  void remove(Leg* leg) {
+    (leg->before != nullptr ? leg->before->after : first_) = leg->after;
+    (leg->after != nullptr ? leg->after->before : last_) = leg->before;
+    leg->before = leg->after = nullptr;
+    leg->queued = false;
+  }
+
+ private:
+  Leg* first_ = nullptr;
+  Leg* last_ = nullptr;
+};
+
+}  // namespace asyncfabric

@@ -1,0 +1,75 @@
+// peer.h: another fabric as we see it: its lanes, its handshake, its messages. Everything here is touched at the helm only, but for
+// the numbers that statistics read.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "asyncfabric/types.h"
+#include "engine/region.h"
+#include "engine/wire.h"
+#include "provider/provider.h"
+
+namespace asyncfabric {
+
+struct Op;
+
+enum class PeerState : uint32_t { kConnecting = 0, kConnected = 1, kLost = 2, kDisconnected = 3 };
+
+struct Lane {
+  uint32_t rail = 0;         // ours
+  uint32_t remote_rail = 0;  // theirs: index into the rail keys of their regions
+  std::unique_ptr<RailPeer> handle;
+  bool welcomed = false;  // they answered our hello on this lane
+  bool closed = false;
+};
+
+constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask
+constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its program has not taken yet
+
+struct Peer {
+  PeerId id = 0;
+  uint64_t incarnation = 0;
+  std::string address;
+  PeerState state = PeerState::kConnecting;
+  Status lost_because;
+  bool wiring = false;     // the control thread is opening the lanes
+  bool wired = false;      // the lanes' handles exist
+  bool active = false;     // we want to connect (not only they to us)
+  bool reports_loss = false;
+  bool same_host = false;
+  std::string protocol;
+  std::vector<Lane> lanes;
+  std::vector<double> weights;
+  uint32_t next_lane = 0;
+  std::vector<Op*> parked;                // waiting for the connection or for an attached key
+  std::vector<uint64_t> connect_cookies;  // control calls to answer
+  uint64_t welcome_due = 0;               // lanes of theirs that said hello before our handles existed
+  uint64_t rejects = 0;      // incarnation that they looked for at our address
+  uint64_t connect_until_ns = 0;
+  uint64_t next_hello_ns = 0;
+  uint64_t hello_gap_ns = 0;
+  uint64_t last_heard_ns = 0;
+  uint64_t next_ping_ns = 0;
+  uint64_t outstanding = 0;  // signalled work requests
+  std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
+
+  // Two-sided user messages: numbered, put in order again at the receiver, held back by credits.
+  uint64_t next_sequence = 0;
+  uint32_t credits = kMessageCredits;
+  std::vector<Op*> waiting_for_credit;
+  uint64_t next_expected = 0;
+  std::map<uint64_t, std::string> out_of_order;
+
+  std::unordered_map<uint32_t, uint32_t> counter_generations;  // imm -> generation, where not 0
+  std::unordered_map<uint32_t, uint32_t> unconfirmed;          // generations of ours that they have not confirmed
+
+  std::atomic<uint64_t> bytes_sent{0};     // relaxed, for statistics
+  std::atomic<uint64_t> ops_in_flight{0};  // relaxed, for statistics
+};
+
+}  // namespace asyncfabric

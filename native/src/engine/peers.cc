@@ -1,0 +1,262 @@
+// peers.cc: the list of peers, their liveness and their end. Helm.
+#include <algorithm>
+
+#include "engine/core.h"
+
+namespace asyncfabric {
+
+Peer* Core::find_peer(PeerId id) const {
+  const size_t index = static_cast<size_t>(id) - 1;
+  return index < peers.size() ? peers[index].get() : nullptr;
+}
+
+Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
+  auto made = std::make_unique<Peer>();
+  made->id = peers.size() + 1;
+  made->incarnation = peer_incarnation;
+  made->address = std::move(peer_address);
+  made->connect_until_ns = now_ns() + config.connect_deadline_ns;
+  peers.push_back(std::move(made));
+  Peer& peer = *peers.back();
+  peer_of_incarnation[peer_incarnation] = &peer;
+  trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(peer.state));
+  return peer;
+}
+
+Peer* Core::peer_for_key(RemoteKey& key) {
+  if (key.peer != nullptr && key.peer->state != PeerState::kLost && key.peer->state != PeerState::kDisconnected) return key.peer;
+  const auto known = peer_of_incarnation.find(key.incarnation);
+  // A lost incarnation stays lost until the user connects again: writing to it fails at once.
+  Peer* peer = known != peer_of_incarnation.end() ? known->second : &make_peer(key.incarnation, key.address);
+  if (key.peer != peer) {
+    key.peer = peer;
+    key.lanes.clear();
+    key.attach = AttachState::kNone;
+  }
+  return peer;
+}
+
+void Core::connect(Peer& peer) {
+  if (peer.wiring || peer.wired) return;
+  peer.wiring = true;
+  next_tick_ns = 0;
+  control.post([this, id = peer.id] { wire_peer(id); });
+}
+
+void Core::activate(Peer& peer) {
+  if (peer.active) return;
+  peer.active = true;
+  peer.connect_until_ns = now_ns() + config.connect_deadline_ns;
+  if (peer.wired)
+    say_hello(peer);
+  else
+    connect(peer);
+}
+
+void Core::connect_to(uint64_t cookie, const AddressBlob& blob, const std::string& bytes) {
+  const auto known = peer_of_incarnation.find(blob.incarnation);
+  Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
+  // Asking again after a loss is a new try with a new entry; what failed with the old one stays failed.
+  if (peer == nullptr || peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)
+    peer = &make_peer(blob.incarnation, bytes);
+  if (peer->state == PeerState::kConnected) {
+    publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = peer->id});
+    return;
+  }
+  peer->connect_cookies.push_back(cookie);
+  activate(*peer);
+}
+
+void Core::connected(Peer& peer) {
+  if (peer.state != PeerState::kConnecting) return;
+  peer.state = PeerState::kConnected;
+  peer.last_heard_ns = now_ns();
+  peer.next_ping_ns = 0;
+  next_tick_ns = 0;
+  trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(peer.state));
+  for (const uint64_t cookie : peer.connect_cookies)
+    publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = peer.id});
+  peer.connect_cookies.clear();
+  restart_parked(peer);
+}
+
+void Core::connect_failed(Peer& peer, Status status) { lose_peer(peer, status, PeerState::kLost); }
+
+void Core::lose_peer(Peer& peer, Status status, PeerState state) {
+  if (peer.state == PeerState::kLost || peer.state == PeerState::kDisconnected) return;
+  const bool was_connected = peer.state == PeerState::kConnected;
+  peer.state = state;
+  peer.lost_because = status;
+  trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(state));
+  for (const uint64_t cookie : peer.connect_cookies)
+    publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .peer = peer.id});
+  peer.connect_cookies.clear();
+  // Flush first: the events of what was posted come with the next poll and end the ops.
+  for (Lane& lane : peer.lanes) {
+    if (lane.handle && !lane.closed) rails[lane.rail]->rail->disconnect(*lane.handle);
+    lane.closed = true;
+  }
+  for (Op* op = live_first; op != nullptr;) {
+    Op* after = op->live_after;
+    if (!op->zombie) {
+      const uint32_t generation = op->generation.load(std::memory_order_relaxed);
+      if (op->parked) {
+        const bool waits_here = std::erase(peer.parked, op) + std::erase(peer.waiting_for_credit, op) != 0;
+        if (waits_here) fail_op(*op, status, peer.id);
+      } else {
+        for (uint32_t i = 0; i < op->targets.size(); ++i) {
+          if (op->targets[i].peer != &peer) continue;
+          fail_target(*op, i, status);
+          if (op->generation.load(std::memory_order_relaxed) != generation) break;
+        }
+        if (op->generation.load(std::memory_order_relaxed) == generation &&
+            op->outstanding.load(std::memory_order_relaxed) != 0)
+          start_draining(*op);
+      }
+    }
+    op = after;
+  }
+  keys.for_each([&](KeyTable::Slot& slot) {
+    RemoteKey& key = slot.value;
+    if (key.peer != &peer) return;
+    for (auto& attached : key.lanes) peer.graveyard.push_back(std::move(attached));
+    key.lanes.clear();
+    key.attach = AttachState::kNone;
+  });
+  next_tick_ns = 0;
+  if (was_connected || state == PeerState::kLost)
+    publish({.kind = CompletionKind::kPeerLost, .status = status, .value = peer.id, .peer = peer.id});
+}
+
+// Frees what a lost peer held once nothing of it is in flight. The entry itself stays, small, so that its id stays refused.
+void Core::reap(Peer& peer) {
+  if (peer.outstanding != 0 || (peer.lanes.empty() && peer.graveyard.empty())) return;
+  if (peer.ops_in_flight.load(std::memory_order_relaxed) != 0) return;
+  peer.graveyard.clear();
+  peer.lanes.clear();
+  peer.wired = false;
+}
+
+void Core::tick(uint64_t now) {
+  constexpr uint64_t kSoon = 1'000'000;
+  uint64_t next = ~0ull;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    Peer& peer = *peers[i];
+    switch (peer.state) {
+      case PeerState::kConnecting:
+        if (now >= peer.connect_until_ns) {
+          lose_peer(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
+        } else {
+          if (peer.wired && peer.active && now >= peer.next_hello_ns) say_hello(peer);
+          next = std::min(next, now + kSoon);
+        }
+        break;
+      case PeerState::kConnected:
+        if (!peer.reports_loss && peer.incarnation != incarnation && config.polling != PollingMode::kManual) {
+          const uint64_t deadline = peer.same_host ? config.peer_deadline_host_ns : config.peer_deadline_network_ns;
+          if (now - std::min(now, peer.last_heard_ns) > deadline) {
+            lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
+            break;
+          }
+          if (now >= peer.next_ping_ns) {
+            send_message(peer, 0, MessageType::kPing, now, {});
+            peer.next_ping_ns = now + deadline / 5;
+          }
+          next = std::min(next, peer.next_ping_ns);
+        }
+        break;
+      case PeerState::kLost:
+      case PeerState::kDisconnected:
+        reap(peer);
+        if (!peer.lanes.empty()) next = std::min(next, now + kSoon * 10);
+        break;
+    }
+  }
+  if (draining != 0) {
+    next = std::min(next, now + kSoon);
+    for (Op* op = live_first; op != nullptr;) {
+      Op* after = op->live_after;
+      if (op->drain_until_ns != 0 && now >= op->drain_until_ns) {
+        drain_expired(*op);
+        break;  // that may have ended any other op: look at the rest with the next tick
+      }
+      op = after;
+    }
+  }
+  {
+    const std::lock_guard lock(keys_mutex);
+    if (!release_until.empty()) next = std::min(next, now + kSoon);
+  }
+  expire_releases(now);
+  if (close_pending) {
+    advance_close(now);
+    next = std::min(next, now + kSoon);
+  }
+  next_tick_ns = next;
+}
+
+void Core::attach(KeyTable::Slot& slot, Peer& peer) {
+  RemoteKey& key = slot.value;
+  key.attach = AttachState::kPending;
+  keys.add_pin(&slot);  // the op that asks holds one, so the key is there; it may end before this job runs
+  control.post([this, found = &slot, id = peer.id] {
+    std::vector<std::unique_ptr<RemoteMemory>> lanes;
+    Status status;
+    std::vector<std::pair<uint32_t, RailPeer*>> where;
+    std::vector<std::string> rail_keys;
+    {
+      Helm::Guest guest(helm);
+      const std::lock_guard lock(guest);
+      Peer* peer_now = find_peer(id);
+      if (peer_now->state != PeerState::kConnected) {
+        status = StatusCode::kPeerDead;
+      } else {
+        for (const Lane& lane : peer_now->lanes) {
+          where.emplace_back(lane.rail, lane.handle.get());
+          rail_keys.push_back(found->value.rail_keys[lane.remote_rail]);
+        }
+      }
+    }
+    for (size_t i = 0; i < where.size() && status.ok(); ++i) {
+      lanes.emplace_back();
+      status = at_rail(where[i].first, [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
+    }
+    {
+      Helm::Guest guest(helm);
+      const std::lock_guard lock(guest);
+      Peer& peer_now = *find_peer(id);
+      RemoteKey& now = found->value;
+      if (now.peer == &peer_now && now.attach == AttachState::kPending) {
+        if (status.ok() && peer_now.state == PeerState::kConnected) {
+          now.lanes = std::move(lanes);
+          now.attach = AttachState::kAttached;
+        } else {
+          now.attach = AttachState::kNone;
+          fail_parked_on(peer_now, found, status);
+        }
+      }
+      for (auto& left : lanes)
+        if (left) peer_now.graveyard.push_back(std::move(left));
+      restart_parked(peer_now);
+    }
+    gate.notify();
+    unpin_key(found);
+  });
+}
+
+// An attachment was refused: the ops that need it end, the others of the peer go on.
+void Core::fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status) {
+  std::vector<Op*> doomed;
+  for (Op* op : peer.parked)
+    for (const Target& target : op->targets)
+      if (target.key == key) {
+        doomed.push_back(op);
+        break;
+      }
+  for (Op* op : doomed) {
+    std::erase(peer.parked, op);
+    fail_op(*op, status, peer.id);
+  }
+}
+
+}  // namespace asyncfabric

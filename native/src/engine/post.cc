@@ -1,0 +1,171 @@
+// post.cc: legs at the front of a rail's queues become work requests, in batches. Helm.
+#include <algorithm>
+#include <array>
+
+#include "engine/core.h"
+
+namespace asyncfabric {
+
+namespace {
+
+constexpr size_t kBatch = 64;
+
+struct Made {
+  Leg* leg = nullptr;
+  uint64_t cursor_before = 0;
+  uint64_t bytes = 0;
+  uint32_t worth = 0;  // logical arrivals that its immediate carries
+};
+
+// Pages [cursor, ...) that lie next to each other on both sides go out as one request; each still counts.
+uint64_t page_run(const Op& op, const Leg& leg, uint64_t limit_bytes, uint64_t limit_pages) {
+  uint64_t run = 1;
+  while (leg.cursor + run < leg.end && run < limit_pages && (run + 1) * op.page_bytes <= limit_bytes) {
+    const Page& last = op.pages[leg.cursor + run - 1];
+    const Page& next = op.pages[leg.cursor + run];
+    if (next.source != last.source + op.page_bytes || next.target != last.target + op.page_bytes) break;
+    ++run;
+  }
+  return run;
+}
+
+// Fills the next request of a leg and moves its cursor.
+void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uint32_t rail_index, uint32_t counter_generation,
+                  WorkRequest& request, Made& made) {
+  const Target& target = op.targets[leg.target];
+  const Capabilities& can = rail.capabilities;
+  made = {&leg, leg.cursor, 0, 0};
+  request = {};
+  request.peer = lane.handle.get();
+  bool last = true;
+  if (leg.counts_only) {
+    made.worth = 1;
+    leg.cursor = leg.end;
+  } else if (op.kind == OpKind::kSend) {
+    request.kind = WorkKind::kSend;
+    request.address = op.payload.data();
+    request.length = op.payload.size();
+    made.bytes = op.payload.size() - kHeaderBytes;
+    leg.cursor = leg.end;
+  } else {
+    const RegionEntry& region = op.region->value;
+    const RemoteKey& key = target.key->value;
+    request.kind = op.kind == OpKind::kRead ? WorkKind::kRead : WorkKind::kWrite;
+    request.local = region.memory[rail_index].get();
+    request.remote = key.lanes[leg.lane].get();
+    if (op.kind == OpKind::kPages) {
+      // One immediate can carry kMaxWorth pages; on an unordered rail each page carries its own.
+      const uint64_t batch_left = kMaxWorth - leg.uncounted;
+      const uint64_t run = can.ordered ? page_run(op, leg, can.max_request_bytes, batch_left) : 1;
+      const Page& page = op.pages[leg.cursor];
+      request.address = region.base + page.source;
+      request.remote_offset = key.offset + page.target;
+      request.length = run * op.page_bytes;
+      leg.cursor += run;
+      last = leg.cursor == leg.end;
+      if (op.imm != kNoImm && !can.ordered) made.worth = 1;
+    } else {
+      request.length = std::min(leg.end - leg.cursor, can.max_request_bytes);
+      request.address = region.base + target.source_offset + leg.cursor;
+      request.remote_offset = key.offset + target.target_offset + leg.cursor;
+      leg.cursor += request.length;
+      last = leg.cursor == leg.end;
+      if (op.imm != kNoImm && last && !target.fenced) made.worth = 1;
+      request.delivered = target.fenced;
+    }
+    made.bytes = request.length;
+  }
+  if (made.worth != 0) {
+    request.has_imm = true;
+    request.imm = pack_imm(static_cast<uint32_t>(op.imm), counter_generation, made.worth);
+  }
+  // Only where post() itself moves the data may a request go unreported: a dropped leg must know what is still in flight.
+  request.signalled = last || request.has_imm || !can.synchronous;
+}
+
+}  // namespace
+
+size_t Core::post(uint32_t rail_index) {
+  RailState& rail = *rails[rail_index];
+  if (rail.urgent.empty() && rail.bulk.empty()) return 0;
+  if (!rail.up.load(std::memory_order_relaxed)) return 0;
+  std::array<WorkRequest, kBatch> requests;
+  std::array<Made, kBatch> made;
+  size_t count = 0;
+  uint64_t bytes = 0;
+  for (LegQueue* queue : {&rail.urgent, &rail.bulk}) {
+    for (Leg* leg = queue->front(); leg != nullptr && count < kBatch && bytes < rail.capabilities.step_bytes; leg = leg->after) {
+      Op& op = *leg->op;
+      Peer& peer = *op.targets[leg->target].peer;
+      uint32_t generation = 0;
+      if (op.imm != kNoImm && !peer.counter_generations.empty()) {
+        const auto known = peer.counter_generations.find(static_cast<uint32_t>(op.imm));
+        if (known != peer.counter_generations.end()) generation = known->second;
+      }
+      const bool batched = op.kind == OpKind::kPages && op.imm != kNoImm && rail.capabilities.ordered;
+      while (leg->cursor != leg->end && count < kBatch && bytes < rail.capabilities.step_bytes) {
+        WorkRequest& request = requests[count];
+        make_request(op, *leg, rail, peer.lanes[leg->lane], rail_index, generation, request, made[count]);
+        if (batched) {
+          leg->uncounted += static_cast<uint32_t>(leg->cursor - made[count].cursor_before);
+          if (leg->cursor == leg->end || leg->uncounted >= kMaxWorth) {
+            made[count].worth = leg->uncounted;
+            leg->uncounted = 0;
+            request.has_imm = true;
+            request.signalled = true;
+            request.imm = pack_imm(static_cast<uint32_t>(op.imm), generation, made[count].worth);
+          }
+        }
+        request.tag = make_tag(op.generation.load(std::memory_order_relaxed), op.slot,
+                               static_cast<uint32_t>(leg - op.legs.data()), request.signalled);
+        bytes += made[count].bytes;
+        ++count;
+      }
+    }
+  }
+
+  const PostResult result = rail.rail->post({requests.data(), count});
+  for (size_t i = count; i > result.accepted; --i) {
+    // Not taken: as if it had never been made. Going backwards leaves the first cursor and the uncounted pages before it.
+    Made& undone = made[i - 1];
+    if (undone.leg->op->kind == OpKind::kPages && undone.worth != 0 && rail.capabilities.ordered) undone.leg->uncounted = undone.worth;
+    if (undone.leg->op->kind == OpKind::kPages && undone.leg->op->imm != kNoImm && rail.capabilities.ordered)
+      undone.leg->uncounted -= static_cast<uint32_t>(undone.leg->cursor - undone.cursor_before);
+    undone.leg->cursor = undone.cursor_before;
+  }
+  Leg* refused = result.accepted < count ? made[result.accepted].leg : nullptr;
+  for (size_t i = 0; i < result.accepted; ++i) {
+    Leg& leg = *made[i].leg;
+    Op& op = *leg.op;
+    Peer& peer = *op.targets[leg.target].peer;
+    op.rails |= 1ull << rail_index;
+    op.bytes_posted.store(op.bytes_posted.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
+    peer.bytes_sent.store(peer.bytes_sent.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
+    (op.kind == OpKind::kRead ? tallies.bytes_read : tallies.bytes_written).add(made[i].bytes);
+    if (requests[i].has_imm) tallies.immediates_sent.add(1);
+    if (requests[i].signalled) {
+      ++leg.outstanding;
+      ++peer.outstanding;
+      op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+    if (leg.cursor == leg.end && leg.queued && &leg != refused)
+      queue_of(leg).remove(&leg);
+  }
+  tallies.work_requests.add(result.accepted);
+  if (result.accepted != 0) trace.point(TracePoint::kPost, rail_index, result.accepted);
+  if (refused != nullptr) {
+    if (result.status.code != StatusCode::kBusy) {
+      fail_target(*refused->op, refused->target, result.status);
+      return result.accepted + 1;
+    }
+    // Busy for this peer: let the others of the queue go first next time.
+    LegQueue& queue = queue_of(*refused);
+    if (refused->queued && refused->after != nullptr) {
+      queue.remove(refused);
+      queue.push_back(refused);
+    }
+  }
+  return result.accepted;
+}
+
+}  // namespace asyncfabric

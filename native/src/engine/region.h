@@ -1,0 +1,50 @@
+// region.h: memory we registered (regions) and memory of peers that we hold keys of. Both live in pin tables: an op pins what it
+// touches, so that releasing waits for exactly the ops in flight.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "asyncfabric/types.h"
+#include "base/pages.h"
+#include "base/pin_table.h"
+#include "provider/provider.h"
+
+namespace asyncfabric {
+
+struct Peer;
+
+struct RegionEntry {
+  Pages pages;  // empty for foreign memory
+  char* base = nullptr;
+  uint64_t length = 0;
+  int32_t device = kHostDevice;
+  uint32_t access = 0;
+  uint64_t generation = 1;                           // guarded by Core::keys_mutex
+  std::vector<std::string> rail_keys;                // guarded by Core::keys_mutex
+  std::vector<std::unique_ptr<LocalMemory>> memory;  // one per rail, fixed while the region is open
+  uint32_t zombies = 0;                              // keys_mutex: ops that ended while a transport may still use the memory
+};
+
+enum class AttachState : uint8_t { kNone, kPending, kAttached };
+
+struct RemoteKey {
+  uint64_t incarnation = 0;
+  RegionId region = 0;
+  uint64_t generation = 0;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint32_t access = 0;
+  std::vector<std::string> rail_keys;
+  std::string address;
+  // At the helm:
+  Peer* peer = nullptr;
+  AttachState attach = AttachState::kNone;
+  std::vector<std::unique_ptr<RemoteMemory>> lanes;  // one per lane of the peer
+};
+
+using RegionTable = PinTable<RegionEntry>;
+using KeyTable = PinTable<RemoteKey>;
+
+}  // namespace asyncfabric

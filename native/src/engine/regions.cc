@@ -1,0 +1,82 @@
+// regions.cc: the end of regions and keys, when the last pin on them went. Control thread for the slow part.
+#include "engine/core.h"
+
+namespace asyncfabric {
+
+void Core::unpin_region(RegionTable::Slot* slot) {
+  if (regions.unpin(slot)) control.post([this, slot] { end_region(slot); });
+}
+
+void Core::unpin_key(KeyTable::Slot* slot) {
+  if (keys.unpin(slot)) control.post([this, slot] { end_key(slot); });
+}
+
+void Core::end_region(RegionTable::Slot* slot) {
+  RegionEntry& region = slot->value;
+  Status status;
+  for (uint32_t rail = 0; rail < region.memory.size(); ++rail) {
+    if (!region.memory[rail]) continue;
+    const Status released = at_rail(rail, [&](Rail& at) { return at.release_memory(region.memory[rail], config.drain_deadline_ns); });
+    if (!released.ok()) status = released;
+  }
+  uint64_t cookie = 0;
+  const uint64_t handle = slot->handle;
+  {
+    const std::lock_guard lock(keys_mutex);
+    if (const auto waiting = releases.find(handle); waiting != releases.end()) {
+      cookie = waiting->second;
+      releases.erase(waiting);
+    }
+    release_until.erase(handle);
+  }
+  // kDrainTimeout: a peer may still write there. The entry, its pages and the caller's buffer stay pinned for good.
+  if (status.ok())
+    regions.erase(slot);
+  else
+    tallies.quarantined.value.fetch_add(1, std::memory_order_relaxed);
+  if (cookie == 0) return;
+  Helm::Guest guest(helm);
+  const std::lock_guard lock(guest);
+  publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = handle});
+  flush_completions();
+}
+
+// The region takes no new ops. Those in flight may drain until the deadline, then they are cancelled.
+void Core::release_started(RegionTable::Slot* slot) {
+  const std::lock_guard lock(keys_mutex);
+  const auto waiting = releases.find(slot->handle);
+  if (waiting == releases.end()) return;
+  if (slot->value.zombies != 0) {
+    publish({.cookie = waiting->second, .kind = CompletionKind::kControl, .status = StatusCode::kDrainTimeout, .value = slot->handle});
+    releases.erase(waiting);
+    flush_completions();
+    return;
+  }
+  release_until[slot->handle] = now_ns() + config.drain_deadline_ns;
+  next_tick_ns = 0;
+}
+
+void Core::expire_releases(uint64_t now) {
+  std::vector<uint64_t> expired;
+  {
+    const std::lock_guard lock(keys_mutex);
+    for (const auto& [handle, until] : release_until)
+      if (now >= until) expired.push_back(handle);
+    for (const uint64_t handle : expired) release_until.erase(handle);
+  }
+  for (const uint64_t handle : expired)
+    for (Op* op = live_first; op != nullptr;) {
+      Op* after = op->live_after;
+      if (op->region != nullptr && op->region->handle == handle) cancel(*op);
+      op = after;
+    }
+}
+
+void Core::end_key(KeyTable::Slot* slot) {
+  Helm::Guest guest(helm);
+  const std::lock_guard lock(guest);
+  slot->value.lanes.clear();  // nothing is in flight: each op held a pin
+  keys.erase(slot);
+}
+
+}  // namespace asyncfabric

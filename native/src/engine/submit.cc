@@ -1,0 +1,236 @@
+// submit.cc: the data calls. Any thread: checks everything, pins what the op touches, pushes it into the mailbox. Lock-free.
+#include <algorithm>
+
+#include "engine/native_engine.h"
+
+namespace asyncfabric {
+
+namespace {
+
+bool inside(uint64_t offset, uint64_t length, uint64_t bound) { return offset <= bound && length <= bound - offset; }
+
+}  // namespace
+
+Status NativeEngine::take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  if (imm < kNoImm || imm > kMaxImm) return StatusCode::kInvalidArgument;
+  // Completions that nobody took count too, so the ring that carries them cannot run over.
+  if (core_.submitted.load(std::memory_order_relaxed) - core_.consumed.load(std::memory_order_relaxed) >=
+      2ull * core_.config.max_ops)
+    return StatusCode::kBusy;
+  Op* op = core_.ops.take();
+  if (op == nullptr) return StatusCode::kBusy;
+  op->kind = kind;
+  op->cookie = cookie;
+  op->imm = imm;
+  op->bytes_posted.store(0, std::memory_order_relaxed);
+  op->peer_seen.store(0, std::memory_order_relaxed);
+  op->cancel_link.op = op;
+  *out = op;
+  return {};
+}
+
+// Undoes take_op after a refusal. The generation stays: the handle was never handed out.
+void NativeEngine::give_back(Op& op) {
+  if (op.region != nullptr) core_.unpin_region(op.region);
+  for (Target& target : op.targets)
+    if (target.key != nullptr) core_.unpin_key(target.key);
+  op.region = nullptr;
+  op.targets.clear();
+  op.pages.clear();
+  op.payload.clear();
+  core_.ops.give_back(&op);
+}
+
+Status NativeEngine::use_region(Op& op, RegionId region, uint64_t offset, uint64_t length) {
+  op.region = core_.regions.pin(region);
+  if (op.region == nullptr) return StatusCode::kClosed;
+  return inside(offset, length, op.region->value.length) ? StatusCode::kOk : StatusCode::kOutOfBounds;
+}
+
+Status NativeEngine::use_key(Op& op, KeyId key, uint64_t offset, uint64_t length, uint32_t right, Target* target) {
+  target->key = core_.keys.pin(key);
+  op.targets.push_back(*target);
+  if (target->key == nullptr) return StatusCode::kStaleKey;
+  const RemoteKey& remote = target->key->value;
+  if ((remote.access & right) == 0) return StatusCode::kAccessDenied;
+  return inside(offset, length, remote.length) ? StatusCode::kOk : StatusCode::kOutOfBounds;
+}
+
+void NativeEngine::send(Op& op, uint64_t bytes, OpId* id) {
+  op.bytes_total.store(bytes, std::memory_order_relaxed);
+  op.started_ns = now_ns();
+  *id = op.id();
+  core_.submitted.fetch_add(1, std::memory_order_relaxed);
+  core_.mailbox.push(&op);
+  wake_worker(bytes);
+}
+
+// A small op on rails that move data inside post() is posted right here when the worker sleeps: a wake-up costs more than the op.
+void NativeEngine::wake_worker(uint64_t bytes) {
+  if (core_.config.polling == PollingMode::kManual || !core_.gate.sleeping()) return;
+  if (core_.all_synchronous && bytes <= core_.config.inline_bytes) {
+    Helm::Guest guest(core_.helm);
+    if (guest.try_lock()) {
+      core_.step();
+      core_.tallies.inline_steps.add(1);
+      const bool settled = core_.settled();
+      guest.unlock();
+      if (settled) return;
+    }
+  }
+  core_.gate.notify();
+}
+
+Status NativeEngine::submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                                  uint64_t target_offset, int64_t imm, OpId* id) {
+  Op* op = nullptr;
+  Status status = take_op(OpKind::kWrite, cookie, imm, &op);
+  if (!status.ok()) return status;
+  Target target{.source_offset = offset, .target_offset = target_offset, .length = length};
+  status = use_region(*op, region, offset, length);
+  if (status.ok()) status = use_key(*op, key, target_offset, length, kAccessRemoteWrite, &target);
+  if (status.ok())
+    send(*op, length, id);
+  else
+    give_back(*op);
+  return status;
+}
+
+Status NativeEngine::submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                                 uint64_t target_offset, OpId* id) {
+  Op* op = nullptr;
+  Status status = take_op(OpKind::kRead, cookie, kNoImm, &op);
+  if (!status.ok()) return status;
+  Target target{.source_offset = offset, .target_offset = target_offset, .length = length};
+  status = use_region(*op, region, offset, length);
+  if (status.ok()) status = use_key(*op, key, target_offset, length, kAccessRemoteRead, &target);
+  if (status.ok())
+    send(*op, length, id);
+  else
+    give_back(*op);
+  return status;
+}
+
+Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch, int64_t imm,
+                                        OpId* id) {
+  Op* op = nullptr;
+  Status status = take_op(OpKind::kPages, cookie, imm, &op);
+  if (!status.ok()) return status;
+  Target target;
+  status = use_region(*op, region, batch.source_offset, 0);
+  if (status.ok()) status = use_key(*op, key, batch.target_offset, 0, kAccessRemoteWrite, &target);
+  if (status.ok() && batch.count != 0) {
+    const uint64_t source_room = op->region->value.length - batch.source_offset;
+    const uint64_t target_room = target.key->value.length - batch.target_offset;
+    if (batch.page_bytes == 0) {
+      status = StatusCode::kInvalidArgument;
+    } else if (batch.page_bytes > source_room || batch.page_bytes > target_room) {
+      status = StatusCode::kOutOfBounds;
+    } else {
+      // The largest page number that still fits; negative numbers turn into huge ones and fail the same comparison.
+      const auto last_page = [&](uint64_t room, uint64_t stride) {
+        return stride == 0 ? ~0ull >> 1 : (room - batch.page_bytes) / stride;
+      };
+      const uint64_t source_last = last_page(source_room, batch.source_stride);
+      const uint64_t target_last = last_page(target_room, batch.target_stride);
+      op->pages.resize(batch.count);
+      bool fits = true;
+      for (uint64_t i = 0; i < batch.count; ++i) {
+        const uint64_t source = static_cast<uint64_t>(batch.source_pages[i]);
+        const uint64_t into = static_cast<uint64_t>(batch.target_pages[i]);
+        fits &= source <= source_last && into <= target_last;
+        op->pages[i] = {batch.source_offset + source * batch.source_stride, batch.target_offset + into * batch.target_stride};
+      }
+      if (!fits) status = StatusCode::kOutOfBounds;
+    }
+  }
+  if (status.ok()) {
+    op->page_bytes = batch.page_bytes;
+    op->targets[0].length = batch.count * batch.page_bytes;
+    send(*op, op->targets[0].length, id);
+  } else {
+    give_back(*op);
+  }
+  return status;
+}
+
+Status NativeEngine::submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
+                                    OpId* id) {
+  Op* op = nullptr;
+  Status status = take_op(OpKind::kScatter, cookie, imm, &op);
+  if (!status.ok()) return status;
+  status = use_region(*op, region, 0, 0);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count && status.ok(); ++i) {
+    const ScatterTarget& to = targets[i];
+    Target target{.source_offset = to.source_offset, .target_offset = to.target_offset, .length = to.length};
+    if (!inside(to.source_offset, to.length, op->region->value.length))
+      status = StatusCode::kOutOfBounds;
+    else
+      status = use_key(*op, to.key, to.target_offset, to.length, kAccessRemoteWrite, &target);
+    bytes += to.length;
+  }
+  if (status.ok())
+    send(*op, bytes, id);
+  else
+    give_back(*op);
+  return status;
+}
+
+Status NativeEngine::submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* id) {
+  if (imm == kNoImm) return StatusCode::kInvalidArgument;
+  Op* op = nullptr;
+  const Status status = take_op(OpKind::kSignal, cookie, imm, &op);
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < count; ++i) op->targets.push_back({.peer_id = peers[i]});
+  send(*op, 0, id);
+  return {};
+}
+
+Status NativeEngine::submit_send(uint64_t cookie, PeerId peer, const void* payload, size_t length, OpId* id) {
+  if (length > kMaxMessageBytes) return StatusCode::kOutOfBounds;
+  Op* op = nullptr;
+  const Status status = take_op(OpKind::kSend, cookie, kNoImm, &op);
+  if (!status.ok()) return status;
+  op->targets.push_back({.peer_id = peer});
+  op->payload.resize(kHeaderBytes + length);
+  std::copy_n(static_cast<const uint8_t*>(payload), length, op->payload.begin() + kHeaderBytes);
+  send(*op, length, id);
+  return {};
+}
+
+Status NativeEngine::cancel(OpId id) {
+  const uint32_t slot = static_cast<uint32_t>(id) - 1;
+  if (!core_.ops.exists(slot)) return StatusCode::kInvalidArgument;
+  Op& op = core_.ops[slot];
+  const uint32_t generation = static_cast<uint32_t>(id >> 32);
+  if (op.generation.load(std::memory_order_acquire) != generation) return {};  // it ended already
+  op.cancel_generation.store(generation, std::memory_order_seq_cst);
+  // Queued already: the worker clears the flag before it reads the generation, so it will see ours.
+  if (op.cancel_queued.exchange(1, std::memory_order_seq_cst) == 0) core_.cancels.push(&op.cancel_link);
+  if (core_.config.polling != PollingMode::kManual) core_.gate.notify();
+  return {};
+}
+
+Status NativeEngine::arm_writable(uint64_t cookie) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  core_.writable_cookie.store(cookie, std::memory_order_seq_cst);
+  return {};
+}
+
+OpProgress NativeEngine::progress(OpId id) const {
+  OpProgress progress;
+  const uint32_t slot = static_cast<uint32_t>(id) - 1;
+  if (!core_.ops.exists(slot)) return progress;
+  const Op& op = core_.ops[slot];
+  if (op.generation.load(std::memory_order_acquire) != static_cast<uint32_t>(id >> 32)) return progress;
+  progress.known = true;
+  progress.bytes_total = op.bytes_total.load(std::memory_order_relaxed);
+  progress.bytes_posted = op.bytes_posted.load(std::memory_order_relaxed);
+  progress.outstanding = op.outstanding.load(std::memory_order_relaxed);
+  progress.peer = op.peer_seen.load(std::memory_order_relaxed);
+  return progress;
+}
+
+}  // namespace asyncfabric

@@ -1,0 +1,68 @@
+// wire.h: the bytes that fabrics hand to each other: addresses, region keys and the header of engine messages.
+// Parsing takes hostile bytes: every length is bounded, a checksum finds damage, nothing is believed further than that.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "asyncfabric/types.h"
+
+namespace asyncfabric {
+
+struct AddressBlob {
+  struct RailPart {
+    std::string protocol;  // provider name without "fault+": rails of one protocol can talk
+    std::string address;
+  };
+  uint64_t incarnation = 0;
+  uint64_t host = 0;  // hash of boot id, pid and net namespace and user: equal only where shared memory works
+  std::vector<RailPart> rails;
+};
+
+struct KeyBlob {
+  uint64_t incarnation = 0;
+  RegionId region = 0;
+  uint64_t generation = 0;
+  uint64_t offset = 0;  // of the key's range inside the registered memory
+  uint64_t length = 0;
+  uint32_t access = 0;
+  std::vector<std::string> rail_keys;  // one per rail of the owner
+  std::string address;                 // owner's AddressBlob, encoded
+};
+
+std::string encode_address(const AddressBlob& blob);
+bool decode_address(std::string_view bytes, AddressBlob* out);
+std::string encode_key(const KeyBlob& blob);
+bool decode_key(std::string_view bytes, KeyBlob* out);
+
+// Engine messages: two-sided, small, over lane 0 or the lane they are about.
+enum class MessageType : uint8_t {
+  kHello = 1,   // value = lane; payload = sender's address, then its counter generations
+  kWelcome = 2,  // value = lane; payload = counter generations: (imm << 2 | generation) as u32 each
+  kReject = 3,  // value = our real incarnation: the address belongs to an earlier process
+  kPing = 4,
+  kPong = 5,
+  kUser = 6,      // value = sequence number
+  kCredit = 7,    // value = user messages that were taken
+  kCounter = 8,   // value = imm << 2 | generation
+  kCounterAck = 9,
+  kBye = 10,
+};
+
+struct MessageHeader {
+  MessageType type = MessageType::kPing;
+  uint64_t sender = 0;
+  uint64_t target = 0;
+  uint64_t value = 0;
+};
+
+constexpr size_t kHeaderBytes = 32;
+void encode_header(const MessageHeader& header, char* out);
+bool decode_header(std::string_view bytes, MessageHeader* out, std::string_view* payload);
+
+uint64_t host_identity();
+uint64_t random_incarnation();
+
+}  // namespace asyncfabric

@@ -1,0 +1,108 @@
+// provider.h: the contract of a provider on one screen. One Rail = one opened device of one provider.
+// Threads: methods marked [control] run on the control thread, one at a time. Methods marked [helm] run on whoever holds the
+// engine's helm (worker or guest), one at a time. [control] and [helm] calls never overlap on a rail unless
+// capabilities().concurrent_control. A rail knows nothing of counters, striping, ops or Python and reports all
+// failures of posted work through poll().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "asyncfabric/types.h"
+
+namespace asyncfabric {
+
+struct Capabilities {
+  bool ordered = false;      // an immediate is delivered after all earlier writes of the same (rail, peer) are visible, and
+                             // a signalled completion implies all earlier requests of the same (rail, peer) completed
+  bool synchronous = false;  // post() has moved the data when it returns; its completions come with the next poll
+  bool read = false;
+  bool concurrent_control = false;  // [control] calls may overlap [helm] calls
+  bool reports_peer_loss = false;   // kPeerLost events come by themselves; otherwise the engine sends heartbeats
+  bool same_host_only = false;
+  uint64_t max_request_bytes = 1ull << 30;  // longer writes are split by the engine
+  uint64_t step_bytes = ~0ull;              // how much may be posted in one pass (synchronous rails keep this small)
+  uint32_t max_send_bytes = 16384;          // two-sided messages, at least kMaxMessageBytes + 1024
+};
+
+// Memory to register. `memfd` >= 0 when the engine allocated the pages itself: base is a MAP_SHARED mapping of memfd at 0.
+struct Memory {
+  void* base = nullptr;
+  uint64_t length = 0;
+  int32_t device = kHostDevice;
+  int memfd = -1;
+  uint32_t access = 0;
+};
+
+// Opaque handles; each rail derives its own.
+class LocalMemory { public: virtual ~LocalMemory() = default; };
+class RemoteMemory { public: virtual ~RemoteMemory() = default; };
+class RailPeer { public: virtual ~RailPeer() = default; };
+
+enum class WorkKind : uint8_t { kWrite, kRead, kSend };
+
+struct WorkRequest {
+  WorkKind kind = WorkKind::kWrite;
+  bool signalled = true;   // false only on ordered rails: no event unless it fails
+  bool delivered = false;  // the completion must mean "visible at the target", not only "buffer reusable"
+  bool has_imm = false;
+  uint32_t imm = 0;
+  RailPeer* peer = nullptr;
+  LocalMemory* local = nullptr;    // null for kSend and for length 0
+  RemoteMemory* remote = nullptr;  // null for kSend and for a signal (length 0, has_imm)
+  const void* address = nullptr;   // local bytes; kSend: payload, copied or sent before post returns
+  uint64_t remote_offset = 0;      // from the start of the registered memory behind `remote`
+  uint64_t length = 0;
+  uint64_t tag = 0;                // comes back in RailEvent
+};
+
+enum class RailEventKind : uint8_t { kDone, kImmediate, kMessage, kPeerLost, kRailDown, kRailUp };
+
+struct RailEvent {
+  RailEventKind kind = RailEventKind::kDone;
+  Status status;
+  uint64_t tag = 0;              // kDone
+  uint32_t imm = 0;              // kImmediate: the bytes that came before it are visible to this thread
+  RailPeer* peer = nullptr;      // kPeerLost
+  const uint8_t* data = nullptr;  // kMessage: valid until the next poll
+  uint32_t length = 0;
+};
+
+struct PostResult {
+  size_t accepted = 0;  // requests [0, accepted) are owned by the rail and will be reported
+  Status status;        // why request [accepted] was not taken; kBusy: try again after a poll
+};
+
+class Rail {
+ public:
+  virtual ~Rail() = default;  // flushes: after it nothing touches registered memory
+  virtual const Capabilities& capabilities() const = 0;
+  virtual RailInfo info() const = 0;
+  virtual std::string address() const = 0;  // bounded by 512 bytes; what a peer's connect() needs
+
+  // [control]
+  virtual Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) = 0;
+  virtual Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) = 0;  // old keys dead on return
+  virtual Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) = 0;      // kDrainTimeout: kept pinned
+  virtual Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) = 0;
+  virtual Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) = 0;  // hostile bytes: refuse
+
+  // [helm] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or
+  // kUnsupported: the rail cannot promise that, and the requests stay outstanding until the transport reports them.
+  virtual Status disconnect(RailPeer& peer) = 0;
+
+  // [helm]
+  virtual PostResult post(std::span<const WorkRequest> requests) = 0;
+  virtual size_t poll(std::span<RailEvent> events) = 0;
+  virtual int wait_fd() const = 0;        // -1: none, the worker sleeps in short naps
+  virtual bool prepare_wait() = 0;        // arm wait_fd; false: there is work, do not sleep
+  virtual void cancel_wait() = 0;         // awake again
+};
+
+// Opens the rail named by `spec`; `detail` says in a sentence why not. Called on the opening thread before the worker runs.
+using OpenRail = Status (*)(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
+
+}  // namespace asyncfabric

@@ -1,0 +1,121 @@
+// fence.cc: when may memory be given back? Over sockets libfabric checks a key when the head of a write arrives and then
+// receives the rest in pieces, also after the key was revoked. A stream is in order, so: ask each sender that introduced itself,
+// it answers behind everything that it wrote before, and when the answer is here no old write can be half-way (INV-2).
+// A sender that does not answer in time leaves the memory quarantined; one whose process is gone is not waited for.
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "providers/libfabric/rail.h"
+
+namespace asyncfabric::libfabric {
+namespace {
+
+constexpr size_t kMaxInbound = 4096;  // hostile introductions must not grow without bound
+constexpr auto kProbeEvery = std::chrono::milliseconds(20);
+constexpr int kQuietPasses = 3;
+
+std::string with_connection(uint64_t connection, const std::string& address) {
+  std::string body(reinterpret_cast<const char*>(&connection), sizeof connection);
+  return body + address;
+}
+
+}  // namespace
+
+Status LibfabricRail::fence(uint64_t deadline_ns) {
+  if (!device_->profile().fence_on_release) return StatusCode::kOk;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline{std::chrono::nanoseconds(deadline_ns)};
+  Clock::time_point next_probe = Clock::now() + kProbeEvery;
+  ++fence_number_;
+  for (Inbound& inbound : inbound_) (void)ask(inbound);
+  const auto open = [this](const Inbound& inbound) { return !inbound.gone && inbound.answered < fence_number_; };
+  while (std::any_of(inbound_.begin(), inbound_.end(), open)) {
+    progress_into_stash();
+    const Clock::time_point now = Clock::now();
+    if (now >= next_probe) {
+      next_probe = now + kProbeEvery;
+      for (Inbound& inbound : inbound_)
+        if (open(inbound) && refuses_connections(inbound.sender)) inbound.gone = true;
+    }
+    if (now >= deadline) return StatusCode::kDrainTimeout;
+    if (device_->wait_fd() >= 0 && prepare_wait()) {  // do not burn the core that the peer may need
+      pollfd entry{device_->wait_fd(), POLLIN, 0};
+      (void)::poll(&entry, 1, 1);
+    }
+  }
+  // Streams of senders that are gone end with what the kernel still holds: take it before the memory goes.
+  for (int pass = 0; pass < kQuietPasses; ++pass) progress_into_stash();
+  std::erase_if(inbound_, [](const Inbound& inbound) { return inbound.gone; });
+  return StatusCode::kOk;
+}
+
+bool LibfabricRail::ask(Inbound& inbound) {
+  PeerState* path = path_to(inbound.sender);
+  if (path == nullptr) return false;
+  return send_control(*path, MessageKind::kFenceAsk, fence_number_, with_connection(inbound.connection, address()), false).ok();
+}
+
+PeerState* LibfabricRail::path_to(const RailAddress& address) {
+  for (const std::shared_ptr<PeerState>& peer : peers_)
+    if (!peer->closed && peer->remote.name == address.name) return peer.get();
+  std::shared_ptr<PeerState> opened;
+  return open_peer(address, &opened).ok() ? opened.get() : nullptr;
+}
+
+void LibfabricRail::take_control_message(const MessageHead& head, std::string_view body) {
+  if (!device_->profile().fence_on_release) return;
+  if (head.kind == MessageKind::kIntroduce) {
+    Inbound inbound;
+    inbound.connection = head.number;
+    if (parse(body, &inbound.sender) && inbound_.size() < kMaxInbound) inbound_.push_back(std::move(inbound));
+    return;
+  }
+  uint64_t connection = 0;
+  if (body.size() < sizeof connection) return;
+  std::memcpy(&connection, body.data(), sizeof connection);
+  body.remove_prefix(sizeof connection);
+  if (head.kind != MessageKind::kFenceAsk) {
+    for (Inbound& inbound : inbound_) {
+      if (inbound.connection != connection) continue;
+      if (head.kind == MessageKind::kFenceGone) inbound.gone = true;
+      else inbound.answered = std::max(inbound.answered, head.number);
+    }
+    return;
+  }
+  for (const std::shared_ptr<PeerState>& peer : peers_) {
+    if (peer->closed || peer->connection != connection) continue;
+    (void)send_control(*peer, MessageKind::kFenceAnswer, head.number, with_connection(connection, ""), true);
+    return;
+  }
+  RailAddress asker;  // we closed that connection: what it carried has left or never will
+  if (!parse(body, &asker)) return;
+  if (PeerState* path = path_to(asker))
+    (void)send_control(*path, MessageKind::kFenceGone, head.number, with_connection(connection, ""), false);
+}
+
+// Nobody listens there any more: the sender's rail is closed or its process is gone, and with it all of its connections.
+bool LibfabricRail::refuses_connections(const RailAddress& address) const {
+  sockaddr_storage target{};
+  if (address.name.size() > sizeof target) return false;
+  std::memcpy(&target, address.name.data(), address.name.size());
+  const int probe = ::socket(target.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (probe < 0) return false;
+  int error = ::connect(probe, reinterpret_cast<const sockaddr*>(&target), static_cast<socklen_t>(address.name.size())) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd entry{probe, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    error = 0;
+    if (::poll(&entry, 1, 5) > 0) (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  ::close(probe);
+  return error == ECONNREFUSED;
+}
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,43 @@
+// peer.h: what a rail knows of one connection to a peer's rail. The engine holds a PeerHandle; the state lives on in the rail
+// until nothing is outstanding. Written by [control] and [helm] calls, which never overlap on these rails.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "provider/provider.h"
+#include "providers/libfabric/contexts.h"
+#include "providers/libfabric/fids.h"
+#include "providers/libfabric/process.h"
+#include "providers/libfabric/wire.h"
+
+namespace asyncfabric::libfabric {
+
+struct PeerState {
+  RailAddress remote;
+  uint64_t connection = 0;  // random; names this connection in introductions and fences
+  EndpointPtr own_endpoint;  // when the profile gives each peer its own
+  fid_ep* endpoint = nullptr;
+  fi_addr_t address = FI_ADDR_UNSPEC;
+  std::unique_ptr<ProcessWatch> process;  // same-host transports: the peer's process
+  ContextList requests;                   // posted and not reported, in order
+  Context* backlog = nullptr;             // the first of them that libfabric has not taken
+  uint32_t outstanding = 0;
+  uint32_t submitted = 0;
+  bool in_backlog = false;  // is in the rail's list of peers with a backlog
+  bool closed = false;      // disconnected: new requests fail at once
+  bool lost = false;        // its process died
+  bool same_process = false;  // shm: its segment must stay mapped, see cemetery.h
+  RailPeer* handle = nullptr;  // the engine's; null: given back, or the rail opened this connection itself
+};
+
+class PeerHandle final : public RailPeer {
+ public:
+  explicit PeerHandle(std::shared_ptr<PeerState> s) : state(std::move(s)) { state->handle = this; }
+  ~PeerHandle() override { state->handle = nullptr; }
+  const std::shared_ptr<PeerState> state;
+};
+
+inline PeerState* state_of(RailPeer* peer) { return static_cast<PeerHandle*>(peer)->state.get(); }
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,176 @@
+// poll.cc: what came back from libfabric: completions, immediates, messages, errors; and when the worker may sleep.
+// On an ordered rail completions of one peer are reported in the order of posting, so that a reported one implies that all
+// earlier ones are complete, whatever order the provider's CQ has.
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "providers/libfabric/errors.h"
+#include "providers/libfabric/rail.h"
+
+namespace asyncfabric::libfabric {
+namespace {
+
+constexpr size_t kReadAtOnce = 64;
+constexpr uint32_t kPollsPerWatch = 32;  // a process check costs a system call
+
+}  // namespace
+
+void LibfabricRail::emit(const RailEvent& event, ReceiveSlot* slot) {
+  if (filled_ == room_.size()) {
+    stash_.push_back({event, slot});
+    return;
+  }
+  room_[filled_++] = event;
+  if (slot != nullptr) handed_out_.push_back(slot);
+}
+
+// Gives the context back and tells the engine, unless nobody wants to know.
+void LibfabricRail::retire(Context& context) {
+  PeerState& peer = *context.peer;
+  peer.requests.remove(&context);
+  --peer.outstanding;
+  if (context.reported && !(context.quiet && context.status.ok())) {
+    RailEvent event;
+    event.kind = RailEventKind::kDone;
+    event.status = context.status;
+    event.tag = context.tag;
+    emit(event, nullptr);
+  }
+  if (context.payload != nullptr) buffers_->give_send_slot(context.payload);
+  contexts_->give(&context);
+}
+
+void LibfabricRail::finish(Context& context, Status status) {
+  PeerState& peer = *context.peer;
+  context.done = true;
+  context.status = status;
+  if (context.submitted) --peer.submitted;
+  if (!capabilities_.ordered) {
+    retire(context);
+    return;
+  }
+  while (peer.requests.head != nullptr && peer.requests.head->done) retire(*peer.requests.head);
+}
+
+size_t LibfabricRail::poll(std::span<RailEvent> events) {
+  room_ = events;
+  filled_ = 0;
+  for (ReceiveSlot* slot : handed_out_) buffers_->repost(slot);
+  handed_out_.clear();
+  buffers_->retry_reposts();
+  while (!stash_.empty() && filled_ < room_.size()) {
+    const Stashed stashed = stash_.front();
+    stash_.pop_front();
+    emit(stashed.event, stashed.slot);
+  }
+  advance_backlogs();
+  if (device_->profile().same_host_only && ++polls_ % kPollsPerWatch == 0) watch_processes();
+  while (filled_ < room_.size()) {
+    const size_t limit = std::min(kReadAtOnce, room_.size() - filled_);
+    if (read_cq(limit) < limit) break;
+  }
+  room_ = {};
+  return filled_;
+}
+
+// Also drives the progress of providers that have no thread of their own.
+size_t LibfabricRail::read_cq(size_t limit) {
+  std::array<fi_cq_data_entry, kReadAtOnce> entries;
+  const ssize_t count = fi_cq_read(device_->cq(), entries.data(), std::min(limit, entries.size()));
+  if (count == -FI_EAVAIL) {
+    take_error();
+    return limit;  // there may be more
+  }
+  if (count <= 0) return 0;
+  for (ssize_t i = 0; i < count; ++i) take_entry(entries[static_cast<size_t>(i)]);
+  return static_cast<size_t>(count);
+}
+
+void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
+  if (contexts_->owns(entry.op_context)) {
+    finish(*static_cast<Context*>(entry.op_context), StatusCode::kOk);
+    return;
+  }
+  ReceiveSlot* slot = buffers_->owns(entry.op_context) ? static_cast<ReceiveSlot*>(entry.op_context) : nullptr;
+  if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) {
+    RailEvent event;
+    event.kind = RailEventKind::kImmediate;
+    event.imm = static_cast<uint32_t>(entry.data);
+    emit(event, nullptr);
+    if (slot != nullptr) buffers_->repost(slot);  // FI_RX_CQ_DATA: the immediate used up a receive
+  } else if (slot != nullptr) {
+    take_message(slot, entry.len);
+  }
+}
+
+void LibfabricRail::take_error() {
+  fi_cq_err_entry error{};
+  if (fi_cq_readerr(device_->cq(), &error, 0) < 1) return;
+  if (contexts_->owns(error.op_context)) {
+    auto* context = static_cast<Context*>(error.op_context);
+    // A context that is free or done already: the provider reported one request twice. Nothing to tell.
+    if (context->peer != nullptr && context->submitted && !context->done) finish(*context, status_of_work(error.err != 0 ? error.err : FI_EIO));
+  } else if (buffers_->owns(error.op_context)) {
+    buffers_->repost(static_cast<ReceiveSlot*>(error.op_context));  // an oversized or broken message
+  }
+  // Otherwise the error is about something that a peer tried on us (a refused key): the peer's business.
+}
+
+void LibfabricRail::take_message(ReceiveSlot* slot, size_t length) {
+  MessageHead head;
+  if (!parse(slot->bytes, length, &head)) {
+    buffers_->repost(slot);
+    return;
+  }
+  const uint8_t* body = slot->bytes + kMessageHeadBytes;
+  const size_t body_bytes = length - kMessageHeadBytes;
+  if (head.kind != MessageKind::kPayload) {
+    take_control_message(head, {reinterpret_cast<const char*>(body), body_bytes});
+    buffers_->repost(slot);
+    return;
+  }
+  RailEvent event;
+  event.kind = RailEventKind::kMessage;
+  event.data = body;
+  event.length = static_cast<uint32_t>(body_bytes);
+  emit(event, slot);
+}
+
+// shm: libfabric never notices that a process died; its requests would stay outstanding for ever.
+void LibfabricRail::watch_processes() {
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    PeerState& peer = *peers_[i];
+    if (peer.lost || peer.process == nullptr || !peer.process->ended()) continue;
+    peer.lost = true;
+    (void)flush(peer);
+    if (peer.handle == nullptr) continue;
+    RailEvent event;
+    event.kind = RailEventKind::kPeerLost;
+    event.status = StatusCode::kPeerDead;
+    event.peer = peer.handle;
+    emit(event, nullptr);
+  }
+  forget_finished_peers();
+}
+
+void LibfabricRail::progress_into_stash() {
+  const std::span<RailEvent> room = room_;
+  const size_t filled = filled_;
+  room_ = {};  // everything goes to the stash; the next poll hands it out
+  filled_ = 0;
+  while (read_cq(kReadAtOnce) == kReadAtOnce) {
+  }
+  advance_backlogs();
+  room_ = room;
+  filled_ = filled;
+}
+
+bool LibfabricRail::prepare_wait() {
+  if (!stash_.empty() || !handed_out_.empty() || !backlogged_.empty()) return false;
+  if (device_->wait_fd() < 0) return true;
+  fid* fids[] = {&device_->cq()->fid};
+  return fi_trywait(device_->fabric(), fids, 1) == 0;
+}
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,180 @@
+// post.cc: from WorkRequest to libfabric. A request that the provider cannot take now (the peer still connects, its queue is
+// full) waits in its peer's backlog, so that one slow peer does not hold up the others of the rail.
+#include <algorithm>
+#include <cstring>
+
+#include "providers/libfabric/errors.h"
+#include "providers/libfabric/rail.h"
+
+namespace asyncfabric::libfabric {
+namespace {
+
+constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer leaves room for others
+
+}  // namespace
+
+Status LibfabricRail::check(const WorkRequest& request) const {
+  if (request.kind == WorkKind::kSend)
+    return request.length <= kPayloadBytes ? Status() : Status(StatusCode::kInvalidArgument);
+  if (request.remote == nullptr) return request.length == 0 && request.has_imm ? Status() : Status(StatusCode::kInvalidArgument);
+  const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
+  if (request.remote_offset > key.length || request.length > key.length - request.remote_offset) return StatusCode::kOutOfBounds;
+  const uint32_t right = request.kind == WorkKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
+  if ((key.access & right) == 0) return StatusCode::kAccessDenied;
+  if (request.length == 0) return StatusCode::kOk;
+  const auto* local = static_cast<const Registration*>(request.local);
+  if (local == nullptr) return StatusCode::kInvalidArgument;
+  return local->contains(request.address, request.length) ? Status() : Status(StatusCode::kOutOfBounds);
+}
+
+Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request) {
+  if (peer.outstanding >= kMaxPerPeer) return nullptr;
+  uint8_t* payload = nullptr;
+  if (request.kind == WorkKind::kSend) {
+    payload = buffers_->take_send_slot();
+    if (payload == nullptr) return nullptr;
+  }
+  Context* context = contexts_->take();
+  if (context == nullptr) {
+    if (payload != nullptr) buffers_->give_send_slot(payload);
+    return nullptr;
+  }
+  context->peer = &peer;
+  context->payload = payload;
+  context->tag = request.tag;
+  context->status = Status();
+  context->reported = true;
+  context->quiet = !request.signalled;
+  context->barrier = context->submitted = context->done = false;
+  peer.requests.push_back(context);
+  ++peer.outstanding;
+  return context;
+}
+
+PostResult LibfabricRail::post(std::span<const WorkRequest> requests) {
+  uint32_t budget = pace_.eager_posts != 0 ? pace_.eager_posts : ~0u;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const WorkRequest& request = requests[i];
+    PeerState& peer = *state_of(request.peer);
+    Context* context = enlist(peer, request);
+    if (context == nullptr) return {i, StatusCode::kBusy};
+    Status status = check(request);
+    if (status.ok() && peer.closed) status = StatusCode::kPeerDead;
+    if (!status.ok()) {
+      finish(*context, status);
+      continue;
+    }
+    if (request.kind == WorkKind::kSend) {
+      encode(MessageHead{}, context->payload);
+      std::memcpy(context->payload + kMessageHeadBytes, request.address, request.length);
+    }
+    if (peer.backlog != nullptr || budget == 0) {
+      push_backlog(peer, *context, request);
+      continue;
+    }
+    const ssize_t error = submit(*context, request);
+    if (error == 0) {
+      --budget;
+    } else if (error == -FI_EAGAIN) {
+      push_backlog(peer, *context, request);
+    } else {
+      finish(*context, status_of_work(static_cast<int>(-error)));
+    }
+  }
+  return {requests.size(), StatusCode::kOk};
+}
+
+ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
+  PeerState& peer = *context.peer;
+  ssize_t error = 0;
+  switch (request.kind) {
+    case WorkKind::kWrite:
+      error = submit_write(context, request);
+      break;
+    case WorkKind::kRead: {
+      const auto* local = static_cast<const Registration*>(request.local);
+      const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
+      void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
+      void* into = const_cast<void*>(local != nullptr ? request.address : buffers_->scratch());
+      error = fi_read(peer.endpoint, into, request.length, descriptor, peer.address, key.base + request.remote_offset, key.key, &context.fi);
+      break;
+    }
+    case WorkKind::kSend:
+      error = fi_send(peer.endpoint, context.payload, kMessageHeadBytes + request.length, buffers_->descriptor(), peer.address, &context.fi);
+      break;
+  }
+  if (error == 0) {
+    context.submitted = true;
+    ++peer.submitted;
+  }
+  return error;
+}
+
+ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request) {
+  PeerState& peer = *context.peer;
+  const auto* remote = static_cast<const RemoteRegion*>(request.remote);
+  const auto* local = static_cast<const Registration*>(request.local);
+  const uint64_t to = remote != nullptr ? remote->key.base + request.remote_offset : peer.remote.scratch_base;
+  const uint64_t key = remote != nullptr ? remote->key.key : peer.remote.scratch_key;
+  const void* from = local != nullptr ? request.address : buffers_->scratch();
+  void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
+  if (!request.delivered) {  // these two are the shortest ways through libfabric
+    return request.has_imm ? fi_writedata(peer.endpoint, from, request.length, descriptor, request.imm, peer.address, to, key, &context.fi)
+                           : fi_write(peer.endpoint, from, request.length, descriptor, peer.address, to, key, &context.fi);
+  }
+  const iovec source{const_cast<void*>(from), request.length};
+  const fi_rma_iov target{to, request.length, key};
+  const fi_msg_rma message{&source, &descriptor, 1, peer.address, &target, 1, &context.fi, request.imm};
+  return fi_writemsg(peer.endpoint, &message, FI_DELIVERY_COMPLETE | FI_COMPLETION | (request.has_imm ? FI_REMOTE_CQ_DATA : 0));
+}
+
+Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body, bool barrier) {
+  WorkRequest request;
+  request.kind = WorkKind::kSend;
+  request.length = body.size();
+  Context* context = enlist(peer, request);
+  if (context == nullptr) return StatusCode::kBusy;
+  context->reported = false;
+  context->barrier = barrier;
+  encode(MessageHead{kind, number}, context->payload);
+  std::memcpy(context->payload + kMessageHeadBytes, body.data(), body.size());
+  push_backlog(peer, *context, request);
+  uint32_t budget = ~0u;
+  advance_backlog(peer, &budget);
+  return StatusCode::kOk;
+}
+
+void LibfabricRail::push_backlog(PeerState& peer, Context& context, const WorkRequest& request) {
+  context.request = request;
+  if (peer.backlog == nullptr) peer.backlog = &context;
+  if (!peer.in_backlog) {
+    peer.in_backlog = true;
+    backlogged_.push_back(&peer);
+  }
+}
+
+void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
+  while (peer.backlog != nullptr && *budget > 0) {
+    Context* context = peer.backlog;
+    if (context->barrier && peer.requests.head != context) return;
+    const ssize_t error = submit(*context, context->request);
+    if (error == -FI_EAGAIN) return;
+    --*budget;
+    peer.backlog = context->next;  // before finish(), which may take the context out of the list
+    while (peer.backlog != nullptr && peer.backlog->done) peer.backlog = peer.backlog->next;
+    if (error != 0) finish(*context, status_of_work(static_cast<int>(-error)));
+  }
+}
+
+void LibfabricRail::advance_backlogs() {
+  if (backlogged_.empty()) return;
+  uint32_t budget = pace_.posts_per_pass != 0 ? pace_.posts_per_pass : ~0u;
+  for (PeerState* peer : backlogged_) advance_backlog(*peer, &budget);
+  std::erase_if(backlogged_, [](PeerState* peer) {
+    if (peer->backlog == nullptr) peer->in_backlog = false;
+    return !peer->in_backlog;
+  });
+  if (backlogged_.size() > 1) std::rotate(backlogged_.begin(), backlogged_.begin() + 1, backlogged_.end());  // share the pace
+}
+
+}  // namespace asyncfabric::libfabric

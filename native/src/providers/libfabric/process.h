@@ -1,0 +1,31 @@
+// process.h: processes of this host behind shared-memory endpoints: names that say whose they are, whether the owner lives,
+// and the removal of segments that a killed process left in /dev/shm.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace asyncfabric::libfabric {
+
+// "fi_shm://asyncfabric_<pid>_<pid namespace>_<random>": libfabric appends user and endpoint number.
+std::string make_shm_name();
+
+// Unlinks segments of our naming whose process is gone. Foreign names and other pid namespaces are left alone.
+void sweep_shm_segments();
+
+// Watches the process of a shm endpoint name; sees its end within one call.
+class ProcessWatch {
+ public:
+  static std::unique_ptr<ProcessWatch> open(std::string_view endpoint_name);  // null: cannot be watched from here
+  ~ProcessWatch();
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+  bool ended() const;
+
+ private:
+  explicit ProcessWatch(int pidfd) : pidfd_(pidfd) {}
+  int pidfd_;
+};
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,107 @@
+// profile.cc: from a profile and a caller's wishes to one fi_info. Runs on the thread that opens a rail.
+#include "providers/libfabric/profile.h"
+
+#include <signal.h>
+
+#include <array>
+#include <cstring>
+#include <mutex>
+
+namespace asyncfabric::libfabric {
+namespace {
+
+constexpr const char* kDefaultAddress = "127.0.0.1";  // never listen to a network unless told to
+
+// The shm provider of libfabric takes over SIGINT, SIGTERM, SIGBUS and more while it initialises. They belong to the
+// program (Python's KeyboardInterrupt, faulthandler, sanitizers), so we put them back.
+class KeepSignalHandlers {
+ public:
+  KeepSignalHandlers() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
+  }
+  ~KeepSignalHandlers() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  KeepSignalHandlers(const KeepSignalHandlers&) = delete;
+  KeepSignalHandlers& operator=(const KeepSignalHandlers&) = delete;
+
+ private:
+  static constexpr std::array kSignals{SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGTERM, SIGCHLD};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+int get_info(const Library& library, const char* node, uint64_t flags, const fi_info* hints, fi_info** out) {
+  static std::mutex mutex;  // the first call initialises every provider of the library
+  const std::lock_guard<std::mutex> guard(mutex);
+  const KeepSignalHandlers keep;
+  return library.fi_getinfo(kApiVersion, node, nullptr, flags, hints, out);
+}
+
+Info make_hints(const Library& library, const Profile& profile, const Selection& selection, const char* provider) {
+  Info hints(library, library.fi_dupinfo(nullptr));
+  if (!hints) return hints;
+  hints->caps = FI_MSG | FI_RMA;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;  // the engine's helm serialises all calls on a rail
+  hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+  hints->fabric_attr->prov_name = strdup(provider);
+  if (!selection.device.empty()) hints->domain_attr->name = strdup(selection.device.c_str());
+  if (profile.shape_hints != nullptr) profile.shape_hints(*hints.get());
+  return hints;
+}
+
+// libfabric also offers layered providers under the name of their core ("net" -> "net;ofi_rxm"): only exact names count.
+bool matches(const fi_info& info, const char* provider) {
+  return std::strcmp(info.fabric_attr->prov_name, provider) == 0;
+}
+
+Info query(const Library& library, const Profile& profile, const Selection& selection, const char* provider,
+           std::string* detail) {
+  const Info hints = make_hints(library, profile, selection, provider);
+  const char* node = nullptr;
+  if (profile.binds_address) {
+    if (!selection.address.empty()) node = selection.address.c_str();
+    else if (selection.device.empty()) node = kDefaultAddress;
+  }
+  fi_info* found = nullptr;
+  const int error = get_info(library, node, node != nullptr ? FI_SOURCE : 0, hints.get(), &found);
+  if (error != 0) {
+    *detail += std::string("; ") + provider + ": " + library.fi_strerror(-error);
+    return Info();
+  }
+  const Info list(library, found);
+  for (fi_info* info = found; info != nullptr; info = info->next)
+    if (matches(*info, provider)) {
+      Info chosen(library, library.fi_dupinfo(info));
+      if (chosen && profile.shape_info != nullptr) profile.shape_info(*chosen.get());
+      return chosen;
+    }
+  *detail += std::string("; ") + provider + ": only other providers answered";
+  return Info();
+}
+
+}  // namespace
+
+const Profile* find_profile(std::string_view name) {
+  for (const Profile* profile : {&tcp_profile(), &shm_profile(), &efa_profile()})
+    if (profile->name == name) return profile;
+  return nullptr;
+}
+
+Info select_info(const Library& library, const Profile& profile, const Selection& selection, std::string* detail) {
+  std::string tried;
+  std::vector<const char*> providers = profile.providers;
+  if (!selection.provider.empty()) providers = {selection.provider.c_str()};
+  for (const char* provider : providers) {
+    Info info = query(library, profile, selection, provider, &tried);
+    if (info) return info;
+  }
+  *detail = "libfabric " + library.version + " (" + library.path + ") offers nothing for the profile '" +
+            std::string(profile.name) + "'" + (selection.device.empty() ? "" : " on device '" + selection.device + "'") +
+            (selection.address.empty() ? "" : " at address " + selection.address) + tried;
+  return Info();
+}
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,76 @@
+// profile.h: what differs between the uses of libfabric: one Profile per value of RailSpec::provider (tcp, shm, efa).
+// A profile chooses libfabric providers and shapes the hints; rail, memory and address code is shared by all of them.
+// Used only while a rail opens, on the opening thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "providers/libfabric/library.h"
+
+namespace asyncfabric::libfabric {
+
+struct Profile {
+  std::string_view name;
+  std::vector<const char*> providers;    // libfabric provider names, best first
+  bool binds_address = false;            // an IP address is the source address
+  bool same_host_only = false;
+  bool wait_fd = false;                  // ask for a CQ that can be slept on
+  bool endpoint_per_peer = false;        // sends to each peer leave from an endpoint of their own: closing it is the only
+                                         // way to flush, and one dead peer cannot block the others
+  bool fence_on_release = false;         // a write can arrive in pieces after its key was checked: see fence.cc
+  uint32_t eager_posts = 0;              // posts handed to the NIC at once by post(); 0: all
+  uint32_t posts_per_pass = 0;           // and by each poll() afterwards
+  size_t name_bytes = 0;                 // exact length of an endpoint name, 0: by the address format
+  void (*shape_hints)(fi_info& hints) = nullptr;
+  void (*shape_info)(fi_info& info) = nullptr;  // the chosen one, before it is opened
+  // Options of the endpoint before it is enabled; false: `detail` says which one was refused.
+  bool (*configure_endpoint)(fid_ep* endpoint, std::string* detail) = nullptr;
+};
+
+const Profile& tcp_profile();
+const Profile& shm_profile();
+const Profile& efa_profile();
+const Profile* find_profile(std::string_view name);
+
+// What a caller may ask for; parsed from RailSpec by open.cc, filled by hand by the bare loop of the bench.
+struct Selection {
+  std::string provider;  // option prov=: exactly this libfabric provider
+  std::string address;   // option address=: IPv4 or IPv6 address to bind
+  std::string device;    // interface or domain name
+};
+
+// Owns an fi_info; the first one that fits profile and selection.
+class Info {
+ public:
+  Info() = default;
+  Info(const Library& library, fi_info* info) : library_(&library), info_(info) {}
+  ~Info() { reset(); }
+  Info(Info&& other) noexcept : library_(other.library_), info_(other.info_) { other.info_ = nullptr; }
+  Info& operator=(Info&& other) noexcept {
+    if (this != &other) {
+      reset();
+      library_ = other.library_;
+      info_ = other.info_;
+      other.info_ = nullptr;
+    }
+    return *this;
+  }
+  fi_info* get() const { return info_; }
+  fi_info* operator->() const { return info_; }
+  explicit operator bool() const { return info_ != nullptr; }
+
+ private:
+  void reset() {
+    if (info_ != nullptr) library_->fi_freeinfo(info_);
+    info_ = nullptr;
+  }
+  const Library* library_ = nullptr;
+  fi_info* info_ = nullptr;
+};
+
+Info select_info(const Library& library, const Profile& profile, const Selection& selection, std::string* detail);
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,115 @@
+// rail.h: the rail over libfabric. Four files: control.cc (memory, peers), post.cc, poll.cc (completions, immediates, messages,
+// waiting) and fence.cc (waiting until no peer can be half-way through a write). [control] and [helm] calls never overlap
+// (concurrent_control is false), which is what FI_THREAD_DOMAIN asks for.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "provider/provider.h"
+#include "providers/libfabric/contexts.h"
+#include "providers/libfabric/device.h"
+#include "providers/libfabric/memory.h"
+#include "providers/libfabric/messages.h"
+#include "providers/libfabric/peer.h"
+
+namespace asyncfabric::libfabric {
+
+struct Pace {
+  uint32_t eager_posts = 0;     // per post(); 0: no bound
+  uint32_t posts_per_pass = 0;  // per poll(); 0: no bound
+};
+
+class LibfabricRail final : public Rail {
+ public:
+  static Status open(const Library& library, const Profile& profile, Info info, Pace pace, std::unique_ptr<Rail>* out, std::string* detail);
+  ~LibfabricRail() override;
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  RailInfo info() const override;
+  std::string address() const override;
+
+  Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
+  Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
+  Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
+  Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
+  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
+  Status disconnect(RailPeer& peer) override;
+
+  PostResult post(std::span<const WorkRequest> requests) override;
+  size_t poll(std::span<RailEvent> events) override;
+  int wait_fd() const override { return device_->wait_fd(); }
+  bool prepare_wait() override;
+  void cancel_wait() override {}  // the next fi_cq_read and fi_trywait drain what made the fd readable
+
+ private:
+  // A connection that a peer opened towards us and said so.
+  struct Inbound {
+    uint64_t connection = 0;
+    RailAddress sender;
+    uint64_t answered = 0;  // newest fence number it answered
+    bool gone = false;
+  };
+  struct Stashed {
+    RailEvent event;
+    ReceiveSlot* slot = nullptr;
+  };
+
+  LibfabricRail(std::shared_ptr<Device> device, Pace pace);
+  RailAddress own_address() const;
+
+  // control.cc
+  Status open_peer(const RailAddress& remote, std::shared_ptr<PeerState>* out);
+  struct Everything;
+  void settle();
+  bool flush(PeerState& peer);
+  void forget_finished_peers();
+
+  // post.cc
+  Status check(const WorkRequest& request) const;
+  Context* enlist(PeerState& peer, const WorkRequest& request);
+  ssize_t submit(Context& context, const WorkRequest& request);
+  ssize_t submit_write(Context& context, const WorkRequest& request);
+  Status send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body, bool barrier);
+  void push_backlog(PeerState& peer, Context& context, const WorkRequest& request);
+  void advance_backlogs();
+  void advance_backlog(PeerState& peer, uint32_t* budget);
+
+  // poll.cc
+  void finish(Context& context, Status status);
+  void retire(Context& context);
+  void emit(const RailEvent& event, ReceiveSlot* slot);
+  size_t read_cq(size_t limit);
+  void take_entry(const fi_cq_data_entry& entry);
+  void take_error();
+  void take_message(ReceiveSlot* slot, size_t length);
+  void watch_processes();
+  void progress_into_stash();
+
+  // fence.cc
+  Status fence(uint64_t deadline_ns);
+  void take_control_message(const MessageHead& head, std::string_view body);
+  bool ask(Inbound& inbound);
+  bool refuses_connections(const RailAddress& address) const;
+  PeerState* path_to(const RailAddress& address);
+
+  std::shared_ptr<Device> device_;
+  Capabilities capabilities_;
+  Pace pace_;
+  std::unique_ptr<ContextPool> contexts_;
+  std::unique_ptr<MessageBuffers> buffers_;
+  std::vector<std::shared_ptr<PeerState>> peers_;
+  std::vector<PeerState*> backlogged_;
+  std::deque<Stashed> stash_;            // events without room; empty in the steady state
+  std::vector<ReceiveSlot*> handed_out_;  // messages of the last poll
+  std::span<RailEvent> room_;            // of the poll that runs
+  size_t filled_ = 0;
+  uint32_t polls_ = 0;
+  std::vector<Inbound> inbound_;
+  uint64_t fence_number_ = 0;
+};
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,28 @@
+// tcp_profile.cc: libfabric over TCP sockets. Works on every machine; the target's CPU places the bytes.
+#include "providers/libfabric/profile.h"
+
+namespace asyncfabric::libfabric {
+namespace {
+
+void shape_hints(fi_info& hints) {
+  // A TCP stream keeps writes of one pair of endpoints in order; asking for it keeps later libraries honest.
+  hints.tx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_SAW | FI_ORDER_WAS | FI_ORDER_SAS;
+  hints.rx_attr->msg_order = hints.tx_attr->msg_order;
+}
+
+}  // namespace
+
+const Profile& tcp_profile() {
+  static const Profile profile{
+      .name = "tcp",
+      .providers = {"net", "tcp;ofi_rxm", "tcp"},
+      .binds_address = true,
+      .wait_fd = true,
+      .endpoint_per_peer = true,
+      .fence_on_release = true,
+      .shape_hints = shape_hints,
+  };
+  return profile;
+}
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,23 @@
+// options.h: the options of a local rail: how RailSpec words become values. Opening thread.
+#pragma once
+
+#include <string>
+
+#include "asyncfabric/types.h"
+#include "providers/local/copy.h"
+#include "providers/local/neighbours.h"
+
+namespace asyncfabric::local {
+
+enum class ForeignChoice { kAuto, kCma, kBounce };
+
+struct Options {
+  CopyMode copy = CopyMode::kAuto;              // copy=auto|plain|nt: stores used for mapped memory
+  ForeignChoice foreign = ForeignChoice::kAuto;  // foreign=auto|cma|bounce: the way to memory that no engine allocated
+  TracerPolicy tracer = TracerPolicy::kFirst;   // tracer=first|any|off: PR_SET_PTRACER, where Yama is active
+  uint32_t ring_entries = 1024;                 // ring=<entries>, a power of two: per connection, up to 12 notices in one
+};
+
+Status parse_options(const RailSpec& spec, Options* out, std::string* detail);
+
+}  // namespace asyncfabric::local

@@ -1,0 +1,82 @@
+// rail.h: LocalRail puts the rooms of this folder together behind the Rail contract. No logic of transfers lives here.
+// Control calls (rail_control.cc) and helm calls (rail.cc) may overlap: they meet only in Regions, Roster and Neighbours, whose
+// locks are held for a few instructions, never while memory is mapped, populated or drained.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "providers/local/options.h"
+#include "providers/local/poster.h"
+#include "providers/local/receiver.h"
+#include "providers/local/regions.h"
+#include "providers/local/roster.h"
+#include "providers/local/service.h"
+
+namespace asyncfabric::local {
+
+class LocalRail : public Rail {
+ public:
+  static Status open(const Options& options, std::unique_ptr<Rail>* out, std::string* detail);
+  ~LocalRail() override;
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  RailInfo info() const override;
+  std::string address() const override { return address_; }
+
+  Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
+  Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
+  Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
+  Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
+  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
+  Status disconnect(RailPeer& peer) override;
+
+  PostResult post(std::span<const WorkRequest> requests) override { return rooms_->poster.post(requests); }
+  size_t poll(std::span<RailEvent> events) override;
+  int wait_fd() const override { return rooms_->own->fd(); }
+  bool prepare_wait() override;
+  void cancel_wait() override;
+
+ private:
+  // Everything that depends on the shared files; built by open().
+  struct Rooms {
+    Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<Doorbell> doorbell)
+        : copier(options.copy),
+          board(std::move(board_file)),
+          own(std::move(doorbell)),
+          regions(board),
+          roster(std::make_shared<Roster>(own)),
+          poster(copier, options.foreign == ForeignChoice::kAuto),
+          receiver(own, *roster, regions, copier),
+          service(reception, regions, *roster) {}
+    Copier copier;
+    std::shared_ptr<Mapping> board;
+    std::shared_ptr<Doorbell> own;
+    Regions regions;
+    std::shared_ptr<Roster> roster;  // shared with peer handles, which may outlive the rail
+    Reception reception;
+    Poster poster;
+    Receiver receiver;
+    Service service;
+  };
+
+  LocalRail(const Options& options, std::unique_ptr<Rooms> rooms);
+
+  Status shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
+                     const UniqueFd& segment_file);
+  ForeignPath choose_foreign_path(const Outgoing& link) const;
+  Status ask_file(Outgoing& link, uint32_t slot, uint64_t generation, UniqueFd* out) const;
+  void take_news();
+  bool has_events() const;
+
+  Options options_;
+  Capabilities capabilities_;
+  std::unique_ptr<Rooms> rooms_;
+  std::string address_;
+  uint64_t next_serial_ = 1;                     // [control]
+  std::vector<std::shared_ptr<Incoming>> news_leaving_;  // [helm] kept for their capacity
+  std::vector<std::shared_ptr<Outgoing>> lost_;  // [helm] still to be reported
+};
+
+}  // namespace asyncfabric::local

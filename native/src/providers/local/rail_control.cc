@@ -1,0 +1,174 @@
+// rail_control.cc: the control calls of a local rail: registering memory, connecting, attaching. See rail.h.
+#include <cerrno>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "base/clock.h"
+#include "providers/local/descriptor_room.h"
+#include "providers/local/identity.h"
+#include "providers/local/rail.h"
+
+namespace asyncfabric::local {
+namespace {
+
+// Deadlines of the Rail contract are durations, as the engine passes them; inside this folder they are points in time.
+uint64_t from_now(uint64_t duration_ns) {
+  const uint64_t now = now_ns();
+  return duration_ns > ~uint64_t{0} - now ? ~uint64_t{0} : now + duration_ns;
+}
+
+constexpr uint64_t kAskFileNs = 5'000'000'000;
+
+class LocalHandle : public LocalMemory {
+ public:
+  LocalHandle(uint32_t slot) : slot(slot) {}
+  const uint32_t slot;
+};
+
+}  // namespace
+
+Status LocalRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
+  uint32_t slot = 0;
+  const Status status = rooms_->regions.add(memory, &slot, key);
+  if (status.ok()) *out = std::make_unique<LocalHandle>(slot);
+  return status;
+}
+
+Status LocalRail::revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) {
+  return rooms_->regions.revoke(static_cast<LocalHandle&>(memory).slot, from_now(deadline_ns),
+                                [this] { return rooms_->roster->census(); }, new_key);
+}
+
+Status LocalRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) {
+  const Status status = rooms_->regions.remove(static_cast<LocalHandle&>(*memory).slot, from_now(deadline_ns),
+                                               [this] { return rooms_->roster->census(); });
+  if (status.ok()) memory.reset();
+  return status;
+}
+
+Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) {
+  RailAddress target;
+  if (const Status status = decode_address(address, &target); !status.ok()) return status;
+  if (target.host != host_identity()) return StatusCode::kUnsupported;
+
+  const SegmentLayout layout(options_.ring_entries);
+  std::shared_ptr<Mapping> segment;
+  UniqueFd segment_file;
+  if (const Status status = Mapping::create(layout.total(), false, &segment, &segment_file); !status.ok()) return status;
+  make_descriptor_room(segment_file.get());
+  auto* header = segment->as<SegmentHeader>();
+  header->magic = kSegmentMagic;
+  header->version = kLayoutVersion;
+  header->entries = options_.ring_entries;
+  segment->populate(layout.ring(), layout.staging() - layout.ring());
+
+  auto link = std::make_shared<Outgoing>(segment, options_.ring_entries);
+  link->serial = next_serial_++;
+  if (const Status status = rooms_->service.neighbours().process(target.pid, target.process_start, &link->process);
+      !status.ok())
+    return status.code == StatusCode::kPeerDead ? Status(StatusCode::kPeerUnreachable, status.raw) : status;
+  if (const Status status = shake_hands(target.socket, target.rail_id, from_now(deadline_ns), *link, segment_file); !status.ok())
+    return status;
+  link->foreign = choose_foreign_path(*link);
+
+  auto handle = std::make_unique<PeerHandle>(link, [roster = rooms_->roster](Outgoing& closing) {
+    roster->forget(closing.serial);
+    closing.lost.store(true, std::memory_order_release);
+    shutdown(closing.socket.get(), SHUT_RDWR);
+  });
+  rooms_->roster->enlist(link, handle.get());
+  rooms_->service.watch(*link);  // after enlist: a hang-up must find whom it concerns
+  if (link->process->gone()) rooms_->roster->lose(link->serial);  // its pidfd may have spoken before
+  *out = std::move(handle);
+  return {};
+}
+
+Status LocalRail::shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
+                              const UniqueFd& segment_file) {
+  if (const Status status = connect_abstract(socket_name, deadline_ns, &link.socket); !status.ok()) return status;
+  const PeerCredentials peer = peer_credentials(link.socket.get());
+  if (!peer.same_user || peer.pid != link.process->pid()) return StatusCode::kPeerRejected;
+
+  WireMessage hello = wire_message(WireKind::kHello);
+  hello.target_rail = rail_id;
+  hello.rail = rooms_->reception.rail_id;
+  hello.process_start = process_start(getpid());
+  hello.entries = options_.ring_entries;
+  Status status = send_wire(link.socket.get(), hello,
+                            {segment_file.get(), rooms_->reception.bell_file.get(), rooms_->reception.doorbell_fd});
+  WireMessage welcome;
+  FdPack fds;
+  if (status.ok()) status = await_wire(link.socket.get(), WireKind::kWelcome, deadline_ns, &welcome, &fds);
+  if (status.code == StatusCode::kPeerDead || status.code == StatusCode::kTimeout)
+    return {StatusCode::kPeerUnreachable, status.raw};
+  if (!status.ok()) return status;
+  if (welcome.status != 0 || welcome.rail != rail_id || welcome.connection >= kMaxConnections || !fds[0])
+    return StatusCode::kPeerRejected;
+  link.connection = welcome.connection;
+  status = Mapping::open(fds[0].get(), sizeof(Board), MapMode::kReadOnly, &link.board_file);
+  if (!status.ok()) return status;
+  if (link.board().magic != kBoardMagic || link.board().version != kLayoutVersion) return StatusCode::kPeerRejected;
+  return rooms_->service.neighbours().doorbell(*link.process, rail_id, std::move(fds[1]), std::move(fds[2]), &link.target);
+}
+
+ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {
+  if (options_.foreign == ForeignChoice::kBounce) return ForeignPath::kBounce;
+  if (options_.foreign == ForeignChoice::kCma) return ForeignPath::kKernelCopy;
+  if (link.process->pid() == getpid()) return ForeignPath::kDirect;
+  uint64_t value = 0;
+  const iovec here{&value, sizeof value};
+  const iovec there{reinterpret_cast<void*>(link.board().probe_address), sizeof value};
+  const bool reached = process_vm_readv(link.process->pid(), &here, 1, &there, 1, 0) == sizeof value;
+  return reached && value == link.board().probe_value ? ForeignPath::kKernelCopy : ForeignPath::kBounce;
+}
+
+Status LocalRail::ask_file(Outgoing& link, uint32_t slot, uint64_t generation, UniqueFd* out) const {
+  WireMessage ask = wire_message(WireKind::kAskFile);
+  ask.slot = slot;
+  ask.generation = generation;
+  Status status = send_wire(link.socket.get(), ask, {-1, -1, -1});
+  WireMessage answer;
+  FdPack fds;
+  if (status.ok()) status = await_wire(link.socket.get(), WireKind::kFile, from_now(kAskFileNs), &answer, &fds);
+  if (!status.ok()) return status;
+  if (answer.status == static_cast<uint32_t>(StatusCode::kStaleKey)) return StatusCode::kStaleKey;
+  if (answer.status != 0 || !fds[0]) return StatusCode::kPeerRejected;
+  *out = std::move(fds[0]);
+  return {};
+}
+
+Status LocalRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
+  RegionKey wanted;
+  if (const Status status = decode_key(key, &wanted); !status.ok()) return status;
+  const std::shared_ptr<Outgoing>& link = static_cast<PeerHandle&>(peer).link;
+  if (link->lost.load(std::memory_order_acquire) || link->board().closed.load(std::memory_order_relaxed) != 0)
+    return StatusCode::kPeerDead;
+  const RegionSlot& words = link->board().slots[wanted.slot];
+  auto remote = std::make_unique<RemoteHandle>();
+  remote->slot = wanted.slot;
+  remote->generation = wanted.generation;
+  // Base, length and traits belong to the generation when it is the same before and after they are read.
+  if (words.generation.load(std::memory_order_seq_cst) != wanted.generation) return StatusCode::kStaleKey;
+  remote->base = words.base.load(std::memory_order_relaxed);
+  remote->length = words.length.load(std::memory_order_relaxed);
+  remote->access = words.traits.load(std::memory_order_acquire);
+  if (words.generation.load(std::memory_order_seq_cst) != wanted.generation) return StatusCode::kStaleKey;
+  if (remote->length == 0 || remote->base + remote->length < remote->base) return StatusCode::kInvalidArgument;
+
+  const bool same_process = link->process->pid() == getpid();
+  if (same_process && options_.foreign == ForeignChoice::kAuto) {
+    remote->direct = reinterpret_cast<uint8_t*>(remote->base);
+  } else if ((remote->access & kTraitMemfd) != 0) {
+    UniqueFd file;
+    if (const Status status = ask_file(*link, wanted.slot, wanted.generation, &file); !status.ok()) return status;
+    if (const Status status = Mapping::open_region(file.get(), remote->length, &remote->mapping); !status.ok())
+      return status;
+    remote->mapping->populate(0, remote->length);
+    remote->direct = remote->mapping->data();
+  }
+  remote->link = link;
+  *out = std::move(remote);
+  return {};
+}
+
+}  // namespace asyncfabric::local

@@ -1,0 +1,402 @@
+// loopback_rail.h: an in-memory rail for tests. Rails of one process find each other in a process-wide hub; no kernel, no NIC.
+// Deterministic: requests wait in the queue of the posting rail and are executed by its poll(), in posted order when
+// `ordered`, in seeded random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as
+// done as soon as its bytes are copied out, and lets them land at a later poll, as a NIC may.
+// Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1),
+// burst=<requests executed per poll> (64), loss=0|1 (1: reports_peer_loss), request_bytes=<max_request_bytes>.
+// Threads: any; one lock in the hub orders everything, so that two engines with a worker each may use it.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "provider/provider.h"
+
+namespace asyncfabric::testing {
+
+class LoopbackRail;
+
+struct LoopbackRegion {
+  uint8_t* base = nullptr;
+  uint64_t length = 0;
+  uint32_t access = 0;
+  uint64_t generation = 1;
+};
+
+// All rails of the process by their number. A number is never used again, so an address of a dead rail finds nothing.
+struct LoopbackHub {
+  std::mutex lock;
+  std::map<uint64_t, LoopbackRail*> rails;
+  uint64_t next_rail = 1;
+
+  static LoopbackHub& shared() {
+    static LoopbackHub* hub = new LoopbackHub;  // never destroyed: rails in static objects may outlive main
+    return *hub;
+  }
+};
+
+struct LoopbackLocal final : LocalMemory {
+  uint64_t region = 0;
+};
+struct LoopbackRemote final : RemoteMemory {
+  uint64_t region = 0;
+  uint64_t generation = 0;
+};
+struct LoopbackPeer final : RailPeer {
+  ~LoopbackPeer() override;
+  uint64_t owner = 0;  // the rail that connected
+  uint64_t rail = 0;   // the rail it leads to
+};
+
+class LoopbackRail final : public Rail {
+ public:
+  explicit LoopbackRail(const RailSpec& spec) : hub_(LoopbackHub::shared()) {
+    info_.provider = "loopback";
+    info_.device = spec.device;
+    capabilities_.ordered = option(spec, "ordered", 1) != 0;
+    capabilities_.read = option(spec, "read", 1) != 0;
+    capabilities_.concurrent_control = true;
+    capabilities_.reports_peer_loss = option(spec, "loss", 1) != 0;
+    capabilities_.max_request_bytes = option(spec, "request_bytes", 1ull << 30);
+    early_ = option(spec, "early", 0) != 0 && !capabilities_.ordered;
+    flushes_ = option(spec, "flush", 1) != 0;
+    depth_ = option(spec, "depth", 1024);
+    burst_ = option(spec, "burst", 64);
+    random_.seed(option(spec, "seed", 1));
+    if (option(spec, "fd", 1) != 0) fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    info_.ordered = capabilities_.ordered;
+    info_.can_read = capabilities_.read;
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    number_ = hub_.next_rail++;
+    hub_.rails[number_] = this;
+  }
+
+  ~LoopbackRail() override {
+    {
+      const std::lock_guard<std::mutex> guard(hub_.lock);
+      vanish();
+    }
+    if (fd_ >= 0) close(fd_);
+  }
+
+  const Capabilities& capabilities() const override { return capabilities_; }
+  RailInfo info() const override { return info_; }
+  std::string address() const override { return "loop" + bytes_of(number_); }
+
+  Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    auto local = std::make_unique<LoopbackLocal>();
+    local->region = next_region_++;
+    LoopbackRegion& region = regions_[local->region];
+    region.base = static_cast<uint8_t*>(memory.base);
+    region.length = memory.length;
+    region.access = memory.access;
+    *key = key_of(local->region, region.generation);
+    *out = std::move(local);
+    return {};
+  }
+
+  Status revoke_memory(LocalMemory& memory, uint64_t, std::string* new_key) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    const uint64_t number = static_cast<LoopbackLocal&>(memory).region;
+    *new_key = key_of(number, ++regions_[number].generation);
+    return {};
+  }
+
+  Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    regions_.erase(static_cast<LoopbackLocal&>(*memory).region);
+    memory.reset();
+    return {};
+  }
+
+  Status connect(std::string_view address, uint64_t, std::unique_ptr<RailPeer>* out) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    if (address.size() != 12 || address.substr(0, 4) != "loop") return StatusCode::kInvalidArgument;
+    const uint64_t rail = number_in(address.substr(4));
+    if (!hub_.rails.contains(rail)) return StatusCode::kPeerUnreachable;
+    auto peer = std::make_unique<LoopbackPeer>();
+    peer->owner = number_;
+    peer->rail = rail;
+    peers_.push_back(peer.get());
+    *out = std::move(peer);
+    return {};
+  }
+
+  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override {
+    if (key.size() != 28 || key.substr(0, 4) != "lkey") return StatusCode::kInvalidArgument;
+    if (number_in(key.substr(4)) != static_cast<LoopbackPeer&>(peer).rail) return StatusCode::kInvalidArgument;
+    auto remote = std::make_unique<LoopbackRemote>();
+    remote->region = number_in(key.substr(12));
+    remote->generation = number_in(key.substr(20));
+    *out = std::move(remote);
+    return {};
+  }
+
+  Status disconnect(RailPeer& peer) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    std::erase(peers_, &peer);
+    if (!flushes_) return StatusCode::kUnsupported;
+    std::deque<Item> kept;
+    for (Item& item : queue_) {
+      if (item.request.peer != &peer) {
+        kept.push_back(std::move(item));
+      } else if (!item.reported) {
+        done(item.request.tag, StatusCode::kPeerDead);
+      }
+    }
+    queue_.swap(kept);
+    return {};
+  }
+
+  PostResult post(std::span<const WorkRequest> requests) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    PostResult result;
+    for (const WorkRequest& request : requests) {
+      if (queue_.size() >= depth_) {
+        result.status = StatusCode::kBusy;
+        break;
+      }
+      Item item;
+      item.request = request;
+      item.rail = static_cast<LoopbackPeer*>(request.peer)->rail;
+      if (request.remote != nullptr) {
+        item.region = static_cast<LoopbackRemote*>(request.remote)->region;
+        item.generation = static_cast<LoopbackRemote*>(request.remote)->generation;
+      }
+      if (request.kind == WorkKind::kSend) copy_out(item);
+      queue_.push_back(std::move(item));
+      ++result.accepted;
+      ++posted_;
+    }
+    return result;
+  }
+
+  size_t poll(std::span<RailEvent> events) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    if (!held_) execute(burst_);
+    messages_.clear();
+    size_t count = 0;
+    while (count < events.size() && !events_.empty()) {
+      events[count] = events_.front().event;
+      if (events[count].kind == RailEventKind::kMessage) {
+        messages_.push_back(std::move(events_.front().bytes));
+        events[count].data = reinterpret_cast<const uint8_t*>(messages_.back().data());
+        events[count].length = static_cast<uint32_t>(messages_.back().size());
+      }
+      events_.pop_front();
+      ++count;
+    }
+    return count;
+  }
+
+  int wait_fd() const override { return fd_; }
+
+  bool prepare_wait() override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    if (!events_.empty() || (!held_ && !queue_.empty())) return false;
+    armed_ = true;
+    return true;
+  }
+
+  void cancel_wait() override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    armed_ = false;
+    uint64_t word = 0;
+    if (fd_ >= 0 && read(fd_, &word, sizeof word) < 0) return;  // EAGAIN: nobody rang
+  }
+
+  // Seams for tests.
+  void hold(bool held) {  // requests stay queued while held
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    held_ = held;
+    if (!held) ring();
+  }
+  void kill() {  // as if the process of this rail died: nobody reaches it any more, peers are told
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    vanish();
+  }
+  uint64_t posted() const {  // requests ever accepted
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    return posted_;
+  }
+  size_t queued() const {  // requests accepted and not executed
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    return queue_.size();
+  }
+
+  static uint64_t option(const RailSpec& spec, std::string_view name, uint64_t fallback) {
+    for (const auto& [key, value] : spec.options)
+      if (key == name) return std::stoull(value);
+    return fallback;
+  }
+
+ private:
+  friend struct LoopbackPeer;
+  struct Item {
+    WorkRequest request;
+    uint64_t rail = 0;  // copied out of the handles, which may be gone when a request lands late
+    uint64_t region = 0;
+    uint64_t generation = 0;
+    std::string copy;       // messages, and early writes: the bytes that left already
+    bool copied = false;
+    bool reported = false;  // early: kDone went out, only the landing is missing
+  };
+  struct Queued {
+    RailEvent event;
+    std::string bytes;
+  };
+
+  static std::string bytes_of(uint64_t number) {
+    std::string bytes(8, '\0');
+    std::memcpy(bytes.data(), &number, 8);
+    return bytes;
+  }
+  static uint64_t number_in(std::string_view bytes) {
+    uint64_t number = 0;
+    std::memcpy(&number, bytes.data(), 8);
+    return number;
+  }
+  std::string key_of(uint64_t region, uint64_t generation) const {
+    return "lkey" + bytes_of(number_) + bytes_of(region) + bytes_of(generation);
+  }
+  static void copy_out(Item& item) {
+    item.copy.assign(static_cast<const char*>(item.request.address), item.request.length);
+    item.copied = true;
+  }
+
+  // The rest runs under the hub's lock.
+  void ring() {
+    if (fd_ < 0 || !armed_) return;
+    const uint64_t one = 1;
+    if (write(fd_, &one, sizeof one) < 0) return;  // EAGAIN: it is readable already
+  }
+  void push(const RailEvent& event, std::string bytes = {}) {
+    events_.push_back({event, std::move(bytes)});
+    ring();
+  }
+  void done(uint64_t tag, Status status) {
+    RailEvent event;
+    event.kind = RailEventKind::kDone;
+    event.tag = tag;
+    event.status = status;
+    push(event);
+  }
+
+  void vanish() {
+    if (hub_.rails.erase(number_) == 0) return;
+    queue_.clear();
+    for (const auto& [number, rail] : hub_.rails) {
+      for (LoopbackPeer* peer : rail->peers_) {
+        if (peer->rail != number_ || !rail->capabilities_.reports_peer_loss) continue;
+        RailEvent event;
+        event.kind = RailEventKind::kPeerLost;
+        event.peer = peer;
+        event.status = StatusCode::kPeerDead;
+        rail->push(event);
+      }
+    }
+  }
+
+  void execute(uint64_t budget) {
+    for (; budget > 0 && !queue_.empty(); --budget) {
+      size_t index = 0;
+      if (!capabilities_.ordered) index = std::uniform_int_distribution<size_t>(0, queue_.size() - 1)(random_);
+      Item item = std::move(queue_[index]);
+      queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(index));
+      const WorkRequest& request = item.request;
+      if (early_ && !item.reported && !request.delivered && request.kind == WorkKind::kWrite && request.length > 0) {
+        copy_out(item);
+        item.reported = true;
+        done(request.tag, {});
+        queue_.push_back(std::move(item));  // lands when it is drawn again
+        continue;
+      }
+      const Status status = land(item);
+      if (!item.reported && (request.signalled || !status.ok())) done(request.tag, status);
+    }
+  }
+
+  Status land(const Item& item) {
+    const WorkRequest& request = item.request;
+    const auto target = hub_.rails.find(item.rail);
+    if (target == hub_.rails.end()) return StatusCode::kPeerDead;
+    LoopbackRail& other = *target->second;
+    if (request.kind == WorkKind::kSend) {
+      RailEvent event;
+      event.kind = RailEventKind::kMessage;
+      other.push(event, item.copy);
+      return {};
+    }
+    if (request.remote != nullptr) {
+      const auto found = other.regions_.find(item.region);
+      if (found == other.regions_.end() || found->second.generation != item.generation) return StatusCode::kStaleKey;
+      const LoopbackRegion& region = found->second;
+      const bool reads = request.kind == WorkKind::kRead;
+      if ((region.access & (reads ? kAccessRemoteRead : kAccessRemoteWrite)) == 0) return StatusCode::kAccessDenied;
+      if (request.remote_offset > region.length || request.length > region.length - request.remote_offset)
+        return StatusCode::kAccessDenied;
+      uint8_t* there = region.base + request.remote_offset;
+      const void* here = item.copied ? item.copy.data() : request.address;
+      if (request.length > 0 && reads) std::memcpy(const_cast<void*>(request.address), there, request.length);
+      if (request.length > 0 && !reads) std::memmove(there, here, request.length);
+    }
+    if (request.has_imm) {
+      RailEvent event;
+      event.kind = RailEventKind::kImmediate;
+      event.imm = request.imm;
+      other.push(event);
+    }
+    return {};
+  }
+
+  LoopbackHub& hub_;
+  Capabilities capabilities_;
+  RailInfo info_;
+  uint64_t number_ = 0;
+  uint64_t next_region_ = 1;
+  std::map<uint64_t, LoopbackRegion> regions_;
+  std::vector<LoopbackPeer*> peers_;
+  std::deque<Item> queue_;
+  std::deque<Queued> events_;
+  std::deque<std::string> messages_;  // handed out by the last poll
+  std::mt19937_64 random_;
+  uint64_t depth_ = 0;
+  uint64_t burst_ = 0;
+  uint64_t posted_ = 0;
+  int fd_ = -1;
+  bool early_ = false;
+  bool flushes_ = true;
+  bool held_ = false;
+  bool armed_ = false;
+};
+
+inline LoopbackPeer::~LoopbackPeer() {
+  LoopbackHub& hub = LoopbackHub::shared();
+  const std::lock_guard<std::mutex> guard(hub.lock);
+  const auto found = hub.rails.find(owner);
+  if (found != hub.rails.end()) std::erase(found->second->peers_, this);
+}
+
+inline Status open_loopback_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail) {
+  if (!spec.provider.empty() && spec.provider != "loopback") {
+    *detail = "this is the loopback rail, not '" + spec.provider + "'";
+    return StatusCode::kNoProvider;
+  }
+  *out = std::make_unique<LoopbackRail>(spec);
+  return {};
+}
+
+}  // namespace asyncfabric::testing

@@ -1,0 +1,1 @@
+"""Programs that people run: the `asyncfabric` command and its groups, one folder each. Installed as `asyncfabric_services`."""

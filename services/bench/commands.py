@@ -1,0 +1,110 @@
+"""`asyncfabric bench …`: options in, a run, rows out. Exit status 1 when data or counts were wrong.
+
+numpy and the runs themselves are imported when a command runs, not when `--help` is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from asyncfabric_services.bench.options import Options, fabric_options, shared_options, sizes_option
+from asyncfabric_services.exits import CHECK_FAILED, FINE
+
+WRITE_SIZES = "64KiB,1MiB,16MiB,64MiB"
+PAGE_SIZES = "4KiB,16KiB,64KiB"
+TARGET_COUNTS = "1,2,4,8,16,32,64"
+
+
+@click.group()
+def bench() -> None:
+    """Measure real transfers between real processes, with the machine's own limits beside them."""
+
+
+def measured(title: str, run: Callable[..., None], arguments: dict[str, Any]) -> int:
+    """Run one bench and publish its rows; returns the exit status."""
+    from asyncfabric_services.bench.report import Report
+
+    report = Report(as_json=arguments.pop("as_json"), plot=arguments.pop("plot"), title=title)
+    try:
+        run(report)
+    finally:
+        report.close()
+    report.finish()
+    return CHECK_FAILED if report.failures else FINE
+
+
+def options_of(arguments: dict[str, Any]) -> Options:
+    """Return the run's options; what belongs to the report was taken out before."""
+    return Options(**{name: value for name, value in arguments.items() if name not in ("as_json", "plot")})
+
+
+@bench.command()
+@shared_options
+@sizes_option(WRITE_SIZES, "Sizes of one copy.")
+@sizes_option(PAGE_SIZES, "Sizes of a page.", "--page-bytes")
+@click.option("--pages", type=click.IntRange(1), default=1024, show_default=True, help="Pages in one list.")
+@click.option("--window", type=click.IntRange(1), default=16, show_default=True, help="Writes in flight.")
+def limits(**arguments: Any) -> int:
+    """Measure the machine's own ceilings: copies, process_vm_writev, TCP, wake-ups, bare libfabric."""
+    from asyncfabric_services.bench.limits_run import run_limits
+
+    options = options_of(arguments)
+    return measured("limits of this machine", lambda report: run_limits(options, report), arguments)
+
+
+@bench.command()
+@fabric_options
+@sizes_option(WRITE_SIZES, "Sizes of one write.")
+@click.option("--window", type=click.IntRange(1), default=16, show_default=True, help="Writes in flight.")
+@click.option("--engine-level", is_flag=True, help="Drive the engine by a native loop, without Python.")
+@click.option("--unawaited", type=click.IntRange(1), help="Instead: rounds of so many 1 MiB writes that nobody awaits.")
+def write(unawaited: int | None, **arguments: Any) -> int:
+    """Measure writes by size, and one awaited write."""
+    from asyncfabric_services.bench.write_run import run_unawaited, run_write
+
+    options = options_of(arguments)
+    title = f"writes over {options.provider}, {options.memory} memory, {options.polling}"
+    if unawaited is not None:
+        return measured(title, lambda report: run_unawaited(options, report, unawaited), arguments)
+    return measured(title, lambda report: run_write(options, report), arguments)
+
+
+@bench.command()
+@fabric_options
+@sizes_option(PAGE_SIZES, "Sizes of a page.", "--page-bytes")
+@click.option("--pages", type=click.IntRange(1), default=1024, show_default=True, help="Pages in one call.")
+def pages(**arguments: Any) -> int:
+    """Measure scattered pages in one call, and how long a long list keeps the event loop."""
+    from asyncfabric_services.bench.pages_run import run_pages
+
+    options = options_of(arguments)
+    title = f"pages over {options.provider}, {options.memory} memory, {options.polling}"
+    return measured(title, lambda report: run_pages(options, report), arguments)
+
+
+@bench.command()
+@fabric_options
+def notify(**arguments: Any) -> int:
+    """Measure how fast one end learns what the other did, and what being idle costs."""
+    from asyncfabric_services.bench.notify_run import run_notify
+
+    options = options_of(arguments)
+    title = f"notifications over {options.provider}, {options.polling}"
+    return measured(title, lambda report: run_notify(options, report), arguments)
+
+
+@bench.command()
+@fabric_options
+@sizes_option(TARGET_COUNTS, "Numbers of targets.", "--targets")
+def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
+    """Measure one call that reaches many fabrics."""
+    from asyncfabric_services.bench.scatter_run import run_scatter
+
+    if min(sizes) < 1:
+        raise click.BadParameter(f"numbers of targets must be at least 1, got {min(sizes)}", param_hint="--targets")
+    options = options_of(arguments)
+    title = f"scatter over {options.provider}, {options.polling}"
+    return measured(title, lambda report: run_scatter(options, report, sizes), arguments)

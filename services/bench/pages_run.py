@@ -1,0 +1,128 @@
+"""`bench pages`: scattered pages in one call against the bare copy loop over the same lists; and what a huge list costs the loop."""
+
+from __future__ import annotations
+
+import statistics
+
+from asyncfabric.bench.measure import percentiles_us, significant
+from asyncfabric.bench.rows import Point, rates
+from asyncfabric_services.bench.fabric_side import FabricSide
+from asyncfabric_services.bench.limit_side import LimitSide
+from asyncfabric_services.bench.options import KIB, Options
+from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.race import Contender, fastest, race, speed_ratio
+from asyncfabric_services.bench.report import Report
+from asyncfabric_services.bench.write_run import facts
+from asyncfabric_services.quantities import format_size
+
+LISTS = 20
+"""Page lists per repeat, each other pages: the same list again would be read from the cache."""
+
+LONG_LIST = 10_000
+LONG_LIST_PAGE = 4 * KIB
+
+
+def run_pages(options: Options, report: Report) -> None:
+    """Measure each page size, then the call with the long list."""
+    report.expect(len(options.page_sizes) + 1)
+    with Pair("limits", options.deadline_at) as limit_pair, Pair("fabric", options.deadline_at) as pair:
+        limits = LimitSide(limit_pair, options)
+        side = FabricSide(pair, options, options.memory, options.region_bytes)
+        for page_bytes in options.page_sizes:
+            _lists(options, report, limits, side, page_bytes)
+        _long_list(options, report, side)
+        report.check("counts", side.check_counts())
+
+
+def page_writes(side: FabricSide, page_bytes: int, pages: int, seed: int, calls: list[float]) -> Contender:
+    """Return one write_pages call per op, over a new list each; the seconds that each call kept the loop go to `calls`."""
+
+    def repeat(rounds: int) -> float:
+        seconds = 0.0
+        for turn in range(rounds):
+            run = side.pair.initiator.call(
+                "write_pages", page_bytes=page_bytes, count=pages, list_seed=seed + turn, imm=side.imm
+            )
+            side.note_sent(pages, [run["seconds"] * 1e9])
+            seconds += run["seconds"]
+            calls.append(run["call_seconds"])
+        return seconds
+
+    return Contender("asyncfabric", repeat)
+
+
+def _lists(options: Options, report: Report, limits: LimitSide, side: FabricSide, page_bytes: int) -> None:
+    report.step(f"{options.pages} scattered pages of {format_size(page_bytes)}")
+    side.poison()
+    pages = min(options.pages, options.region_bytes // page_bytes)
+    rounds = options.count or LISTS
+    calls: list[float] = []
+    ours = page_writes(side, page_bytes, pages, options.seed, calls)
+    ceiling = limits.page_limits(page_bytes, pages)
+    machine = limits.core_distance()
+    race([*ceiling, ours], repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
+    side.wait_arrivals()
+    verdict = side.pair.target.call(
+        "check_pages",
+        seed=options.seed,
+        page_bytes=page_bytes,
+        count=pages,
+        list_seed=options.seed,
+        rounds=rounds,
+    )
+    limit = fastest(ceiling)
+    gbytes_per_s, _ = rates(ours.seconds, rounds, rounds * pages * page_bytes)
+    _, pages_per_s = rates(ours.seconds, rounds * pages, 0)
+    limit_gbytes, _ = rates(limit.seconds, rounds, rounds * pages * page_bytes)
+    p50, p99 = percentiles_us(side.samples_ns)
+    call_us = significant(statistics.median(calls) * 1e6)
+    report.row(
+        Point(
+            bench="pages",
+            figure="scattered-pages",
+            provider=options.provider,
+            bytes=page_bytes,
+            pages=pages,
+            gbytes_per_s=gbytes_per_s,
+            ops_per_s=pages_per_s,
+            p50_us=p50,
+            p99_us=p99,
+            verified=report.check(f"pages of {format_size(page_bytes)}", verdict),
+            limit=limit.name,
+            ratio=speed_ratio(ours, limit),
+            detail=facts(options, side, call_us=call_us, limit_gbytes_per_s=limit_gbytes.as_row(), **machine),
+        )
+    )
+
+
+def _long_list(options: Options, report: Report, side: FabricSide) -> None:
+    pages = min(LONG_LIST, options.region_bytes // LONG_LIST_PAGE)
+    report.step(f"one call with {pages} pages")
+    side.poison()
+    calls: list[float] = []
+    rounds = options.count or LISTS
+    ours = page_writes(side, LONG_LIST_PAGE, pages, options.seed, calls)
+    race([ours], repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
+    side.wait_arrivals()
+    verdict = side.pair.target.call(
+        "check_pages", seed=options.seed, page_bytes=LONG_LIST_PAGE, count=pages, list_seed=options.seed, rounds=rounds
+    )
+    gbytes_per_s, _ = rates(ours.seconds, rounds, rounds * pages * LONG_LIST_PAGE)
+    _, pages_per_s = rates(ours.seconds, rounds * pages, 0)
+    timed = calls[rounds:]  # without the warm-up
+    p50, p99 = percentiles_us([each * 1e9 for each in timed])
+    report.row(
+        Point(
+            bench="pages",
+            figure="call-keeps-loop",
+            provider=options.provider,
+            bytes=LONG_LIST_PAGE,
+            pages=pages,
+            gbytes_per_s=gbytes_per_s,
+            ops_per_s=pages_per_s,
+            p50_us=p50,
+            p99_us=p99,
+            verified=report.check("the long list", verdict),
+            detail=facts(options, side, call_us=p50, call_max_us=significant(max(timed) * 1e6)),
+        )
+    )

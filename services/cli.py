@@ -1,0 +1,76 @@
+"""The `asyncfabric` command. Sub-commands are imported when they are called: `asyncfabric --version` must not load numpy.
+
+Errors become exit statuses here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from asyncfabric_services.exits import DEADLINE, UNFIT
+
+COMMANDS = {
+    "bench": ("asyncfabric_services.bench.commands", "bench"),
+    "demo": ("asyncfabric_services.demo", "demo_command"),
+    "version": ("asyncfabric_services.version", "version"),
+}
+"""Sub-command -> (module, attribute). A module that is not part of an installation hides its command."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a sub-command only when it is called or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.{attribute} is not a click command")
+        return command
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from asyncfabric_services.version import version_line
+
+        click.echo(version_line())
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print it.")
+def asyncfabric() -> None:
+    """Awaitable one-sided transfers between processes: measure them, show them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
+    """Run the command and exit with its status."""
+    try:
+        status = asyncfabric.main(args=arguments, prog_name="asyncfabric", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except TimeoutError as error:
+        click.echo(f"deadline passed: {error}", err=True)
+        sys.exit(DEADLINE)
+    except Exception as error:
+        # DeviceError is named by a string, so that commands that need no fabric start without importing it.
+        if type(error).__name__ == "DeviceError":
+            click.echo(f"this machine cannot do it: {error}", err=True)
+            sys.exit(UNFIT)
+        raise
+    sys.exit(status if isinstance(status, int) else 0)

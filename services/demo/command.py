@@ -1,0 +1,174 @@
+"""`asyncfabric demo`: options, signals and exit statuses. No torch in this process.
+
+Exit statuses are those of `asyncfabric_services.exits`, and 130 or 143 when interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+import trio
+from asyncfabric_services.demo.overlap import Figures
+from asyncfabric_services.demo.parent import DemoError, Outcome, View, run
+from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
+from asyncfabric_services.demo.protocol import Job, Settings
+from asyncfabric_services.demo.report import JsonView, TableView, summarize
+from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
+from asyncfabric_services.quantities import DurationType
+
+
+class Lengths(click.ParamType[tuple[int, ...]]):
+    """Prompt lengths in tokens, joined by commas."""
+
+    name = "lengths"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers."""
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            self.fail(f"{value!r}: expected numbers of at least 1 joined by commas", param, ctx)
+        return numbers
+
+
+@click.command("demo")
+@click.argument("what", type=click.Choice(["kv"]), default="kv")
+@click.option("--provider", type=click.Choice(["local", "tcp", "shm"]), default="local", show_default=True)
+@click.option("--model", type=click.Path(exists=True, file_okay=False), help="Checkpoint directory (safetensors).")
+@click.option("--tokens", type=click.IntRange(1, 4096), default=64, show_default=True, help="Tokens to decode.")
+@click.option(
+    "--prompt-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Prompts, split by ---."
+)
+@click.option("--prompt-tokens", type=Lengths(), help="Lengths of the built-in prompts, for example 7,256,1500.")
+@click.option("--page-tokens", type=click.IntRange(1, 1024), default=16, show_default=True)
+@click.option(
+    "--chunk", type=click.IntRange(0), default=512, show_default=True, help="Tokens per prefill chunk, 0: all."
+)
+@click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of the random model.")
+@click.option(
+    "--hidden", type=click.IntRange(16, 8192), default=512, show_default=True, help="Width of the random model."
+)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads per process.")
+@click.option("--deadline", type=DurationType(), default="120s", show_default=True, help="For the pages of one prompt.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One object per prompt, and a closing one.")
+def demo_command(
+    what: str,
+    provider: str,
+    model: str | None,
+    tokens: int,
+    prompt_file: Path | None,
+    prompt_tokens: tuple[int, ...] | None,
+    page_tokens: int,
+    chunk: int,
+    layers: int,
+    hidden: int,
+    threads: int,
+    deadline: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Move the KvCache of a real model between two processes and compare with one process.
+
+    The first process prefills a prompt and pushes each layer's pages as they are computed; the second waits for the
+    count, decodes in place, and must say exactly what one process says.
+    """
+    if prompt_file is not None and prompt_tokens is not None:
+        raise click.UsageError("--prompt-file and --prompt-tokens exclude each other")
+    try:
+        jobs = (
+            jobs_of_file(prompt_file) if prompt_file else jobs_of_lengths(prompt_tokens or default_lengths(page_tokens))
+        )
+    except (ValueError, UnicodeDecodeError) as error:
+        raise click.UsageError(str(error)) from None
+    settings = Settings(
+        provider=provider,
+        model=model,
+        seed=seed,
+        layers=layers,
+        hidden=hidden,
+        page_tokens=page_tokens,
+        chunk=chunk,
+        new_tokens=tokens,
+        pool_tokens=tokens + max(job.tokens or len(job.text.encode()) + 8 for job in jobs),
+        threads=threads,
+        deadline=deadline,
+    )
+    sys.exit(run_demo(settings, jobs, as_json=as_json))
+
+
+def run_demo(settings: Settings, jobs: list[Job], *, as_json: bool) -> int:
+    """Run the demo of `jobs` and show it; return the exit status."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}", file=sys.stderr)
+        return UNFIT
+    view = JsonView() if as_json else TableView(jobs, settings)
+    watch = _Watch(view)
+    begin = time.monotonic()
+    outcome, error, status = trio.run(_guarded, settings, jobs, watch)
+    rows = watch.rows
+    leaked = outcome.leaked_pages if outcome else 0
+    summary = summarize(
+        settings,
+        rows,
+        model=view.model,
+        requests=len(jobs),
+        leaked_pages=leaked,
+        seconds=time.monotonic() - begin,
+        error=error,
+    )
+    view.close(summary, rows)
+    return status or (FINE if summary.fine else CHECK_FAILED)
+
+
+class _Watch:
+    """Passes everything on to a view and keeps the rows, so that an interrupted run still shows what was done."""
+
+    def __init__(self, view: View) -> None:
+        self.rows: list[Figures] = []
+        self._view = view
+        self.hello = view.hello
+        self.progress = view.progress
+
+    def answered(self, figures: Figures) -> None:
+        self.rows.append(figures)
+        self._view.answered(figures)
+
+
+async def _guarded(settings: Settings, jobs: list[Job], view: View) -> tuple[Outcome | None, str, int]:
+    """Run until done, failed or interrupted; return (outcome, what went wrong, exit status if not from the outcome)."""
+    caught: list[int] = []
+    outcome: Outcome | None = None
+    failure: DemoError | None = None
+
+    async def watch_signals() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                caught.append(number)
+                nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_signals)
+            outcome = await run(settings, jobs, view)
+            nursery.cancel_scope.cancel()
+    except* DemoError as group:
+        failure = _first(group)
+    if failure is not None:
+        return None, str(failure), failure.status
+    if caught:
+        return None, f"interrupted by {signal.Signals(caught[0]).name}", 128 + caught[0]
+    return outcome, "", 0
+
+
+def _first(group: BaseExceptionGroup[DemoError]) -> DemoError:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,101 @@
+"""The prefill process: computes prompts, pushing each layer's pages to the leaseholder while the next is computed.
+
+The forward pass runs on a worker thread; its cache tells the event loop of each layer through the trio token, which
+never blocks the computation.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import msgspec
+import trio
+from asyncfabric_services.demo.generation import prefill
+from asyncfabric_services.demo.kv_stream import KvStream
+from asyncfabric_services.demo.layout import KvLayout
+from asyncfabric_services.demo.node import Node, run_child
+from asyncfabric_services.demo.paged_cache import PagedCache
+from asyncfabric_services.demo.protocol import Assembler, Lease, Pushed, Refusal
+
+LayerEvent = tuple[int, int, int]  # layer, first token, end token
+
+
+async def serve(node: Node) -> None:
+    """Serve leases of the one peer until the parent says Finish.
+
+    Cancellation: a request in progress stops at its next layer and drains its transfers.
+    """
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_take_leases, node)
+        await node.orders.receive()
+        nursery.cancel_scope.cancel()
+
+
+async def _take_leases(node: Node) -> None:
+    assembler = Assembler()
+    async for message in node.fabric.messages():
+        if message.peer.incarnation != node.peer.incarnation:
+            continue  # only the peer that the parent named may ask
+        lease = assembler.add(message.payload)
+        if isinstance(lease, Lease):
+            reason = refusal(node.loaded.layout, lease)
+            if reason is not None:
+                await node.tell_peer(Refusal(lease.id, reason))
+            else:
+                await _stream(node, lease)
+
+
+def refusal(layout: KvLayout, lease: Lease) -> str | None:
+    """Say why pages of this node cannot go where the lease says; None when they can."""
+    if lease.layout_digest != layout.digest():
+        theirs = msgspec.json.decode(lease.layout, type=KvLayout)
+        return f"layouts differ in {layout.difference(theirs) or 'their digest'}"
+    if len(lease.pages) != layout.pages_for(len(lease.prompt)):
+        return f"{len(lease.pages)} pages leased for {len(lease.prompt)} tokens of {layout.page_tokens} per page"
+    return None
+
+
+async def _stream(node: Node, lease: Lease) -> None:
+    layout, total = node.loaded.layout, len(lease.prompt)
+    source = node.pool.lease(len(lease.pages))
+    stream = KvStream(node.fabric, node.pages_region, layout, node.pool.pages, source, lease)
+    events_in, events = trio.open_memory_channel[LayerEvent](layout.layers * (total + 1))
+    loop = trio.lowlevel.current_trio_token()
+    node.abort.clear()
+
+    def on_written(layer: int, start: int, end: int) -> None:
+        """Runs on the compute thread, inside the model's forward."""
+        node.check()
+        loop.run_sync_soon(events_in.send_nowait, (layer, start, end))
+
+    compute_start = compute_end = time.monotonic_ns()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_push_layers, node, stream, events, total)
+            cache = PagedCache(node.pool, source, on_written=on_written)
+            compute = partial(prefill, node.loaded.model, lease.prompt, cache, node.settings.chunk)
+            try:
+                logits = await trio.to_thread.run_sync(compute)
+                compute_end = time.monotonic_ns()
+            finally:
+                events_in.close()
+        node.context.copy_(logits)
+        await stream.push_context(node.context_region)
+    finally:
+        spans = await stream.drain()  # nothing below may touch the pages before this has returned
+        node.pool.release(source)
+    await node.parent.send(Pushed(lease.id, stream.bytes, stream.pages, compute_start, compute_end, spans))
+
+
+async def _push_layers(node: Node, stream: KvStream, events: trio.MemoryReceiveChannel[LayerEvent], total: int) -> None:
+    try:
+        async for layer, start, end in events:
+            await stream.push_layer(layer, node.loaded.layout.pages_to_push(start, end, total))
+    except BaseException:
+        node.abort.set()  # the thread cannot be cancelled; it looks at this before it reports its next layer
+        raise
+
+
+if __name__ == "__main__":
+    run_child(serve)

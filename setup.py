@@ -1,0 +1,104 @@
+"""Build of the compiled part: CMake makes one static library of native/, then one Cython extension links it.
+
+Everything else is in pyproject.toml. Read at build time, all optional:
+  ASYNCFABRIC_SANITIZE   address,undefined or thread
+  ASYNCFABRIC_DEBUG      1: assertions, no optimisation
+  ASYNCFABRIC_JOBS       compile jobs, default: all cores
+Repeated builds are incremental: CMake, Cython and setuptools each look at what changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+SANITIZE = os.environ.get("ASYNCFABRIC_SANITIZE", "")
+DEBUG = os.environ.get("ASYNCFABRIC_DEBUG", "") not in ("", "0")
+JOBS = os.environ.get("ASYNCFABRIC_JOBS", str(os.cpu_count() or 1))
+FLAVOUR = "-".join(["debug" if DEBUG else "release", *SANITIZE.replace(",", "-").split()])
+
+
+def tool(name: str) -> str:
+    """Return the path of a build tool: beside this Python first, so that an unactivated environment works."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    if found is None:
+        sys.exit(f"asyncfabric: {name} was not found; `pip install {name}` or install it from your distribution")
+    return found
+
+
+class BuildNative(build_ext):
+    """Build the static library, cythonize, then link the one extension."""
+
+    def run(self) -> None:
+        """Run CMake first: the extension links what it leaves."""
+        native = ROOT / "build" / f"native-{FLAVOUR}"  # not build_temp: editable installs would start from nothing each time
+        library = self.build_library(native)
+        (extension,) = self.extensions
+        extension.extra_objects = [str(library)]
+        extension.depends = [str(library), *map(str, sorted((ROOT / "native" / "include").rglob("*.h")))]
+        (translated,) = cythonize([extension], build_dir=str(native / "cython"), include_path=[str(ROOT / "cython_ext")])
+        extension.sources = translated.sources
+        super().run()
+
+    def build_library(self, folder: Path) -> Path:
+        """Configure once, then build what changed."""
+        configure = [
+            tool("cmake"), "-S", str(ROOT / "native"), "-B", str(folder), "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DCMAKE_BUILD_TYPE={'Debug' if DEBUG else 'RelWithDebInfo'}",
+            f"-DASYNCFABRIC_SANITIZE={SANITIZE}",
+            # Warnings of a compiler that is newer than ours must not stop somebody's installation; `make test` has them on.
+            "-DASYNCFABRIC_WERROR=OFF",
+        ]  # fmt: skip
+        subprocess.run(configure, check=True)
+        subprocess.run([tool("cmake"), "--build", str(folder), "--target", "asyncfabric_native", "-j", JOBS], check=True)
+        return folder / "libasyncfabric_native.a"
+
+
+def packages() -> list[str]:
+    """Return both import packages; the folder services/ is installed as asyncfabric_services."""
+    services = [f"asyncfabric_services.{name}" for name in find_packages("services")]
+    return [*find_packages(include=["asyncfabric", "asyncfabric.*"]), "asyncfabric_services", *services]
+
+
+def engine_extension() -> Extension:
+    """Describe the extension; its sources and the library are filled in by BuildNative."""
+    flags = ["-std=c++20", "-fvisibility=hidden", "-O0" if DEBUG else "-O2", "-g1", "-Wno-sign-compare"]
+    link = [] if DEBUG or SANITIZE else ["-Wl,--strip-debug"]  # a wheel of 1 MB, not 16; function names stay
+    if SANITIZE:
+        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g"]
+        link += [f"-fsanitize={SANITIZE}"]
+    return Extension(
+        "asyncfabric._native._engine",
+        sources=["cython_ext/_engine.pyx"],
+        include_dirs=["native/include", "native/src"],  # src: only for bench/
+        language="c++",
+        define_macros=[
+            ("ASYNCFABRIC_BUILD_VERSION", f'"{VERSION}"'),
+            ("ASYNCFABRIC_BUILD_SANITIZE", f'"{SANITIZE}"'),
+            ("ASYNCFABRIC_BUILD_DEBUG", str(int(DEBUG))),
+        ],
+        extra_compile_args=flags,
+        extra_link_args=link,
+        libraries=["dl", "pthread"],
+    )
+
+
+setup(
+    packages=packages(),
+    package_dir={"asyncfabric_services": "services"},
+    package_data={"asyncfabric": ["py.typed"], "asyncfabric._native": ["_engine.pyi"]},
+    ext_modules=[engine_extension()],
+    cmdclass={"build_ext": BuildNative},
+)

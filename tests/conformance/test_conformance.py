@@ -1,0 +1,109 @@
+"""Ring 4: the public suite over the fake engine and over every provider of this build, with one and with several rails.
+
+A provider joins with one line in RINGS. Missing providers skip, saying what is missing; checks skip by capability.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import anyio
+import pytest
+
+import asyncfabric as af
+from asyncfabric.testing import FakeEngine, conformance
+from asyncfabric.testing.conformance import FabricFactory
+
+SHUFFLED = "fault+local?reorder=16&seed={seed}"
+LATE = "fault+local?delay_us=300&reorder=64&seed={seed}"
+
+
+def _fabric(rails: tuple[str, ...], **options: object) -> Callable[[], object]:
+    return functools.partial(af.open_fabric, af.FabricConfig(rails=rails, **options))  # type: ignore[arg-type]
+
+
+def _fake(rails: int) -> Callable[[], object]:
+    return functools.partial(af.open_fabric, af.FabricConfig(rails=("local",) * rails), engine_factory=FakeEngine)
+
+
+def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = None, **about: object) -> FabricFactory:
+    return FabricFactory(
+        open=_fabric(rails),  # type: ignore[arg-type]
+        open_target=_fabric(target) if target is not None else None,  # type: ignore[arg-type]
+        name=name,
+        rails=len(rails),
+        **about,  # type: ignore[arg-type]
+    )
+
+
+SLOW = {"deep_write_bytes": 64 * 1024, "peers": 16}
+LIGHT = {"deep_write_bytes": 256 * 1024}
+
+RINGS: tuple[FabricFactory, ...] = (
+    FabricFactory(open=_fake(1), name="fake-1", reads=True, peers=64, **LIGHT),  # type: ignore[arg-type]
+    FabricFactory(open=_fake(2), name="fake-2", rails=2, reads=True, memory="foreign", peers=64, **LIGHT),  # type: ignore[arg-type]
+    _native("local-1-allocated", ("local",), reads=True, big=True),
+    _native("local-1-foreign", ("local",), reads=True, memory="foreign"),
+    _native("local-2-allocated", ("local",) * 2, reads=True, peers=64, **LIGHT),
+    _native("local-2-foreign", ("local",) * 2, reads=True, memory="foreign", peers=64, **LIGHT),
+    _native("local-2to3-foreign", ("local",) * 2, ("local",) * 3, reads=True, memory="foreign", peers=16, **LIGHT),
+    _native("local-4to1-allocated", ("local",) * 4, ("local",), reads=True, peers=16, **LIGHT),
+    _native("tcp-1", ("tcp",), reads=True, memory="foreign", **SLOW),
+    _native("tcp-2", ("tcp",) * 2, reads=True, **SLOW),
+    _native("shm-1", ("shm",), reads=True, memory="foreign", **SLOW),
+    _native("shm-2", ("shm",) * 2, reads=True, **SLOW),
+    _native("shuffled-1", (SHUFFLED.format(seed=1),), reads=True, memory="foreign", peers=16, **LIGHT),
+    _native("shuffled-3to2", tuple(SHUFFLED.format(seed=n) for n in (2, 3, 4)), (SHUFFLED.format(seed=5),) * 2,
+            reads=True, peers=16, **LIGHT),
+    _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), reads=True, memory="foreign", peers=16, **LIGHT),
+)  # fmt: skip
+
+COUNTING = {
+    check
+    for check in conformance.SUITE
+    if conformance.name_of(check)
+    in {"integrity_at_sizes", "counts_of_each_op", "scatter_to_one_peer_many_times", "many_page_batches_in_flight"}
+}
+
+
+@functools.cache
+def _missing(rails: tuple[str, ...]) -> str:
+    """Return why fabrics with these rails cannot be opened here, or nothing."""
+    async def attempt() -> None:
+        async with af.open_fabric(af.FabricConfig(rails=rails)):
+            pass
+
+    try:
+        anyio.run(attempt, backend="trio")
+    except (af.DeviceError, ImportError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _rails_of(factory: FabricFactory) -> tuple[str, ...]:
+    return factory.open.args[0].rails  # type: ignore[attr-defined,no-any-return]
+
+
+def _cases() -> Iterator[object]:
+    for factory in RINGS:
+        for check in conformance.SUITE:
+            yield pytest.param(factory, check, "trio", id=f"{factory.name}-{conformance.name_of(check)}")
+    for factory in (RINGS[0], RINGS[2]):
+        for check in conformance.SUITE:
+            if check not in COUNTING and "five_gib" in check.__name__:
+                continue
+            yield pytest.param(factory, check, "asyncio", id=f"{factory.name}-asyncio-{conformance.name_of(check)}")
+    for rails in (3, 4):
+        factory = _native(f"local-{rails}", ("local",) * rails, reads=True)
+        for check in COUNTING:
+            yield pytest.param(factory, check, "trio", id=f"{factory.name}-{conformance.name_of(check)}")
+
+
+@pytest.mark.parametrize(("factory", "check", "backend"), list(_cases()))
+def test_conformance(factory: FabricFactory, check: conformance.Check, backend: str) -> None:
+    if not factory.name.startswith("fake"):
+        reason = _missing(_rails_of(factory))
+        if reason:
+            pytest.skip(f"{factory.name} cannot be opened here: {reason}")
+    conformance.run(check, factory, backend=backend)

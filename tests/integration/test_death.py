@@ -1,0 +1,137 @@
+"""Peers that die, stop or come back in the middle of a transfer: the others learn it in time and lose nothing else."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+from availability import need
+from processes import party
+
+MIB = 1 << 20
+HOST_DEADLINE = 1.0
+SLACK = 1.5  # two shared cores: the deadline is the engine's, the slack is the machine's
+
+
+@pytest.mark.parametrize("rail", ["local", "shm", "tcp", "fault+local?reorder=16&delay_us=200"])
+def test_target_killed_mid_transfer(rail: str) -> None:
+    need(rail)
+    with party(rail, peer_deadline_network=2.0) as writer, party(rail) as target, party(rail) as other:
+        for one in (writer, target, other):
+            one.hear()
+        key = target.ask("expose", length=8 * MIB)["key"]
+        elsewhere = other.ask("expose", length=MIB)["key"]
+        imm = other.ask("counter")["imm"]
+        writer.ask("expose", length=MIB, name="source", seed=1)
+        writer.ask("write", key=elsewhere, length=MIB, imm=imm)
+        writer.tell(do="stream", key=key, piece=MIB)
+        assert writer.hear() == {"streaming": True}
+        killed = target.send_signal(signal.SIGKILL)
+        error = writer.hear()
+        assert error["error"] == "PeerError", error
+        deadline = 2.0 if rail == "tcp" else HOST_DEADLINE
+        assert error["at"] - killed < deadline + SLACK, error
+        again = writer.fail("write", key=key, length=MIB)
+        assert again["error"] in ("PeerError", "StaleKeyError"), again
+        writer.ask("write", key=elsewhere, length=MIB, imm=imm)
+        assert other.ask("wait", imm=imm, value=2)["value"] == 2
+        writer.close()
+        other.close()
+
+
+@pytest.mark.parametrize("rail", ["local", "shm", "tcp"])
+def test_writer_killed_while_the_target_waits(rail: str) -> None:
+    """Waiters that named the dead peer fail by name; the memory of the target is usable, its other peers go on."""
+    need(rail)
+    with party(rail) as writer, party(rail, peer_deadline_network=2.0) as target, party(rail) as other:
+        address = writer.hear()["address"]
+        home = target.hear()["address"]
+        other.hear()
+        key = target.ask("expose", length=8 * MIB)["key"]
+        imm = target.ask("counter")["imm"]
+        writer.ask("expose", length=MIB, name="source", seed=1)
+        writer.ask("connect", address=home)
+        target.ask("connect", address=address)
+        target.tell(do="wait", imm=imm, value=1 << 40, address=address)
+        writer.tell(do="stream", key=key, piece=MIB, imm=imm)
+        assert writer.hear() == {"streaming": True}
+        killed = writer.send_signal(signal.SIGKILL)
+        error = target.hear()
+        assert error["error"] == "PeerError", error
+        assert error["at"] - killed < (2.0 if rail == "tcp" else HOST_DEADLINE) + SLACK
+        before = target.ask("value", imm=imm)["value"]
+        other.ask("signal", address=home, imm=imm)
+        assert target.ask("wait", imm=imm, value=before + 1)["value"] == before + 1
+        other.close()
+        target.close()
+
+
+@pytest.mark.parametrize("rail", ["tcp", "local", "shm"])
+def test_stopped_peer(rail: str) -> None:
+    """SIGSTOP: the peer is alive and silent. Transfers to it end within the deadline; a local copy may just succeed."""
+    need(rail)
+    with party(rail, peer_deadline_network=2.0, drain_deadline=2.0) as writer, party(rail) as target:
+        writer.hear(), target.hear()
+        key = target.ask("expose", length=8 * MIB)["key"]
+        writer.ask("expose", length=MIB, name="source", seed=1)
+        writer.tell(do="stream", key=key, piece=MIB)
+        assert writer.hear() == {"streaming": True}
+        stopped = target.send_signal(signal.SIGSTOP)
+        error = writer.hear()
+        assert error["error"] == "PeerError", error
+        assert error["at"] - stopped < 2.0 + SLACK, error
+        target.send_signal(signal.SIGCONT)
+        writer.close()
+
+
+def test_dead_peer_that_swallows_everything() -> None:
+    """The provider sees its peer alive, but nothing is answered: heartbeats find out, and only this peer is lost."""
+    need("local")
+    with party("fault+local?dead_peer_after=20") as writer, party("fault+local") as target:
+        writer.hear(), target.hear()
+        key = target.ask("expose", length=8 * MIB)["key"]
+        writer.ask("expose", length=MIB, name="source", seed=1)
+        started = time.monotonic()
+        writer.tell(do="stream", key=key, piece=4096)
+        assert writer.hear() == {"streaming": True}
+        error = writer.hear()
+        assert error["error"] == "PeerError", error
+        assert error["at"] - started < HOST_DEADLINE + SLACK
+        writer.close()
+
+
+def test_interrupt_drains_before_the_program_ends() -> None:
+    """SIGINT in the middle of transfers: KeyboardInterrupt leaves `open_fabric` only when nothing reads the source."""
+    need("local")
+    from processes import Process
+
+    with party("fault+local") as target, Process("interrupted.py") as writer:
+        target.hear()
+        key = target.ask("expose", length=32 * MIB, memory="foreign")["key"]
+        writer.tell(key=key, rail="fault+local?delay_us=2000&reorder=8")
+        assert writer.hear() == {"streaming": True}
+        writer.send_signal(signal.SIGINT)
+        assert writer.hear() == {"interrupted": True, "threads": 1}
+        assert writer.child.wait(10) == 0
+        assert target.ask("digest", length=1)["length"] == 1
+        assert target.ask("find", byte=0x5C)["count"] == 0, "the source was read after the fabric had closed"
+        target.close()
+
+
+def test_killed_processes_leave_nothing_in_shared_memory() -> None:
+    """The fixture looks at /dev/shm; here both ends are killed in the middle of it."""
+    need("local")
+    for _ in range(2):
+        with party("local") as writer, party("local") as target:
+            writer.hear(), target.hear()
+            key = target.ask("expose", length=8 * MIB)["key"]
+            writer.ask("expose", length=MIB, name="source", seed=1)
+            writer.tell(do="stream", key=key, piece=MIB)
+            writer.hear()
+            writer.send_signal(signal.SIGKILL)
+            target.send_signal(signal.SIGKILL)
+            assert writer.child.wait(5) == target.child.wait(5) == -signal.SIGKILL
+    names = subprocess.run(["ls", "/dev/shm"], capture_output=True, text=True, check=True).stdout
+    assert "asyncfabric" not in names

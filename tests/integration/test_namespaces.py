@@ -1,0 +1,65 @@
+"""Two network namespaces joined by a veth pair: tcp between what could be two hosts, and a cable that is pulled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from availability import namespaces_missing, need
+from processes import party
+
+MIB = 1 << 20
+LEFT, RIGHT = "192.0.2.1", "192.0.2.2"  # TEST-NET-1
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    if reason := namespaces_missing():
+        pytest.skip(f"network namespaces cannot be made here: {reason}")
+    left, right = (f"af{side}{os.getpid()}" for side in "ab")
+    try:
+        for name in (left, right):
+            try:
+                _ip("netns", "add", name)
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"ip netns is not permitted here: {error.stderr.strip()}")
+        _ip("-n", left, "link", "add", "fabric0", "type", "veth", "peer", "name", "fabric0", "netns", right)
+        for name, address in ((left, LEFT), (right, RIGHT)):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "fabric0")
+            _ip("-n", name, "link", "set", "fabric0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield left, right
+    finally:
+        for name in (left, right):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _inside(namespace: str) -> tuple[str, ...]:
+    return ("ip", "netns", "exec", namespace)
+
+
+def test_tcp_between_namespaces(namespaces: tuple[str, str]) -> None:
+    need("tcp")
+    left, right = namespaces
+    with (
+        party("tcp:fabric0", prefix=_inside(left), peer_deadline_network=2.0, drain_deadline=2.0) as writer,
+        party("tcp:fabric0", prefix=_inside(right)) as target,
+    ):
+        writer.hear(), target.hear()
+        key = target.ask("expose", length=8 * MIB)["key"]
+        imm = target.ask("counter")["imm"]
+        writer.ask("expose", length=MIB, name="source", seed=2)
+        writer.ask("write", key=key, length=MIB, imm=imm)
+        assert target.ask("wait", imm=imm, value=1)["value"] == 1
+        writer.tell(do="stream", key=key, piece=MIB)
+        assert writer.hear() == {"streaming": True}
+        _ip("-n", right, "link", "set", "fabric0", "down")
+        error = writer.hear()
+        assert error["error"] == "PeerError", error
+        assert error["seconds"] < 20

@@ -1,0 +1,104 @@
+"""FabricConfig and RailSpec: every bad value raises when it is made, naming itself and its bound."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncfabric.config import FabricConfig, RailSpec
+
+WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":?&=+%;#"), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("local", RailSpec("local")),
+        ("tcp:lo", RailSpec("tcp", "lo")),
+        ("fault+local?seed=7&reorder=16", RailSpec("fault+local", "", (("seed", "7"), ("reorder", "16")))),
+        ("efa:rdmap0s6-rdm?depth=2", RailSpec("efa", "rdmap0s6-rdm", (("depth", "2"),))),
+    ],
+)
+def test_rails_are_parsed(text: str, spec: RailSpec) -> None:
+    assert RailSpec.parse(text) == spec
+    assert FabricConfig(rails=(text, spec)).rail_specs() == (spec, spec)
+
+
+@pytest.mark.parametrize("text", ["", ":lo", "?a=b", "lo cal", "local?seed", "local?a=b&&c", " local", "local\n"])
+def test_malformed_rails_are_named(text: str) -> None:
+    with pytest.raises(ValueError, match="rail ") as caught:
+        RailSpec.parse(text)
+    assert repr(text) in str(caught.value)
+    with pytest.raises(ValueError, match="rail "):
+        FabricConfig(rails=("local", text))
+
+
+@given(WORDS, st.one_of(st.just(""), WORDS), st.lists(st.tuples(WORDS, WORDS), max_size=4))
+def test_rails_survive_their_text_form(provider: str, device: str, options: list[tuple[str, str]]) -> None:
+    text = provider + (f":{device}" if device else "") + (f"?{urlencode(options)}" if options else "")
+    assert RailSpec.parse(text) == RailSpec(provider, device, tuple(options))
+
+
+@pytest.mark.slow
+@given(st.text(max_size=40))
+def test_any_text_is_a_rail_or_a_value_error(text: str) -> None:
+    try:
+        spec = RailSpec.parse(text)
+    except ValueError as error:
+        assert repr(text) in str(error)
+    else:
+        assert spec.provider
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "bound"),
+    [
+        ("rails", (), "1..32"),
+        ("rails", ("local",) * 33, "1..32"),
+        ("polling", "lazy", "adaptive"),
+        *((name, bad, "3600") for name in (
+            "drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host"
+        ) for bad in (0, -1.0, 3601, float("nan"))),
+        ("spin_us", -1, "1e6"),
+        ("spin_us", 2e6, "1e6"),
+        ("max_ops", 0, "1048576"),
+        ("max_ops", (1 << 20) + 1, "1048576"),
+        ("max_messages", 0, "1048576"),
+        ("max_messages", (1 << 20) + 1, "1048576"),
+        ("stripe_bytes", -1, "0"),
+        ("inline_bytes", -1, "0"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named_with_their_bound(field: str, bad: Any, bound: str) -> None:
+    with pytest.raises(ValueError, match=field) as caught:
+        FabricConfig(**{field: bad})
+    shown = str(len(bad)) if field == "rails" else repr(bad)
+    assert shown in str(caught.value) and bound in str(caught.value)
+
+
+def test_rails_as_one_string_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="'local'"):
+        FabricConfig(rails="local")  # type: ignore[arg-type]
+
+
+@given(
+    st.floats(min_value=1e-6, max_value=3600),
+    st.integers(min_value=1, max_value=1 << 20),
+    st.integers(min_value=0, max_value=1 << 40),
+    st.floats(min_value=0, max_value=1e6),
+)
+def test_values_within_their_bounds_are_taken(seconds: float, count: int, size: int, spin: float) -> None:
+    config = FabricConfig(
+        drain_deadline=seconds, peer_deadline_host=seconds, max_ops=count, max_messages=count, stripe_bytes=size, spin_us=spin
+    )
+    assert dataclasses.replace(config) == config
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FabricConfig().max_ops = 3  # type: ignore[misc]

@@ -1,0 +1,153 @@
+"""Both ends of the demo in one process, over the fake engine: the protocol, a refusal, a wrong page, a lost page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+pytest.importorskip("torch", reason="the demo needs torch")
+pytest.importorskip("transformers", reason="the demo needs transformers")
+
+from asyncfabric_services.demo import decode, prefill
+from asyncfabric_services.demo.kv_stream import KvStream
+from asyncfabric_services.demo.line_channel import LineChannel
+from asyncfabric_services.demo.node import LostError, Node, run_node
+from asyncfabric_services.demo.prompts import jobs_of_lengths
+from asyncfabric_services.demo.protocol import (
+    Answer,
+    Finish,
+    Goodbye,
+    Hello,
+    Meet,
+    Pushed,
+    Settings,
+    ToChild,
+    ToParent,
+)
+
+from asyncfabric import FabricConfig
+from asyncfabric.testing import FakeEngine, FakeNetwork
+
+SETTINGS = Settings(layers=2, hidden=64, new_tokens=5, pool_tokens=64, chunk=24, deadline=20.0)
+
+
+class Station:
+    """One node under test: its orders go in, what it says comes out."""
+
+    def __init__(self, serve: Callable[[Node], Awaitable[None]], settings: Settings, network: FakeNetwork) -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._serve = serve
+        self._settings = settings
+        self._node_channel = LineChannel(theirs, theirs, ToChild)
+        self._network = network
+        self.channel = LineChannel(ours, ours, ToParent)
+        self.orders, self._orders_out = trio.open_memory_channel[ToChild](8)
+
+    async def run(self) -> None:
+        def make_engine(config: FabricConfig) -> FakeEngine:
+            return FakeEngine(config, self._network)
+
+        await run_node(
+            self._serve, self._settings, self._node_channel, self._orders_out, threading.Event(), make_engine
+        )
+
+    async def hear(self, kind: type[Any]) -> Any:
+        """Return the next message of one kind."""
+        while not isinstance(message := await self.channel.receive(), kind):
+            assert message is not None
+        return message
+
+
+async def conduct(lengths: list[int], prefill_settings: Settings, decode_settings: Settings) -> list[Answer]:
+    """Do what the parent does, with both nodes as tasks; return the answers."""
+    network = FakeNetwork()
+    first, second = Station(prefill.serve, prefill_settings, network), Station(decode.serve, decode_settings, network)
+    answers = []
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.run)
+            nursery.start_soon(second.run)
+            hellos = [await station.hear(Hello) for station in (first, second)]
+            await first.orders.send(Meet(hellos[1].address))
+            await second.orders.send(Meet(hellos[0].address))
+            for job in jobs_of_lengths(lengths):
+                await second.orders.send(job)
+                pushed, answer = await first.hear(Pushed), await second.hear(Answer)
+                assert pushed.pages == 2 * -(-job.tokens // prefill_settings.page_tokens) == answer.arrivals - 1
+                answers.append(answer)
+            for station in (first, second):
+                await station.orders.send(Finish())
+                assert (await station.hear(Goodbye)).leaked_pages == 0
+    return answers
+
+
+def run_both(
+    lengths: list[int], prefill_settings: Settings = SETTINGS, decode_settings: Settings = SETTINGS
+) -> list[Answer]:
+    return trio.run(conduct, lengths, prefill_settings, decode_settings)
+
+
+@pytest.mark.slow
+def test_every_prompt_is_answered_as_in_one_process() -> None:
+    answers = run_both([1, 16, 17, 50])
+    assert [answer.differences for answer in answers] == [[], [], [], []]
+    assert [answer.prompt_tokens for answer in answers] == [1, 16, 17, 50]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [("page_tokens", 8, "page_tokens: 16 here, 8 there"), ("seed", 1, "weights: "), ("layers", 3, "layers: 2 here, 3")],
+)
+def test_another_layout_is_refused_by_the_name_of_the_field(field: str, value: int, named: str) -> None:
+    import msgspec
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_both([20], decode_settings=msgspec.structs.replace(SETTINGS, **{field: value}))
+    refusals = caught.value.subgroup(decode.RefusedError)
+    assert refusals is not None
+    assert f"layouts differ in {named}" in flat(refusals)
+
+
+@pytest.mark.slow
+def test_a_page_written_to_the_place_of_another_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    push = KvStream.push_layer
+
+    async def push_wrong(self: KvStream, layer: int, pages: range) -> None:
+        self._target = self._target[::-1].copy()
+        await push(self, layer, pages)
+
+    monkeypatch.setattr(KvStream, "push_layer", push_wrong)
+    (answer,) = run_both([20])
+    assert "first logits differ" not in answer.differences  # the context was right, the pages were not
+    assert answer.differences[-1] == "pages differ from the cache of one process"
+    assert any(text.startswith("logits of token") for text in answer.differences)
+
+
+@pytest.mark.slow
+def test_a_page_that_is_never_written_is_lost_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import msgspec
+
+    push = KvStream.push_layer
+
+    async def push_less(self: KvStream, layer: int, pages: range) -> None:
+        await push(self, layer, pages[:-1] if layer == 1 else pages)
+
+    monkeypatch.setattr(KvStream, "push_layer", push_less)
+    impatient = msgspec.structs.replace(SETTINGS, deadline=1.0)
+    with pytest.raises(ExceptionGroup) as caught:
+        run_both([20], decode_settings=impatient)
+    lost = caught.value.subgroup(LostError)
+    assert lost is not None
+    assert "4 of 5 arrivals after 1 s" in flat(lost)
+
+
+def flat(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return " ".join(flat(inner) for inner in error.exceptions)
+    return str(error)
