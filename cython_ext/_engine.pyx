@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: embedsignature=True, binding=True
 # distutils: language = c++
-# _engine.pyx: contents of the one extension module. Each room is a file of one idea; a later room may use an earlier one.
+# _engine.pyx: contents of the one extension module. Each room is a file of one idea and may use an earlier one.
 # The border translates and holds lifetimes: no policy, no await, no Python object per page.
 """The compiled border to the native engine. Use `asyncfabric._bridge.native`, its only importer."""
 

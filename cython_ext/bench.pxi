@@ -1,4 +1,4 @@
-# bench.pxi: the bare loops of `asyncfabric bench`, with the GIL released for their whole length. Called by asyncfabric.bench only.
+# bench.pxi: the bare loops of `asyncfabric bench`, with the GIL released for their whole length. For asyncfabric.bench.
 # Sizes are checked here, since the loops themselves check nothing; which loop is compared with what is decided above.
 
 
@@ -84,12 +84,13 @@ def bench_cma_pages(int32_t pid, uint64_t target_address, const unsigned char[::
     if pages == 0:
         return 0.0
     with nogil:
-        result = cma_pages(pid, target_address, &source[0], &target_pages[0], &source_pages[0], pages, page_bytes, rounds)
+        result = cma_pages(pid, target_address, &source[0], &target_pages[0], &source_pages[0], pages, page_bytes,
+                           rounds)
     return loop_seconds(result, "process_vm_writev")
 
 
 def bench_stream_send(int32_t socket, const unsigned char[::1] source, uint64_t op_bytes, uint64_t count) -> float:
-    """Send `count` times `op_bytes` on a blocking stream socket; return seconds until the last byte was acknowledged."""
+    """Send `count` times `op_bytes` on a blocking stream socket; return seconds until the last was acknowledged."""
     cdef LimitResult result
     check_walk(source.shape[0], op_bytes, "stream")
     with nogil:

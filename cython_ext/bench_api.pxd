@@ -61,7 +61,8 @@ cdef extern from "bench/engine_loop.h" namespace "asyncfabric::bench" nogil:
         uint64_t deadline_ns
 
     EngineLoopResult write_loop(NativeEngine&, const WriteLoop&) except +
-    EngineLoopResult pages_loop(NativeEngine&, uint64_t, uint64_t, const PageBatch&, uint64_t, int64_t, uint64_t*) except +
+    EngineLoopResult pages_loop(NativeEngine&, uint64_t, uint64_t, const PageBatch&, uint64_t, int64_t,
+                                uint64_t*) except +
     EngineLoopResult spin_loop(NativeEngine&, uint64_t, uint64_t, uint64_t) except +
     EngineLoopResult ping_loop(NativeEngine&, const PingLoop&, uint64_t*) except +
     EngineLoopResult pong_loop(NativeEngine&, const PingLoop&) except +

@@ -1,5 +1,5 @@
-# bench_engine.pxi: the native loops over an Engine for `asyncfabric bench --engine-level`, with the GIL released for their whole
-# length. The caller is the engine's one consumer of completions meanwhile: no Fabric may sit on the same engine.
+# bench_engine.pxi: the native loops over an Engine for `asyncfabric bench --engine-level`, without the GIL throughout.
+# The caller is the engine's one consumer of completions meanwhile: no Fabric may sit on the same engine.
 
 
 cdef tuple engine_loop_result(EngineLoopResult result, str what):
@@ -75,7 +75,7 @@ def bench_engine_spin(Engine engine, uint64_t counter, uint64_t target, uint64_t
 def bench_engine_ping(Engine engine, uint64_t peer, uint64_t region, uint64_t key, uint64_t op_bytes, uint64_t counter,
                       uint64_t base, int64_t imm, uint64_t deadline_ns, uint64_t[::1] samples_ns, uint64_t count,
                       bint first) -> tuple:
-    """Play `count` rounds of signal (op_bytes 0) or write with imm and spin_counter; `first` serves and fills `samples_ns`."""
+    """Play `count` rounds of signal (op_bytes 0) or write with imm and spin; `first` serves, fills `samples_ns`."""
     cdef PingLoop loop
     cdef EngineLoopResult result
     if first and <uint64_t> samples_ns.shape[0] < max(count, 1):

@@ -6,7 +6,7 @@ Buffer.__doc__ = "Memory that a user's object owns; `device` is -1 for the host,
 
 
 cdef class _Export:
-    """Holds a buffer export, so that the exporter can neither move nor free its memory (a bytearray refuses to resize)."""
+    """Holds a buffer export, so that the exporter neither moves nor frees its memory (a bytearray cannot resize)."""
 
     cdef Py_buffer view_
     cdef bint held_
@@ -18,8 +18,8 @@ cdef class _Export:
 
 cdef object not_contiguous(object obj, object shape, object strides, str unit):
     """Build the error for memory with gaps or in another order than its indices."""
-    return ValueError(f"{type(obj).__name__} of shape {tuple(shape)} and strides {tuple(strides)} {unit} is not C-contiguous; "
-                      f"register a contiguous copy or the whole base buffer")
+    return ValueError(f"{type(obj).__name__} of shape {tuple(shape)} and strides {tuple(strides)} {unit} is not "
+                      f"C-contiguous; register a contiguous copy or the whole base buffer")
 
 
 cdef object resolve_tensor(object tensor, object torch):
@@ -55,7 +55,7 @@ cdef object resolve_export(object obj):
 def resolve_buffer(obj):
     """Resolve host or CUDA memory to `Buffer(address, length_bytes, device, readonly, keepalive)`.
 
-    Takes torch tensors of any dtype, numpy arrays, bytearray, memoryview, anything with the buffer protocol, and DLPack.
+    Takes torch tensors of any dtype, numpy arrays, bytearray, memoryview, any buffer exporter, and DLPack.
     The memory stays where it is while `keepalive` is held.
 
     Raises:

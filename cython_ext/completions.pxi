@@ -1,5 +1,5 @@
-# completions.pxi: from the completion ring to Python tuples. One consumer: the event loop's thread, with the GIL, since a
-# poll is a copy out of a ring and never blocks.
+# completions.pxi: from the completion ring to Python tuples. One consumer: the event loop's thread, with the GIL, since
+# a poll is a copy out of a ring and never blocks.
 
 
 cdef extern from *:

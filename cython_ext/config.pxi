@@ -1,5 +1,5 @@
-# config.pxi: FabricConfig into EngineConfig. Values were checked when the FabricConfig was made; nothing is decided here
-# except units: seconds and microseconds become nanoseconds.
+# config.pxi: FabricConfig into EngineConfig. Values were checked when the FabricConfig was made; nothing is decided
+# here except units: seconds and microseconds become nanoseconds.
 
 
 cdef uint64_t nanoseconds(double seconds) noexcept:

@@ -107,7 +107,7 @@ cdef class _ControlRoom(_Hold):
         cdef RegionInfo info
         check(self.get().region_info(region, &info), "region")
         if info.device != kHostDevice:
-            raise status_error(Status(StatusCode.kInvalidArgument), f"region on device {info.device} has no host memory")
+            raise status_error(Status(StatusCode.kInvalidArgument), f"device {info.device} has no host memory")
         return memoryview(alias_of(info.base, info.length))
 
     def open_key(self, const unsigned char[::1] key not None):
@@ -123,7 +123,8 @@ cdef class _ControlRoom(_Hold):
         finally:
             self.leave()
         check(status, f"key of {key.shape[0]} bytes")
-        return opened, KeyInfoTuple(info.incarnation, info.region, info.generation, info.length, info.access, info.rails)
+        return opened, KeyInfoTuple(info.incarnation, info.region, info.generation, info.length, info.access,
+                                    info.rails)
 
     def close_key(self, uint64_t key):
         """Forget an opened key."""

@@ -66,7 +66,7 @@ cdef class _CounterRoom(_DataRoom):
     def spin_counter(self, uint64_t counter, uint64_t target, uint64_t deadline_ns):
         """Spin until the count reaches target; `deadline_ns` is on the clock of time.monotonic_ns().
 
-        Returns the value; raises EngineStatusError with kTimeout at the deadline, with kClosed when another thread closes.
+        Returns the value; raises EngineStatusError: kTimeout at the deadline, kClosed when another thread closes.
         """
         cdef Status status
         cdef uint64_t value = 0

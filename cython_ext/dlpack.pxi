@@ -1,4 +1,4 @@
-# dlpack.pxi: memory of other frameworks by DLPack (https://dmlc.github.io/dlpack/latest/c_api.html). The capsule is never
+# dlpack.pxi: memory of other frameworks by DLPack (https://dmlc.github.io/dlpack/latest/c_api.html). The capsule is not
 # consumed: it is kept as it came, and its own destructor gives the memory back. Struct layouts are those of ABI 1.x.
 
 

@@ -179,6 +179,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
     cdef cppclass NativeEngine "asyncfabric::Engine":
         @staticmethod
         Status open(const EngineConfig&, unique_ptr[NativeEngine]*, string*) except +
+
         @staticmethod
         Status check_address(string_view, uint64_t*) except +
 

@@ -1,7 +1,7 @@
 # hold.pxi: who owns the native engine and when it may die. Runs with the GIL.
-# The destructor joins the engine's threads, so it runs without the GIL and never while another Python thread is inside a
-# call that gave the GIL up. `calls_` and `closed_` change only under the GIL; a call that keeps the GIL needs neither,
-# since close() cannot run beside it.
+# The destructor joins the engine's threads, so it runs without the GIL and never while another Python thread is inside
+# a call that gave the GIL up. `calls_` and `closed_` change only under the GIL; a call that keeps the GIL needs
+# neither, since close() cannot run beside it.
 
 
 cdef extern from *:

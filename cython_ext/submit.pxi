@@ -1,5 +1,5 @@
-# submit.pxi: data ops. Each call returns the op id at once and ends as an OP completion. The GIL is given up, since small
-# ops may be posted by the calling thread and page lists are copied. No Python object is made per page.
+# submit.pxi: data ops. Each call returns the op id at once and ends as an OP completion. The GIL is given up, since
+# small ops may be posted by the calling thread and page lists are copied. No Python object is made per page.
 
 
 cdef class _DataRoom(_ControlRoom):

@@ -1,7 +1,7 @@
 """What every test of the project gets: a check that it leaked nothing, a watchdog, and both event loops.
 
-A leaked thread, file descriptor, shared-memory file or child process fails the test that leaked it, so the next test is
-never blamed. Async tests carry `@pytest.mark.anyio` and run under trio and under asyncio.
+A leaked thread, file descriptor, shared-memory file or child process fails the test that leaked it, so the next test
+is never blamed. Async tests carry `@pytest.mark.anyio` and run under trio and under asyncio.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def _belongings() -> set[str]:
             found.add(f"fd {entry.name} -> {entry.readlink()}")
         except OSError:
             continue  # the fd of this very listing
-    found.update(
-        f"shared memory {path}" for path in Path("/dev/shm").glob("*") if str(os.getpid()) in path.name
-    )
+    found.update(f"shared memory {path}" for path in Path("/dev/shm").glob("*") if str(os.getpid()) in path.name)
     found.update(f"child process {pid}" for pid in _children())
     return found
 

@@ -1,7 +1,7 @@
 """Status codes of the native engine, for Python: numbers, kinds and texts of native/include/asyncfabric/status.h.
 
-Runs on any thread. The unit tests compare this table with the header, so the two cannot drift apart. Which exception a
-status becomes is not decided here but in `asyncfabric._bridge.faults`.
+Runs on any thread. The unit tests compare this table with the header, so the two cannot drift apart. Which exception
+a status becomes is not decided here but in `asyncfabric._bridge.faults`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The completion ring of a fake engine: a real eventfd and the same arm / sleep / disarm / poll protocol as the native one.
+"""The completion ring of a fake engine: a real eventfd and the arm / sleep / disarm / poll protocol.
 
-Any thread pushes under the lock of the network; one thread, the event loop, takes. The fd is rung only when the loop said
-that it is going to sleep, so a thousand completions cost one wake-up.
+Any thread pushes under the lock of the network; one thread, the event loop, takes. The fd is rung only when the loop
+said that it is going to sleep, so a thousand completions cost one wake-up.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class CompletionRing:
         self._waiting: deque[Completion] = deque()
         self._armed = False
         self._message_announced = False
+        self.unpolled_ops = 0
 
     def push(
         self,
@@ -41,6 +42,7 @@ class CompletionRing:
             if self._message_announced:
                 return
             self._message_announced = True
+        self.unpolled_ops += kind is CompletionKind.OP
         self._waiting.append(
             Completion(cookie, int(kind), int(code), int(code.kind), raw, value, bytes, duration_ns, rails, peer)
         )
@@ -66,6 +68,7 @@ class CompletionRing:
     def poll(self, limit: int) -> list[Completion]:
         """Take up to `limit` completions in the order of their arrival."""
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+        self.unpolled_ops -= sum(one.kind == CompletionKind.OP for one in taken)
         if self._message_announced and any(one.kind == CompletionKind.MESSAGE for one in taken):
             self._message_announced = False
         return taken

@@ -1,12 +1,11 @@
 """Control calls and look-ups of a fake engine: regions, keys, addresses, connections, closing.
 
-Any thread may call. Control calls end as CONTROL completions, at once or when the test lets the network deliver; look-ups
-answer at once. Each call is documented in `asyncfabric._bridge.engine.Engine`.
+Any thread may call. Control calls end as CONTROL completions, at once or when the test lets the network deliver;
+look-ups answer at once. Each call is documented in `asyncfabric._bridge.engine.Engine`.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from asyncfabric.testing.fake_memory import FakeRegion
 from asyncfabric.testing.fake_peers import PeerState
 
 _HOST = -1
+_MAX_ALLOCATION = 1 << 46
 
 
 class ControlCalls(EngineCore):
@@ -26,17 +26,23 @@ class ControlCalls(EngineCore):
     # Look-ups.
 
     def address(self) -> bytes:
+        """Return the bytes by which others find this engine."""
         return self.fake_address.pack()
 
     def incarnation(self) -> int:
+        """Return the random number of this run."""
         return self.fake_address.incarnation
 
     def rails(self) -> list[dict[str, Any]]:
+        """Return one row per rail of the configuration; `fake+` in the provider says what they are."""
         facts = {"library": "", "version": "", "gbits_per_s": 0.0, "ordered": self.network.ordered}
         facts |= {"can_read": self.network.can_read, "up": not self._gone}
-        return [{"provider": f"fake+{spec.provider}", "device": spec.device, **facts} for spec in self.config.rail_specs()]
+        return [
+            {"provider": f"fake+{spec.provider}", "device": spec.device, **facts} for spec in self.config.rail_specs()
+        ]
 
     def peers(self) -> list[dict[str, Any]]:
+        """Return one row per engine that was ever met."""
         with self.network.lock:
             rails = len(self.config.rails)
             return [
@@ -53,6 +59,7 @@ class ControlCalls(EngineCore):
             ]
 
     def statistics(self) -> dict[str, int]:
+        """Return the counters, by the names of the native struct."""
         with self.network.lock:
             regions = self.regions.live.values()
             return self.counts | {
@@ -63,37 +70,44 @@ class ControlCalls(EngineCore):
             }
 
     def progress(self, op: int) -> OpProgress:
+        """Return how far an op is."""
         with self.network.lock:
             return self.ops.progress(op)
 
     def last_error(self) -> str:
+        """Return the newest sentence about a failed control call."""
         return self._last_error
 
     def check_address(self, address: bytes) -> int:
+        """Parse an address and return its incarnation."""
         return FakeAddress.unpack(address).incarnation
 
     def region_info(self, region: int) -> RegionInfo:
+        """Return a region as the engine sees it."""
         with self.network.lock:
             found = self.regions.find(region)
             return RegionInfo(found.base, found.length, _HOST, found.access, found.generation, found.quarantined)
 
     def region_key(self, region: int, access: int, offset: int, length: int) -> bytes:
+        """Return the bytes of a key for a part of a region."""
         with self.network.lock:
             found = self.regions.find(region)
             self.regions.check(found, offset, length)
-            if not access or access & ~found.access:
-                raise refusal(StatusCode.INVALID_ARGUMENT, f"access {access} of a region with access {found.access}")
+            if access & ~found.access:
+                raise refusal(StatusCode.ACCESS_DENIED, f"access {access} of a region with access {found.access}")
             where = (self.fake_address.place, self.fake_address.incarnation, found.id, found.generation, found.secret)
             return FakeKey(*where, offset, length, access, len(self.config.rails)).pack()
 
     def region_memory(self, region: int) -> memoryview:
+        """Return the writable bytes of an allocated region; they outlive the region."""
         with self.network.lock:
             found = self.regions.find(region)
-            if found.memory is not None:
-                return memoryview(found.memory)  # keeps the pages alive, also after release
-            return memoryview((ctypes.c_ubyte * found.length).from_address(found.base)).cast("B")
+            if found.memory is None:
+                raise refusal(StatusCode.INVALID_ARGUMENT, f"region {region} is memory of the caller, who can see it")
+            return memoryview(found.memory)  # keeps the pages alive, also after release
 
     def open_key(self, key: bytes) -> tuple[int, KeyInfo]:
+        """Parse a key that a peer sent; returns its handle and what it says."""
         parsed = FakeKey.unpack(key)
         with self.network.lock:
             self._last_key += 1
@@ -102,22 +116,29 @@ class ControlCalls(EngineCore):
             return self._last_key, KeyInfo(*what)
 
     def close_key(self, key: int) -> None:
+        """Forget a key; idempotent."""
         with self.network.lock:
             self._keys.pop(key, None)
 
     def peer_of_key(self, key: int) -> int:
+        """Return the peer that owns the key's memory, 0 when it was never met."""
         with self.network.lock:
-            peer = self.peer_table.of(self._key(key).incarnation)
+            parsed = self._keys.get(key)
+            peer = self.peer_table.of(parsed.incarnation) if parsed is not None else None
             return peer.id if peer is not None else 0
 
     # Control calls.
 
     def submit_register(self, cookie: int, address: int, length: int, device: int, access: int) -> None:
+        """Register memory of the caller, who keeps it alive."""
         if address <= 0:
             raise refusal(StatusCode.INVALID_ARGUMENT, f"address {address}")
         self._submit_memory(cookie, length, device, access, lambda: self.regions.add(address, length, access))
 
     def submit_allocate(self, cookie: int, length: int, device: int, access: int) -> None:
+        """Allocate zeroed pages of the engine's own."""
+        if length > _MAX_ALLOCATION:
+            raise refusal(StatusCode.INVALID_ARGUMENT, f"{length} bytes, at most {_MAX_ALLOCATION} can be allocated")
         self._submit_memory(cookie, length, device, access, lambda: self.regions.allocate(length, access))
 
     def _submit_memory(
@@ -137,6 +158,7 @@ class ControlCalls(EngineCore):
         self._control(cookie, run)
 
     def submit_revoke(self, cookie: int, region: int) -> None:
+        """Make every key of a region stale."""
         with self.network.lock:
             found = self._open().regions.find(region)
 
@@ -147,8 +169,9 @@ class ControlCalls(EngineCore):
             self._control(cookie, run)
 
     def submit_release(self, cookie: int, region: int) -> None:
+        """Forget a region once nothing can touch its memory."""
         with self.network.lock:
-            found = self._open().regions.find(region)
+            found = self.regions.find(region)  # also while closing: memory must be releasable to the end
 
             def done(code: StatusCode) -> None:
                 self._end_control(cookie, code, 0, found.id, f"region {found.id} is quarantined" if code else "")
@@ -162,6 +185,7 @@ class ControlCalls(EngineCore):
             self.network.control(run)
 
     def submit_connect(self, cookie: int, address: bytes) -> None:
+        """Connect to an address; the completion names the peer."""
         parsed = FakeAddress.unpack(address)
 
         def run() -> tuple[StatusCode, int, str]:
@@ -175,6 +199,7 @@ class ControlCalls(EngineCore):
         self._control(cookie, run)
 
     def submit_disconnect(self, cookie: int, peer: int) -> None:
+        """Take back what is in flight to a peer and drop it."""
         with self.network.lock:
             found = self._open().peer_table.find(peer)
 
@@ -185,6 +210,7 @@ class ControlCalls(EngineCore):
             self._control(cookie, run)
 
     def submit_close(self, cookie: int, cancel_unposted: bool) -> None:
+        """Refuse new work, drain the old within the drain deadline, leave the network."""
         with self.network.lock:
             if self._closing is not None:
                 raise refusal(StatusCode.CLOSED, "the engine is closing already")

@@ -1,7 +1,7 @@
 """The state of a fake engine and what its parts tell it: deliveries, lost peers, ended ops, and the end of the engine.
 
-Every method with a leading underscore, and those that the network calls, run under the lock of the network. No call of the
-engine protocol is made here except `kill`, which only a fake has; see fake_control and fake_engine.
+Every method with a leading underscore, and those that the network calls, run under the lock of the network. No call
+of the engine protocol is made here except `kill`, which only a fake has; see fake_control and fake_engine.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class EngineCore:
         try:
             return self._keys[key]
         except KeyError:
-            raise refusal(StatusCode.CLOSED, f"key {key} was closed or never existed") from None
+            raise refusal(StatusCode.STALE_KEY, f"key {key} was closed or never existed") from None
 
     def _counter_reached(self, cookie: int, value: int) -> None:
         self.ring.push(CompletionKind.COUNTER, cookie, value=value)

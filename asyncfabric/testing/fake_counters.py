@@ -1,7 +1,7 @@
 """Counters and watch words of a fake engine: count first, arm later; a generation per imm keeps late arrivals out.
 
-Every call is made under the lock of the network, except loads and stores of a watch word, which anyone may do. Who sleeps
-on a value is not known here: a table only calls back with the cookie that was armed.
+Every call is made under the lock of the network, except loads and stores of a watch word, which anyone may do. Who
+sleeps on a value is not known here: a table only calls back with the cookie that was armed.
 """
 
 from __future__ import annotations

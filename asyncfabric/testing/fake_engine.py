@@ -1,8 +1,8 @@
-"""A whole Engine in pure Python: the same rules as the native one, in one process, for tests of programs that use fabrics.
+"""A whole Engine in pure Python: the rules of the native one, in one process, for tests of programs that use fabrics.
 
-Any thread may submit; work is delivered inline under the lock of the network, and completions ring a real eventfd. Here are
-the data calls of `asyncfabric._bridge.engine.Engine`, where each is documented, and what they check before anything is
-posted. The other calls are in fake_control, the state in fake_core, each part in a fake_*.py of its own.
+Any thread may submit; work is delivered inline under the lock of the network, and completions ring a real eventfd.
+Here are the data calls of `asyncfabric._bridge.engine.Engine`, where each is documented, and what they check before
+anything is posted. The other calls are in fake_control, the state in fake_core, each part in a fake_*.py of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class FakeEngine(ControlCalls):
     def submit_write(
         self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int, imm: int
     ) -> int:
+        """Write a range; counts 1 at the target."""
         with self.network.lock:
             source, target = self._open().regions.find(region), self._key(key)
             self.regions.check(source, offset, length)
@@ -43,6 +44,7 @@ class FakeEngine(ControlCalls):
             return self.ops.submit(cookie, legs, tail, (source,))
 
     def submit_read(self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int) -> int:
+        """Read a range of a peer's region."""
         with self.network.lock:
             source, target = self._open().regions.find(region), self._key(key)
             self.regions.check(source, offset, length)
@@ -64,6 +66,7 @@ class FakeEngine(ControlCalls):
         target_offset: int,
         imm: int,
     ) -> int:
+        """Write pages by two lists of numbers, copied before this returns; counts one per page."""
         shape = (page_bytes, source_stride, target_stride, source_offset, target_offset)
         pages = fake_plan.read_pages(source_pages, target_pages, *shape)
         with self.network.lock:
@@ -74,6 +77,7 @@ class FakeEngine(ControlCalls):
             return self.ops.submit(cookie, fake_plan.plan_pages(self, source, target, pages, imm), (), (source,))
 
     def submit_scatter(self, cookie: int, region: int, targets: Sequence[tuple[int, int, int, int]], imm: int) -> int:
+        """Write one range to each target; counts 1 at each."""
         with self.network.lock:
             source = self._open().regions.find(region)
             planned = []
@@ -86,12 +90,14 @@ class FakeEngine(ControlCalls):
             return self.ops.submit(cookie, fake_plan.plan_scatter(self, source, planned, imm), (), (source,))
 
     def submit_signal(self, cookie: int, peers: Sequence[int], imm: int) -> int:
+        """Count 1 at each peer."""
         with self.network.lock:
             found = [self._open().peer_table.find(peer) for peer in peers]
             fake_plan.check_imm(imm, required=True)
             return self.ops.submit(cookie, [Leg(self, peer.address, imm=imm) for peer in found])
 
     def submit_send(self, cookie: int, peer: int, payload: bytes) -> int:
+        """Send a small message; it waits while the peer has no room for it."""
         with self.network.lock:
             found, payload = self._open().peer_table.find(peer), bytes(payload)
             if len(payload) > MAX_MESSAGE_BYTES:
@@ -99,35 +105,42 @@ class FakeEngine(ControlCalls):
             return self.ops.submit(cookie, [Leg(self, found.address, len(payload), payload=payload)])
 
     def cancel(self, op: int) -> None:
+        """Stop posting an op; it ends when nothing of it is in flight."""
         with self.network.lock:
             self.ops.cancel(op)
             if self.ops.draining:
                 self._ticker.start()
 
     def arm_writable(self, cookie: int) -> None:
+        """Tell once when an op would be accepted."""
         with self.network.lock:
             self._open().ops.arm_writable(cookie)
 
     # Counters and watch words.
 
     def open_counter(self, imm: int) -> tuple[int, int]:
+        """Open the counter of an imm, or of a free one for -1."""
         with self.network.lock:
             return self._open().counters.open(fake_plan.check_imm(imm))
 
     def close_counter(self, counter: int) -> None:
+        """Close; what still arrives is stale."""
         with self.network.lock:
             self.counters.close(counter)
             self.network.changed.notify_all()
 
     def counter_value(self, counter: int) -> int:
+        """Return what was counted, 0 of a closed counter."""
         with self.network.lock:
             return self.counters.value(counter)
 
     def arm_counter(self, counter: int, cookie: int, target: int) -> None:
+        """Tell once when a counter has a value of at least `target`."""
         with self.network.lock:
             self._open().counters.arm(counter, cookie, target)
 
     def spin_counter(self, counter: int, target: int, deadline_ns: int) -> int:
+        """Wait in this thread until a monotonic deadline; others may deliver meanwhile."""
         with self.network.lock:
             self._open().counters.check_open(counter)
             while (value := self.counters.value(counter)) < target:
@@ -139,52 +152,65 @@ class FakeEngine(ControlCalls):
             return value
 
     def open_watch(self) -> tuple[int, int]:
+        """Open a 64-bit word; returns its handle and address."""
         with self.network.lock:
             return self._open().watches.open()
 
     def watch_load(self, watch: int) -> int:
+        """Return the word."""
         with self.network.lock:
             return int(self.watches.word(watch).value)
 
     def watch_store(self, watch: int, value: int) -> None:
+        """Store the word and look at all of them."""
         with self.network.lock:
             self._open().watches.word(watch).value = value
             self.watches.look()
 
     def arm_watch(self, watch: int, cookie: int, seen: int) -> None:
+        """Tell once when the word is not `seen`."""
         with self.network.lock:
             self._open().watches.arm(watch, cookie, seen)
             if self.watches.armed:
                 self._ticker.start()
 
     def close_watch(self, watch: int) -> None:
+        """Close a word; idempotent."""
         with self.network.lock:
             self.watches.close(watch)
 
     # Completions.
 
     def completion_fd(self) -> int:
+        """Return the eventfd that is readable when an armed engine has news."""
         return self._ring().fd
 
     def arm(self) -> bool:
+        """Say that the loop goes to sleep; False when it must not."""
         with self.network.lock:
             return self._ring().arm()
 
     def disarm(self) -> None:
+        """Clear the fd after a wake-up."""
         with self.network.lock:
             self._ring().disarm()
 
     def poll(self, limit: int) -> list[Completion]:
+        """Take up to `limit` completions."""
         with self.network.lock:
-            return self._ring().poll(limit)
+            taken = self._ring().poll(limit)
+            self.ops.tell_writable()
+            return taken
 
     def next_message(self) -> tuple[int, bytes] | None:
+        """Take the oldest message, if there is one."""
         with self.network.lock:
             message = self._messages.popleft() if self._messages else None
             self.network.pump()  # a sender may have waited for the room
             return message
 
     def step(self) -> int:
+        """Do one pass: post, look at words, deliver. Needed when polling is manual."""
         with self.network.lock:
             self.counts["steps"] += 1
             happened = self.ops.post_ready() + self.watches.look()
@@ -192,6 +218,7 @@ class FakeEngine(ControlCalls):
             return happened
 
     def close(self) -> None:
+        """End at once and for good; idempotent."""
         with self.network.lock:
             self._leave()
             self.ring.close()

@@ -1,7 +1,8 @@
 """Bytes that fakes hand to each other: addresses and region keys, versioned, bounded and checked.
 
-Runs on any thread; pure functions. A checksum refuses every damaged byte, a random secret per generation keeps a forged key
-from opening a region. The layout is private to the fake: a native engine refuses these bytes, and the other way round.
+Runs on any thread; pure functions. A checksum refuses every damaged byte, a random secret per generation keeps a
+forged key from opening a region. The layout is private to the fake: a native engine refuses these bytes, and the
+other way round.
 """
 
 from __future__ import annotations

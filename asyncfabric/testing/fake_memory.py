@@ -1,7 +1,7 @@
 """The region table of a fake engine: addresses, generations, rights, and who still uses the memory.
 
-Every call is made under the lock of the network. Bytes move by address (ctypes), as a NIC would move them: nothing here
-keeps foreign memory alive, that is the caller's promise until release ends.
+Every call is made under the lock of the network. Bytes move by address (ctypes), as a NIC would move them: nothing
+here keeps foreign memory alive, that is the caller's promise until release ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What joins fake engines: delivers what they post, at once or when the test says so, in order or shuffled, or not at all.
+"""What joins fake engines: delivers what they post, at once or when a test says so, in order, shuffled, or not at all.
 
-No thread: an engine delivers inline from the thread that submits. One lock guards the network and everything behind it,
-since engines reach into each other's memory here. Faults live here, the rules of transfers live in fake_ops.
+No thread: an engine delivers inline from the thread that submits. One lock guards the network and everything behind
+it, since engines reach into each other's memory here. Faults live here, the rules of transfers live in fake_ops.
 """
 
 from __future__ import annotations

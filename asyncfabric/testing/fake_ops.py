@@ -1,7 +1,7 @@
 """The ops of a fake engine: from submission over legs in flight to exactly one completion each (INV-1, INV-2).
 
-Every call is made under the lock of the network. An op completes only when none of its legs is in flight: cancelling drops
-what was not posted and waits for the rest. Which bytes a leg moves was decided by fake_engine when it was made.
+Every call is made under the lock of the network. An op completes only when none of its legs is in flight: cancelling
+drops what was not posted and waits for the rest. Which bytes a leg moves was decided by fake_engine when it was made.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Leg:
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One submitted transfer. `tail` is posted when all of `queue` arrived, so that a count never runs ahead of bytes."""
+    """One submitted transfer. `tail` is posted when all of `queue` arrived, so no count runs ahead of its bytes."""
 
     id: int
     cookie: int
@@ -76,8 +76,9 @@ class OpTable:
 
     @property
     def full(self) -> bool:
-        """Whether one more op would be refused."""
-        return len(self.live) >= self._engine.config.max_ops
+        """Whether one more op would be refused: too many in flight, or too many completions that nobody took."""
+        bound, live = self._engine.config.max_ops, len(self.live)
+        return live >= bound or live + self._engine.ring.unpolled_ops >= 2 * bound
 
     def submit(
         self,
@@ -89,7 +90,9 @@ class OpTable:
     ) -> int:
         """Enter an op and post what may be posted; without any leg it is complete at once."""
         if self.full:
-            raise refusal(StatusCode.BUSY, f"{len(self.live)} ops are in flight, max_ops is {self._engine.config.max_ops}")
+            unpolled, bound = self._engine.ring.unpolled_ops, self._engine.config.max_ops
+            text = f"{len(self.live)} ops in flight, {unpolled} completions not taken, max_ops is {bound}"
+            raise refusal(StatusCode.BUSY, text)
         queue = deque(legs)
         self._last_id += 1
         op = Op(self._last_id, cookie, queue, list(tail), regions, is_read, sum(leg.length for leg in queue))
@@ -190,7 +193,7 @@ class OpTable:
         for region in op.regions:
             region.users -= 1
             self._engine.regions.settle(region)
-        self._tell_writable()
+        self.tell_writable()
         self._engine.op_ended()
 
     def cancel(self, op_id: int) -> None:
@@ -250,9 +253,10 @@ class OpTable:
     def arm_writable(self, cookie: int) -> None:
         """Tell once when a slot is free."""
         self._writable.append(cookie)
-        self._tell_writable()
+        self.tell_writable()
 
-    def _tell_writable(self) -> None:
+    def tell_writable(self) -> None:
+        """Tell who waits for a slot when there is one."""
         if self._writable and not self.full:
             cookies, self._writable = self._writable, []
             for cookie in cookies:

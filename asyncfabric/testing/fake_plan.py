@@ -1,7 +1,7 @@
 """How a fake engine cuts an op into legs, and what each leg does at the target: pure functions, checked arguments in.
 
-Runs under the lock of the network. Bytes are moved by address when a leg is delivered, never when it is planned: what the
-source holds in between is what arrives, as with a NIC.
+Runs under the lock of the network. Bytes are moved by address when a leg is delivered, never when it is planned: what
+the source holds in between is what arrives, as with a NIC.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_imm(imm: int, *, required: bool = False) -> int:
 def check_key(key: FakeKey, offset: int, length: int, right: str) -> None:
     """Refuse a range that leaves the key, and a right that it does not carry."""
     if not key.access & ACCESS_BITS[right]:
-        raise refusal(StatusCode.INVALID_ARGUMENT, f"the key does not carry the right to {right}")
+        raise refusal(StatusCode.ACCESS_DENIED, f"the key does not carry the right to {right}")
     if offset < 0 or length < 0 or offset + length > key.length:
         raise refusal(StatusCode.OUT_OF_BOUNDS, f"offset {offset} length {length} of a key for {key.length} bytes")
 
@@ -63,7 +63,7 @@ def read_pages(source_pages: Any, target_pages: Any, *shape: int) -> Pages:
     if len(lists[0]) != len(lists[1]):
         raise refusal(StatusCode.INVALID_ARGUMENT, f"{len(lists[0])} source pages, {len(lists[1])} target pages")
     pages = Pages(lists[0], lists[1], *shape)
-    if pages.page_bytes <= 0 or min(shape) < 0:
+    if (len(lists[0]) and pages.page_bytes == 0) or min(shape) < 0:
         raise refusal(StatusCode.INVALID_ARGUMENT, f"page_bytes {pages.page_bytes}, strides and offsets {shape[1:]}")
     return pages
 

@@ -1,6 +1,7 @@
 """The only thread of a fake engine: looks at armed watch words and at drain deadlines, and ends when there are none.
 
-A native engine's worker does this in its step. Nothing else of the fake needs time to pass, so most tests never start it.
+A native engine's worker does this in its step. Nothing else of the fake needs time to pass, so most tests never start
+it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ from asyncfabric_services.exits import EnvironmentUnfit
 
 LIBFABRIC_PROFILES = ("tcp", "shm")
 
+SMALLEST_COPY = 4096
+"""Below this a write over shared memory costs its notice, not its copy: its speed is ops per second, without a ratio."""
+
 
 class LimitSide:
     """The bare loops of one run."""
@@ -43,8 +46,10 @@ class LimitSide:
         return slot_count(self._options.region_bytes, op_bytes) * op_bytes
 
     def write_limits(self, op_bytes: int, window: int) -> list[Contender]:
-        """Return the limits of plain writes of the run's provider and memory."""
+        """Return the limits of plain writes of the run's provider and memory; none for ops that no copy loop is about."""
         carrier = self._options.carrier
+        if carrier == "local" and op_bytes < SMALLEST_COPY:
+            return []
         if carrier == "local" and self._options.memory == "foreign":
             return [self.cma(op_bytes)]
         if carrier == "local":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncfabric.bench.rows import Point
-from asyncfabric_services.bench.table import row_table
+from asyncfabric_services.bench.table import WIDE, row_table
 
 
 class Report:
@@ -63,15 +62,12 @@ class Report:
         """Print the table and write the picture."""
         self.close()
         if not self._as_json:
-            Console().print(row_table(self._title, self.rows))
+            # A pipe has no width of its own: whoever reads it wants every column.
+            console = Console(width=None if sys.stdout.isatty() else WIDE)
+            console.print(row_table(self._title, self.rows, console.width))
         if self._plot is not None:
             from asyncfabric_services.bench.plot import write_plot
 
             write_plot(self._plot, self._title, self.rows)
         for failure in self.failures:
             click.echo(f"wrong: {failure}", err=True)
-
-
-def all_verified(rows: Sequence[dict[str, Any]]) -> bool:
-    """Return whether every row's data was checked and right."""
-    return all(row["verified"] for row in rows)

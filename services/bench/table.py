@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -12,40 +12,65 @@ from asyncfabric_services.quantities import format_size
 COLUMNS = ("figure", "provider", "bytes", "pages", "window", "GB/s", "kop/s", "p50 us", "p99 us", "limit", "ratio", "ok")
 
 
-def row_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Build the table; medians, with (min..max) behind them."""
+TEXT_COLUMNS = ("figure", "provider", "limit")
+
+WIDE = 132
+"""Characters from which (min..max) and every column fit."""
+
+
+def row_table(title: str, rows: Sequence[Mapping[str, Any]], width: int) -> Table:
+    """Build the table; medians, with (min..max) behind them where the terminal is wide enough.
+
+    Columns in which no row says anything are left out.
+    """
+    texts = [cells(row, width >= WIDE) for row in rows]
+    used = [index for index in range(len(COLUMNS)) if any(line[index] not in ("-", "none") for line in texts)]
     table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("figure", "provider", "limit") else "right")
-    for row in rows:
-        table.add_row(*cells(row))
+    for index in used:
+        justify: Literal["left", "right"] = "left" if COLUMNS[index] in TEXT_COLUMNS else "right"
+        table.add_column(COLUMNS[index], justify=justify, no_wrap=True)
+    for line in texts:
+        table.add_row(*(line[index] for index in used))
     return table
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
+def cells(row: Mapping[str, Any], wide: bool) -> list[str]:
     """Return the texts of one row, in the order of COLUMNS."""
     return [
-        str(row["figure"]),
+        figure(row),
         str(row["provider"]),
         format_size(row["bytes"]) if row["bytes"] else "-",
         str(row["pages"]) if row["pages"] != 1 else "-",
-        str(row["window"]),
-        spread(row["gbytes_per_s"], 1.0, 2),
-        spread(row["ops_per_s"], 1e-3, 1),
+        str(row["window"]) if row["window"] != 1 else "-",
+        spread(row["gbytes_per_s"], 1.0, 2, wide),
+        spread(row["ops_per_s"], 1e-3, 1, wide),
         latency(row["p50_us"]),
         latency(row["p99_us"]),
-        str(row.get("limit", "-")),
+        str(row.get("limit", "-")) if row["bench"] != "limits" else "-",
         f"{row['ratio']:.2f}" if "ratio" in row else "-",
         "yes" if row["verified"] else "NO",
     ]
 
 
-def spread(rate: Mapping[str, float], scale: float, digits: int) -> str:
+def figure(row: Mapping[str, Any]) -> str:
+    """Return what the row is about, with the one number that its bench is about."""
+    if "targets" in row:
+        return f"to {row['targets']}, {row['us_per_target']:.2f} us each"
+    if "core_share" in row:
+        return f"idle: {row['core_share']:.2%} of a core"
+    if "growth_bytes" in row:
+        return f"unawaited, growth {row['growth_bytes'] / 1e6:.1f} MB"
+    if row["figure"] == "call-keeps-loop":
+        return "call keeps the loop"
+    return str(row["limit"] if row["bench"] == "limits" else row["figure"])
+
+
+def spread(rate: Mapping[str, float], scale: float, digits: int, wide: bool) -> str:
     """Return `median (min..max)`, or a dash for what does not apply."""
     if rate["max"] == 0:
         return "-"
     low, middle, high = (f"{rate[name] * scale:.{digits}f}" for name in ("min", "median", "max"))
-    return f"{middle} ({low}..{high})"
+    return f"{middle} ({low}..{high})" if wide else middle
 
 
 def latency(value: float | None) -> str:

@@ -58,11 +58,13 @@ def _throughput(
     field = [ours] if busy else [*ceiling, ours]
     race(field, repeats=options.repeats, duration=options.duration, count=options.count, on_start=side.forget_samples)
     verified = report.check(f"write {format_size(size)}", side.check_writes(size))
-    limit = fastest(ceiling)
     gbytes_per_s, ops_per_s = rates(ours.seconds, ours.count, ours.count * size)
     p50, p99 = percentiles_us(side.samples_ns)
-    limit_gbytes, _ = rates(limit.seconds, limit.count, limit.count * size)
-    detail = facts(options, side, limit_gbytes_per_s=limit_gbytes.as_row(), **machine)
+    limit = fastest(ceiling) if ceiling else None
+    detail = facts(options, side, **machine)
+    if limit is not None:
+        limit_gbytes, _ = rates(limit.seconds, limit.count, limit.count * size)
+        detail["limit_gbytes_per_s"] = limit_gbytes.as_row()
     report.row(
         Point(
             bench="write",
@@ -75,8 +77,8 @@ def _throughput(
             p50_us=p50,
             p99_us=p99,
             verified=verified,
-            limit=limit.name,
-            ratio=speed_ratio(ours, limit),
+            limit=limit.name if limit else None,
+            ratio=speed_ratio(ours, limit) if limit else None,
             detail=detail,
         )
     )

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from fake_stage import Stage
+from parties import Party, join
 
 from asyncfabric._bridge.engine import Engine
 from asyncfabric.config import FabricConfig
 from asyncfabric.testing import FakeEngine, FakeNetwork
-from parties import Party, join
 
 MakeParties = Callable[..., list[Party]]
 
@@ -42,6 +43,16 @@ def make_parties(engine_kind: str) -> Iterator[MakeParties]:
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture
+def stages() -> Iterator[list[Stage]]:
+    """Collect stages; their engines are closed after the test."""
+    made: list[Stage] = []
+    yield made
+    for stage in made:
+        for engine in stage.engines:
+            engine.close()
 
 
 @pytest.fixture

@@ -102,7 +102,9 @@ class Party:
         length = owner.engine.region_info(region).length - offset if length is None else length
         return self.engine.open_key(owner.engine.region_key(region, access, offset, length))[0]
 
-    def write(self, region: int, offset: int, length: int, key: int, target_offset: int = 0, imm: int = -1) -> Completion:
+    def write(
+        self, region: int, offset: int, length: int, key: int, target_offset: int = 0, imm: int = -1
+    ) -> Completion:
         """Write and return how it ended."""
         cookie = self.cookie()
         self.engine.submit_write(cookie, region, offset, length, key, target_offset, imm)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from asyncfabric.config import FabricConfig, RailSpec
 
-WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":?&=+%;#"), min_size=1, max_size=12)
+WORDS = st.text(
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":?&=+%;#"), min_size=1, max_size=12
+)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,12 @@ def test_rails_as_one_string_are_a_type_error() -> None:
 )
 def test_values_within_their_bounds_are_taken(seconds: float, count: int, size: int, spin: float) -> None:
     config = FabricConfig(
-        drain_deadline=seconds, peer_deadline_host=seconds, max_ops=count, max_messages=count, stripe_bytes=size, spin_us=spin
+        drain_deadline=seconds,
+        peer_deadline_host=seconds,
+        max_ops=count,
+        max_messages=count,
+        stripe_bytes=size,
+        spin_us=spin,
     )
     assert dataclasses.replace(config) == config
 

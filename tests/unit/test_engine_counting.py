@@ -1,4 +1,4 @@
-"""The Engine protocol, counters and watch words: count first, arm later, generations, spinning. Fake and native engine."""
+"""The Engine protocol, counters and watch words: count first, arm later, generations, spinning. Fake and native."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+from parties import Party
 
 from asyncfabric._bridge.engine import CompletionKind, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
-from parties import Party
 
 Pair = tuple[Party, Party]
 MakeParties = Callable[..., list[Party]]

@@ -1,6 +1,7 @@
-"""The Engine protocol, data half: what moves, what is counted, what is refused. One suite for the fake and the native engine.
+"""The Engine protocol, data half: what moves, what is counted, what is refused. For the fake and the native engine.
 
-INV-1 (logical counts), INV-3 (keys and generations). Each test runs on one thread and waits through the completion fd.
+INV-1 (logical counts), INV-3 (keys and generations). Each test runs on one thread and waits through the completion
+fd.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from array import array
 from collections.abc import Callable
 
 import pytest
+from parties import BOTH, READ, WRITE, Party
 
 from asyncfabric._bridge.engine import CompletionKind, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
-from parties import BOTH, READ, WRITE, Party
 
 MakeParties = Callable[..., list[Party]]
 Pair = tuple[Party, Party]
@@ -197,7 +198,8 @@ MISUSES: dict[str, Callable[[Party, int, int], object]] = {
     "long message": lambda w, r, k: w.engine.submit_send(1, w.connect(w.others[1]), bytes(8193)),
     "counter imm": lambda w, r, k: w.engine.open_counter(1 << 20),
     "key beyond": lambda w, r, k: w.engine.region_key(r, WRITE, 1, 4096),
-    "key rights": lambda w, r, k: w.engine.region_key(w.allocate(16, WRITE), BOTH, 0, 16),
+    "much too long": lambda w, r, k: w.engine.submit_allocate(1, 1 << 60, -1, BOTH),
+    "page bytes": lambda w, r, k: _pages(w, r, k, [0], [0], page=0),
     "no length": lambda w, r, k: w.engine.submit_allocate(1, 0, -1, BOTH),
     "no memory": lambda w, r, k: w.engine.submit_register(1, 0, 4096, -1, BOTH),
     "strange access": lambda w, r, k: w.engine.submit_allocate(1, 16, -1, 8),
@@ -205,10 +207,18 @@ MISUSES: dict[str, Callable[[Party, int, int], object]] = {
 
 
 def _pages(
-    party: Party, region: int, key: int, sources: list[int], targets: list[int], *, offset: int = 0, imm: int = -1
+    party: Party,
+    region: int,
+    key: int,
+    sources: list[int],
+    targets: list[int],
+    *,
+    offset: int = 0,
+    imm: int = -1,
+    page: int = 1024,
 ) -> object:
     lists = (array("q", sources), key, array("q", targets))
-    return party.engine.submit_write_pages(1, region, *lists, 1024, 1024, 1024, offset, 0, imm)
+    return party.engine.submit_write_pages(1, region, *lists, page, 1024, 1024, offset, 0, imm)
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
@@ -227,11 +237,14 @@ def test_a_key_carries_no_right_that_was_not_asked_for(pair: Pair) -> None:
     writer, reader = pair
     source, target = writer.allocate(64), reader.allocate(64)
     readable, writable = writer.key_of(reader, target, READ), writer.key_of(reader, target, WRITE)
-    refused(lambda: writer.engine.submit_write(1, source, 0, 1, readable, 0, -1), StatusKind.VALUE)
-    refused(lambda: writer.engine.submit_read(1, source, 0, 1, writable, 0), StatusKind.VALUE)
+    refused(lambda: writer.engine.submit_write(1, source, 0, 1, readable, 0, -1), StatusKind.TRANSFER)
+    refused(lambda: writer.engine.submit_read(1, source, 0, 1, writable, 0), StatusKind.TRANSFER)
     lists = (array("q", [0]), readable, array("q", [0]))
-    refused(lambda: writer.engine.submit_write_pages(1, source, *lists, 8, 8, 8, 0, 0, -1), StatusKind.VALUE)
-    refused(lambda: writer.engine.submit_scatter(1, source, [(readable, 0, 0, 1)], -1), StatusKind.VALUE)
+    refused(lambda: writer.engine.submit_write_pages(1, source, *lists, 8, 8, 8, 0, 0, -1), StatusKind.TRANSFER)
+    refused(lambda: writer.engine.submit_scatter(1, source, [(readable, 0, 0, 1)], -1), StatusKind.TRANSFER)
+    weak = reader.allocate(16, WRITE)
+    error = refused(lambda: reader.engine.region_key(weak, BOTH, 0, 16), StatusKind.TRANSFER)
+    assert error.code == StatusCode.ACCESS_DENIED
 
 
 def test_handles_of_closed_things_are_refused(pair: Pair) -> None:
@@ -240,7 +253,8 @@ def test_handles_of_closed_things_are_refused(pair: Pair) -> None:
     key = writer.key_of(reader, target)
     writer.engine.close_key(key)
     writer.engine.close_key(key)
-    refused(lambda: writer.engine.submit_write(1, source, 0, 1, key, 0, -1), StatusKind.CLOSED)
+    refused(lambda: writer.engine.submit_write(1, source, 0, 1, key, 0, -1), StatusKind.STALE)
+    assert writer.engine.peer_of_key(key) == 0
     key = writer.key_of(reader, target)
     assert writer.release(source).code == 0
     for call in (

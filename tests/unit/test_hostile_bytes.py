@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parties import WRITE, Party
 
 from asyncfabric._bridge.engine import EngineStatusError, StatusKind
 from asyncfabric.testing.fake_keys import FakeAddress, FakeKey
-from parties import WRITE, Party
 
 U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 ADDRESSES = st.builds(FakeAddress, U64, U64)

@@ -53,7 +53,7 @@ class FabricFactory:
     peers: int = 256
     deep_write_bytes: int = MIB
     big: bool = False
-    deadline: float = 60.0
+    deadline: float = 30.0
 
     def target(self) -> AbstractAsyncContextManager[Fabric]:
         """Open the target side."""

@@ -3,6 +3,7 @@
 #include "bench/engine_loop.h"
 
 #include <array>
+#include <thread>
 
 #include "asyncfabric/bench.h"
 
@@ -10,6 +11,7 @@ namespace asyncfabric::bench {
 namespace {
 
 constexpr uint64_t kFirstCookie = 1ull << 62;
+constexpr uint32_t kIdlePolls = 64;
 
 // Counts the ops of this loop that ended, keeps the first failure.
 class Harvest {
@@ -18,6 +20,11 @@ class Harvest {
 
   void take() {
     const size_t found = engine_.poll(batch_.data(), batch_.size());
+    // Nothing there: on a machine with fewer cores than spinning threads the one that works must get its turn.
+    if (found == 0 && ++idle_ > kIdlePolls) {
+      std::this_thread::yield();
+      idle_ = 0;
+    }
     for (size_t i = 0; i < found; ++i) {
       const Completion& completion = batch_[i];
       if (completion.kind != CompletionKind::kOp || completion.cookie < kFirstCookie) continue;
@@ -35,6 +42,7 @@ class Harvest {
   uint64_t* samples_ns_;
   std::array<Completion, 256> batch_;
   uint64_t ended_ = 0;
+  uint32_t idle_ = 0;
   Status status_;
 };
 

@@ -70,8 +70,10 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
     const size_t limit = std::min(kReadAtOnce, room_.size() - filled_);
     if (read_cq(limit) < limit) break;
   }
-  room_ = {};
-  return filled_;
+  const size_t count = filled_;
+  room_ = {};  // whatever fails outside of a poll goes to the stash
+  filled_ = 0;
+  return count;
 }
 
 // Also drives the progress of providers that have no thread of their own.
@@ -169,6 +171,12 @@ void LibfabricRail::progress_into_stash() {
 bool LibfabricRail::prepare_wait() {
   if (!stash_.empty() || !handed_out_.empty() || !backlogged_.empty()) return false;
   if (device_->wait_fd() < 0) return true;
+  // With the `net` provider of 1.17 fi_trywait does not take back the mark that an earlier completion left on the fd, so the
+  // worker would never sleep. A blocking read that does not block does take it back.
+  std::array<fi_cq_data_entry, 1> entry;
+  const ssize_t count = fi_cq_sread(device_->cq(), entry.data(), entry.size(), nullptr, 0);
+  if (count > 0) take_entry(entry[0]);
+  if (count != -FI_EAGAIN && count != 0) return false;  // something came, or an error waits: the next poll hands it out
   fid* fids[] = {&device_->cq()->fid};
   return fi_trywait(device_->fabric(), fids, 1) == 0;
 }

@@ -1,0 +1,98 @@
+// libfabric_child.h: a second process for the libfabric tests: this test binary, executed again in a role. The roles are tests
+// of their own that gtest skips unless the environment names them, so that the child is a fresh process and not a fork of one
+// that has already opened libfabric.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "libfabric_pair.h"
+
+namespace asyncfabric::testing {
+
+constexpr int kChildFd = 100;  // the child's end of the control socket
+
+inline void send_text(int fd, const std::string& text) {
+  const auto size = static_cast<uint32_t>(text.size());
+  std::string bytes(reinterpret_cast<const char*>(&size), sizeof size);
+  bytes += text;
+  EXPECT_EQ(write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+}
+
+inline std::string receive_text(int fd) {  // "" when the other end is gone
+  uint32_t size = 0;
+  if (recv(fd, &size, sizeof size, MSG_WAITALL) != sizeof size || size > 100000) return "";
+  std::string text(size, '\0');
+  if (recv(fd, text.data(), size, MSG_WAITALL) != static_cast<ssize_t>(size)) return "";
+  return text;
+}
+
+inline bool has_input(int fd) {
+  pollfd entry{fd, POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+class Child {
+ public:
+  Child(const std::string& role, const std::string& provider) {
+    int fds[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    control = fds[0];
+    pid = fork();
+    if (pid < 0) std::abort();
+    if (pid == 0) {
+      dup2(fds[1], kChildFd);
+      setenv("ASYNCFABRIC_TEST_ROLE", role.c_str(), 1);
+      setenv("ASYNCFABRIC_TEST_PROVIDER", provider.c_str(), 1);
+      execl("/proc/self/exe", "libfabric_child", "--gtest_filter=LibfabricChildRole.*", "--gtest_brief=1", nullptr);
+      _exit(127);
+    }
+    close(fds[1]);
+  }
+  ~Child() {
+    if (pid > 0) die();
+    close(control);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int finish() {  // asks it to end and returns its exit code
+    shutdown(control, SHUT_WR);
+    return reap();
+  }
+
+  void die() {
+    send_signal(SIGKILL);
+    (void)reap();
+  }
+
+  void send_signal(int number) const {
+    ASSERT_GT(pid, 0);  // kill(-1) would end every process of this machine
+    kill(pid, number);
+  }
+
+  int control = -1;
+  pid_t pid = 0;  // 0: it was reaped
+
+ private:
+  int reap() {
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+};
+
+inline std::string child_role() {
+  const char* role = getenv("ASYNCFABRIC_TEST_ROLE");
+  return role != nullptr ? role : "";
+}
+
+}  // namespace asyncfabric::testing

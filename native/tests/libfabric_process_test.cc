@@ -1,0 +1,238 @@
+// libfabric_process_test.cc: the provider contract between processes: kill -9, SIGSTOP, wake-ups, left-over segments.
+#include "libfabric_child.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace asyncfabric::testing {
+namespace {
+
+constexpr size_t kRegion = 64 << 20;
+
+// The other process. "target": answers each immediate with itself + 1 when the parent gave an address; sleeps when it can.
+// "writer": writes large pieces into the parent's region for ever.
+TEST(LibfabricChildRole, Run) {
+  const std::string role = child_role();
+  if (role.empty()) GTEST_SKIP() << "runs only as the child of another test";
+  Side side(spec_of(getenv("ASYNCFABRIC_TEST_PROVIDER")), kRegion);
+  fill(side.region, 17);
+  send_text(kChildFd, side.rail->address());
+  send_text(kChildFd, side.key);
+  const std::string address = receive_text(kChildFd);
+  const std::string key = receive_text(kChildFd);
+  ASSERT_FALSE(address.empty());
+  Link back(side, address, key);
+  const bool sleeps = role == "sleeper";
+  size_t answered = 0;
+  uint64_t posted = 0;
+  for (;;) {
+    side.pump();
+    for (; answered < side.imms.size() && role != "writer"; ++answered) back.post(back.signal(answered, side.imms[answered] + 1), {&side});
+    if (role == "writer" && posted < side.done.size() + 4) {
+      WorkRequest request = back.write(0, 0, 48 << 20, posted);
+      if (side.rail->post({&request, 1}).accepted == 1) ++posted;
+    }
+    for (const auto& [tag, status] : side.done)
+      if (!status.ok()) return;
+    pollfd entries[2] = {{kChildFd, POLLIN, 0}, {side.rail->wait_fd(), POLLIN, 0}};
+    if (sleeps && side.rail->prepare_wait()) {
+      (void)::poll(entries, 2, 10'000);  // a lost wake-up shows as a round trip of ten seconds
+      side.rail->cancel_wait();
+    } else {
+      (void)::poll(entries, 1, 0);
+    }
+    if (entries[0].revents != 0) break;
+  }
+}
+
+class LibfabricProcess : public ::testing::TestWithParam<const char*> {
+ protected:
+  RailSpec spec() const { return spec_of(GetParam()); }
+  bool shm() const { return spec().provider == "shm"; }
+};
+
+struct Remote {  // a child that exchanged addresses with `side`
+  Remote(Side& side, const std::string& role, const std::string& provider) : child(role, provider) {
+    address = receive_text(child.control);
+    key = receive_text(child.control);
+    EXPECT_FALSE(address.empty());
+    send_text(child.control, side.rail->address());
+    send_text(child.control, side.key);
+  }
+  Child child;
+  std::string address;
+  std::string key;
+};
+
+TEST_P(LibfabricProcess, WritesAndAnswers) {
+  Side a(spec(), kRegion);
+  Remote remote(a, "target", GetParam());
+  Link link(a, remote.address, remote.key);
+  for (uint32_t i = 0; i < 200; ++i) {
+    link.post(link.write_imm(i, 3 * i, i % 3 == 0 ? 5 << 20 : 64 * i, i, 10 * i), {&a});
+    ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == i + 1 && a.done.size() == i + 1; })) << i;
+    EXPECT_EQ(a.imms.back(), 10 * i + 1);
+  }
+  fill(a.region, 5);
+  link.post(link.write(0, 0, kRegion, 1), {&a});
+  WorkRequest read = link.write(1, 0, kRegion - 1, 2);
+  read.kind = WorkKind::kRead;
+  std::vector<uint8_t> sent = a.region;
+  link.post(read, {&a});
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 202; }));
+  EXPECT_EQ(std::memcmp(a.region.data() + 1, sent.data(), kRegion - 1), 0);
+  EXPECT_EQ(remote.child.finish(), 0);
+}
+
+// Both sides sleep on their wait fd between messages: a wake-up that gets lost costs ten seconds and fails the deadline.
+TEST_P(LibfabricProcess, SleepersWakeUp) {
+  Side a(spec());
+  if (a.rail->wait_fd() < 0) GTEST_SKIP() << "libfabric's " << a.rail->info().version << " has no wait object";
+  Remote remote(a, "sleeper", GetParam());
+  Link link(a, remote.address, remote.key);
+  const uint64_t start = now_ns();
+  size_t slept = 0;
+  for (uint32_t i = 0; i < 500; ++i) {
+    link.post(link.signal(i, i), {&a});
+    while (a.imms.size() < i + 1) {
+      a.pump();
+      if (a.imms.size() == i + 1 || !a.rail->prepare_wait()) continue;
+      pollfd entry{a.rail->wait_fd(), POLLIN, 0};
+      slept += ::poll(&entry, 1, 0) == 0;
+      ASSERT_GT(::poll(&entry, 1, 10'000), 0) << "no wake-up at " << i;
+      a.rail->cancel_wait();
+    }
+  }
+  EXPECT_LT(now_ns() - start, 9 * kSecond);
+  EXPECT_GT(slept, 50u);  // otherwise nothing was tested
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 500; }));
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.rail->prepare_wait(); }));
+  pollfd entry{a.rail->wait_fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&entry, 1, 50), 0) << "the fd stays readable although there is nothing to do";
+}
+
+TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
+  Side a(spec(), kRegion);
+  Remote victim(a, "target", GetParam()), other(a, "target", GetParam());
+  Link dead(a, victim.address, victim.key), alive(a, other.address, other.key);
+  dead.post(dead.signal(1, 1), {&a});
+  alive.post(alive.signal(2, 2), {&a});
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 2 && a.imms.size() == 2; }));
+  a.done.clear();
+  a.imms.clear();
+  for (uint64_t i = 0; i < 16; ++i) dead.post(dead.write(0, 0, kRegion, 100 + i), {});
+  victim.child.die();
+  const uint64_t start = now_ns();
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 16; }));
+  EXPECT_LT(now_ns() - start, kSecond);
+  const auto failed = std::count_if(a.done.begin(), a.done.end(), [](const auto& done) { return done.second.code == StatusCode::kPeerDead; });
+  EXPECT_GT(failed, 0);
+  for (const auto& [tag, status] : a.done) EXPECT_TRUE(status.ok() || status.kind == StatusKind::kPeer) << status_text(status.code) << " " << status.raw;
+  if (a.rail->capabilities().reports_peer_loss) {
+    ASSERT_TRUE(pump_until({&a}, [&] { return a.lost.size() == 1; }));
+    EXPECT_EQ(a.lost[0], dead.peer.get());
+  }
+  a.done.clear();
+  for (uint64_t i = 0; i < 50; ++i) {
+    alive.post(alive.write_imm(0, 0, 1 << 20, i, 7), {&a});
+    ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == i + 1; })) << "the living peer is blocked by the dead one";
+  }
+  // New work for the dead one never blocks either: it waits in its backlog until somebody disconnects.
+  const WorkRequest late = dead.write(0, 0, 64, 999);
+  EXPECT_EQ(a.rail->post({&late, 1}).accepted, 1u);
+  EXPECT_TRUE(a.rail->disconnect(*dead.peer).ok());
+  ASSERT_TRUE(pump_until({&a}, [&] { return !a.done.empty() && a.done.back().first == 999; }));
+  EXPECT_EQ(a.done.back().second.code, StatusCode::kPeerDead);
+  EXPECT_TRUE(a.rail->release_memory(a.memory, now_ns() + 5 * kSecond).ok());
+}
+
+TEST_P(LibfabricProcess, StoppedPeerIsFlushedOrRefused) {
+  Side a(spec(), kRegion);
+  Remote remote(a, "target", GetParam());
+  Link link(a, remote.address, remote.key);
+  link.post(link.signal(0, 0), {&a});
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == 1 && a.done.size() == 1; }));
+  remote.child.send_signal(SIGSTOP);
+  for (uint64_t i = 1; i <= 8; ++i) link.post(link.write(0, 0, kRegion, i), {});
+  for (int i = 0; i < 1000; ++i) a.pump();
+  const Status status = a.rail->disconnect(*link.peer);
+  if (shm()) {  // the target would still fetch from our memory when it goes on
+    EXPECT_EQ(status.code, StatusCode::kUnsupported);
+    remote.child.send_signal(SIGCONT);
+  } else {
+    EXPECT_TRUE(status.ok());
+  }
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 9; }));
+  const WorkRequest late = link.write(0, 0, 64, 99);
+  EXPECT_EQ(a.rail->post({&late, 1}).accepted, 1u);
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 10; }));
+  EXPECT_FALSE(a.done.back().second.ok());
+}
+
+// INV-2 at the target: memory is not given back while a peer may be half-way through a write into it.
+TEST_P(LibfabricProcess, ReleaseWaitsForHalfWrittenData) {
+  Side a(spec(), kRegion);
+  Remote remote(a, "writer", GetParam());
+  const auto arrived = [&] { return a.region[(1 << 20) + 12345] == pattern((1 << 20) + 12345, 17); };
+  ASSERT_TRUE(pump_until({&a}, arrived));
+  if (!shm()) {
+    remote.child.send_signal(SIGSTOP);  // with some of 48 MiB sent
+    for (int i = 0; i < 1000; ++i) a.pump();
+    const uint64_t start = now_ns();
+    EXPECT_EQ(a.rail->release_memory(a.memory, now_ns() + kSecond / 5).code, StatusCode::kDrainTimeout);
+    EXPECT_GE(now_ns() - start, kSecond / 5);
+    ASSERT_NE(a.memory, nullptr);  // still pinned
+    remote.child.send_signal(SIGCONT);
+  }
+  EXPECT_TRUE(a.rail->release_memory(a.memory, now_ns() + 10 * kSecond).ok());
+  std::fill(a.region.begin(), a.region.end(), 0xee);
+  for (int i = 0; i < 20000; ++i) a.pump();
+  EXPECT_TRUE(std::all_of(a.region.begin(), a.region.end(), [](uint8_t x) { return x == 0xee; })) << "written after release";
+}
+
+TEST_P(LibfabricProcess, KilledWriterDoesNotHoldUpRelease) {
+  Side a(spec(), kRegion);
+  Remote remote(a, "writer", GetParam());
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.region[12345] == pattern(12345, 17); }));
+  remote.child.die();
+  EXPECT_TRUE(a.rail->release_memory(a.memory, now_ns() + 5 * kSecond).ok());
+  std::fill(a.region.begin(), a.region.end(), 0xee);
+  for (int i = 0; i < 1000; ++i) a.pump();
+  EXPECT_TRUE(std::all_of(a.region.begin(), a.region.end(), [](uint8_t x) { return x == 0xee; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, LibfabricProcess, ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm"),
+                         [](const auto& info) { return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm"; });
+
+size_t segments_of(pid_t pid) {
+  const std::string prefix = "asyncfabric_" + std::to_string(pid) + "_";
+  size_t count = 0;
+  DIR* directory = opendir("/dev/shm");
+  while (const dirent* entry = readdir(directory)) count += std::string(entry->d_name).starts_with(prefix);
+  closedir(directory);
+  return count;
+}
+
+TEST(LibfabricShm, SegmentsOfKilledProcessesAreSwept) {
+  pid_t pid = 0;
+  {
+    Side a(spec_of("shm"));
+    Remote remote(a, "target", "shm");
+    pid = remote.child.pid;
+    EXPECT_GT(segments_of(pid), 0u);
+    remote.child.die();
+    EXPECT_GT(segments_of(pid), 0u);
+  }
+  EXPECT_EQ(segments_of(getpid()), 0u);  // ours went with the rail
+  Side next(spec_of("shm"));
+  EXPECT_EQ(segments_of(pid), 0u);
+  EXPECT_GT(segments_of(getpid()), 0u);
+}
+
+}  // namespace
+}  // namespace asyncfabric::testing

@@ -1,0 +1,181 @@
+// tables_test.cc: striping, counters and the bytes on the wire: the engine's pure parts.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "asyncfabric/engine.h"
+#include "engine/counters.h"
+#include "engine/striping.h"
+#include "engine/wire.h"
+
+namespace asyncfabric {
+namespace {
+
+TEST(StripingTest, CoversEveryUnitOnceWhateverTheWeights) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 20'000; ++round) {
+    const size_t lanes = 1 + random() % 8;
+    std::vector<double> weights(lanes);
+    for (double& weight : weights) weight = random() % 5 == 0 ? 100.0 : 1.0 + static_cast<double>(random() % 400);
+    const uint64_t total = random() % 7 == 0 ? random() % 5 : random() % (1ull << (random() % 40));
+    const uint64_t minimum = random() % 70'000, align = round % 2 == 0 ? 1 : 4096;
+    std::vector<Stripe> parts(lanes);
+    const size_t count = plan_stripes(total, weights, random() % lanes, minimum, align, parts);
+    uint64_t at = 0;
+    uint64_t used = 0;
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(parts[i].begin, at);
+      ASSERT_GT(parts[i].end, parts[i].begin) << "an empty shard would carry a surplus immediate";
+      ASSERT_LT(parts[i].lane, lanes);
+      ASSERT_EQ(used >> parts[i].lane & 1, 0u) << "one part per lane";
+      used |= 1ull << parts[i].lane;
+      at = parts[i].end;
+    }
+    ASSERT_EQ(at, total);
+    ASSERT_EQ(count == 0, total == 0);
+  }
+}
+
+TEST(StripingTest, RemaindersAndSpeeds) {
+  std::vector<Stripe> parts(3);
+  const double equal[] = {1, 1};
+  ASSERT_EQ(plan_stripes(16385, equal, 0, 8192, 4096, parts), 2u);
+  EXPECT_EQ(parts[1].end, 16385u) << "the byte behind the shard size";
+  const double unequal[] = {400, 200, 100};
+  ASSERT_EQ(plan_stripes(7'000'000, unequal, 0, 1, 1, parts), 3u);
+  EXPECT_NEAR(static_cast<double>(parts[0].end - parts[0].begin), 4e6, 10);
+  EXPECT_NEAR(static_cast<double>(parts[2].end - parts[2].begin), 1e6, 10);
+}
+
+TEST(CountersTest, ImmediateRoundTrip) {
+  for (const uint32_t imm : {0u, 1u, 77u, kMaxImm})
+    for (const uint32_t worth : {1u, 2u, 1023u, 1024u})
+      for (uint32_t generation = 0; generation < 4; ++generation) {
+        const uint32_t packed = pack_imm(imm, generation, worth);
+        EXPECT_EQ(imm_of(packed), imm);
+        EXPECT_EQ(worth_of(packed), worth);
+        EXPECT_EQ(generation_of(packed), generation);
+      }
+}
+
+TEST(CountersTest, GenerationsKeepLateArrivalsFromTheNextUser) {
+  CounterTable table;
+  CounterId id;
+  uint32_t imm;
+  bool reopened;
+  EXPECT_TRUE(table.arrive(pack_imm(9, 0, 3)).early);
+  ASSERT_TRUE(table.open(9, &id, &imm, &reopened).ok());
+  EXPECT_FALSE(reopened);
+  EXPECT_EQ(table.value(id), 3u) << "count first, arm later";
+  EXPECT_EQ(table.open(9, &id, &imm, &reopened).code, StatusCode::kBusy);
+  table.close(id);
+  EXPECT_EQ(table.value(id), 0u);
+  EXPECT_TRUE(table.arrive(pack_imm(9, 0, 1)).stale);
+  CounterId second;
+  ASSERT_TRUE(table.open(9, &second, &imm, &reopened).ok());
+  EXPECT_TRUE(reopened);
+  EXPECT_EQ(table.generation(9), 1u);
+  EXPECT_TRUE(table.arrive(pack_imm(9, 0, 1)).stale) << "posted for the first user";
+  EXPECT_EQ(table.value(second), 0u);
+  EXPECT_FALSE(table.arrive(pack_imm(9, 1, 2)).stale);
+  EXPECT_EQ(table.value(second), 2u);
+}
+
+TEST(CountersTest, PickedImmsComeBackLate) {
+  CounterTable table;
+  uint32_t first = 0, imm = 0;
+  for (int i = 0; i < 1000; ++i) {
+    CounterId id;
+    bool reopened;
+    ASSERT_TRUE(table.open(kNoImm, &id, &imm, &reopened).ok());
+    if (i == 0) first = imm;
+    ASSERT_FALSE(reopened);
+    ASSERT_TRUE(i == 0 || imm != first);
+    table.close(id);
+  }
+}
+
+TEST(CountersTest, ArmingRacesWithArrivalsAndIsNeverLost) {
+  CounterTable table;
+  CounterId id;
+  uint32_t imm;
+  bool reopened;
+  ASSERT_TRUE(table.open(3, &id, &imm, &reopened).ok());
+  constexpr uint64_t kRounds = 20'000;
+  std::atomic<uint64_t> reached{0};
+  std::thread helm([&] {
+    for (uint64_t i = 0; i < kRounds; ++i) {
+      if (table.arrive(pack_imm(3, 0, 1)).reached) reached.fetch_add(1);
+      while (reached.load() <= i) {  // wait until the armer had its turn; its own check may be what completes it
+        if (table.check_armed(3).reached) reached.fetch_add(1);
+      }
+    }
+  });
+  for (uint64_t i = 0; i < kRounds; ++i) {
+    table.arm(id, i, i + 1);
+    while (reached.load() <= i) {
+    }
+  }
+  helm.join();
+  EXPECT_EQ(table.value(id), kRounds);
+}
+
+AddressBlob sample_address() {
+  AddressBlob blob;
+  blob.incarnation = 0x1234567890abcdef;
+  blob.host = 42;
+  blob.rails = {{"local", "abc"}, {"tcp", std::string(100, 'x')}};
+  return blob;
+}
+
+TEST(WireTest, RoundTripsAndRefusesDamage) {
+  const std::string address = encode_address(sample_address());
+  AddressBlob back;
+  ASSERT_TRUE(decode_address(address, &back));
+  EXPECT_EQ(back.rails[1].address.size(), 100u);
+  KeyBlob key;
+  key.incarnation = sample_address().incarnation;
+  key.region = 7;
+  key.length = 1ull << 33;
+  key.access = 3;
+  key.rail_keys = {"k1", std::string(128, 'k')};
+  key.address = address;
+  const std::string bytes = encode_key(key);
+  KeyBlob key_back;
+  ASSERT_TRUE(decode_key(bytes, &key_back));
+  EXPECT_EQ(key_back.length, 1ull << 33);
+  std::mt19937 random(5);
+  for (size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_key(bytes.substr(0, length), &key_back));
+  for (int i = 0; i < 20'000; ++i) {
+    std::string damaged = bytes;
+    damaged[random() % damaged.size()] ^= static_cast<char>(1 + random() % 255);
+    EXPECT_FALSE(decode_key(damaged, &key_back));
+    std::string noise(random() % 300, '\0');
+    for (char& c : noise) c = static_cast<char>(random());
+    EXPECT_FALSE(decode_address(noise, &back));
+    EXPECT_FALSE(decode_key(noise, &key_back));
+  }
+}
+
+// A forger can make the checksum right: every length inside must still be bounded.
+TEST(WireTest, ForgedLengthsAreBounded) {
+  std::mt19937 random(6);
+  const std::string address = encode_address(sample_address());
+  for (int i = 0; i < 50'000; ++i) {
+    std::string forged = address.substr(0, address.size() - 8);
+    for (int flips = 1 + static_cast<int>(random() % 4); flips > 0; --flips)
+      forged[random() % forged.size()] = static_cast<char>(random());
+    if (random() % 3 == 0) forged.resize(random() % forged.size());
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (const char c : forged) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+    forged.append(reinterpret_cast<const char*>(&hash), 8);
+    AddressBlob back;
+    if (decode_address(forged, &back)) {
+      EXPECT_LE(back.rails.size(), 32u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace asyncfabric
