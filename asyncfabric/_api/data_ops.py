@@ -246,16 +246,34 @@ class DataOps:
         try:
             transfer.op = submit(cookie, *arguments)
         except EngineStatusError as error:
-            del stairwell.parked[cookie]
-            if error.status_kind == StatusKind.BUSY:
-                stairwell.drain()
-            raise faults.refused(error, faults.Scene(transfer.describe())) from None
+            self._submit_again(error, cookie, transfer, submit, arguments)
         except (TypeError, ValueError, OverflowError):
             del stairwell.parked[cookie]
             raise
         if not cookie & _DRAIN_EVERY:
             stairwell.drain()  # whoever submits without ever awaiting must not fill the ring
         return transfer
+
+    def _submit_again(
+        self,
+        refusal: EngineStatusError,
+        cookie: int,
+        transfer: Transfer,
+        submit: Callable[..., int],
+        arguments: tuple[Any, ...],
+    ) -> None:
+        """Submit once more if completions that nobody took were in the way; otherwise raise the refusal."""
+        stairwell = self._stairwell
+        if refusal.status_kind == StatusKind.BUSY:
+            stairwell.drain()
+            try:
+                transfer.op = submit(cookie, *arguments)
+            except EngineStatusError as error:
+                refusal = error
+            else:
+                return
+        del stairwell.parked[cookie]
+        raise faults.refused(refusal, faults.Scene(transfer.describe())) from None
 
     def _nothing(self, transfer: Transfer) -> Transfer:
         """Return a transfer of nothing, which has ended at once."""

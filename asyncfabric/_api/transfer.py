@@ -152,22 +152,25 @@ async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:
     Cancellation: as if each transfer had been awaited: those that no other task awaits are cancelled, all are drained,
     then the cancellation goes on.
     """
-    waiting = list(transfers)
-    for position, transfer in enumerate(waiting):
+    everything = list(transfers)
+    for position, transfer in enumerate(everything):
         if transfer.done:
             continue
+        waiter = transfer.park()
         try:
-            await transfer.settle()
+            await transfer._stairwell.landing.wait(waiter)
         except GeneratorExit:
             raise
         except BaseException:
-            rest = waiting[position + 1 :]
+            waiter.leaving = True
+            # All are cancelled before the first is drained, or the rest would go on being posted meanwhile.
+            rest = [other for other in everything[position:] if not other.ended]
             for other in rest:
-                if not other.ended and all(waiter.leaving for waiter in other.waiters):
+                if all(task.leaving for task in other.waiters):
                     other.cancel()
             for other in rest:
                 await other.settle_shielded()
             raise
-    if waiting:
-        await waiting[-1]._stairwell.checkpoint()
-    return [transfer.result() for transfer in waiting]
+    if everything:
+        await everything[-1]._stairwell.checkpoint()
+    return [transfer.result() for transfer in everything]

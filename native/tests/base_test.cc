@@ -181,7 +181,7 @@ TEST(PinTableTest, StaleHandlesAreRefusedAndTheEndComesOnce) {
 }
 
 TEST(PinTableTest, PinsRaceWithCloseAndExactlyOneEndsIt) {
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     PinTable<int> table;
     const uint64_t handle = table.insert([](int& value) { value = 7; });
     std::atomic<int> ends{0};

@@ -63,7 +63,7 @@ class Report:
         self.close()
         if not self._as_json:
             # A pipe has no width of its own: whoever reads it wants every column.
-            console = Console(width=None if sys.stdout.isatty() else WIDE)
+            console = Console(width=None if sys.stdout.isatty() else WIDE + 20)
             console.print(row_table(self._title, self.rows, console.width))
         if self._plot is not None:
             from asyncfabric_services.bench.plot import write_plot

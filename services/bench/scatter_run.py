@@ -70,7 +70,7 @@ def _one_width(
     for host, share in zip(hosts, shares, strict=True):
         reached = max(0, min(share, targets - first))
         if reached:
-            host.call("receive_wait", fabrics=reached, target=counted[first])
+            host.call("receive_wait", counts=counted[first : first + reached])
         # Earlier, narrower scatters wrote the same bytes to the first targets; the others must still be poison.
         verdict = host.call(
             "receive_check", first=first, fabrics=reached, lengths=lengths, stride=stride, seed=options.seed

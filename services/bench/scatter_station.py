@@ -55,10 +55,10 @@ class ScatterStation(Station):
             })  # fmt: skip
         return ends
 
-    async def do_receive_wait(self, fabrics: int, target: int) -> None:
-        """Wait until the first `fabrics` counters reached `target`."""
-        for counter in self._counters[:fabrics]:
-            await counter.wait(target)
+    async def do_receive_wait(self, counts: list[int]) -> None:
+        """Wait until the first counters reached `counts`, one for each."""
+        for counter, count in zip(self._counters[: len(counts)], counts, strict=True):
+            await counter.wait(count)
 
     async def do_receive_check(self, first: int, fabrics: int, lengths: list[int], stride: int, seed: int) -> str:
         """Check what landed; `first` is the index of this host's first target in the whole scatter. "" is good."""

@@ -14,7 +14,7 @@ COLUMNS = ("figure", "provider", "bytes", "pages", "window", "GB/s", "kop/s", "p
 
 TEXT_COLUMNS = ("figure", "provider", "limit")
 
-WIDE = 132
+WIDE = 150
 """Characters from which (min..max) and every column fit."""
 
 

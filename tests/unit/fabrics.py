@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 import asyncfabric as af
 from asyncfabric.testing import FakeEngine, FakeNetwork
@@ -70,6 +71,16 @@ class Outcome:
                 raise
             finally:
                 self.ended = True
+
+
+async def settled() -> None:
+    """Return when every task sleeps and no readable fd is left to wake one.
+
+    wait_all_tasks_blocked of asyncio does not look at fds, so the loop gets a few turns first.
+    """
+    for _turn in range(8):
+        await checkpoint()
+    await anyio.wait_all_tasks_blocked()
 
 
 async def waiting_for(value: Awaitable[Any]) -> Any:

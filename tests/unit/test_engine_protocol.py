@@ -190,7 +190,6 @@ MISUSES: dict[str, Callable[[Party, int, int], object]] = {
     "negative page": lambda w, r, k: _pages(w, r, k, [0, -1], [0, 1]),
     "page overflow": lambda w, r, k: _pages(w, r, k, [2**62], [0]),
     "page offset": lambda w, r, k: _pages(w, r, k, [3], [3], offset=1),
-    "page lists": lambda w, r, k: _pages(w, r, k, [1], [1, 2]),
     "page imm": lambda w, r, k: _pages(w, r, k, [1], [1], imm=1 << 20),
     "scatter local": lambda w, r, k: w.engine.submit_scatter(1, r, [(k, 0, 0, 1), (k, 4096, 0, 1)], -1),
     "scatter remote": lambda w, r, k: w.engine.submit_scatter(1, r, [(k, 0, 0, 1), (k, 0, 4096, 1)], -1),
@@ -231,6 +230,18 @@ def test_misuse_is_refused_at_the_call_and_breaks_nothing(pair: Pair, misuse: st
     writer.fill(source, data := noise(4096))
     assert writer.write(source, 0, 4096, key).code == 0
     assert reader.bytes_of(target) == data
+
+
+def test_page_lists_of_two_lengths_are_refused(pair: Pair) -> None:
+    writer, reader = pair
+    source, target = writer.allocate(4096), reader.allocate(4096)
+    key = writer.key_of(reader, target)
+    with pytest.raises((EngineStatusError, ValueError), match=r"1 source pages.* 2 target pages"):
+        _pages(writer, source, key, [1], [1, 2])
+    for lists in ((array("i", [0]), array("q", [0])), ([0], [0]), (array("q", [0]), memoryview(array("q", [0, 1]))[::2])):
+        with pytest.raises((EngineStatusError, ValueError, TypeError)):
+            writer.engine.submit_write_pages(1, source, lists[0], key, lists[1], 8, 8, 8, 0, 0, -1)
+    assert not any(reader.bytes_of(target))
 
 
 def test_a_key_carries_no_right_that_was_not_asked_for(pair: Pair) -> None:

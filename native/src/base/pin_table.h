@@ -1,7 +1,7 @@
 // pin_table.h: objects named by handles that any thread may pin for a moment without a lock, and that go away only when
 // nobody holds a pin. Used for regions (an op pins the memory it touches) and for keys.
 // One 64-bit word per slot says everything: generation (31 bits) | free | open | pins (31 bits). A pin attempt on a stale
-// handle adds and takes back its pin and never looks at the object.
+// handle never looks at the object.
 #pragma once
 
 #include <array>
@@ -40,25 +40,23 @@ class PinTable {
       ++next_;
     }
     Slot& slot = at(index);
-    uint64_t word = slot.word.load(std::memory_order_relaxed);
-    const uint64_t generation = ((word >> kGenerationShift) + 1) & kGenerationMask;
+    const uint64_t generation = ((slot.word.load(std::memory_order_relaxed) >> kGenerationShift) + 1) & kGenerationMask;
     slot.handle = generation << 32 | (index + 1);
     fill(slot.value);
-    // Stale pin attempts may come and go meanwhile: keep their pins.
-    while (!slot.word.compare_exchange_weak(word, generation << kGenerationShift | kOpen | (word & kPinMask),
-                                            std::memory_order_release, std::memory_order_relaxed)) {
-    }
+    slot.word.store(generation << kGenerationShift | kOpen, std::memory_order_release);
     return slot.handle;
   }
 
-  // Null: stale or closed. Every success needs one unpin.
+  // Null: stale or closed. Every success needs one unpin. A compare-and-swap and not an add that is taken back: such an add
+  // could be the last thing that holds a closed object, and nobody would own its end.
   Slot* pin(uint64_t handle) {
     Slot* slot = find(handle);
     if (slot == nullptr) return nullptr;
-    const uint64_t word = slot->word.fetch_add(1, std::memory_order_acq_rel);
-    if (matches(word, handle) && (word & kOpen) != 0) return slot;
-    unpin(slot);
-    return nullptr;
+    uint64_t word = slot->word.load(std::memory_order_acquire);
+    do {
+      if (!matches(word, handle) || (word & kOpen) == 0) return nullptr;
+    } while (!slot->word.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    return slot;
   }
 
   // One more, by somebody who holds one.

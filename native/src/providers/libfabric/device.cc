@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "providers/libfabric/errors.h"
+#include "providers/libfabric/wait_fd.h"
 #include "providers/libfabric/wire.h"
 
 namespace asyncfabric::libfabric {
@@ -54,7 +55,7 @@ Status Device::open_cq(std::string* detail) {
   }
   if (error != 0) return fail("fi_cq_open", error, detail);
   cq_.reset(cq);
-  if (attributes.wait_obj == FI_WAIT_FD && fi_control(&cq->fid, FI_GETWAIT, &wait_fd_) != 0) wait_fd_ = -1;
+  if (attributes.wait_obj == FI_WAIT_FD) wait_fd_ = find_wait_fd(library_, *info_.get(), cq);
   return StatusCode::kOk;
 }
 
