@@ -16,6 +16,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip
 STAMPS := build/stamps
 export ASYNCFABRIC_JOBS := $(JOBS)
+export ASYNCFABRIC_WERROR := ON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -103,8 +104,10 @@ cd build/$(1) && \
   TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:report_signal_unsafe=0:ignore_noninstrumented_modules=1 \
   ASYNCFABRIC_EXPECT_SANITIZE=$(2) \
   setarch -R $(CURDIR)/$(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -q \
-    $(CURDIR)/tests/conformance $(SANITIZED_FLAGS)
+    $(addprefix $(CURDIR)/,$(SANITIZED_TESTS)) $(SANITIZED_FLAGS)
 endef
+# The border's own lifetimes are here too: a use after close() is quiet without a sanitizer.
+SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
 SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600
 
 bench: build  ## limits of this machine, then our transfers beside them
@@ -119,7 +122,7 @@ check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, 
 	$(BIN)/lint-imports
 	$(BIN)/cython-lint cython_ext
 	$(BIN)/clang-format --style=file:native/.clang-format --dry-run -Werror $(CXX_FILES)
-	$(BIN)/pyright --verifytypes asyncfabric --ignoreexternal
+	PYTHONPATH=$(CURDIR) $(BIN)/pyright --verifytypes asyncfabric --ignoreexternal
 	$(BIN)/python -P -m pytest -q tests/architecture
 
 CXX_FILES = $$(find native -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
@@ -136,10 +139,10 @@ docs: $(STAMPS)/packages  ## the reference from docstrings, and a check of every
 wheel: $(STAMPS)/packages  ## sdist and wheel in dist/, then the wheel installed in a fresh environment and tried
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist . >build/wheel.log || { tail -50 build/wheel.log; exit 1; }
-	rm -rf build/wheel-check && $(BIN)/python -m venv --system-site-packages build/wheel-check
+	rm -rf build/wheel-check && $(BIN)/python -m venv build/wheel-check
 	build/wheel-check/bin/python -m pip install -q --no-deps --force-reinstall dist/*.whl
 	cd build/wheel-check && PYTHONPATH=$$($(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-	  bin/python -P $(CURDIR)/tests/integration/wheel_check.py
+	  bin/python -P $(CURDIR)/tests/integration/programs/wheel_trial.py
 
 clean:  ## remove what builds made; the environment stays
 	rm -rf build dist *.egg-info asyncfabric/_native/*.so

@@ -4,6 +4,7 @@ Everything else is in pyproject.toml. Read at build time, all optional:
   ASYNCFABRIC_SANITIZE   address,undefined or thread
   ASYNCFABRIC_DEBUG      1: assertions, no optimisation
   ASYNCFABRIC_JOBS       compile jobs, default: all cores
+  ASYNCFABRIC_WERROR     ON: warnings stop the build; off, since a newer compiler's must not stop an installation
 Repeated builds are incremental: CMake, Cython and setuptools each look at what changed.
 """
 
@@ -26,7 +27,11 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 SANITIZE = os.environ.get("ASYNCFABRIC_SANITIZE", "")
 DEBUG = os.environ.get("ASYNCFABRIC_DEBUG", "") not in ("", "0")
 JOBS = os.environ.get("ASYNCFABRIC_JOBS", str(os.cpu_count() or 1))
-FLAVOUR = "-".join(["debug" if DEBUG else "release", *SANITIZE.replace(",", "-").split()])
+WERROR = os.environ.get("ASYNCFABRIC_WERROR", "OFF")
+FLAVOURS = {"": "release", "address,undefined": "asan", "thread": "tsan"}
+if SANITIZE not in FLAVOURS:
+    sys.exit(f"ASYNCFABRIC_SANITIZE must be one of {sorted(FLAVOURS)}, got {SANITIZE!r}")
+FLAVOUR = FLAVOURS[SANITIZE] + ("-debug" if DEBUG else "")
 
 
 def tool(name: str) -> str:
@@ -42,12 +47,15 @@ class BuildNative(build_ext):
 
     def run(self) -> None:
         """Run CMake first: the extension links what it leaves."""
-        native = ROOT / "build" / f"native-{FLAVOUR}"  # not build_temp: editable installs would start from nothing each time
+        # Not build_temp: editable installs would start from nothing. The presets of CMake use the same folders.
+        native = ROOT / "build" / f"native-{FLAVOUR}"
         library = self.build_library(native)
         (extension,) = self.extensions
         extension.extra_objects = [str(library)]
         extension.depends = [str(library), *map(str, sorted((ROOT / "native" / "include").rglob("*.h")))]
-        (translated,) = cythonize([extension], build_dir=str(native / "cython"), include_path=[str(ROOT / "cython_ext")])
+        (translated,) = cythonize(
+            [extension], build_dir=str(native / "cython"), include_path=[str(ROOT / "cython_ext")]
+        )
         extension.sources = translated.sources
         super().run()
 
@@ -58,11 +66,12 @@ class BuildNative(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_BUILD_TYPE={'Debug' if DEBUG else 'RelWithDebInfo'}",
             f"-DASYNCFABRIC_SANITIZE={SANITIZE}",
-            # Warnings of a compiler that is newer than ours must not stop somebody's installation; `make test` has them on.
-            "-DASYNCFABRIC_WERROR=OFF",
+            f"-DASYNCFABRIC_WERROR={WERROR}",
         ]  # fmt: skip
         subprocess.run(configure, check=True)
-        subprocess.run([tool("cmake"), "--build", str(folder), "--target", "asyncfabric_native", "-j", JOBS], check=True)
+        subprocess.run(
+            [tool("cmake"), "--build", str(folder), "--target", "asyncfabric_native", "-j", JOBS], check=True
+        )
         return folder / "libasyncfabric_native.a"
 
 

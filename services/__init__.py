@@ -1,1 +1,4 @@
-"""Programs that people run: the `asyncfabric` command and its groups, one folder each. Installed as `asyncfabric_services`."""
+"""Programs that people run: the `asyncfabric` command and its groups, one folder each.
+
+Installed as `asyncfabric_services`.
+"""

@@ -1,6 +1,7 @@
-"""The `asyncfabric` command. Sub-commands are imported when they are called: `asyncfabric --version` must not load numpy.
+"""The `asyncfabric` command.
 
-Errors become exit statuses here and nowhere else.
+Sub-commands are imported when they are called: `asyncfabric --version` must not load numpy. Errors become exit
+statuses here and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit statuses of the command and the errors that carry them. Imports nothing heavy: every start of the command reads it."""
+"""Exit statuses of the command and the errors that carry them. Imports nothing heavy: every start reads it."""
 
 from __future__ import annotations
 

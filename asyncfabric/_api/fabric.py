@@ -161,7 +161,8 @@ class Fabric(DataOps):
         Arrivals that came before are counted. Close it to use the value for something else.
 
         Raises:
-            TypeError, ValueError: a bad imm, or one whose counter is open already.
+            TypeError, ValueError: a bad imm.
+            BusyError: the counter of this imm is open already, or no imm is free.
         """
         self._check_open()
         number = checked_imm(imm)
@@ -169,7 +170,7 @@ class Fabric(DataOps):
         try:
             counter_id, chosen = stairwell.engine.open_counter(number)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"opening the counter of imm {imm}")) from None
+            raise faults.counter_refused(error, imm) from None
         return ImmCounter(stairwell, counter_id, chosen)
 
     def watch(self) -> WatchWord:

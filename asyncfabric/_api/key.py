@@ -120,8 +120,8 @@ class RegionKey:
 
     def __repr__(self) -> str:
         return (
-            f"<RegionKey {self.access} {self._length} bytes, region {self._region} generation {self._generation}"
-            f" of {self._incarnation:016x}>"
+            f"<RegionKey {self.access} {self._length} bytes, region {faults.short_id(self._region)}"
+            f" generation {self._generation} of {self._incarnation:016x}>"
         )
 
     def __eq__(self, other: object) -> bool:

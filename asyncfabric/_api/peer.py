@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.address import FabricAddress
+from asyncfabric._bridge import faults
 from asyncfabric.errors import ClosedError
 from asyncfabric.types import PeerStatistics
 
@@ -63,7 +64,7 @@ class Peer:
         raise ClosedError(f"{self!r} is not known any more", remedy="connect to its address again")
 
     def __repr__(self) -> str:
-        return f"<Peer {self._id}: {self._incarnation:016x}>"
+        return f"<Peer {faults.short_id(self._id)}: {self._incarnation:016x}>"
 
 
 class PeerGroup:

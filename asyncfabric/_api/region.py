@@ -123,7 +123,7 @@ class Region:
 
     def __repr__(self) -> str:
         state = ", released" if self._released else ""
-        return f"<Region {self._id}: {self._length} bytes on {self.device}{state}>"
+        return f"<Region {faults.short_id(self._id)}: {self._length} bytes on {self.device}{state}>"
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -208,7 +208,8 @@ class RegionSlice:
         return RegionSlice(self._region, self._offset + offset, length)
 
     def __repr__(self) -> str:
-        return f"<RegionSlice [{self._offset}:{self._offset + self._length}] of region {self._region._id}>"
+        end = self._offset + self._length
+        return f"<RegionSlice [{self._offset}:{end}] of region {faults.short_id(self._region._id)}>"
 
 
 class _Byte(ctypes.Union):

@@ -161,4 +161,4 @@ class WatchWord:
             raise faults.closed(repr(self))
 
     def __repr__(self) -> str:
-        return f"<WatchWord {self._id}>"
+        return f"<WatchWord {faults.short_id(self._id)}>"

@@ -33,7 +33,7 @@ class AsyncioLanding:
         self._reading = False
         self._armed = False
         self._pumping: asyncio.Handle | None = None
-        self._parked = 0
+        self._parked = 0  # tasks that wait and were not woken
         self._ready_calls = 0
 
     def checkpoint(self) -> Awaitable[None]:
@@ -60,8 +60,9 @@ class AsyncioLanding:
             else:
                 await future
         finally:
-            self._parked -= 1
-            waiter.handle = None
+            if waiter.handle is not None:  # nobody woke it
+                waiter.handle = None
+                self._parked -= 1
 
     async def wait_shielded(self, waiter: Waiter) -> BaseException | None:
         """Return when the waiter is ready; native cancellations, deaf to shields, are kept and returned."""
@@ -77,9 +78,11 @@ class AsyncioLanding:
     def wake(self, waiter: Waiter) -> None:
         """Set the waiter ready and resolve its future."""
         waiter.ready = True
-        future = waiter.handle
-        if future is not None and not future.done():
-            future.set_result(None)
+        future, waiter.handle = waiter.handle, None
+        if future is not None:
+            self._parked -= 1
+            if not future.done():
+                future.set_result(None)
 
     async def uninterrupted(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run `function`; asyncio turns SIGINT into a cancellation of the main task, so nothing is needed."""
@@ -105,7 +108,7 @@ class AsyncioLanding:
             self._pumping.cancel()
             self._pumping = None
         for _attempt in range(4):
-            if not self._parked or self._armed:
+            if not self._parked or self._armed or self._stairwell.closed:
                 return
             if not self._reading:
                 self._reading = True

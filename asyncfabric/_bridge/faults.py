@@ -85,6 +85,24 @@ def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = ""
     return _SIMPLE.get(kind, InternalError)(message, remedy=remedy, raw=raw)
 
 
+def counter_refused(error: EngineStatusError, imm: int | None) -> Exception:
+    """Return the exception for a counter that cannot be opened."""
+    if error.status_kind != StatusKind.BUSY:
+        return refused(error, Scene(f"opening the counter of imm {imm}"))
+    if imm is None:
+        return BusyError("every immediate value has an open counter", remedy="close counters that nobody waits for")
+    return BusyError(
+        f"the counter of imm {imm} is open already, or peers have not confirmed yet that its predecessor is closed",
+        remedy="close the open one, or let fabric.counter() pick a free imm",
+    )
+
+
+def short_id(handle: int) -> str:
+    """Return an engine id as people read it: the slot, and the generation of the slot when it was used before."""
+    slot, generation = handle & 0xFFFFFFFF, handle >> 32
+    return f"{slot}.{generation}" if generation > 1 else f"{slot}"
+
+
 def closed(what: str) -> ClosedError:
     """Return the error of an object that was closed, released, or whose fabric is closed."""
     return ClosedError(f"{what} is closed", remedy=_REMEDIES[StatusCode.CLOSED])

@@ -1,8 +1,8 @@
 """The bare native loops of `asyncfabric bench`: the ceilings of this machine, and the engine driven without Python.
 
-The second door to the compiled border beside `_bridge.native`, for measurements only. Everything here releases the GIL while it
-runs and returns seconds, or (started_ns, finished_ns, operations) for loops over an engine. Imported lazily by its users, so that
-programs that measure nothing never need it.
+The second door to the compiled border beside `_bridge.native`, for measurements only. Everything here releases the GIL
+while it runs and returns seconds, or (started_ns, finished_ns, operations) for loops over an engine. Imported lazily by
+its users, so that programs that measure nothing never need it.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class TrioLanding:
     async def _lead(self, waiter: Waiter) -> None:
         stairwell, engine = self._stairwell, self._engine
         refusals = 0
-        while not waiter.ready:
+        while not waiter.ready and not stairwell.closed:
             if not engine.arm():
                 stairwell.drain()
                 refusals += 1
@@ -124,7 +124,8 @@ class TrioLanding:
                 pass  # wake() of the leader; the fd itself is as good as before
             finally:
                 self._asleep = False
-                engine.disarm()
+                if not stairwell.closed:
+                    engine.disarm()
             stairwell.drain()
 
     async def _follow(self, waiter: Waiter) -> None:

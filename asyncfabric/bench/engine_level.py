@@ -1,6 +1,7 @@
-"""An engine driven by hand: no Fabric, no event loop. For the native loops, which must be the only consumer of its completions.
+"""An engine driven by hand: no Fabric, no event loop.
 
-Blocks the calling thread; one control call at a time.
+For the native loops, which must be the only consumer of its completions. Blocks the calling thread; one control call
+at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class BareEngine:
         getattr(self.native, call)(self._cookie, *arguments)
         deadline = time.monotonic() + CONTROL_DEADLINE_S
         while time.monotonic() < deadline:
-            for completion in self.native.poll(64):
+            batch: list[Completion] = self.native.poll(64)
+            for completion in batch:
                 if completion.cookie != self._cookie or completion.kind == CompletionKind.OP:
                     continue
                 if completion.code:

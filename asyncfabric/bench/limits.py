@@ -16,7 +16,7 @@ CopyLimit = Literal["memcpy", "memcpy_nt"]
 COPY_LIMITS: tuple[CopyLimit, ...] = ("memcpy", "memcpy_nt")
 
 NEAR_CORES_US = 0.45
-"""Round trip of two spinning threads below which the cores share a cache closely; 0.15 and 0.6 to 1 us are the two modes seen."""
+"""Round trip of two spinning threads below which the cores are near; 0.15 and 0.6 to 1 us are the two modes seen."""
 
 
 def copy_seconds(limit: CopyLimit, target: Bytes, source: Bytes, op_bytes: int, count: int) -> float:

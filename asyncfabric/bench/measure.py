@@ -51,8 +51,8 @@ def percentiles_us(samples_ns: ArrayLike) -> tuple[float, float]:
 def paired_ratio(ours: Sequence[float], limits: Sequence[float]) -> float:
     """Return the median of the ratios of repeats taken side by side.
 
-    The machine changes its speed from second to second (near and far cores, neighbours): a ratio of two medians compares different
-    moments, a median of ratios compares the same ones.
+    The machine changes its speed from second to second (near and far cores, neighbours): a ratio of two medians
+    compares different moments, a median of ratios compares the same ones.
     """
     if len(ours) != len(limits) or not ours:
         raise ValueError(f"ratios need pairs, got {len(ours)} and {len(limits)} repeats")

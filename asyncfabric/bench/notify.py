@@ -1,7 +1,7 @@
-"""Notification workloads: ping-pong with `spin` and with `await`, a write seen by a spinning process, the price of being idle.
+"""Notification workloads: ping-pong with `spin` and with `await`, a write seen by a spinning process, idling.
 
-Each function is one end; both ends are started with the same `count`. `base` is what the own counter had before. Times come from
-CLOCK_MONOTONIC, which all processes of one host share, so that stamps of two ends can be subtracted.
+Each function is one end; both ends are started with the same `count`. `base` is what the own counter had before. Times
+come from CLOCK_MONOTONIC, which all processes of one host share, so that stamps of two ends can be subtracted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROUND_DEADLINE_S = 10.0
 """A round that takes longer is a hang, not a slow round."""
 
 DRAIN_EVERY = 256
-"""Rounds of a spinning loop after which the event loop may collect what was completed meanwhile; never inside a sample."""
+"""Rounds of a spinning loop after which the event loop collects what was completed meanwhile; never inside a sample."""
 
 
 async def ping_spin(fabric: Fabric, peer: Peer, imm: int, counter: ImmCounter, base: int, count: int) -> list[int]:

@@ -1,7 +1,8 @@
 """One measured point and its JSON row. The keys are a promise to scripts: add, never rename.
 
-`bytes` is the payload of one op (of one page for page lists), `window` the ops in flight, `ratio` compares with `limit`, measured
-in the same run: ours over the limit, so 1.0 is as good as the machine for rates, and 2.0 twice as slow for latencies.
+`bytes` is the payload of one op (of one page for page lists), `window` the ops in flight, `ratio` compares with
+`limit`, measured in the same run: ours over the limit, so 1.0 is as good as the machine for rates, and 2.0 twice as
+slow for latencies.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ async def write_single(
 async def write_together(
     fabric: Fabric, region: Region, key: RegionKey, *, op_bytes: int, count: int, imm: int | None
 ) -> WriteRun:
-    """Submit `count` writes, then await all of them; the one sample is everything from the first call to the last return.
+    """Submit `count` writes, then await all of them; the one sample lasts from the first call to the last return.
 
     Cancellation: leaves the submitted writes to the fabric, which drains them.
     """
@@ -95,7 +95,7 @@ async def write_together(
 
 @dataclass(frozen=True, slots=True)
 class UnawaitedRun:
-    """What one round of unawaited writes did. `resident_bytes` is the size of the process after the round was drained."""
+    """What one round of unawaited writes did. `resident_bytes` is the size of the process after the round."""
 
     seconds: float
     submit_seconds: float

@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).with_name("index.md")
 GROUPS = (
     ("Opening", ("open_fabric", "FabricConfig", "RailSpec")),
-    ("What you hold", ("Fabric", "Region", "RegionSlice", "RegionKey", "FabricAddress", "Peer", "PeerGroup", "Transfer")),
+    (
+        "What you hold",
+        ("Fabric", "Region", "RegionSlice", "RegionKey", "FabricAddress", "Peer", "PeerGroup", "Transfer"),
+    ),
     ("Counting", ("ImmCounter", "WatchWord")),
 )
 

@@ -55,8 +55,10 @@ struct Pair {
     add_loopback();
     const RailSpec spec = config.rails.at(0);
     EngineConfig config_a = config, config_b = config;
-    config_a.rails.assign(rails_a, spec);
-    config_b.rails.assign(rails_b, spec);
+    if (config.rails.size() == 1) {  // several rails are taken as they are, for both
+      config_a.rails.assign(rails_a, spec);
+      config_b.rails.assign(rails_b, spec);
+    }
     a = std::make_unique<Party>(config_a);
     b = std::make_unique<Party>(config_b);
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "engine/wire.h"
 #include "engine_pair.h"
 
 namespace asyncfabric::testing {
@@ -148,10 +149,16 @@ TEST(EngineTest, EarlyArrivalsAreKeptAndLateOnesAreStale) {
   EXPECT_EQ(pair.b->engine->counter_value(again), 1u);
 }
 
-TEST(EngineTest, CancelledOpLeavesNothingBehind) {
-  RailSpec slow = plain();
-  slow.options = {{"burst", "1"}, {"depth", "4"}, {"request_bytes", "4096"}};
-  Pair pair(Pair::manual(slow));
+class EngineCancel : public ::testing::TestWithParam<std::pair<int, const char*>> {};
+
+TEST_P(EngineCancel, CancelledOpLeavesNothingBehind) {
+  const auto [rails, ordered] = GetParam();
+  EngineConfig config = Pair::manual(plain());
+  config.rails.clear();
+  for (int rail = 0; rail < rails; ++rail)  // of unequal depth, so that one lane is drained long before the other
+    config.rails.push_back({"loopback", "", {{"burst", "1"}, {"depth", std::to_string(4 + 20 * rail)}, {"request_bytes", "4096"},
+                                             {"ordered", ordered}, {"seed", "3"}}});
+  Pair pair(config);
   std::vector<uint8_t> source = random_bytes(1 << 20, 4), target(1 << 20, 0xee);
   const RegionId from = pair.add_region(*pair.a, source);
   const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), target.size(), *pair.a);
@@ -170,6 +177,9 @@ TEST(EngineTest, CancelledOpLeavesNothingBehind) {
   EXPECT_EQ(target, at_return);
   EXPECT_EQ(pair.b->engine->statistics().immediates_received, 0u) << "a cancelled write is not counted";
 }
+
+INSTANTIATE_TEST_SUITE_P(Rails, EngineCancel,
+                         ::testing::Values(std::pair{1, "1"}, std::pair{2, "1"}, std::pair{3, "0"}, std::pair{1, "0"}));
 
 TEST(EngineTest, BoundsRightsAndHandlesAreRefusedAtTheCall) {
   Pair pair(Pair::manual(plain()));
@@ -306,6 +316,35 @@ TEST(EngineTest, StaleKeysAreRefused) {
   const uint64_t again = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->submit_write(again, from, 0, 64, fresh, 0, kNoImm, &op).ok());
   EXPECT_TRUE(pair.wait(*pair.a, again).status.ok());
+}
+
+// A control job that ends an op must not leave its completion behind: nobody steps this engine any more when it does.
+TEST(EngineTest, WhatAControlJobEndsIsPublishedWithoutAnotherPass) {
+  Pair pair(Pair::manual(plain()));
+  std::vector<uint8_t> source(64, 1), target(64, 0xee);
+  const RegionId from = pair.add_region(*pair.a, source);
+  const KeyId good = pair.give_key(*pair.b, pair.add_region(*pair.b, target), 64, *pair.a);
+  OpId op;
+  const uint64_t first = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_write(first, from, 0, 64, good, 0, kNoImm, &op).ok());
+  ASSERT_TRUE(pair.wait(*pair.a, first).status.ok());
+  AddressBlob owner;
+  ASSERT_TRUE(decode_address(pair.b->engine->address(), &owner));
+  KeyBlob blob;
+  blob.incarnation = owner.incarnation;
+  blob.length = 64;
+  blob.access = 3;
+  blob.rail_keys = {"no key of this rail"};
+  blob.address = pair.b->engine->address();
+  KeyId bad;
+  KeyInfo info;
+  ASSERT_TRUE(pair.a->engine->open_key(encode_key(blob), &bad, &info).ok());
+  const uint64_t write = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_write(write, from, 0, 64, bad, 0, kNoImm, &op).ok());
+  pair.a->engine->step();  // takes it, asks the control thread to attach, and that was the last pass
+  const uint64_t deadline = now_ns() + 10'000'000'000;
+  while (!pair.a->done.contains(write) && now_ns() < deadline) pair.a->take();
+  EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kInvalidArgument);
 }
 
 TEST(EngineTest, DeadPeerFailsByName) {

@@ -94,7 +94,7 @@ inline bool pump_until(std::initializer_list<Side*> sides, const std::function<b
 
 struct Link {  // from one side to another
   Link(Side& from, const std::string& address, const std::string& key) : from_(from) {
-    const Status status = from.rail->connect(address, now_ns() + kPatience, &peer);
+    const Status status = from.rail->connect(address, kPatience, &peer);
     EXPECT_TRUE(status.ok()) << status_text(status.code);
     if (status.ok()) {
       EXPECT_TRUE(from.rail->attach(*peer, key, &remote).ok());

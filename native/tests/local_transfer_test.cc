@@ -1,5 +1,8 @@
 // local_transfer_test.cc: bytes, bounds and rights over each way that the local provider has of moving them, between two rails of one
 // process. `foreign=cma` and `foreign=bounce` force the ways that two processes use.
+#include <atomic>
+#include <thread>
+
 #include "local_rig.h"
 
 namespace asyncfabric {
@@ -207,6 +210,39 @@ TEST_P(LocalTransfer, DisconnectReportsEverythingOnce) {
   writer_.poll();
   EXPECT_EQ(writer_.done.at(100).code, StatusCode::kPeerDead);
   EXPECT_TRUE(writer_.lost.empty()) << "we hung up ourselves";
+}
+
+// As above, with a receiver that looks all the time, on another thread.
+TEST_P(LocalTransfer, ASpinningReceiverNeverSeesAnImmediateBeforeItsBytes) {
+  constexpr uint64_t kLength = 64 << 10;
+  constexpr uint32_t kSlots = 16;
+  constexpr uint32_t kWrites = 320;
+  std::atomic<uint32_t> arrived{0};
+  bool intact = true;
+  owner_.on_imm = [&](uint32_t imm) {
+    const uint8_t* bytes = target_.data() + imm % kSlots * kLength;
+    const auto want = static_cast<uint8_t>(imm);
+    for (uint64_t i = 0; i < kLength; i += 512) intact = intact && bytes[i] == want;
+    intact = intact && bytes[kLength - 1] == want;
+    ++arrived;
+  };
+  std::thread receiver([&] {
+    while (arrived < kWrites && intact)
+      if (owner_.poll() == 0) sched_yield();
+  });
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    uint8_t* from = source_.data() + i % kSlots * kLength;
+    // Also keeps the writer from overwriting a slot that is still being looked at.
+    while (i >= arrived + kSlots / 2 && intact) {
+      writer_.poll();
+      sched_yield();
+    }
+    std::memset(from, static_cast<int>(i), kLength);
+    writer_.post({with_imm(transfer(WorkKind::kWrite, *peer_, *remote_, from, i % kSlots * kLength, kLength, i), i)});
+    if (!intact) break;
+  }
+  receiver.join();
+  EXPECT_TRUE(intact);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, LocalTransfer,

@@ -1,1 +1,1 @@
-"""`asyncfabric bench`: two or more real processes, verified transfers, rows with the machine's limit of the same run."""
+"""`asyncfabric bench`: real processes, verified transfers, rows with the machine's limit of the same run."""

@@ -12,6 +12,7 @@ import click
 
 from asyncfabric_services.bench.options import Options, fabric_options, shared_options, sizes_option
 from asyncfabric_services.exits import CHECK_FAILED, FINE
+from asyncfabric_services.quantities import format_size
 
 WRITE_SIZES = "64KiB,1MiB,16MiB,64MiB"
 PAGE_SIZES = "4KiB,16KiB,64KiB"
@@ -37,8 +38,14 @@ def measured(title: str, run: Callable[..., None], arguments: dict[str, Any]) ->
 
 
 def options_of(arguments: dict[str, Any]) -> Options:
-    """Return the run's options; what belongs to the report was taken out before."""
-    return Options(**{name: value for name, value in arguments.items() if name not in ("as_json", "plot")})
+    """Return the run's options; raises a usage error for sizes that do not fit into the region."""
+    options = Options(**{name: value for name, value in arguments.items() if name not in ("as_json", "plot")})
+    for name in ("sizes", "page_sizes"):
+        for size in getattr(options, name) if name in arguments else ():
+            if not 1 <= size <= options.region_bytes:
+                bound = format_size(options.region_bytes)
+                raise click.UsageError(f"a size of {format_size(size)} does not fit into the region of {bound}")
+    return options
 
 
 @bench.command()
@@ -63,8 +70,10 @@ def limits(**arguments: Any) -> int:
 @click.option("--unawaited", type=click.IntRange(1), help="Instead: rounds of so many 1 MiB writes that nobody awaits.")
 def write(unawaited: int | None, **arguments: Any) -> int:
     """Measure writes by size, and one awaited write."""
-    from asyncfabric_services.bench.write_run import run_unawaited, run_write
+    from asyncfabric_services.bench.write_run import DEEP_BYTES, run_unawaited, run_write
 
+    if unawaited is not None:
+        arguments["sizes"] = (DEEP_BYTES,)
     options = options_of(arguments)
     title = f"writes over {options.provider}, {options.memory} memory, {options.polling}"
     if unawaited is not None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncfabric.bench.engine_level import BareEngine
-from asyncfabric.config import FabricConfig
-from asyncfabric_services.bench.station import Station
+from asyncfabric_services.bench.station import Station, config_of
 
 ROUND_DEADLINE_NS = 10_000_000_000
 """A round or a wait that takes longer is a hang."""
@@ -39,9 +38,9 @@ class EngineStation(Station):
             self._bare.close()
         await super().aclose()
 
-    async def do_open(self, rails: list[str], polling: str) -> dict[str, Any]:
+    async def do_open(self, config: dict[str, Any]) -> dict[str, Any]:
         """Open the engine; return its address and what its rails are."""
-        self._bare = BareEngine(FabricConfig(rails=tuple(rails), polling=polling))  # type: ignore[arg-type]
+        self._bare = BareEngine(config_of(config))
         self._counter, imm = self._engine.open_counter(-1)
         rail = self._engine.rails()[0]
         return {

@@ -28,8 +28,7 @@ class FabricSide:
         self.samples_ns: list[float] = []
         self._region_bytes = region_bytes
         self._most_ops = 0
-        arguments = {"rails": options.rail_texts, "polling": options.polling}
-        here, there = pair.both("open", **arguments)
+        here, there = pair.both("open", config=options.engine)
         our_key = pair.initiator.call("memory", kind=memory, length_bytes=region_bytes, seed=options.seed)
         their_key = pair.target.call("memory", kind=memory, length_bytes=region_bytes, seed=None)
         pair.initiator.start("connect", address=there["address"], key=their_key)

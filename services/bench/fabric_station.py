@@ -12,7 +12,7 @@ import numpy as np
 
 import asyncfabric as af
 from asyncfabric.bench import notify, pages, write
-from asyncfabric_services.bench.station import Station, lists_of
+from asyncfabric_services.bench.station import Station, config_of, lists_of
 
 MemoryKind = Literal["allocated", "foreign"]
 
@@ -36,10 +36,9 @@ class FabricStation(Station):
         await super().aclose()
         await self._stack.aclose()
 
-    async def do_open(self, rails: list[str], polling: str) -> dict[str, Any]:
+    async def do_open(self, config: dict[str, Any]) -> dict[str, Any]:
         """Open the fabric; return its address and what its rails are."""
-        config = af.FabricConfig(rails=tuple(rails), polling=polling)  # type: ignore[arg-type]  # checked by the class
-        self._fabric = await self._stack.enter_async_context(af.open_fabric(config))
+        self._fabric = await self._stack.enter_async_context(af.open_fabric(config_of(config)))
         self._counter = self._fabric.counter()
         rail = self._fabric.rails[0]
         return {
@@ -53,7 +52,7 @@ class FabricStation(Station):
         """Make a region: random bytes for a sender, poison for a receiver. Returns the key for peers."""
         if kind == "allocated":
             self._region = await self._fabric.allocate(length_bytes)
-            self.memory = np.frombuffer(memoryview(self._region), dtype=np.uint8)
+            self.memory = np.frombuffer(self._region.memory, dtype=np.uint8)
         else:
             self.memory = np.empty(length_bytes, dtype=np.uint8)
             self._region = await self._fabric.register(self.memory)
@@ -89,16 +88,12 @@ class FabricStation(Station):
 
     async def do_write_single(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:
         """Run one repeat of `write_single`."""
-        run = await write.write_single(
-            self._fabric, self._region, self._key, op_bytes=op_bytes, count=count, imm=imm
-        )
+        run = await write.write_single(self._fabric, self._region, self._key, op_bytes=op_bytes, count=count, imm=imm)
         return {"seconds": run.seconds, "samples_ns": run.samples_ns}
 
     async def do_write_together(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:
         """Run one repeat of `write_together`."""
-        run = await write.write_together(
-            self._fabric, self._region, self._key, op_bytes=op_bytes, count=count, imm=imm
-        )
+        run = await write.write_together(self._fabric, self._region, self._key, op_bytes=op_bytes, count=count, imm=imm)
         return {"seconds": run.seconds, "samples_ns": run.samples_ns}
 
     async def do_write_unawaited(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:
@@ -138,9 +133,7 @@ class FabricStation(Station):
 
     async def do_write_seen(self, op_bytes: int, imm: int, base: int, count: int) -> list[int]:
         """Write and spin for the acknowledgement; return the stamps before each write."""
-        return await notify.write_seen(
-            self._fabric, self._region, self._key, imm, self._counter, base, op_bytes, count
-        )
+        return await notify.write_seen(self._fabric, self._region, self._key, imm, self._counter, base, op_bytes, count)
 
     async def do_see_write(self, imm: int, base: int, count: int) -> list[int]:
         """Spin for each write and acknowledge it; return the stamps after each was seen."""

@@ -16,7 +16,7 @@ from asyncfabric_services.exits import EnvironmentUnfit
 LIBFABRIC_PROFILES = ("tcp", "shm")
 
 SMALLEST_COPY = 4096
-"""Below this a write over shared memory costs its notice, not its copy: its speed is ops per second, without a ratio."""
+"""Below this a write over shared memory costs its notice, not its copy: it has a rate of ops and no ratio."""
 
 
 class LimitSide:
@@ -46,7 +46,7 @@ class LimitSide:
         return slot_count(self._options.region_bytes, op_bytes) * op_bytes
 
     def write_limits(self, op_bytes: int, window: int) -> list[Contender]:
-        """Return the limits of plain writes of the run's provider and memory; none for ops that no copy loop is about."""
+        """Return the limits of plain writes of the run's provider and memory; none where no copy loop compares."""
         carrier = self._options.carrier
         if carrier == "local" and op_bytes < SMALLEST_COPY:
             return []
@@ -84,7 +84,7 @@ class LimitSide:
 
         def repeat(rounds: int) -> float:
             return sum(
-                self._pair.initiator.call(
+                self._seconds(
                     "copy_pages", limit=limit, page_bytes=page_bytes, count=pages, list_seed=self._options.seed + turn
                 )
                 for turn in range(rounds)
@@ -107,7 +107,7 @@ class LimitSide:
 
         def repeat(rounds: int) -> float:
             return sum(
-                self._pair.initiator.call(
+                self._seconds(
                     "cma_pages", **where, page_bytes=page_bytes, count=pages, list_seed=self._options.seed + turn
                 )
                 for turn in range(rounds)
@@ -127,9 +127,7 @@ class LimitSide:
 
         def repeat(count: int) -> float:
             self._pair.target.start("stream_receive", walk_bytes=walk, total_bytes=count * op_bytes)
-            seconds = float(
-                self._pair.initiator.call("stream_send", walk_bytes=walk, op_bytes=op_bytes, count=count)
-            )
+            seconds = float(self._pair.initiator.call("stream_send", walk_bytes=walk, op_bytes=op_bytes, count=count))
             self._pair.target.finish()
             return seconds
 
@@ -190,6 +188,9 @@ class LimitSide:
                 raise outcome
         facts: dict[str, Any] = outcomes[0]
         return facts
+
+    def _seconds(self, command: str, **arguments: Any) -> float:
+        return float(self._pair.initiator.call(command, **arguments))
 
     def _need_mirror(self) -> None:
         if not self._mirror:

@@ -129,11 +129,12 @@ class LimitStation(Station):
 
         warmup = max(window, operations // 8) if workload != "pages" else 1
         try:
-            return loops.libfabric(
+            facts: dict[str, Any] = loops.libfabric(
                 profile, workload, op_bytes, operations, warmup, window, pages, region_bytes, self.meeting, initiator
             )
         except OSError as error:
             raise EnvironmentUnfit(str(error)) from None
+        return facts
 
     async def do_eventfd_ping(self, out: int, into: int, count: int) -> list[int]:
         """Play ping over blocking eventfds, natively; return round trips in ns."""

@@ -1,4 +1,4 @@
-"""`bench notify`: how fast one end learns what the other did: natively, spinning in Python, awaiting in Python; and idle cost."""
+"""`bench notify`: how fast an end learns of the other, natively, spinning or awaiting; and what idling costs."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ def _write_seen(options: Options, report: Report, side: FabricSide, machine: dic
     side.poison()
     for turn in range(options.repeats + 1):
         side.pair.target.start("see_write", imm=side.own_imm, base=side.arrivals, count=count)
-        sent = side.pair.initiator.call(
-            "write_seen", op_bytes=SEEN_BYTES, imm=side.imm, base=side.returns, count=count
-        )
+        sent = side.pair.initiator.call("write_seen", op_bytes=SEEN_BYTES, imm=side.imm, base=side.returns, count=count)
         seen = side.pair.target.finish()
         side.note_sent(count)
         side.returns += count

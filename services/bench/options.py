@@ -23,6 +23,7 @@ class Options:
     rails: int = 1
     memory: str = "allocated"
     polling: str = "adaptive"
+    spin: float | None = None
     sizes: tuple[int, ...] = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
     page_sizes: tuple[int, ...] = (4 * KIB, 16 * KIB, 64 * KIB)
     pages: int = 1024
@@ -42,6 +43,12 @@ class Options:
         return [self.provider] * self.rails
 
     @property
+    def engine(self) -> dict[str, Any]:
+        """Return how engines are opened: arguments of FabricConfig."""
+        how: dict[str, Any] = {"rails": self.rail_texts, "polling": self.polling}
+        return how if self.spin is None else how | {"spin_us": self.spin * 1e6}
+
+    @property
     def deadline_at(self) -> float:
         """Return the moment on time.monotonic() at which the run is given up."""
         return self.started + self.deadline
@@ -58,7 +65,7 @@ Command = Callable[..., Any]
 def shared_options(command: Command) -> Command:
     """Add the options that every bench command has."""
     for option in (
-        click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Write a picture of the rows (PNG)."),
+        click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Write a picture of the rows."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object per measured point."),
         click.option("--deadline", type=DurationType(), default="600s", show_default=True, help="Give up after this."),
         click.option("--seed", type=int, default=20, show_default=True, help="Seed of data and page lists."),
@@ -75,10 +82,13 @@ def shared_options(command: Command) -> Command:
 def fabric_options(command: Command) -> Command:
     """Add the options of commands that open fabrics."""
     for option in (
+        click.option(
+            "--spin", type=DurationType(), help="How long an adaptive engine spins before it sleeps; default: its own."
+        ),
         click.option("--polling", type=click.Choice(["adaptive", "busy"]), default="adaptive", show_default=True),
         click.option("--memory", type=click.Choice(["allocated", "foreign"]), default="allocated", show_default=True,
                      help="Engine-owned pages, or a user's array that is registered."),
-        click.option("--rails", type=click.IntRange(1, 32), default=1, show_default=True, help="Rails of the provider."),
+        click.option("--rails", type=click.IntRange(1, 32), default=1, show_default=True, help="Rails to open."),
         click.option("--provider", type=click.Choice(PROVIDERS), default="local", show_default=True),
     ):  # fmt: skip
         command = option(command)

@@ -1,4 +1,4 @@
-"""`bench pages`: scattered pages in one call against the bare copy loop over the same lists; and what a huge list costs the loop."""
+"""`bench pages`: scattered pages in one call against the bare copy loop over the same lists; and a very long list."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_pages(options: Options, report: Report) -> None:
 
 
 def page_writes(side: FabricSide, page_bytes: int, pages: int, seed: int, calls: list[float]) -> Contender:
-    """Return one write_pages call per op, over a new list each; the seconds that each call kept the loop go to `calls`."""
+    """Return one write_pages call per op, over a new list each; how long each call kept the loop goes to `calls`."""
 
     def repeat(rounds: int) -> float:
         seconds = 0.0
@@ -60,7 +60,9 @@ def _lists(options: Options, report: Report, limits: LimitSide, side: FabricSide
     ours = page_writes(side, page_bytes, pages, options.seed, calls)
     ceiling = limits.page_limits(page_bytes, pages)
     machine = limits.core_distance()
-    race([*ceiling, ours], repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
+    race(
+        [*ceiling, ours], repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples
+    )
     side.wait_arrivals()
     verdict = side.pair.target.call(
         "check_pages",

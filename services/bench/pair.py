@@ -1,7 +1,7 @@
 """The coordinator's side of a measured process: start it, call it over two pipes, end it.
 
-The coordinator only blocks in reads while something is measured, so that it takes no core from the processes under test. One JSON
-object per line each way; a call that the process cannot do comes back as an error with its class name.
+The coordinator only blocks in reads while something is measured, so that it takes no core from the processes under
+test. One JSON object per line each way; a call that the process cannot do comes back as an error with its class name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The measured process: `python -m asyncfabric_services.bench.peer KIND SOCKET`. Reads calls from stdin, answers on stdout.
+"""The measured process: `python -m asyncfabric_services.bench.peer KIND SOCKET`.
 
-One call at a time, on a trio loop, until stdin ends. Prints of libraries go to stderr: stdout belongs to the answers.
+Reads calls from stdin, answers on stdout. One call at a time, on a trio loop, until stdin ends. Prints of libraries
+go to stderr: stdout belongs to the answers.
 """
 
 from __future__ import annotations

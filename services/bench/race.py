@@ -1,4 +1,4 @@
-"""Contenders measured side by side: each repeat runs all of them once, so that a ratio compares the same moment of the machine."""
+"""Contenders measured side by side: each repeat runs all of them once, so that ratios compare the same moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Repeat = Callable[[int], float]
 
 @dataclass(slots=True)
 class Contender:
-    """One loop under measurement. `repeat(count)` does `count` ops and returns seconds; `cost` is seconds per op, per repeat."""
+    """One loop under measurement. `repeat(count)` does `count` ops and returns seconds; `costs` are seconds per op."""
 
     name: str
     repeat: Repeat

@@ -1,6 +1,7 @@
 """Where rows go: JSON lines or a table on stdout, progress on stderr, a picture when asked for.
 
-The progress bar draws only between two measurements: a bar that animates takes a part of a core from what it reports on.
+The progress bar draws only between two measurements: a bar that animates takes a part of a core from what it reports
+on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`bench scatter`: one call to 1..64 targets with odd lengths; the targets are fabrics of their own in few processes."""
+"""`bench scatter`: one call to 1..64 targets with odd lengths; the targets are fabrics in few processes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def run_scatter(options: Options, report: Report, target_counts: tuple[int, ...]
     shares = [len(range(host, most, HOSTS)) for host in range(min(HOSTS, most))]
     report.expect(len(target_counts) + 1)
     with ExitStack() as stack:
-        hosts = [stack.enter_context(Process("scatter", f"receiver {n}", options.deadline_at)) for n in range(len(shares))]
+        hosts = [
+            stack.enter_context(Process("scatter", f"receiver {n}", options.deadline_at)) for n in range(len(shares))
+        ]
         sender = stack.enter_context(Process("scatter", "sender", options.deadline_at))
         report.step(f"opening {most} receiving fabrics")
-        how = {"rails": options.rail_texts, "polling": options.polling}
         for host, share in zip(hosts, shares, strict=True):
-            host.start("receive_open", **how, fabrics=share, room_bytes=stride, imm=SCATTER_IMM)
+            host.start("receive_open", config=options.engine, fabrics=share, room_bytes=stride, imm=SCATTER_IMM)
         # Targets are numbered host by host, so that each host knows its part of the list by its first index.
         ends = [end for host in hosts for end in host.finish()]
-        sender.call("send_open", **how, ends=ends, lengths=lengths, stride=stride, seed=options.seed)
+        sender.call("send_open", config=options.engine, ends=ends, lengths=lengths, stride=stride, seed=options.seed)
         counted = [0] * most
         for targets in sorted(target_counts):
             report.step(f"scatter to {targets}")

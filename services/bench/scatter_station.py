@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 import numpy as np
 
 import asyncfabric as af
 from asyncfabric.bench.pattern import POISON, Bytes, first_difference, random_bytes
 from asyncfabric.bench.scatter import scatter_rounds
-from asyncfabric_services.bench.station import Station
+from asyncfabric_services.bench.station import Station, config_of
 
 
 class ScatterStation(Station):
@@ -31,22 +32,21 @@ class ScatterStation(Station):
         await super().aclose()
         await self._stack.aclose()
 
-    async def _open(self, rails: list[str], polling: str) -> af.Fabric:
-        config = af.FabricConfig(rails=tuple(rails), polling=polling)  # type: ignore[arg-type]
-        fabric = await self._stack.enter_async_context(af.open_fabric(config))
+    async def _open(self, config: dict[str, Any]) -> af.Fabric:
+        fabric = await self._stack.enter_async_context(af.open_fabric(config_of(config)))
         self._fabrics.append(fabric)
         return fabric
 
     async def do_receive_open(
-        self, rails: list[str], polling: str, fabrics: int, room_bytes: int, imm: int
+        self, config: dict[str, Any], fabrics: int, room_bytes: int, imm: int
     ) -> list[dict[str, str]]:
         """Open receiving fabrics, each with a poisoned region and a counter for `imm`; return addresses and keys."""
         ends = []
         for _ in range(fabrics):
-            fabric = await self._open(rails, polling)
+            fabric = await self._open(config)
             self._counters.append(fabric.counter(imm))
             region = await fabric.allocate(room_bytes)
-            landing = np.frombuffer(memoryview(region), dtype=np.uint8)
+            landing = np.frombuffer(region.memory, dtype=np.uint8)
             landing[:] = POISON
             self._landings.append(landing)
             ends.append({
@@ -74,12 +74,12 @@ class ScatterStation(Station):
         return ""
 
     async def do_send_open(
-        self, rails: list[str], polling: str, ends: list[dict[str, str]], lengths: list[int], stride: int, seed: int
+        self, config: dict[str, Any], ends: list[dict[str, str]], lengths: list[int], stride: int, seed: int
     ) -> None:
         """Open the sending fabric, fill its region and connect to all ends."""
-        fabric = await self._open(rails, polling)
+        fabric = await self._open(config)
         self._region = await fabric.allocate(stride * len(ends))
-        self.memory = np.frombuffer(memoryview(self._region), dtype=np.uint8)
+        self.memory = np.frombuffer(self._region.memory, dtype=np.uint8)
         await self.do_fill(seed)
         for index, end in enumerate(ends):
             await fabric.connect(af.FabricAddress.from_bytes(bytes.fromhex(end["address"])))

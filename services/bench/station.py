@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from asyncfabric.bench.pattern import POISON, Bytes, Pages, expect_pages, expect_prefix, page_list, random_bytes, verdict
+from asyncfabric.bench.pattern import (
+    POISON,
+    Bytes,
+    Pages,
+    expect_pages,
+    expect_prefix,
+    page_list,
+    random_bytes,
+    verdict,
+)
+from asyncfabric.config import FabricConfig
 
 
 class Station:
@@ -58,6 +68,11 @@ class Station:
         sent = random_bytes(self.memory.size, seed)
         lists = (lists_of(self.memory.size, page_bytes, count, list_seed + turn) for turn in range(rounds))
         return verdict(self.memory, expect_pages(sent, lists, page_bytes))
+
+
+def config_of(arguments: dict[str, Any]) -> FabricConfig:
+    """Return the configuration that a coordinator sent as JSON: lists become tuples."""
+    return FabricConfig(**(arguments | {"rails": tuple(arguments["rails"])}))
 
 
 def lists_of(memory_bytes: int, page_bytes: int, count: int, list_seed: int) -> tuple[Pages, Pages]:

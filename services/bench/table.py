@@ -9,7 +9,20 @@ from rich.table import Table
 
 from asyncfabric_services.quantities import format_size
 
-COLUMNS = ("figure", "provider", "bytes", "pages", "window", "GB/s", "kop/s", "p50 us", "p99 us", "limit", "ratio", "ok")
+COLUMNS = (
+    "figure",
+    "provider",
+    "bytes",
+    "pages",
+    "window",
+    "GB/s",
+    "kop/s",
+    "p50 us",
+    "p99 us",
+    "limit",
+    "ratio",
+    "ok",
+)
 
 
 TEXT_COLUMNS = ("figure", "provider", "limit")

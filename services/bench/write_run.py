@@ -49,7 +49,13 @@ def facts(options: Options, side: FabricSide, **more: Any) -> dict[str, Any]:
 
 
 def _throughput(
-    options: Options, report: Report, limits: LimitSide, side: FabricSide, size: int, ceiling: list[Contender], busy: bool
+    options: Options,
+    report: Report,
+    limits: LimitSide,
+    side: FabricSide,
+    size: int,
+    ceiling: list[Contender],
+    busy: bool,
 ) -> None:
     report.step(f"write {format_size(size)}, window {options.window}")
     side.poison()

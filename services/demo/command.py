@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import trio
+
 from asyncfabric_services.demo.overlap import Figures
 from asyncfabric_services.demo.parent import DemoError, Outcome, View, run
 from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import torch
 import trio
+from transformers.cache_utils import DynamicCache
+
+import asyncfabric as af
 from asyncfabric_services.demo.generation import decode, prefill
 from asyncfabric_services.demo.node import LostError, Node, run_child
 from asyncfabric_services.demo.paged_cache import PagedCache
 from asyncfabric_services.demo.protocol import Answer, Assembler, Finish, Job, Lease, Progress, Refusal
 from asyncfabric_services.demo.verdict import Continuation, compare
-from transformers.cache_utils import DynamicCache
-
-import asyncfabric as af
 
 PROGRESS_SECONDS = 0.05
 

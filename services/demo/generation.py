@@ -11,9 +11,10 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache
+
 from asyncfabric_services.demo.layout import chunks
 from asyncfabric_services.demo.verdict import Continuation
-from transformers.cache_utils import Cache
 
 
 def prefill(model: Any, tokens: Sequence[int], cache: Cache, chunk: int) -> torch.Tensor:

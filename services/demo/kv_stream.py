@@ -10,28 +10,24 @@ from collections.abc import Callable
 
 import numpy as np
 import trio
-from asyncfabric_services.demo.layout import KvLayout
-from asyncfabric_services.demo.protocol import Lease
 
 import asyncfabric as af
+from asyncfabric_services.demo.node import Node
+from asyncfabric_services.demo.protocol import Lease
 
 
 class KvStream:
     """Writes leased pages `source` of this node to the pages that `lease` names."""
 
-    def __init__(
-        self, fabric: af.Fabric, region: af.Region, layout: KvLayout, pool_pages: int, source: list[int], lease: Lease
-    ) -> None:
+    def __init__(self, node: Node, source: list[int], lease: Lease) -> None:
         """Open the keys of the lease; raises ValueError for malformed ones."""
-        self._fabric = fabric
-        self._region = region
-        self._layout = layout
-        self._pool_pages = pool_pages
+        self._node = node
+        self._layout = node.loaded.layout
         self._source = np.array(source, dtype=np.int64)
         self._target = np.array(lease.pages, dtype=np.int64)
         self._lease = lease
-        self._pages_key = af.RegionKey.from_bytes(lease.pages_key)
-        self._context_key = af.RegionKey.from_bytes(lease.context_key)
+        self._pages_key = node.key_of(lease.pages_key)
+        self._context_key = node.key_of(lease.context_key)
         self._transfers: list[tuple[int, af.Transfer]] = []
         self.pages = 0
         self.bytes = 0
@@ -45,9 +41,9 @@ class KvStream:
             return
         entries = slice(pages.start, pages.stop)
         await self._submit(
-            lambda: self._fabric.write_pages(
-                self._region,
-                self._source[entries] + layer * self._pool_pages,
+            lambda: self._node.fabric.write_pages(
+                self._node.pages_region,
+                self._source[entries] + layer * self._node.pool.pages,
                 self._pages_key,
                 self._target[entries] + layer * self._lease.pool_pages,
                 page_bytes=self._layout.page_bytes,
@@ -57,16 +53,14 @@ class KvStream:
         self.pages += len(pages)
         self.bytes += len(pages) * self._layout.page_bytes
 
-    async def push_context(self, context_region: af.Region) -> None:
+    async def push_context(self) -> None:
         """Post the context, which counts as one arrival more.
 
         Cancellation: as push_layer.
         """
-        length = self._layout.vocabulary * 4
-        await self._submit(
-            lambda: self._fabric.write(context_region[0:length], self._context_key, 0, imm=self._lease.imm)
-        )
-        self.bytes += length
+        context = self._node.context_region
+        await self._submit(lambda: self._node.fabric.write(context, self._context_key, 0, imm=self._lease.imm))
+        self.bytes += context.length
 
     async def drain(self) -> list[tuple[int, int]]:
         """Wait for every transfer; return (submitted, completed) in ns of each, raise the first failure at the end.
@@ -94,4 +88,4 @@ class KvStream:
                 self._transfers.append((submitted, post()))
                 return
             except af.BusyError:
-                await self._fabric.wait_writable()
+                await self._node.fabric.wait_writable()

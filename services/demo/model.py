@@ -14,9 +14,10 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
 from asyncfabric_services.demo.layout import KvLayout
 from asyncfabric_services.demo.protocol import Settings
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 QUERY_HEADS, KV_HEADS = 16, 8
 BYTE_VOCABULARY = 256

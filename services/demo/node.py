@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from typing import Any
 import msgspec
 import torch
 import trio
+
+import asyncfabric as af
 from asyncfabric_services.demo.generation import prefill
 from asyncfabric_services.demo.line_channel import LineChannel
 from asyncfabric_services.demo.model import LoadedModel, load_model
@@ -38,8 +39,6 @@ from asyncfabric_services.demo.protocol import (
     fragments,
 )
 from asyncfabric_services.exits import CHECK_FAILED, DEADLINE, FINE, UNFIT
-
-import asyncfabric as af
 
 SPARE = 2  # the pool has this many times the pages that the longest prompt needs, so that leases are scattered
 
@@ -68,11 +67,18 @@ class Node:
     context: torch.Tensor
     stop: threading.Event
     abort: threading.Event = field(default_factory=threading.Event)
+    _keys: dict[bytes, af.RegionKey] = field(default_factory=dict)
 
     def check(self, *_: object) -> None:
         """Raise Stopped on the worker thread when there is nothing left to compute for."""
         if self.stop.is_set() or self.abort.is_set():
             raise Stopped
+
+    def key_of(self, data: bytes) -> af.RegionKey:
+        """Return the key of these bytes: the same object each time, so that the peer's memory is mapped once."""
+        if data not in self._keys:
+            self._keys[data] = af.RegionKey.from_bytes(data)
+        return self._keys[data]
 
     async def tell_peer(self, message: Lease | Refusal) -> None:
         """Send a message of any length to the other child.
@@ -143,9 +149,7 @@ async def run_node(
 
     Cancellation: what `serve` does with it; then the fabric drains and closes.
     """
-    begin = time.monotonic()
     loaded = await trio.to_thread.run_sync(load_model, settings)
-    load_seconds = time.monotonic() - begin
     layout = loaded.layout
     count = SPARE * layout.pages_for(settings.pool_tokens)
     config = af.FabricConfig(rails=(settings.provider,))  # the only rail: there is nothing to fall back to
@@ -157,7 +161,7 @@ async def run_node(
         await trio.to_thread.run_sync(_warm_up, loaded, pool, settings)
         rails = [f"{rail.provider} {rail.device}".strip() for rail in fabric.rails]
         address = bytes(fabric.address)
-        await parent.send(Hello(address, rails, loaded.name, load_seconds, count, layout.page_bytes))
+        await parent.send(Hello(address, rails, loaded.name, count, layout.page_bytes))
         meet = await orders.receive()
         if not isinstance(meet, Meet):
             raise af.LocalProtocolError(f"expected Meet, got {meet!r}")
@@ -169,7 +173,8 @@ async def run_node(
 
 
 def _warm_up(loaded: LoadedModel, pool: PagePool, settings: Settings) -> None:
-    """Run a short prompt, so that the first real one does not pay for first use of kernels and memory."""
+    """Touch all pages and run a short prompt, so that the first real one does not pay for first use."""
+    pool.poison(list(range(pool.pages)))
     tokens = min(2 * settings.page_tokens, loaded.max_tokens)
     pages = pool.lease(pool.layout.pages_for(tokens))
     prefill(loaded.model, [1] * tokens, PagedCache(pool, pages), settings.chunk)

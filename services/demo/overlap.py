@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+
 from asyncfabric_services.demo.protocol import Answer, Pushed
 
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable
 
 import torch
+
 from asyncfabric_services.demo.layout import KvLayout
 
 POISON = 0xFF  # every byte 0xFF is NaN in fp32, fp16 and bf16: a page that was not written cannot go unnoticed

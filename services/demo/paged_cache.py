@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from asyncfabric_services.demo.page_pool import PagePool
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from asyncfabric_services.demo.page_pool import PagePool
 
 Written = Callable[[int, int, int], None]
 """Told (layer, first token, end token) when the keys and values of those tokens are in their pages."""

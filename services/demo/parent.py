@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
+
 from asyncfabric_services.demo.line_channel import LineChannel
 from asyncfabric_services.demo.overlap import Figures, figures
 from asyncfabric_services.demo.protocol import (

@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 import trio
+
 from asyncfabric_services.demo.generation import prefill
 from asyncfabric_services.demo.kv_stream import KvStream
 from asyncfabric_services.demo.layout import KvLayout
@@ -59,7 +60,7 @@ def refusal(layout: KvLayout, lease: Lease) -> str | None:
 async def _stream(node: Node, lease: Lease) -> None:
     layout, total = node.loaded.layout, len(lease.prompt)
     source = node.pool.lease(len(lease.pages))
-    stream = KvStream(node.fabric, node.pages_region, layout, node.pool.pages, source, lease)
+    stream = KvStream(node, source, lease)
     events_in, events = trio.open_memory_channel[LayerEvent](layout.layers * (total + 1))
     loop = trio.lowlevel.current_trio_token()
     node.abort.clear()
@@ -81,7 +82,7 @@ async def _stream(node: Node, lease: Lease) -> None:
             finally:
                 events_in.close()
         node.context.copy_(logits)
-        await stream.push_context(node.context_region)
+        await stream.push_context()
     finally:
         spans = await stream.drain()  # nothing below may touch the pages before this has returned
         node.pool.release(source)

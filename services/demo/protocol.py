@@ -65,7 +65,6 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     address: bytes
     rails: list[str]
     model: str
-    load_seconds: float
     pool_pages: int
     page_bytes: int
 

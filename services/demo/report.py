@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from statistics import median, quantiles
 
 import msgspec
-from asyncfabric_services.demo.overlap import Figures
-from asyncfabric_services.demo.protocol import Hello, Job, Progress, Settings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+
+from asyncfabric_services.demo.overlap import Figures
+from asyncfabric_services.demo.protocol import Hello, Job, Progress, Settings
+
+PIPED_WIDTH = 110  # columns where stdout is no terminal
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -103,6 +107,9 @@ class TableView:
         """Start drawing."""
         self.model = ""
         self._console = Console()
+        if not self._console.is_terminal:
+            self._console = Console(width=PIPED_WIDTH)
+        self._begin = time.monotonic()
         self._settings = settings
         self._jobs = len(jobs)
         self._bars = Bars(
@@ -121,7 +128,7 @@ class TableView:
         """Say what a child runs on."""
         self.model = hello.model
         self._console.print(
-            f"[bold]{role}[/bold] ready in {hello.load_seconds:.1f} s: {hello.model}; "
+            f"[bold]{role}[/bold] ready after {time.monotonic() - self._begin:.1f} s: {hello.model}; "
             f"{hello.pool_pages} pages per layer of {hello.page_bytes // 1024} KiB; rail {', '.join(hello.rails)}",
             highlight=False,
         )
@@ -168,10 +175,10 @@ def _table(settings: Settings, rows: Sequence[Figures]) -> Table:
         "hidden: share of it before prefill's computation ended. TTFT: time to first token.",
         caption_justify="left",
     )
-    for name in ("prompt\ntokens", "pages", "MB", "stream\nms", "transfer\nms", "GB/s", "hidden"):
-        table.add_column(name, justify="right")
-    for name in ("TTFT ms\none process", "TTFT ms\nstreamed", "decode\nms/token", "identical"):
-        table.add_column(name, justify="right")
+    for name in ("tokens", "pages", "MB", "stream\nms", "transfer\nms", "GB/s", "hidden"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("TTFT ms\n1 process", "TTFT ms\nstreamed", "decode\nms/token", "identical"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             str(row.prompt_tokens),

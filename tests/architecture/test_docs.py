@@ -71,4 +71,7 @@ def test_the_reference_is_up_to_date() -> None:
 
 def test_the_check_finds_broken_links() -> None:
     page = ROOT / "README.md"
-    assert broken_links(page, "[a](no_such_file.md) [b](#no-such-heading) [c](LICENSE)") == ["no_such_file.md", "#no-such-heading"]
+    assert broken_links(page, "[a](no_such_file.md) [b](#no-such-heading) [c](LICENSE)") == [
+        "no_such_file.md",
+        "#no-such-heading",
+    ]

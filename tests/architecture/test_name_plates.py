@@ -1,7 +1,7 @@
-"""Each file opens with a name plate: what lives here, on which thread it runs, what does not belong here; at most 12 lines.
+"""Each file opens with a name plate: what lives here, on which thread, what does not belong here; at most 12 lines.
 
-Two lines, or one that fills the better part of its 120 columns; `see x.h` will do for the other half of a pair whose header
-has the plate. Short files and tests, whose names already say what they check, may say less.
+Two lines, or one that fills half of its 120 columns; `see x.h` will do for the other half of a pair whose header has
+the plate. Short files and tests, whose names already say what they check, may say less.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ PROVIDERS = {"local", "libfabric", "verbs", "cuda", "fault"}
 def tracked_top_entries() -> set[str]:
     """Return top-level entries that git knows or would add; a copy without .git lists what is there."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     if listed.returncode == 0:
         return {name.split("/", 1)[0] for name in listed.stdout.split("\0") if name}
@@ -33,7 +36,8 @@ def test_no_file_is_named_after_nothing() -> None:
     bad = [
         shown(path)
         for path in source_files(".py", ".pyi", *CXX, *CYTHON)
-        if FORBIDDEN_WORDS & {part for folder in path.relative_to(ROOT).parts for part in folder.split(".")[0].split("_")}
+        if FORBIDDEN_WORDS
+        & {part for folder in path.relative_to(ROOT).parts for part in folder.split(".")[0].split("_")}
     ]
     assert bad == []
 

@@ -1,4 +1,4 @@
-"""What users hold: no `timeout=` anywhere, each public async function says what cancelling it does, all of it documented.
+"""What users hold: no `timeout=` anywhere, each async function says what cancelling does, all is documented.
 
 Reads the sources, so it needs no build and cannot be fooled by what an import happens to load.
 """
@@ -55,7 +55,9 @@ def faults_of(text: str, *, awaited: bool) -> list[str]:
 
 def files() -> list[tuple[Path, bool]]:
     """Return the public files, and whether their async functions must tell about cancellation."""
-    found = [(path, folder == "asyncfabric/_api") for folder in PUBLIC_FOLDERS for path in source_files(".py", under=folder)]
+    found = [
+        (path, folder == "asyncfabric/_api") for folder in PUBLIC_FOLDERS for path in source_files(".py", under=folder)
+    ]
     return [(path, awaited) for path, awaited in found if not path.name.startswith("_") or path.name == "__init__.py"]
 
 

@@ -1,4 +1,4 @@
-"""The README's promises: each Python block runs as it stands, each command is a verb of the Makefile, the example is short.
+"""The README's promises: each Python block runs as it stands, each command is a verb of the Makefile.
 
 The example needs the compiled engine; without it the test is skipped and says so.
 """

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_in_shared_memory() -> Iterator[None]:
-    before = set(os.listdir("/dev/shm"))
-    yield
-    assert set(os.listdir("/dev/shm")) <= before
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["local", "tcp", "shm"])
 def test_streamed_equals_one_process(provider: str) -> None:
     status, objects, err = run(*SMALL, "--provider", provider, "--prompt-tokens", "1,16,50", "--chunk", "24")
@@ -77,6 +70,7 @@ def test_streamed_equals_one_process(provider: str) -> None:
     assert [summary[key] for key in ("wrong_answers", "lost", "retries", "leaked_pages")] == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_directory(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model")
     prompts = tmp_path / "prompts.txt"
@@ -93,7 +87,9 @@ def save_checkpoint(path: Path) -> None:
     import torch
     from tokenizers import ByteLevelBPETokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would leave a thread
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator([Path(__file__).read_text()], vocab_size=400)
     PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer).save_pretrained(path)
@@ -109,6 +105,7 @@ def save_checkpoint(path: Path) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
 
+@pytest.mark.slow
 def test_a_prompt_too_long_for_the_model_is_said(tmp_path: Path) -> None:
     status, objects, err = run(*SMALL, "--prompt-tokens", "40000")
     assert status == 1
@@ -116,6 +113,7 @@ def test_a_prompt_too_long_for_the_model_is_said(tmp_path: Path) -> None:
     assert objects[-1]["lost"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 def test_a_dead_child_is_named_and_nothing_is_left(victim: str) -> None:
     with start(*MANY) as process:
@@ -128,6 +126,7 @@ def test_a_dead_child_is_named_and_nothing_is_left(victim: str) -> None:
     assert all(gone(pid) for pid in children.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_cleanly(number: signal.Signals) -> None:
     with start(*MANY) as process:
@@ -140,6 +139,7 @@ def test_a_signal_ends_everything_cleanly(number: signal.Signals) -> None:
     assert all(gone(pid) for pid in children.values())
 
 
+@pytest.mark.slow
 def test_children_leave_when_the_parent_is_killed() -> None:
     with start(*MANY) as process:
         children = wait_for_children(process)
@@ -162,6 +162,7 @@ def wait_for_children(process: subprocess.Popen[str]) -> dict[str, int]:
     return children
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -15,7 +15,12 @@ from asyncfabric.testing import FakeNetwork
 pytestmark = pytest.mark.anyio
 
 REFUSED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
-    ("remote end", ValueError, f"offset {LENGTH - 3} .* {LENGTH + 1} ", lambda p: p.writer.write(p.source[:4], p.key, LENGTH - 3)),
+    (
+        "remote end",
+        ValueError,
+        f"offset {LENGTH - 3} .* {LENGTH + 1} ",
+        lambda p: p.writer.write(p.source[:4], p.key, LENGTH - 3),
+    ),
     ("remote negative", ValueError, "offset must be >= 0, got -1", lambda p: p.writer.write(p.source[:4], p.key, -1)),
     ("float offset", TypeError, "float 1.0", lambda p: p.writer.write(p.source[:4], p.key, 1.0)),
     ("bool offset", TypeError, "bool True", lambda p: p.writer.write(p.source[:4], p.key, True)),
@@ -26,7 +31,12 @@ REFUSED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
     ("slice step", ValueError, "no step, got 2", lambda p: p.source[::2]),
     ("slice index", TypeError, "sliced as", lambda p: p.source[3]),
     ("slice of slice", ValueError, "slice of 4 bytes", lambda p: p.source[:4][2:5]),
-    ("imm negative", ValueError, "imm must be in 0..1048575, got -1", lambda p: p.writer.write(p.source, p.key, 0, imm=-1)),
+    (
+        "imm negative",
+        ValueError,
+        "imm must be in 0..1048575, got -1",
+        lambda p: p.writer.write(p.source, p.key, 0, imm=-1),
+    ),
     ("imm large", ValueError, "got 1048576", lambda p: p.writer.write(p.source, p.key, 0, imm=1 << 20)),
     ("imm bool", TypeError, "bool", lambda p: p.writer.write(p.source, p.key, 0, imm=False)),
     ("not a region", TypeError, "bytes; register", lambda p: p.writer.write(b"abc", p.key, 0)),
@@ -49,8 +59,18 @@ REFUSED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
     ("page bytes zero", ValueError, "page_bytes must be >= 1, got 0", lambda p: pages(p, [0], [0], page_bytes=0)),
     ("page of slice", ValueError, "RegionSlice", lambda p: pages(p, [1], [0], source=p.source[:4096])),
     ("scatter row", TypeError, r"targets\[1\] must be", lambda p: p.writer.scatter(p.source, [target(p), 3])),
-    ("scatter source", ValueError, r"targets\[0\].source_offset", lambda p: p.writer.scatter(p.source, [target(p, LENGTH)])),
-    ("scatter length", ValueError, r"length_bytes must be >= 0, got -1", lambda p: p.writer.scatter(p.source, [target(p, 0, -1)])),
+    (
+        "scatter source",
+        ValueError,
+        r"targets\[0\].source_offset",
+        lambda p: p.writer.scatter(p.source, [target(p, LENGTH)]),
+    ),
+    (
+        "scatter length",
+        ValueError,
+        r"length_bytes must be >= 0, got -1",
+        lambda p: p.writer.scatter(p.source, [target(p, 0, -1)]),
+    ),
     ("signal to address", TypeError, "FabricAddress", lambda p: p.writer.signal(p.reader.address, 1)),
     ("signal without imm", TypeError, "NoneType", lambda p: p.writer.signal(only_peer(p), None)),
     ("barrier of list", TypeError, "PeerGroup", lambda p: p.writer.barrier([only_peer(p)], 1)),
@@ -77,7 +97,9 @@ def only_peer(p: Pair) -> af.Peer:
 
 
 @pytest.mark.parametrize(("error", "says", "call"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-async def test_bad_arguments_are_refused_at_the_call(error: type[Exception], says: str, call: Callable[[Pair], Any]) -> None:
+async def test_bad_arguments_are_refused_at_the_call(
+    error: type[Exception], says: str, call: Callable[[Pair], Any]
+) -> None:
     async with open_pair() as p:
         with pytest.raises(error, match=says if says != "registered" else "access must be"):
             call(p)

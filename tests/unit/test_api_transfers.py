@@ -188,7 +188,13 @@ async def test_a_failure_names_op_region_peer_and_what_to_do() -> None:
             await transfer
         assert first.value is not second.value, "tracebacks of two awaiters must not grow on one exception"
         text = str(first.value)
-        for word in ("write of 64 bytes", "region", "110: Connection timed out", "of 64 bytes had left", "fabric.rails"):
+        for word in (
+            "write of 64 bytes",
+            "region",
+            "110: Connection timed out",
+            "of 64 bytes had left",
+            "fabric.rails",
+        ):
             assert word in text
         assert first.value.raw == 110
 
@@ -266,5 +272,3 @@ async def test_scatter_and_pages_land_where_they_should() -> None:
         )  # fmt: skip
         assert await counter.wait(7) == 7
         assert bytes(p.target.memory[1024 + 4 * 64 :][:16]) == bytes(p.source.memory[8 + 32 :][:16])
-
-

@@ -31,14 +31,25 @@ def test_a_key_goes_round_and_tells_what_it_is() -> None:
     key = a_key(access=1)
     again = af.RegionKey.from_bytes(memoryview(bytes(key)))
     assert again == key and hash(again) == hash(key)
-    assert (again.length, again.access, again.incarnation, again.region_id, again.generation) == (4096, "write", 7, 3, 2)
+    assert (again.length, again.access, again.incarnation, again.region_id, again.generation) == (
+        4096,
+        "write",
+        7,
+        3,
+        2,
+    )
     assert again != a_key(access=3)
     assert "write 4096 bytes" in repr(again)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("nonsense", "begins with"), ("af1-!!!!", "damaged"), ("af1-AAAA", "bytes, got"), ("af1-" + "A" * 80, "not a fabric")],
+    [
+        ("nonsense", "begins with"),
+        ("af1-!!!!", "damaged"),
+        ("af1-AAAA", "bytes, got"),
+        ("af1-" + "A" * 80, "not a fabric"),
+    ],
 )
 def test_damaged_address_text_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from asyncfabric_services.demo.layout import KvLayout, chunks
 from hypothesis import given
 from hypothesis import strategies as st
+
+from asyncfabric_services.demo.layout import KvLayout, chunks
 
 FIELDS: dict[str, Any] = {
     "layers": 3,

@@ -13,6 +13,8 @@ import trio.testing
 pytest.importorskip("torch", reason="the demo needs torch")
 pytest.importorskip("transformers", reason="the demo needs transformers")
 
+from asyncfabric import FabricConfig
+from asyncfabric.testing import FakeEngine, FakeNetwork
 from asyncfabric_services.demo import decode, prefill
 from asyncfabric_services.demo.kv_stream import KvStream
 from asyncfabric_services.demo.line_channel import LineChannel
@@ -29,9 +31,6 @@ from asyncfabric_services.demo.protocol import (
     ToChild,
     ToParent,
 )
-
-from asyncfabric import FabricConfig
-from asyncfabric.testing import FakeEngine, FakeNetwork
 
 SETTINGS = Settings(layers=2, hidden=64, new_tokens=5, pool_tokens=64, chunk=24, deadline=20.0)
 

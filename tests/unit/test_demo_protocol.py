@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
-from asyncfabric_services.demo.protocol import FRAGMENT_BYTES, Assembler, Lease, Refusal, fragments
 from hypothesis import given
 from hypothesis import strategies as st
+
+from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
+from asyncfabric_services.demo.protocol import FRAGMENT_BYTES, Assembler, Lease, Refusal, fragments
 
 
 def make_lease(number: int, tokens: int) -> Lease:

@@ -238,8 +238,12 @@ def test_page_lists_of_two_lengths_are_refused(pair: Pair) -> None:
     key = writer.key_of(reader, target)
     with pytest.raises((EngineStatusError, ValueError), match=r"1 source pages.* 2 target pages"):
         _pages(writer, source, key, [1], [1, 2])
-    for lists in ((array("i", [0]), array("q", [0])), ([0], [0]), (array("q", [0]), memoryview(array("q", [0, 1]))[::2])):
-        with pytest.raises((EngineStatusError, ValueError, TypeError)):
+    for lists in (
+        (array("i", [0]), array("q", [0])),
+        ([0], [0]),
+        (array("q", [0, 1]), memoryview(array("q", range(4)))[::2]),
+    ):
+        with pytest.raises((EngineStatusError, ValueError, TypeError, BufferError)):
             writer.engine.submit_write_pages(1, source, lists[0], key, lists[1], 8, 8, 8, 0, 0, -1)
     assert not any(reader.bytes_of(target))
 

@@ -5,10 +5,8 @@
 namespace asyncfabric {
 
 void NativeEngine::answer(uint64_t cookie, Status status, uint64_t value) {
-  Helm::Guest guest(core_.helm);
-  const std::lock_guard lock(guest);
+  const Moment moment(core_);
   core_.publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = value});
-  core_.flush_completions();
 }
 
 void NativeEngine::note_error(std::string text) {
@@ -131,11 +129,9 @@ Status NativeEngine::submit_release(uint64_t cookie, RegionId region) {
   registered_bytes_.fetch_sub(length, std::memory_order_relaxed);
   core_.control.post([this, slot] {
     {
-      Helm::Guest guest(core_.helm);
-      const std::lock_guard lock(guest);
+      const Moment moment(core_);
       core_.release_started(slot);
     }
-    core_.gate.notify();
     core_.unpin_region(slot);
   });
   return {};
@@ -147,12 +143,9 @@ Status NativeEngine::submit_connect(uint64_t cookie, std::string_view bytes) {
   if (!decode_address(bytes, &blob)) return StatusCode::kInvalidArgument;
   core_.control.post([this, cookie, address = std::string(bytes), blob] {
     {
-      Helm::Guest guest(core_.helm);
-      const std::lock_guard lock(guest);
+      const Moment moment(core_);
       core_.connect_to(cookie, blob, address);
-      core_.flush_completions();
     }
-    core_.gate.notify();
   });
   return {};
 }
@@ -161,8 +154,7 @@ Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
   core_.control.post([this, cookie, id] {
     {
-      Helm::Guest guest(core_.helm);
-      const std::lock_guard lock(guest);
+      const Moment moment(core_);
       Peer* peer = core_.find_peer(id);
       if (peer != nullptr) {
         if (peer->state == PeerState::kConnected) {
@@ -175,9 +167,7 @@ Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
                      .kind = CompletionKind::kControl,
                      .status = peer == nullptr ? Status(StatusCode::kInvalidArgument) : Status(),
                      .value = id});
-      core_.flush_completions();
     }
-    core_.gate.notify();
   });
   return {};
 }
@@ -186,11 +176,9 @@ Status NativeEngine::submit_close(uint64_t cookie, bool cancel_unposted) {
   if (core_.closing.exchange(true, std::memory_order_acq_rel)) return StatusCode::kClosed;
   core_.control.post([=, this] {
     {
-      Helm::Guest guest(core_.helm);
-      const std::lock_guard lock(guest);
+      const Moment moment(core_);
       core_.begin_close(cookie, cancel_unposted);
     }
-    core_.gate.notify();
   });
   return {};
 }

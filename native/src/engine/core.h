@@ -198,6 +198,24 @@ struct Core {
   }
 };
 
+// A moment at the helm for a thread that is not the worker (a control job, a call that must touch engine state). What it published
+// goes out when it ends, and the worker looks again: a completion left staged while the worker sleeps would never arrive.
+class Moment {
+ public:
+  explicit Moment(Core& core) : core_(core), guest_(core.helm) { guest_.lock(); }
+  ~Moment() {
+    core_.flush_completions();
+    guest_.unlock();
+    core_.gate.notify();
+  }
+  Moment(const Moment&) = delete;
+  Moment& operator=(const Moment&) = delete;
+
+ private:
+  Core& core_;
+  Helm::Guest guest_;
+};
+
 // Tags of work requests: generation (20) | slot (20) | leg (23) | signalled (1). 0 is an engine message, nobody waits for it.
 constexpr uint64_t make_tag(uint32_t generation, uint32_t slot, uint32_t leg, bool signalled) {
   return uint64_t{generation & 0xfffff} << 44 | uint64_t{slot & 0xfffff} << 24 | uint64_t{leg & 0x7fffff} << 1 | (signalled ? 1 : 0);

@@ -256,8 +256,7 @@ bool NativeEngine::next_message(PeerId* peer, std::string* payload) {
 }
 
 size_t NativeEngine::step() {
-  Helm::Guest guest(core_.helm);
-  const std::lock_guard lock(guest);
+  const Moment moment(core_);
   return core_.step();
 }
 

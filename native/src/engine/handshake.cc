@@ -31,8 +31,7 @@ void Core::wire_peer(PeerId id) {
   AddressBlob remote;
   uint64_t deadline = 0;
   {
-    Helm::Guest guest(helm);
-    const std::lock_guard lock(guest);
+    const Moment moment(*this);
     Peer* peer = find_peer(id);
     if (peer == nullptr || peer->state != PeerState::kConnecting || peer->wired) return;
     if (!decode_address(peer->address, &remote)) return;
@@ -67,13 +66,11 @@ void Core::wire_peer(PeerId id) {
     if (wiring.status.ok()) break;
   }
 
-  Helm::Guest guest(helm);
-  const std::lock_guard lock(guest);
+  const Moment moment(*this);
   Peer* peer = find_peer(id);
   if (peer == nullptr || peer->state != PeerState::kConnecting) return;  // given up meanwhile; the lanes go with `wiring`
   if (!wiring.status.ok()) {
     connect_failed(*peer, wiring.status);
-    gate.notify();
     return;
   }
   peer->lanes = std::move(wiring.lanes);
@@ -91,7 +88,6 @@ void Core::wire_peer(PeerId id) {
   if (peer->active) say_hello(*peer);
   if (!peer->active) connected(*peer);
   next_tick_ns = 0;
-  gate.notify();
 }
 
 void Core::say_hello(Peer& peer) {

@@ -205,8 +205,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
     std::vector<std::pair<uint32_t, RailPeer*>> where;
     std::vector<std::string> rail_keys;
     {
-      Helm::Guest guest(helm);
-      const std::lock_guard lock(guest);
+      const Moment moment(*this);
       Peer* peer_now = find_peer(id);
       if (peer_now->state != PeerState::kConnected) {
         status = StatusCode::kPeerDead;
@@ -222,8 +221,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
       status = at_rail(where[i].first, [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
     }
     {
-      Helm::Guest guest(helm);
-      const std::lock_guard lock(guest);
+      const Moment moment(*this);
       Peer& peer_now = *find_peer(id);
       RemoteKey& now = found->value;
       if (now.peer == &peer_now && now.attach == AttachState::kPending) {
@@ -239,7 +237,6 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
         if (left) peer_now.graveyard.push_back(std::move(left));
       restart_parked(peer_now);
     }
-    gate.notify();
     unpin_key(found);
   });
 }

@@ -35,10 +35,8 @@ void Core::end_region(RegionTable::Slot* slot) {
   else
     tallies.quarantined.value.fetch_add(1, std::memory_order_relaxed);
   if (cookie == 0) return;
-  Helm::Guest guest(helm);
-  const std::lock_guard lock(guest);
+  const Moment moment(*this);
   publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = handle});
-  flush_completions();
 }
 
 // The region takes no new ops. Those in flight may drain until the deadline, then they are cancelled.
@@ -49,7 +47,6 @@ void Core::release_started(RegionTable::Slot* slot) {
   if (slot->value.zombies != 0) {
     publish({.cookie = waiting->second, .kind = CompletionKind::kControl, .status = StatusCode::kDrainTimeout, .value = slot->handle});
     releases.erase(waiting);
-    flush_completions();
     return;
   }
   release_until[slot->handle] = now_ns() + config.drain_deadline_ns;
@@ -73,8 +70,7 @@ void Core::expire_releases(uint64_t now) {
 }
 
 void Core::end_key(KeyTable::Slot* slot) {
-  Helm::Guest guest(helm);
-  const std::lock_guard lock(guest);
+  const Moment moment(*this);
   slot->value.lanes.clear();  // nothing is in flight: each op held a pin
   keys.erase(slot);
 }

@@ -59,7 +59,7 @@ bool Core::settled() const {
 }
 
 bool Core::can_sleep() {
-  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty()) return false;
+  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || ring.has_staged()) return false;
   for (const auto& rail : rails)
     if (rail->up.load(std::memory_order_relaxed) && (!rail->urgent.empty() || !rail->bulk.empty())) return false;
   for (size_t i = 0; i < rails.size(); ++i)

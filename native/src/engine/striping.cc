@@ -34,7 +34,6 @@ size_t plan_stripes(uint64_t total, std::span<const double> weights, size_t firs
     out[parts++] = {lane, begin, begin + length};
     begin += length;
   }
-  out[parts - 1].end = total;
   return parts;
 }
 

@@ -1,8 +1,8 @@
 // provider.h: the contract of a provider on one screen. One Rail = one opened device of one provider.
 // Threads: methods marked [control] run on the control thread, one at a time. Methods marked [helm] run on whoever holds the
 // engine's helm (worker or guest), one at a time. [control] and [helm] calls never overlap on a rail unless
-// capabilities().concurrent_control. A rail knows nothing of counters, striping, ops or Python and reports all
-// failures of posted work through poll().
+// capabilities().concurrent_control. `patience_ns` is a duration: how long the call may take. A rail knows nothing of
+// counters, striping, ops or Python and reports all failures of posted work through poll().
 #pragma once
 
 #include <cstdint>
@@ -85,9 +85,9 @@ class Rail {
 
   // [control]
   virtual Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) = 0;
-  virtual Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) = 0;  // old keys dead on return
-  virtual Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) = 0;      // kDrainTimeout: kept pinned
-  virtual Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) = 0;
+  virtual Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) = 0;  // old keys dead on return
+  virtual Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) = 0;      // kDrainTimeout: kept pinned
+  virtual Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) = 0;
   virtual Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) = 0;  // hostile bytes: refuse
 
   // [helm] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or

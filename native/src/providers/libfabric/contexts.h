@@ -20,9 +20,11 @@ struct Context {
   PeerState* peer = nullptr;
   uint8_t* payload = nullptr;  // send slot of a two-sided message
   uint64_t tag = 0;
+  uint64_t sequence = 0;  // of its peer, in the order of submission
   Status status;
   bool reported = true;    // the engine gets an event for it
   bool quiet = false;      // ... only if it fails
+  bool acknowledges = false;  // its success proves that everything before it arrived
   bool barrier = false;    // submitted only when everything before it completed
   bool submitted = false;  // libfabric has it
   bool done = false;       // libfabric gave it back, or never got it
@@ -55,20 +57,25 @@ class ContextPool {
   }
   Context* take() {
     Context* context = free_;
-    if (context != nullptr) free_ = context->next;
+    if (context == nullptr) return nullptr;
+    free_ = context->next;
+    --available_;
     return context;
   }
+  size_t available() const { return available_; }
   void give(Context* context) {
     context->peer = nullptr;
     context->payload = nullptr;
     context->next = free_;
     free_ = context;
+    ++available_;
   }
   bool owns(const void* pointer) const { return pointer >= contexts_.get() && pointer < contexts_.get() + count_; }
 
  private:
   std::unique_ptr<Context[]> contexts_;
   size_t count_;
+  size_t available_ = 0;
   Context* free_ = nullptr;
 };
 

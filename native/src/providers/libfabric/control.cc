@@ -34,7 +34,7 @@ LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
     : device_(std::move(device)), pace_(pace), contexts_(std::make_unique<ContextPool>(kContexts)) {
   const fi_info& info = device_->info();
   capabilities_.ordered = keeps_order(info);
-  capabilities_.read = true;  // FI_RMA without a direction asks for reads and writes
+  capabilities_.read = device_->profile().can_read;
   capabilities_.reports_peer_loss = device_->profile().same_host_only;
   capabilities_.same_host_only = device_->profile().same_host_only;
   capabilities_.max_request_bytes = std::min<uint64_t>(info.ep_attr->max_msg_size, 1ull << 30);
@@ -135,19 +135,19 @@ Status LibfabricRail::register_memory(const Memory& memory, std::unique_ptr<Loca
   return StatusCode::kOk;
 }
 
-Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) {
+Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) {
   auto& registration = static_cast<Registration&>(memory);
   registration.close();
   if (registration.remotely_accessible())
-    if (const Status status = fence(deadline_ns); !status.ok()) return status;  // it has no key now; revoking again may succeed
+    if (const Status status = fence(patience_ns); !status.ok()) return status;  // it has no key now; revoking again may succeed
   return registration.renew(new_key);
 }
 
-Status LibfabricRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) {
+Status LibfabricRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) {
   auto& registration = static_cast<Registration&>(*memory);
   registration.close();
   if (registration.remotely_accessible())
-    if (const Status status = fence(deadline_ns); !status.ok()) return status;
+    if (const Status status = fence(patience_ns); !status.ok()) return status;
   memory.reset();
   return StatusCode::kOk;
 }
@@ -183,9 +183,7 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
   if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1) return StatusCode::kInvalidArgument;
   peers_.push_back(state);
   *out = state;
-  if (!device_->profile().fence_on_release) return StatusCode::kOk;
-  // The peer must know who may be writing to it before it can ask whether we are done.
-  return send_control(*state, MessageKind::kIntroduce, state->connection, address(), false);
+  return introduce(*state);
 }
 
 Status LibfabricRail::attach(RailPeer&, std::string_view key, std::unique_ptr<RemoteMemory>* out) {

@@ -43,6 +43,21 @@ Status status_of_work(int error) {
   }
 }
 
+bool connection_broke(int error) {
+  switch (error) {
+    case FI_ECANCELED:  // net: queued behind the request that met the end of the connection
+    case FI_ECONNRESET:
+    case FI_ECONNABORTED:
+    case FI_ENOTCONN:
+    case FI_ESHUTDOWN:
+    case EPIPE:
+    case FI_EIO:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Status status_of_control(int error) {
   switch (error) {
     case 0:

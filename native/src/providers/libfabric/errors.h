@@ -8,6 +8,9 @@ namespace asyncfabric::libfabric {
 // Of posted work. `error` is positive, as in fi_cq_err_entry::err.
 Status status_of_work(int error);
 
+// Whether the error only says that a connection ended, not why.
+bool connection_broke(int error);
+
 // Of opening, registering and connecting.
 Status status_of_control(int error);
 

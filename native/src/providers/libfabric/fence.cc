@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 
 #include "providers/libfabric/rail.h"
 
@@ -20,6 +21,24 @@ namespace {
 constexpr size_t kMaxInbound = 4096;  // hostile introductions must not grow without bound
 constexpr auto kProbeEvery = std::chrono::milliseconds(20);
 constexpr int kQuietPasses = 3;
+constexpr int kProbeMs = 5;
+
+// 0 or the errno of a TCP connection to an endpoint's name.
+int try_connect(const std::string& name) {
+  sockaddr_storage target{};
+  if (name.size() > sizeof target) return EINVAL;
+  std::memcpy(&target, name.data(), name.size());
+  const int probe = ::socket(target.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (probe < 0) return errno;
+  int error = ::connect(probe, reinterpret_cast<const sockaddr*>(&target), static_cast<socklen_t>(name.size())) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd entry{probe, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    if (::poll(&entry, 1, kProbeMs) > 0) (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  ::close(probe);
+  return error;
+}
 
 std::string with_connection(uint64_t connection, const std::string& address) {
   std::string body(reinterpret_cast<const char*>(&connection), sizeof connection);
@@ -28,10 +47,16 @@ std::string with_connection(uint64_t connection, const std::string& address) {
 
 }  // namespace
 
-Status LibfabricRail::fence(uint64_t deadline_ns) {
+// A peer must know who may be writing to it before it can ask whether we are done.
+Status LibfabricRail::introduce(PeerState& peer) {
+  if (!device_->profile().fence_on_release) return StatusCode::kOk;
+  return send_control(peer, MessageKind::kIntroduce, peer.connection, address(), false);
+}
+
+Status LibfabricRail::fence(uint64_t patience_ns) {
   if (!device_->profile().fence_on_release) return StatusCode::kOk;
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point deadline{std::chrono::nanoseconds(deadline_ns)};
+  const Clock::time_point deadline = Clock::now() + std::chrono::nanoseconds(patience_ns);
   Clock::time_point next_probe = Clock::now() + kProbeEvery;
   ++fence_number_;
   for (Inbound& inbound : inbound_) (void)ask(inbound);
@@ -41,8 +66,11 @@ Status LibfabricRail::fence(uint64_t deadline_ns) {
     const Clock::time_point now = Clock::now();
     if (now >= next_probe) {
       next_probe = now + kProbeEvery;
-      for (Inbound& inbound : inbound_)
-        if (open(inbound) && refuses_connections(inbound.sender)) inbound.gone = true;
+      for (Inbound& inbound : inbound_) {
+        if (!open(inbound)) continue;
+        if (refuses_connections(inbound.sender)) inbound.gone = true;
+        else (void)ask(inbound);  // once more: the question or the answer may have been on a stream that broke
+      }
     }
     if (now >= deadline) return StatusCode::kDrainTimeout;
     if (device_->wait_fd() >= 0 && prepare_wait()) {  // do not burn the core that the peer may need
@@ -74,7 +102,9 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
   if (head.kind == MessageKind::kIntroduce) {
     Inbound inbound;
     inbound.connection = head.number;
-    if (parse(body, &inbound.sender) && inbound_.size() < kMaxInbound) inbound_.push_back(std::move(inbound));
+    const auto same = [&inbound](const Inbound& known) { return known.connection == inbound.connection; };
+    if (!parse(body, &inbound.sender) || inbound_.size() >= kMaxInbound || std::any_of(inbound_.begin(), inbound_.end(), same)) return;
+    inbound_.push_back(std::move(inbound));
     return;
   }
   uint64_t connection = 0;
@@ -100,22 +130,13 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
     (void)send_control(*path, MessageKind::kFenceGone, head.number, with_connection(connection, ""), false);
 }
 
-// Nobody listens there any more: the sender's rail is closed or its process is gone, and with it all of its connections.
+// Nobody listens there any more: the rail is closed or its process is gone, and with it all of its connections. A process that is
+// being killed loses its sockets one after the other, hence the second try.
 bool LibfabricRail::refuses_connections(const RailAddress& address) const {
-  sockaddr_storage target{};
-  if (address.name.size() > sizeof target) return false;
-  std::memcpy(&target, address.name.data(), address.name.size());
-  const int probe = ::socket(target.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (probe < 0) return false;
-  int error = ::connect(probe, reinterpret_cast<const sockaddr*>(&target), static_cast<socklen_t>(address.name.size())) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd entry{probe, POLLOUT, 0};
-    socklen_t size = sizeof error;
-    error = 0;
-    if (::poll(&entry, 1, 5) > 0) (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &size);
-  }
-  ::close(probe);
-  return error == ECONNREFUSED;
+  if (try_connect(address.name) == ECONNREFUSED) return true;
+  const timespec pause{0, 1'000'000};
+  (void)nanosleep(&pause, nullptr);
+  return try_connect(address.name) == ECONNREFUSED;
 }
 
 }  // namespace asyncfabric::libfabric

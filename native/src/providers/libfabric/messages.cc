@@ -11,7 +11,8 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr size_t kScratchBytes = 4096;
-constexpr size_t kSendSlots = 128;
+constexpr size_t kSendSlots = 512;
+constexpr size_t kReservedSends = 64;
 constexpr size_t kReceiveSlots = 128;
 constexpr size_t kMappedBytes = kScratchBytes + (kSendSlots + kReceiveSlots) * kSlotBytes;
 
@@ -62,8 +63,8 @@ void MessageBuffers::retry_reposts() {
   for (ReceiveSlot* slot : again) repost(slot);
 }
 
-uint8_t* MessageBuffers::take_send_slot() {
-  if (free_sends_.empty()) return nullptr;
+uint8_t* MessageBuffers::take_send_slot(bool internal) {
+  if (free_sends_.size() <= (internal ? 0 : kReservedSends)) return nullptr;
   uint8_t* slot = free_sends_.back();
   free_sends_.pop_back();
   return slot;

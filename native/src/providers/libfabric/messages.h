@@ -30,7 +30,7 @@ class MessageBuffers {
   void retry_reposts();
   bool owns(const void* context) const { return context >= receives_.data() && context < receives_.data() + receives_.size(); }
 
-  uint8_t* take_send_slot();
+  uint8_t* take_send_slot(bool internal);  // some are kept for the rail's own messages
   void give_send_slot(uint8_t* slot) { free_sends_.push_back(slot); }
   void* descriptor() const { return mr_ ? fi_mr_desc(mr_.get()) : nullptr; }
 

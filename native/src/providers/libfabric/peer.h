@@ -22,8 +22,13 @@ struct PeerState {
   std::unique_ptr<ProcessWatch> process;  // same-host transports: the peer's process
   ContextList requests;                   // posted and not reported, in order
   Context* backlog = nullptr;             // the first of them that libfabric has not taken
+  uint64_t last_sequence = 0;   // given to the newest submitted request
+  uint64_t asked = 0;           // newest one that acknowledges
+  uint64_t acknowledged = 0;    // everything up to here arrived
+  uint32_t post_mark = 0;       // the post() that saw this peer last
   uint32_t outstanding = 0;
   uint32_t submitted = 0;
+  uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
   bool in_backlog = false;  // is in the rail's list of peers with a backlog
   bool closed = false;      // disconnected: new requests fail at once
   bool lost = false;        // its process died

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/clock.h"
 #include "providers/libfabric/errors.h"
 #include "providers/libfabric/rail.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 constexpr size_t kReadAtOnce = 64;
 constexpr uint32_t kPollsPerWatch = 32;  // a process check costs a system call
+constexpr uint64_t kProbeAgainNs = 20'000'000;
 
 }  // namespace
 
@@ -40,16 +42,38 @@ void LibfabricRail::retire(Context& context) {
   contexts_->give(&context);
 }
 
+bool LibfabricRail::reportable(const Context& context) const {
+  if (!context.done) return false;
+  return !device_->profile().acknowledged || !context.status.ok() || context.sequence <= context.peer->acknowledged;
+}
+
 void LibfabricRail::finish(Context& context, Status status) {
   PeerState& peer = *context.peer;
   context.done = true;
   context.status = status;
   if (context.submitted) --peer.submitted;
+  if (context.acknowledges && status.ok()) peer.acknowledged = std::max(peer.acknowledged, context.sequence);
   if (!capabilities_.ordered) {
     retire(context);
     return;
   }
-  while (peer.requests.head != nullptr && peer.requests.head->done) retire(*peer.requests.head);
+  while (peer.requests.head != nullptr && reportable(*peer.requests.head)) retire(*peer.requests.head);
+}
+
+// The stream to a peer broke. libfabric opens a new one by itself, so a later request could arrive although an earlier one of
+// the same transfer was lost, and an immediate would be counted without its data (INV-1). Everything that was posted before the
+// engine can know of the break fails, unless its arrival is proven.
+void LibfabricRail::break_stream(PeerState& peer, Status status) {
+  for (Context* context = peer.requests.head; context != nullptr; context = context->next) {
+    const bool unproven = context->done && context->status.ok() && context->sequence > peer.acknowledged;
+    const bool unsent = !context->submitted && !context->done;
+    if (unproven || unsent) context->status = status;
+    if (unsent) context->done = true;
+  }
+  peer.backlog = nullptr;
+  peer.asked = peer.last_sequence;
+  while (peer.requests.head != nullptr && reportable(*peer.requests.head)) retire(*peer.requests.head);
+  if (!peer.closed && !peer.lost) (void)introduce(peer);  // the first introduction may be among what was lost
 }
 
 size_t LibfabricRail::poll(std::span<RailEvent> events) {
@@ -63,6 +87,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
     stash_.pop_front();
     emit(stashed.event, stashed.slot);
   }
+  cover();
   advance_backlogs();
   if (device_->profile().same_host_only && ++polls_ % kPollsPerWatch == 0) watch_processes();
   while (filled_ < room_.size()) {
@@ -111,7 +136,12 @@ void LibfabricRail::take_error() {
   if (contexts_->owns(error.op_context)) {
     auto* context = static_cast<Context*>(error.op_context);
     // A context that is free or done already: the provider reported one request twice. Nothing to tell.
-    if (context->peer != nullptr && context->submitted && !context->done) finish(*context, status_of_work(error.err != 0 ? error.err : FI_EIO));
+    if (context->peer == nullptr || !context->submitted || context->done) return;
+    PeerState& peer = *context->peer;
+    const int number = error.err != 0 ? error.err : FI_EIO;
+    const Status status = diagnose(peer, number);
+    finish(*context, status);
+    if (device_->profile().acknowledged && connection_broke(number)) break_stream(peer, status);
   } else if (buffers_->owns(error.op_context)) {
     buffers_->repost(static_cast<ReceiveSlot*>(error.op_context));  // an oversized or broken message
   }
@@ -138,19 +168,35 @@ void LibfabricRail::take_message(ReceiveSlot* slot, size_t length) {
   emit(event, slot);
 }
 
+// A broken connection is not yet a dead peer: a target also hangs up on a refused key. A socket peer is dead when nobody listens
+// at its address any more; asked once per burst of errors, on this path only.
+Status LibfabricRail::diagnose(PeerState& peer, int error) {
+  const Status status = status_of_work(error);
+  if (!device_->profile().binds_address || !connection_broke(error)) return status;
+  if (!peer.lost && now_ns() >= peer.next_probe_ns) {
+    if (refuses_connections(peer.remote)) lose(peer);
+    peer.next_probe_ns = now_ns() + kProbeAgainNs;
+  }
+  return peer.lost ? Status(StatusCode::kPeerDead, error) : Status(StatusCode::kTransport, error);
+}
+
+void LibfabricRail::lose(PeerState& peer) {
+  peer.lost = true;
+  if (peer.handle == nullptr) return;
+  RailEvent event;
+  event.kind = RailEventKind::kPeerLost;
+  event.status = StatusCode::kPeerDead;
+  event.peer = peer.handle;
+  emit(event, nullptr);
+}
+
 // shm: libfabric never notices that a process died; its requests would stay outstanding for ever.
 void LibfabricRail::watch_processes() {
   for (size_t i = 0; i < peers_.size(); ++i) {
     PeerState& peer = *peers_[i];
     if (peer.lost || peer.process == nullptr || !peer.process->ended()) continue;
-    peer.lost = true;
+    lose(peer);
     (void)flush(peer);
-    if (peer.handle == nullptr) continue;
-    RailEvent event;
-    event.kind = RailEventKind::kPeerLost;
-    event.status = StatusCode::kPeerDead;
-    event.peer = peer.handle;
-    emit(event, nullptr);
   }
   forget_finished_peers();
 }
@@ -168,7 +214,7 @@ void LibfabricRail::progress_into_stash() {
 }
 
 bool LibfabricRail::prepare_wait() {
-  if (!stash_.empty() || !handed_out_.empty() || !backlogged_.empty()) return false;
+  if (!stash_.empty() || !handed_out_.empty() || !backlogged_.empty() || cover_wanted_) return false;
   if (device_->wait_fd() < 0) return true;
   // Not every provider's fi_trywait looks into the CQ.
   if (read_cq(1) > 0) return false;  // it is in the stash now

@@ -10,6 +10,7 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer leaves room for others
+constexpr size_t kReserved = 256;       // contexts for the rail's own messages, without which others might never complete
 
 }  // namespace
 
@@ -27,11 +28,11 @@ Status LibfabricRail::check(const WorkRequest& request) const {
   return local->contains(request.address, request.length) ? Status() : Status(StatusCode::kOutOfBounds);
 }
 
-Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request) {
-  if (peer.outstanding >= kMaxPerPeer) return nullptr;
+Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool internal) {
+  if (!internal && (peer.outstanding >= kMaxPerPeer || contexts_->available() <= kReserved)) return nullptr;
   uint8_t* payload = nullptr;
   if (request.kind == WorkKind::kSend) {
-    payload = buffers_->take_send_slot();
+    payload = buffers_->take_send_slot(internal);
     if (payload == nullptr) return nullptr;
   }
   Context* context = contexts_->take();
@@ -43,8 +44,9 @@ Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request) {
   context->payload = payload;
   context->tag = request.tag;
   context->status = Status();
-  context->reported = true;
+  context->reported = !internal;
   context->quiet = !request.signalled;
+  context->acknowledges = request.delivered || request.kind == WorkKind::kRead || request.kind == WorkKind::kSend || internal;
   context->barrier = context->submitted = context->done = false;
   peer.requests.push_back(context);
   ++peer.outstanding;
@@ -52,18 +54,48 @@ Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request) {
 }
 
 PostResult LibfabricRail::post(std::span<const WorkRequest> requests) {
+  size_t accepted = 0;
+  while (accepted < requests.size()) {
+    const std::span<const WorkRequest> batch = requests.subspan(accepted, std::min(kBatch, requests.size() - accepted));
+    const size_t taken = post_batch(batch);
+    accepted += taken;
+    if (taken < batch.size()) return {accepted, StatusCode::kBusy};
+  }
+  return {accepted, StatusCode::kOk};
+}
+
+// Where completions wait for the target's word, one word for each peer of a batch is enough: the last request asks for it.
+std::bitset<LibfabricRail::kBatch> LibfabricRail::last_of_each_peer(std::span<const WorkRequest> batch) {
+  std::bitset<kBatch> last;
+  if (!device_->profile().acknowledged) return last;
+  ++post_mark_;
+  for (size_t i = batch.size(); i > 0; --i) {
+    PeerState& peer = *state_of(batch[i - 1].peer);
+    if (peer.post_mark != post_mark_) last.set(i - 1);
+    peer.post_mark = post_mark_;
+  }
+  return last;
+}
+
+size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
+  const std::bitset<kBatch> last = last_of_each_peer(batch);
   uint32_t budget = pace_.eager_posts != 0 ? pace_.eager_posts : ~0u;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const WorkRequest& request = requests[i];
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const WorkRequest& request = batch[i];
     PeerState& peer = *state_of(request.peer);
-    Context* context = enlist(peer, request);
-    if (context == nullptr) return {i, StatusCode::kBusy};
+    Context* context = enlist(peer, request, false);
+    if (context == nullptr) {
+      cover_later();
+      return i;
+    }
     Status status = check(request);
-    if (status.ok() && peer.closed) status = StatusCode::kPeerDead;
+    if (status.ok() && (peer.closed || peer.lost)) status = StatusCode::kPeerDead;
     if (!status.ok()) {
       finish(*context, status);
+      if (last.test(i)) cover_later();
       continue;
     }
+    context->acknowledges |= last.test(i);
     if (request.kind == WorkKind::kSend) {
       encode(MessageHead{}, context->payload);
       std::memcpy(context->payload + kMessageHeadBytes, request.address, request.length);
@@ -79,9 +111,26 @@ PostResult LibfabricRail::post(std::span<const WorkRequest> requests) {
       push_backlog(peer, *context, request);
     } else {
       finish(*context, status_of_work(static_cast<int>(-error)));
+      if (last.test(i)) cover_later();
     }
   }
-  return {requests.size(), StatusCode::kOk};
+  return batch.size();
+}
+
+// A batch lost the request that would have asked for the target's word: ask by an empty write.
+void LibfabricRail::cover() {
+  if (!cover_wanted_) return;
+  cover_wanted_ = false;
+  for (const std::shared_ptr<PeerState>& peer : peers_) {
+    if (peer->closed || peer->lost || peer->backlog != nullptr || peer->asked == peer->last_sequence) continue;
+    WorkRequest request;
+    Context* context = enlist(*peer, request, true);
+    if (context == nullptr) {
+      cover_wanted_ = true;
+      return;
+    }
+    push_backlog(*peer, *context, request);
+  }
 }
 
 ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
@@ -100,14 +149,24 @@ ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
       break;
     }
     case WorkKind::kSend:
-      error = fi_send(peer.endpoint, context.payload, kMessageHeadBytes + request.length, buffers_->descriptor(), peer.address, &context.fi);
+      error = submit_send(context, kMessageHeadBytes + request.length);
       break;
   }
-  if (error == 0) {
-    context.submitted = true;
-    ++peer.submitted;
-  }
-  return error;
+  if (error != 0) return error;
+  context.submitted = true;
+  context.sequence = ++peer.last_sequence;
+  if (context.acknowledges) peer.asked = context.sequence;
+  ++peer.submitted;
+  return 0;
+}
+
+ssize_t LibfabricRail::submit_send(Context& context, size_t bytes) {
+  PeerState& peer = *context.peer;
+  void* descriptor = buffers_->descriptor();
+  if (!device_->profile().acknowledged) return fi_send(peer.endpoint, context.payload, bytes, descriptor, peer.address, &context.fi);
+  const iovec source{context.payload, bytes};
+  const fi_msg message{&source, &descriptor, 1, peer.address, &context.fi, 0};
+  return fi_sendmsg(peer.endpoint, &message, FI_DELIVERY_COMPLETE | FI_COMPLETION);
 }
 
 ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request) {
@@ -118,7 +177,7 @@ ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request
   const uint64_t key = remote != nullptr ? remote->key.key : peer.remote.scratch_key;
   const void* from = local != nullptr ? request.address : buffers_->scratch();
   void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
-  if (!request.delivered) {  // these two are the shortest ways through libfabric
+  if (!context.acknowledges) {  // these two are the shortest ways through libfabric
     return request.has_imm ? fi_writedata(peer.endpoint, from, request.length, descriptor, request.imm, peer.address, to, key, &context.fi)
                            : fi_write(peer.endpoint, from, request.length, descriptor, peer.address, to, key, &context.fi);
   }
@@ -132,9 +191,8 @@ Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t n
   WorkRequest request;
   request.kind = WorkKind::kSend;
   request.length = body.size();
-  Context* context = enlist(peer, request);
+  Context* context = enlist(peer, request, true);
   if (context == nullptr) return StatusCode::kBusy;
-  context->reported = false;
   context->barrier = barrier;
   encode(MessageHead{kind, number}, context->payload);
   std::memcpy(context->payload + kMessageHeadBytes, body.data(), body.size());
@@ -153,6 +211,14 @@ void LibfabricRail::push_backlog(PeerState& peer, Context& context, const WorkRe
   }
 }
 
+namespace {
+
+void skip_done(PeerState& peer) {
+  while (peer.backlog != nullptr && peer.backlog->done) peer.backlog = peer.backlog->next;
+}
+
+}  // namespace
+
 void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
   while (peer.backlog != nullptr && *budget > 0) {
     Context* context = peer.backlog;
@@ -161,7 +227,7 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
     if (error == -FI_EAGAIN) return;
     --*budget;
     peer.backlog = context->next;  // before finish(), which may take the context out of the list
-    while (peer.backlog != nullptr && peer.backlog->done) peer.backlog = peer.backlog->next;
+    skip_done(peer);
     if (error != 0) finish(*context, status_of_work(static_cast<int>(-error)));
   }
 }

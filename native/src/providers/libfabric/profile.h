@@ -20,6 +20,9 @@ struct Profile {
   bool wait_fd = false;                  // ask for a CQ that can be slept on
   bool endpoint_per_peer = false;        // sends to each peer leave from an endpoint of their own: closing it is the only
                                          // way to flush, and one dead peer cannot block the others
+  bool acknowledged = false;             // completions wait for the target's word: a broken stream would lose what only left
+  bool traps_dead_keys = false;          // a refused key would never be answered: see traps.h
+  bool can_read = true;
   bool fence_on_release = false;         // a write can arrive in pieces after its key was checked: see fence.cc
   uint32_t eager_posts = 0;              // posts handed to the NIC at once by post(); 0: all
   uint32_t posts_per_pass = 0;           // and by each poll() afterwards

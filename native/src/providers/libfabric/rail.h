@@ -3,6 +3,7 @@
 // (concurrent_control is false), which is what FI_THREAD_DOMAIN asks for.
 #pragma once
 
+#include <bitset>
 #include <deque>
 #include <memory>
 #include <span>
@@ -33,9 +34,9 @@ class LibfabricRail final : public Rail {
   std::string address() const override;
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
-  Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
-  Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
-  Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
+  Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) override;
+  Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) override;
+  Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) override;
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
 
@@ -46,6 +47,8 @@ class LibfabricRail final : public Rail {
   void cancel_wait() override {}  // the next fi_cq_read and fi_trywait drain what made the fd readable
 
  private:
+  static constexpr size_t kBatch = 128;
+
   // A connection that a peer opened towards us and said so.
   struct Inbound {
     uint64_t connection = 0;
@@ -70,8 +73,13 @@ class LibfabricRail final : public Rail {
 
   // post.cc
   Status check(const WorkRequest& request) const;
-  Context* enlist(PeerState& peer, const WorkRequest& request);
+  std::bitset<kBatch> last_of_each_peer(std::span<const WorkRequest> batch);
+  size_t post_batch(std::span<const WorkRequest> batch);
+  void cover_later() { cover_wanted_ = device_->profile().acknowledged; }
+  void cover();
+  Context* enlist(PeerState& peer, const WorkRequest& request, bool internal);
   ssize_t submit(Context& context, const WorkRequest& request);
+  ssize_t submit_send(Context& context, size_t bytes);
   ssize_t submit_write(Context& context, const WorkRequest& request);
   Status send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body, bool barrier);
   void push_backlog(PeerState& peer, Context& context, const WorkRequest& request);
@@ -81,16 +89,21 @@ class LibfabricRail final : public Rail {
   // poll.cc
   void finish(Context& context, Status status);
   void retire(Context& context);
+  bool reportable(const Context& context) const;
+  void break_stream(PeerState& peer, Status status);
   void emit(const RailEvent& event, ReceiveSlot* slot);
   size_t read_cq(size_t limit);
   void take_entry(const fi_cq_data_entry& entry);
   void take_error();
+  Status diagnose(PeerState& peer, int error);
+  void lose(PeerState& peer);
   void take_message(ReceiveSlot* slot, size_t length);
   void watch_processes();
   void progress_into_stash();
 
   // fence.cc
-  Status fence(uint64_t deadline_ns);
+  Status introduce(PeerState& peer);
+  Status fence(uint64_t patience_ns);
   void take_control_message(const MessageHead& head, std::string_view body);
   bool ask(Inbound& inbound);
   bool refuses_connections(const RailAddress& address) const;
@@ -108,6 +121,8 @@ class LibfabricRail final : public Rail {
   std::span<RailEvent> room_;            // of the poll that runs
   size_t filled_ = 0;
   uint32_t polls_ = 0;
+  uint32_t post_mark_ = 0;
+  bool cover_wanted_ = false;
   std::vector<Inbound> inbound_;
   uint64_t fence_number_ = 0;
 };

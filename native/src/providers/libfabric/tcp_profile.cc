@@ -19,6 +19,7 @@ const Profile& tcp_profile() {
       .binds_address = true,
       .wait_fd = true,
       .endpoint_per_peer = true,
+      .acknowledged = true,
       .fence_on_release = true,
       .shape_hints = shape_hints,
   };

@@ -1,0 +1,45 @@
+// wait_fd.cc: mostly fi_control(FI_GETWAIT). The `net` provider of libfabric 1.17 hands out an epoll set of two: its progress
+// set, and a mark that completions set and that its fi_trywait never takes back, so a worker would never sleep again. There we
+// wait on the progress set alone. That misses nothing: completions are written only by our own calls into the library, and
+// prepare_wait() reads the CQ before each sleep.
+#include "providers/libfabric/wait_fd.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+namespace asyncfabric::libfabric {
+namespace {
+
+constexpr uint32_t kFirstWithTrywait = FI_VERSION(1, 18);
+
+bool is_epoll(int fd) {
+  std::array<char, 64> target{};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t size = readlink(link.c_str(), target.data(), target.size() - 1);
+  return size > 0 && std::strcmp(target.data(), "anon_inode:[eventpoll]") == 0;
+}
+
+// The epoll set inside of an epoll set, or the outer one where there is none.
+int inner_epoll(int outer) {
+  std::ifstream members("/proc/self/fdinfo/" + std::to_string(outer));
+  for (std::string word; members >> word;) {
+    int fd = -1;
+    if (word == "tfd:" && members >> fd && is_epoll(fd)) return fd;
+  }
+  return outer;
+}
+
+}  // namespace
+
+int find_wait_fd(const Library& library, const fi_info& info, fid_cq* cq) {
+  int fd = -1;
+  if (fi_control(&cq->fid, FI_GETWAIT, &fd) != 0) return -1;
+  const bool marks_stay = std::strcmp(info.fabric_attr->prov_name, "net") == 0 && library.fi_version() < kFirstWithTrywait;
+  return marks_stay ? inner_epoll(fd) : fd;
+}
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,184 @@
+// local_keys_test.cc: INV-3 under load: after a revoke returns, no write under the old key touches the memory, whichever way
+// bytes move. And keys and addresses made of hostile bytes.
+#include <atomic>
+#include <thread>
+
+#include "local_rig.h"
+#include "providers/local/identity.h"
+#include "providers/local/outgoing.h"
+#include "providers/local/regions.h"
+
+namespace asyncfabric {
+namespace {
+
+using namespace local_rig;
+
+struct Way {
+  const char* name;
+  const char* foreign;
+  Kind kind;
+};
+
+class LocalRevoke : public ::testing::TestWithParam<Way> {};
+
+// The writer floods the region; the owner revokes, repaints the memory and looks again when the writer has noticed.
+TEST_P(LocalRevoke, NothingLandsAfterRevokeReturned) {
+  constexpr uint64_t kBytes = 1 << 20;
+  Station writer(Words{{"foreign", GetParam().foreign}});
+  Station owner(Words{{"foreign", GetParam().foreign}});
+  Block source(kBytes);
+  Block target(kBytes, GetParam().kind);
+  source.fill(0xee);
+  std::string key = target.enrol(owner);
+  auto peer = writer.connect(owner);
+  const bool bounces = std::string(GetParam().foreign) == "bounce";
+
+  for (int round = 0; round < 40; ++round) {
+    auto remote = attach(writer, *peer, key);
+    std::atomic<uint32_t> written{0};
+    std::atomic<bool> refused{false};
+    std::thread flood([&] {
+      const uint64_t first = static_cast<uint64_t>(round) << 32;  // stragglers of earlier rounds do not count
+      uint64_t tag = first;
+      RailEvent events[16];
+      while (!refused) {
+        const auto request = transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, kBytes, ++tag);
+        writer.rail->post({&request, 1});
+        const size_t count = writer.rail->poll(events);
+        for (size_t i = 0; i < count; ++i) {
+          if (events[i].tag < first) continue;
+          if (events[i].status.ok()) ++written;
+          if (events[i].status.code == StatusCode::kStaleKey) refused = true;
+        }
+      }
+    });
+    // Bounced bytes are copied by the owner's own poll, which goes on while the control thread revokes.
+    std::thread helm([&] {
+      while (bounces && !refused) owner.poll();
+    });
+    while (written < 2) sched_yield();
+    EXPECT_TRUE(owner.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok());
+    target.fill(0x5a);
+    flood.join();
+    helm.join();
+    for (uint64_t i = 0; i < kBytes; i += 509) ASSERT_EQ(target.data()[i], 0x5a) << "a write under a dead key landed at " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LocalRevoke,
+                         ::testing::Values(Way{"direct", "auto", Kind::kForeign}, Way{"mapped", "cma", Kind::kMemfd},
+                                           Way{"kernelCopy", "cma", Kind::kForeign}, Way{"bounce", "bounce", Kind::kForeign}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(LocalRevokeDrain, AStuckWriterMakesItTimeOutAndNotWrong) {
+  Station owner;
+  Station writer;
+  Block target(4096);
+  const std::string key = target.enrol(owner);
+  auto peer = writer.connect(owner);
+  local::RegionKey parsed;
+  ASSERT_TRUE(local::decode_key(key, &parsed).ok());
+  // The writer "stops" within a copy: its hazard stays up. Planted through the connection's segment.
+  auto& hazard = static_cast<local::PeerHandle&>(*peer).link->ring.header().active_slot;
+  hazard.store(parsed.slot + 1);
+  std::string fresh;
+  EXPECT_EQ(owner.rail->revoke_memory(*target.handle, 20'000'000, &fresh).code, StatusCode::kDrainTimeout);
+  EXPECT_EQ(owner.rail->release_memory(target.handle, 20'000'000).code, StatusCode::kDrainTimeout);
+  ASSERT_NE(target.handle, nullptr) << "the region is kept pinned";
+  std::unique_ptr<RemoteMemory> remote;
+  EXPECT_EQ(writer.rail->attach(*peer, key, &remote).code, StatusCode::kStaleKey) << "nothing new begins";
+  hazard.store(0);
+  EXPECT_TRUE(owner.rail->revoke_memory(*target.handle, kPatienceNs, &fresh).ok());
+  EXPECT_NE(attach(writer, *peer, fresh), nullptr);
+  EXPECT_TRUE(owner.rail->release_memory(target.handle, kPatienceNs).ok());
+}
+
+TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
+  Station owner;
+  Station writer;
+  auto peer = writer.connect(owner);
+  std::vector<std::string> old;
+  for (int round = 0; round < 50; ++round) {
+    Block block(4096);
+    const std::string key = block.enrol(owner);
+    for (const std::string& dead : old) ASSERT_NE(dead, key);
+    auto remote = attach(writer, *peer, key);
+    ASSERT_TRUE(owner.rail->release_memory(block.handle, kPatienceNs).ok());
+    old.push_back(key);
+  }
+  std::unique_ptr<RemoteMemory> remote;
+  for (const std::string& dead : old) EXPECT_EQ(writer.rail->attach(*peer, dead, &remote).code, StatusCode::kStaleKey);
+}
+
+TEST(LocalKeys, HostileBytesAreRefused) {
+  Station owner;
+  Station writer(Words{{"foreign", "cma"}});
+  Block target(4096, Kind::kMemfd);
+  const std::string key = target.enrol(owner);
+  auto peer = writer.connect(owner);
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 20'000; ++round) {
+    std::string bytes = key;
+    if (round % 2 == 0) {
+      bytes.resize(random() % 128);
+      for (char& c : bytes) c = static_cast<char>(random());
+    } else {
+      bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    }
+    std::unique_ptr<RemoteMemory> remote;
+    const StatusCode code = writer.rail->attach(*peer, bytes, &remote).code;
+    ASSERT_TRUE(code == StatusCode::kInvalidArgument || code == StatusCode::kStaleKey) << status_text(code);
+    ASSERT_EQ(remote, nullptr);
+  }
+  EXPECT_NE(attach(writer, *peer, key), nullptr);
+}
+
+TEST(LocalAddress, HostileBytesAreRefused) {
+  Station owner;
+  Station writer;
+  const std::string address = owner.rail->address();
+  EXPECT_LE(address.size(), 512u);
+  std::mt19937_64 random(12);
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes = address;
+    if (round % 2 == 0) {
+      bytes.resize(random() % 300);
+      for (char& c : bytes) c = static_cast<char>(random());
+    } else {
+      bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    }
+    std::unique_ptr<RailPeer> peer;
+    ASSERT_FALSE(writer.rail->connect(bytes, 1'000'000'000, &peer).ok()) << round;
+    ASSERT_EQ(peer, nullptr);
+  }
+  EXPECT_NE(writer.connect(owner), nullptr);
+}
+
+TEST(LocalAddress, AnotherHostIsUnsupported) {
+  Station station;
+  local::RailAddress address;
+  ASSERT_TRUE(local::decode_address(station.rail->address(), &address).ok());
+  address.host.low ^= 1;
+  std::unique_ptr<RailPeer> peer;
+  EXPECT_EQ(station.rail->connect(local::encode_address(address), kPatienceNs, &peer).code, StatusCode::kUnsupported);
+}
+
+TEST(LocalAddress, AClosedRailIsUnreachableAndAWrongOneRefuses) {
+  Station station;
+  std::string gone;
+  {
+    Station short_lived;
+    gone = short_lived.rail->address();
+  }
+  std::unique_ptr<RailPeer> peer;
+  EXPECT_EQ(station.rail->connect(gone, kPatienceNs, &peer).code, StatusCode::kPeerUnreachable);
+  local::RailAddress other;
+  ASSERT_TRUE(local::decode_address(station.rail->address(), &other).ok());
+  other.rail_id ^= 2;
+  EXPECT_EQ(station.rail->connect(local::encode_address(other), kPatienceNs, &peer).code, StatusCode::kPeerRejected);
+  other.process_start ^= 1;  // the same pid, another life
+  EXPECT_EQ(station.rail->connect(local::encode_address(other), kPatienceNs, &peer).code, StatusCode::kPeerUnreachable);
+}
+
+}  // namespace
+}  // namespace asyncfabric

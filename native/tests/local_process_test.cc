@@ -1,0 +1,257 @@
+// local_process_test.cc: two processes: mapped writes, kernel copies, and death by SIGKILL in the middle of things. Each test forks before
+// it opens a rail, so that no thread is lost in the child.
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "local_rig.h"
+
+namespace asyncfabric {
+namespace {
+
+using namespace local_rig;
+
+// A child that runs `body` with one end of a socket pair. Killed with the parent; reaped by the destructor.
+class Child {
+ public:
+  explicit Child(const std::function<int(int)>& body) {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      close(ends[0]);
+      _exit(body(ends[1]));
+    }
+    close(ends[1]);
+    fd_ = ends[0];
+  }
+  ~Child() {
+    kill();
+    close(fd_);
+  }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  int wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  int fd() const { return fd_; }
+
+ private:
+  pid_t pid_ = 0;
+  int fd_ = -1;
+};
+
+void put(int fd, const std::string& text) {
+  const auto length = static_cast<uint32_t>(text.size());
+  if (write(fd, &length, sizeof length) != sizeof length || write(fd, text.data(), length) != ssize_t{length}) _exit(90);
+}
+
+std::string get(int fd) {
+  uint32_t length = 0;
+  if (recv(fd, &length, sizeof length, MSG_WAITALL) != sizeof length) return {};
+  std::string text(length, '\0');
+  return recv(fd, text.data(), length, MSG_WAITALL) == ssize_t{length} ? text : std::string();
+}
+
+// The child owns a region, tells its address and key, and echoes each immediate back until it gets 999.
+int own_region(int fd, Kind kind, const Words& options) {
+  Station station(options);
+  Block block(4 << 20, kind);
+  block.randomise(5);
+  put(fd, station.rail->address());
+  put(fd, block.enrol(station));
+  auto peer = station.connect(get(fd));
+  if (peer == nullptr) return 1;
+  bool over = false;
+  std::vector<uint32_t> echo;
+  station.on_imm = [&](uint32_t imm) {
+    over = over || imm == 999;
+    echo.push_back(imm);
+  };
+  const uint64_t deadline = now_ns() + 3 * kPatienceNs;
+  while (!over) {
+    if (station.poll() == 0) sched_yield();
+    for (const uint32_t imm : echo) station.post({signal(*peer, block.data()[imm], 10'000 + station.done.size())});
+    echo.clear();
+    if (now_ns() > deadline) return 2;
+  }
+  return 0;
+}
+
+struct Way {
+  const char* name;
+  const char* foreign;
+  Kind kind;
+};
+
+class LocalProcesses : public ::testing::TestWithParam<Way> {};
+
+TEST_P(LocalProcesses, WritesReadsAndNoticesCross) {
+  const Words options{{"foreign", GetParam().foreign}};
+  Child child([&](int fd) { return own_region(fd, GetParam().kind, options); });
+  Station station(options);
+  const std::string address = get(child.fd());
+  const std::string key = get(child.fd());
+  put(child.fd(), station.rail->address());
+  auto peer = station.connect(address);
+  ASSERT_NE(peer, nullptr);
+  auto remote = attach(station, *peer, key);
+  ASSERT_NE(remote, nullptr);
+
+  Block source(4 << 20);
+  Block back(4 << 20);
+  source.randomise(9);
+  // 1,024 pages of 4 KiB in reverse order, one notice, then everything back by reads.
+  constexpr uint64_t kPages = 1024;
+  std::vector<WorkRequest> batch;
+  for (uint64_t i = 0; i < kPages; ++i) {
+    batch.push_back(transfer(WorkKind::kWrite, *peer, *remote, source.data() + i * 4096, (kPages - 1 - i) * 4096, 4096, i));
+    batch.back().signalled = false;
+  }
+  batch.back().signalled = true;
+  batch.back() = with_imm(batch.back(), 77);
+  station.post(batch);
+  ASSERT_TRUE(eventually({&station}, [&] { return station.done.contains(kPages - 1) && station.imms.size() == 1; }));
+  EXPECT_TRUE(station.done[kPages - 1].ok());
+  EXPECT_EQ(station.imms[0], source.data()[(kPages - 1) * 4096 + 77]) << "the child looked before the bytes were there";
+  batch.clear();
+  for (uint64_t i = 0; i < 4; ++i)
+    batch.push_back(transfer(WorkKind::kRead, *peer, *remote, back.data() + (i << 20), i << 20, 1 << 20, 2000 + i));
+  station.post(batch);
+  ASSERT_TRUE(eventually({&station}, [&] { return station.done.contains(2003); }));
+  for (uint64_t i = 0; i < kPages; ++i)
+    ASSERT_EQ(std::memcmp(back.data() + (kPages - 1 - i) * 4096, source.data() + i * 4096, 4096), 0) << i;
+  station.post({signal(*peer, 999, 5000)});
+  EXPECT_EQ(child.wait(), 0);
+  ASSERT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; })) << "it exited";
+}
+
+TEST_P(LocalProcesses, OwnerKilledWhileWeWrite) {
+  const Words options{{"foreign", GetParam().foreign}};
+  Child child([&](int fd) { return own_region(fd, GetParam().kind, options); });
+  Station station(options);
+  const std::string address = get(child.fd());
+  const std::string key = get(child.fd());
+  put(child.fd(), station.rail->address());
+  auto peer = station.connect(address);
+  auto remote = attach(station, *peer, key);
+  Block source(1 << 20);
+  uint64_t tag = 0;
+  uint64_t reported = 0;
+  const auto write_some = [&] {
+    const auto request = transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, 1 << 20, ++tag);
+    if (station.rail->post({&request, 1}).accepted == 0) --tag;
+    station.poll();
+    reported = station.done.size();
+  };
+  while (reported < 20) write_some();
+  child.kill();
+  const uint64_t killed = now_ns();
+  while (station.lost.empty() && now_ns() - killed < kPatienceNs) write_some();
+  ASSERT_EQ(station.lost.size(), 1u);
+  EXPECT_EQ(station.lost[0], peer.get());
+  EXPECT_LT(now_ns() - killed, 900'000'000u) << "a second on one host is the limit";
+  write_some();
+  ASSERT_TRUE(eventually({&station}, [&] { return station.done.size() == tag; })) << "each write is reported";
+  EXPECT_EQ(station.done[tag].code, StatusCode::kPeerDead);
+  std::unique_ptr<RemoteMemory> none;
+  EXPECT_EQ(station.rail->attach(*peer, key, &none).code, StatusCode::kPeerDead);
+  std::unique_ptr<RailPeer> again;
+  EXPECT_EQ(station.rail->connect(address, kPatienceNs, &again).code, StatusCode::kPeerUnreachable);
+}
+
+TEST_P(LocalProcesses, WriterKilledInTheMiddleOfACopyBlocksNoRevoke) {
+  const Words options{{"foreign", GetParam().foreign}};
+  for (int round = 0; round < 5; ++round) {
+    Child child([&](int fd) {
+      Station station(options);
+      auto peer = station.connect(get(fd));
+      auto remote = attach(station, *peer, get(fd));
+      Block source(1 << 20);
+      for (uint64_t tag = 1;; ++tag) {
+        auto request = transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, 1 << 20, tag);
+        if (tag == 5) request = with_imm(request, 1);
+        station.post({request});
+        station.poll();
+      }
+      return 0;
+    });
+    Station station(options);
+    Block target(1 << 20, GetParam().kind);
+    put(child.fd(), station.rail->address());
+    std::string key = target.enrol(station);
+    put(child.fd(), key);
+    ASSERT_TRUE(eventually({&station}, [&] { return !station.imms.empty(); }));
+    child.kill();
+    EXPECT_TRUE(station.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok()) << "waits for a dead writer";
+    EXPECT_TRUE(station.rail->release_memory(target.handle, kPatienceNs).ok());
+    while (station.poll() > 0) {
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LocalProcesses,
+                         ::testing::Values(Way{"mapped", "auto", Kind::kMemfd}, Way{"kernelCopy", "auto", Kind::kForeign},
+                                           Way{"bounce", "bounce", Kind::kForeign}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(LocalProcess, DeathIsSeenThoughAForkHoldsTheSockets) {
+  int pids[2];
+  ASSERT_EQ(pipe(pids), 0);
+  Child child([&](int fd) {
+    Station station;
+    put(fd, station.rail->address());
+    auto peer = station.connect(get(fd));
+    station.post({signal(*peer, 1, 1)});
+    const pid_t heir = fork();  // as Python's multiprocessing does: inherits each descriptor, not the threads
+    if (heir == 0) {
+      prctl(PR_SET_PDEATHSIG, 0);
+      pause();
+      _exit(0);
+    }
+    if (write(pids[1], &heir, sizeof heir) != sizeof heir) return 1;
+    for (;;) station.poll();
+  });
+  Station station;
+  auto peer = station.connect(get(child.fd()));
+  put(child.fd(), station.rail->address());
+  pid_t heir = 0;
+  ASSERT_EQ(read(pids[0], &heir, sizeof heir), ssize_t{sizeof heir});
+  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 1; }));
+  child.kill();
+  EXPECT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; }));
+  kill(heir, SIGKILL);
+  close(pids[0]);
+  close(pids[1]);
+}
+
+TEST(LocalProcess, MessagesSentBeforeDeathArriveBeforeTheLoss) {
+  Child child([&](int fd) {
+    Station station;
+    put(fd, station.rail->address());
+    auto peer = station.connect(get(fd));
+    std::vector<WorkRequest> batch;
+    const std::string text(3000, 'm');
+    for (uint64_t i = 0; i < 100; ++i) batch.push_back(message(*peer, text, i));
+    station.post(batch);
+    kill(getpid(), SIGKILL);
+    return 0;
+  });
+  Station station;
+  auto peer = station.connect(get(child.fd()));
+  put(child.fd(), station.rail->address());
+  ASSERT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; }));
+  EXPECT_EQ(station.messages.size(), 100u);
+}
+
+}  // namespace
+}  // namespace asyncfabric

@@ -1,0 +1,94 @@
+"""From a status to an exception: the class follows the kind, the text says what, to whom, how much and what to do."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from asyncfabric import errors
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
+from asyncfabric._bridge.status import StatusCode, refusal
+
+CLASSES: dict[StatusKind, type[Exception]] = {
+    StatusKind.BUSY: errors.BusyError,
+    StatusKind.CLOSED: errors.ClosedError,
+    StatusKind.CANCELLED: errors.TransferError,
+    StatusKind.VALUE: ValueError,
+    StatusKind.STALE: errors.StaleKeyError,
+    StatusKind.TRANSFER: errors.TransferError,
+    StatusKind.PEER: errors.PeerError,
+    StatusKind.DEVICE: errors.DeviceError,
+    StatusKind.INTERNAL: errors.InternalError,
+}
+FAILURES = [code for code in StatusCode if code is not StatusCode.OK]
+
+
+def ended(code: int, kind: int, raw: int = 0) -> Completion:
+    """Return a completion with a status."""
+    return Completion(1, 0, code, kind, raw, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("code", FAILURES, ids=lambda code: code.name)
+def test_the_kind_decides_the_class(code: StatusCode) -> None:
+    scene = faults.Scene("write of 8 bytes", "peer 3", 4, 8)
+    for error in (
+        faults.failed(ended(code, code.kind), scene),
+        faults.refused(refusal(code), scene),
+    ):
+        assert type(error) is CLASSES[code.kind]
+        assert code.text in str(error)
+        assert str(error).startswith("write of 8 bytes to peer 3: ")
+        assert "4 of 8 bytes had left" in str(error)
+        if isinstance(error, errors.FabricError):
+            assert error.remedy, f"{code.name} tells nobody what to do"
+        if isinstance(error, (errors.TransferError, errors.PeerError)):
+            assert error.bytes == 4
+
+
+def test_numbers_of_the_system_are_spelled_out() -> None:
+    scene = faults.Scene("write")
+    assert "Connection reset" in str(faults.failed(ended(8, 6, -errno.ECONNRESET), scene))
+    assert "[-70000]" in str(faults.failed(ended(8, 6, -70000), scene))
+    assert "[" not in str(faults.failed(ended(8, 6), scene)).partition(" (")[0]
+
+
+@pytest.mark.parametrize("detail", ["the transport reported an error: lane 2", "lane 2"])
+def test_a_detail_follows_the_sentence_once(detail: str) -> None:
+    text = str(faults.failed(ended(8, 6), faults.Scene("write"), detail))
+    assert text.startswith("write: the transport reported an error: lane 2")
+
+
+def test_statuses_that_nobody_knows_are_our_fault() -> None:
+    error = faults.failed(ended(4711, 4711), faults.Scene("write"))
+    assert type(error) is errors.InternalError
+    assert "unknown status 4711" in str(error)
+
+
+def test_a_refusal_without_a_text_still_speaks() -> None:
+    error = faults.refused(EngineStatusError(1, 1, 0), faults.Scene("write"))
+    assert type(error) is errors.BusyError
+    assert "full" in str(error)
+
+
+@pytest.mark.parametrize(("imm", "says"), [(None, "every immediate"), (5, "imm 5 is open already")])
+def test_busy_counters_have_their_own_words(imm: int | None, says: str) -> None:
+    error = faults.counter_refused(refusal(StatusCode.BUSY), imm)
+    assert isinstance(error, errors.BusyError)
+    assert says in str(error)
+
+
+def test_other_refused_counters_are_refusals_like_any() -> None:
+    assert isinstance(faults.counter_refused(refusal(StatusCode.CLOSED), 5), errors.ClosedError)
+    assert isinstance(faults.counter_refused(refusal(StatusCode.INVALID_ARGUMENT), 5), ValueError)
+
+
+@pytest.mark.parametrize(
+    ("completion", "says"), [(None, "the peer is lost"), (ended(12, 7, -104), "died or stopped answering")]
+)
+def test_a_lost_peer_is_named_with_what_waited(completion: Completion | None, says: str) -> None:
+    error = faults.peer_lost("wait for 5", "<Peer 3>", completion)
+    assert str(error).startswith("wait for 5, and <Peer 3> ")
+    assert says in str(error)
+    assert error.raw == (completion.raw if completion else 0)
