@@ -114,8 +114,8 @@ bench: build  ## limits of this machine, then our transfers beside them
 	for what in limits write pages notify scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
 
 check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, clang-format, verifytypes, the house test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/ruff format -q --check .
 	@mkdir -p build/typing && ln -sfn ../../services build/typing/asyncfabric_services
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing

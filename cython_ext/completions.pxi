@@ -72,7 +72,14 @@ cdef class _CompletionRoom(_CounterRoom):
         """Return the oldest two-sided message as (peer id, payload), or None."""
         cdef uint64_t peer = 0
         cdef string payload
-        if not self.get().next_message(&peer, &payload):
+        cdef cpp_bool found = False
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                found = engine.next_message(&peer, &payload)
+        finally:
+            self.leave()
+        if not found:
             return None
         return peer, bytes_of(payload)
 

@@ -89,23 +89,40 @@ cdef class _ControlRoom(_Hold):
         check(NativeEngine.check_address(bytes_view(address), &incarnation), f"address of {address.shape[0]} bytes")
         return incarnation
 
+    cdef int look_up(self, uint64_t region, RegionInfo* info) except -1:
+        cdef Status status
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.region_info(region, info)
+        finally:
+            self.leave()
+        return check(status, "region")
+
     def region_info(self, uint64_t region):
         """Return the region as the engine sees it."""
         cdef RegionInfo info
-        check(self.get().region_info(region, &info), "region")
+        self.look_up(region, &info)
         return RegionInfoTuple(<uintptr_t> info.base, info.length, info.device, info.access, info.generation,
                                info.quarantined)
 
     def region_key(self, uint64_t region, uint32_t access, uint64_t offset, uint64_t length):
         """Return the key bytes of a range of a region."""
         cdef string key
-        check(self.get().region_key(region, access, offset, length, &key), f"key of [{offset}, {offset + length})")
+        cdef Status status
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.region_key(region, access, offset, length, &key)
+        finally:
+            self.leave()
+        check(status, f"key of [{offset}, {offset + length})")
         return bytes_of(key)
 
     def region_memory(self, uint64_t region):
         """Return writable bytes of an allocated host region. See memory.pxi: they outlive release() and close()."""
         cdef RegionInfo info
-        check(self.get().region_info(region, &info), "region")
+        self.look_up(region, &info)
         if info.device != kHostDevice:
             raise status_error(Status(StatusCode.kInvalidArgument), f"device {info.device} has no host memory")
         return memoryview(alias_of(info.base, info.length))
@@ -128,9 +145,23 @@ cdef class _ControlRoom(_Hold):
 
     def close_key(self, uint64_t key):
         """Forget an opened key."""
-        if not self.closed_:
-            self.get().close_key(key)
+        cdef NativeEngine* engine
+        if self.closed_:
+            return
+        engine = self.enter()
+        try:
+            with nogil:
+                engine.close_key(key)
+        finally:
+            self.leave()
 
     def peer_of_key(self, uint64_t key):
         """Return the peer id of the key's owner, 0 while it was never connected."""
-        return self.get().peer_of_key(key)
+        cdef uint64_t peer = 0
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                peer = engine.peer_of_key(key)
+        finally:
+            self.leave()
+        return peer

@@ -30,12 +30,13 @@ async def close_fabric(stairwell: Stairwell, *, drain_all: bool) -> None:
     elif stairwell.ending is not None:
         await stairwell.ending.settle()
     else:
-        stairwell.closing = True
-        stairwell.ending = Pending(stairwell)
         await stairwell.landing.uninterrupted(lambda: _close(stairwell, drain_all))
 
 
 async def _close(stairwell: Stairwell, drain_all: bool) -> None:
+    # Set here, under the protection from SIGINT: a fabric that is marked as closing is always closed.
+    stairwell.closing = True
+    stairwell.ending = Pending(stairwell)
     interrupt: BaseException | None = None
     if drain_all:
         try:

@@ -23,8 +23,8 @@ class ControlCall(Pending):
 
     def __init__(self, stairwell: Stairwell, what: str) -> None:
         super().__init__(stairwell)
-        self.what = what
-        self.detail = ""
+        self.what: str = what
+        self.detail: str = ""
         self.keepalive: object = None
 
     def complete(self, completion: Completion) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from asyncfabric._api.checks import checked_index
 from asyncfabric._api.peer import Peer, PeerGroup
@@ -73,7 +73,7 @@ class ImmCounter:
         """Tasks that wait now."""
         return tuple(self._waiters)
 
-    async def wait(self, target: int, peers: Iterable[Peer] | PeerGroup | None = None) -> int:
+    async def wait(self, target: SupportsIndex, peers: Iterable[Peer] | PeerGroup | None = None) -> int:
         """Return the value once it is at least `target`.
 
         Args:
@@ -87,18 +87,17 @@ class ImmCounter:
         Cancellation: only this wait ends; the counter goes on counting. A target that is already reached checks for a
         pending cancellation but does not let other tasks run.
         """
-        if type(target) is not int or target < 0:
-            target = checked_index("target", target, 0, MAX_TARGET)
+        goal = target if type(target) is int and target >= 0 else checked_index("target", target, 0, MAX_TARGET)
         stairwell = self._stairwell
         if self._closed or stairwell.closed:
             raise faults.closed(repr(self))
         value = stairwell.engine.counter_value(self._id)
-        if value >= target:
+        if value >= goal:
             await stairwell.checkpoint()
             return value
-        return await self._wait(target, _as_peers(peers) if peers is not None else ())
+        return await self._wait(goal, _as_peers(peers) if peers is not None else ())
 
-    def spin(self, target: int, deadline: float) -> int:
+    def spin(self, target: SupportsIndex, deadline: float) -> int:
         """Return the value once it is at least `target`; for threads without an event loop.
 
         Spins with the GIL released: the lowest latency, at the price of a whole core. Any thread may call it, also
@@ -112,14 +111,14 @@ class ImmCounter:
             TransferError: the deadline passed.
             ClosedError: the counter or the fabric is closed, also when that happens during the spin.
         """
-        target = checked_index("target", target, 0, MAX_TARGET)
+        goal = checked_index("target", target, 0, MAX_TARGET)
         if not 0 <= deadline <= 1e9:
             raise ValueError(f"deadline must be in 0..1e9 seconds, got {deadline!r}")
         self._check_open()
         try:
-            return self._stairwell.engine.spin_counter(self._id, target, monotonic_ns() + round(deadline * 1e9))
+            return self._stairwell.engine.spin_counter(self._id, goal, monotonic_ns() + round(deadline * 1e9))
         except EngineStatusError as error:
-            scene = faults.Scene(f"spinning on {self!r} for {target} arrivals, {deadline:g} s")
+            scene = faults.Scene(f"spinning on {self!r} for {goal} arrivals, {deadline:g} s")
             raise faults.refused(error, scene) from None
 
     def close(self) -> None:
@@ -159,7 +158,8 @@ class ImmCounter:
         stairwell.drain()  # a loss that is known by now must not be missed below
         waiter = CountWaiter(target, peers)
         if peers:
-            lost = next((peer for peer in peers if peer.lost), None)
+            # The set is asked first: with many peers, asking the engine about each would cost more than the wait.
+            lost = next((peer for peer in peers if peer.id in stairwell.lost_peers and peer.lost), None)
             if lost is not None and stairwell.engine.counter_value(self._id) < target:
                 raise self._loss(lost, target, None)
             stairwell.peer_listeners[self._cookie] = self._peer_lost

@@ -7,7 +7,7 @@ engine. A transfer is parked before it is submitted, so that an interrupt betwee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from asyncfabric._api.checks import checked_imm, checked_index
 from asyncfabric._api.key import RegionKey
@@ -46,7 +46,9 @@ class DataOps:
     _stairwell: Stairwell
     _peers: PeersKnown
 
-    def write(self, source: Region | RegionSlice, key: RegionKey, offset: int, imm: int | None = None) -> Transfer:
+    def write(
+        self, source: Region | RegionSlice, key: RegionKey, offset: SupportsIndex, imm: SupportsIndex | None = None
+    ) -> Transfer:
         """Write bytes of a local region to `offset` behind a peer's key.
 
         Args:
@@ -63,8 +65,10 @@ class DataOps:
         """
         region, start, length = _part(source, self._stairwell)
         opened = self._reach(key, _WRITE, "write")
-        if type(offset) is not int or offset < 0 or offset + length > opened.length:
-            offset = _offset("offset", offset, length, opened.length, key)
+        if type(offset) is int and 0 <= offset <= opened.length - length:
+            to = offset
+        else:
+            to = _offset("offset", offset, length, opened.length, key)
         if imm is None:
             number = -1
         elif type(imm) is int and 0 <= imm <= MAX_IMM:
@@ -73,9 +77,7 @@ class DataOps:
             number = checked_imm(imm)
         stairwell = self._stairwell
         transfer = Transfer(stairwell, "write", (source, key), length)
-        return self._submit(
-            transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, offset, number
-        )
+        return self._submit(transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number)
 
     def write_pages(
         self,
@@ -84,12 +86,12 @@ class DataOps:
         key: RegionKey,
         target_pages: PageList,
         *,
-        page_bytes: int,
-        source_stride: int | None = None,
-        target_stride: int | None = None,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        imm: int | None = None,
+        page_bytes: SupportsIndex,
+        source_stride: SupportsIndex | None = None,
+        target_stride: SupportsIndex | None = None,
+        source_offset: SupportsIndex = 0,
+        target_offset: SupportsIndex = 0,
+        imm: SupportsIndex | None = None,
     ) -> Transfer:
         """Write many pages in one call: page source_pages[i] of the source to page target_pages[i] behind the key.
 
@@ -118,31 +120,31 @@ class DataOps:
         count = len(sources)
         if count != len(targets):
             raise ValueError(f"{count} source pages, but {len(targets)} target pages")
-        page_bytes = checked_index("page_bytes", page_bytes, 1)
-        from_stride = page_bytes if source_stride is None else checked_index("source_stride", source_stride)
-        to_stride = page_bytes if target_stride is None else checked_index("target_stride", target_stride)
+        size = checked_index("page_bytes", page_bytes, 1)
+        from_stride = size if source_stride is None else checked_index("source_stride", source_stride)
+        to_stride = size if target_stride is None else checked_index("target_stride", target_stride)
         from_offset = checked_index("source_offset", source_offset)
         to_offset = checked_index("target_offset", target_offset)
         number = checked_imm(imm)
         stairwell = self._stairwell
-        transfer = Transfer(stairwell, f"write of {count} pages", (source, key), count * page_bytes)
+        transfer = Transfer(stairwell, f"write of {count} pages", (source, key), count * size)
         if count == 0:
             return self._nothing(transfer)
         if length != region._length:
             # The engine knows the bounds of the region only, so those of a slice are checked here.
-            check_pages("source_pages", sources, page_bytes, from_stride, from_offset, length, repr(source))
-        shape = (page_bytes, from_stride, to_stride, start + from_offset, to_offset)
+            check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
+        shape = (size, from_stride, to_stride, start + from_offset, to_offset)
         try:
             return self._submit(
                 transfer, stairwell.engine.submit_write_pages, region._id, sources, opened.id, targets, *shape, number
             )
         except ValueError:
-            check_pages("source_pages", sources, page_bytes, from_stride, from_offset, length, repr(source))
-            check_pages("target_pages", targets, page_bytes, to_stride, to_offset, opened.length, repr(key))
+            check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
+            check_pages("target_pages", targets, size, to_stride, to_offset, opened.length, repr(key))
             raise
 
     def scatter(
-        self, source: Region | RegionSlice, targets: Sequence[ScatterTarget], imm: int | None = None
+        self, source: Region | RegionSlice, targets: Sequence[ScatterTarget], imm: SupportsIndex | None = None
     ) -> Transfer:
         """Write different bytes of one region to many peers, as one transfer.
 
@@ -175,7 +177,7 @@ class DataOps:
             return self._nothing(transfer)
         return self._submit(transfer, stairwell.engine.submit_scatter, region._id, rows, number)
 
-    def read(self, key: RegionKey, offset: int, destination: Region | RegionSlice) -> Transfer:
+    def read(self, key: RegionKey, offset: SupportsIndex, destination: Region | RegionSlice) -> Transfer:
         """Read bytes from `offset` behind a peer's key into a local region.
 
         Raises:
@@ -188,24 +190,25 @@ class DataOps:
         opened = self._reach(key, _READ, "read")
         if region._readonly:
             raise ValueError(f"cannot read into {destination!r}: it was registered from a read-only buffer")
-        if type(offset) is not int or offset < 0 or offset + length > opened.length:
-            offset = _offset("offset", offset, length, opened.length, key)
+        if type(offset) is int and 0 <= offset <= opened.length - length:
+            to = offset
+        else:
+            to = _offset("offset", offset, length, opened.length, key)
         transfer = Transfer(self._stairwell, "read", (key, destination), length)
-        return self._submit(transfer, self._stairwell.engine.submit_read, region._id, start, length, opened.id, offset)
+        return self._submit(transfer, self._stairwell.engine.submit_read, region._id, start, length, opened.id, to)
 
-    def signal(self, peer: Peer, imm: int) -> Transfer:
+    def signal(self, peer: Peer, imm: SupportsIndex) -> Transfer:
         """Count 1 arrival at a peer, without data.
 
         Raises:
             TypeError, ValueError: not a Peer of this fabric, or a bad imm.
             BusyError, ClosedError: as for `write`.
         """
-        if imm.__class__ is not int or not 0 <= imm <= MAX_IMM:
-            imm = checked_index("imm", imm, 0, MAX_IMM)
+        number = imm if type(imm) is int and 0 <= imm <= MAX_IMM else checked_index("imm", imm, 0, MAX_IMM)
         transfer = Transfer(self._stairwell, "signal", peer, 0)
-        return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer),), imm)
+        return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer),), number)
 
-    def barrier(self, group: PeerGroup, imm: int) -> Transfer:
+    def barrier(self, group: PeerGroup, imm: SupportsIndex) -> Transfer:
         """Signal each member of a group, as one transfer; waiting for the others is the counter's part.
 
         Raises:
@@ -213,12 +216,12 @@ class DataOps:
         """
         if not isinstance(group, PeerGroup):
             raise TypeError(f"barrier takes a PeerGroup, got {type(group).__name__}")
-        imm = checked_index("imm", imm, 0, MAX_IMM)
+        number = checked_index("imm", imm, 0, MAX_IMM)
         ids = tuple([self._own(peer) for peer in group])
         transfer = Transfer(self._stairwell, f"barrier of {len(ids)} peers", group, 0)
         if not ids:
             return self._nothing(transfer)
-        return self._submit(transfer, self._stairwell.engine.submit_signal, ids, imm)
+        return self._submit(transfer, self._stairwell.engine.submit_signal, ids, number)
 
     def send(self, peer: Peer, payload: bytes | bytearray | memoryview) -> Transfer:
         """Send a small message, received by `messages()` at the peer. The payload is copied.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.checks import checked_access, checked_imm, checked_index
@@ -84,7 +84,9 @@ class Fabric(DataOps):
         self._check_open()
         return await register_region(self._stairwell, self._resolver, buffer, checked_access(access))
 
-    async def allocate(self, length_bytes: int, device: str | int = "cpu", access: AccessMode = "read-write") -> Region:
+    async def allocate(
+        self, length_bytes: SupportsIndex, device: str | int = "cpu", access: AccessMode = "read-write"
+    ) -> Region:
         """Allocate pages of the engine's own: the fastest memory for every provider. Filled with zeros.
 
         Raises:
@@ -136,7 +138,7 @@ class Fabric(DataOps):
                 submitted.append((address, self._submit_connect(address)[0], None))
             except FabricError as refusal:
                 submitted.append((address, None, refusal))
-        reports = []
+        outcomes: list[tuple[FabricAddress, Peer | None, FabricError | None, float]] = []
         for address, call, error in submitted:
             peer = None
             if call is not None:
@@ -144,9 +146,12 @@ class Fabric(DataOps):
                     peer = await self._connected(call, address)
                 except FabricError as failure:
                     error = failure
-            provider = self._peers.provider(peer.id) if peer is not None else ""
-            reports.append(WarmReport(address, peer, provider, error, monotonic() - begin))
-        return reports
+            outcomes.append((address, peer, error, monotonic() - begin))
+        carried = self._peers.providers()
+        return [
+            WarmReport(address, peer, carried.get(peer.id, "") if peer is not None else "", error, duration)
+            for address, peer, error, duration in outcomes
+        ]
 
     def messages(self) -> MessageStream:
         """Return an iterator over received messages (peer, payload): `async for message in fabric.messages()`.
@@ -155,7 +160,7 @@ class Fabric(DataOps):
         """
         return MessageStream(self._stairwell, self._peers)
 
-    def counter(self, imm: int | None = None) -> ImmCounter:
+    def counter(self, imm: SupportsIndex | None = None) -> ImmCounter:
         """Open the counter of an immediate value; None picks a free one, which `counter.imm` names.
 
         Arrivals that came before are counted. Close it to use the value for something else.

@@ -36,7 +36,7 @@ def page_array(name: str, pages: PageList) -> Any:
     if isinstance(pages, array):
         if pages.typecode in "fdu":
             raise TypeError(f"{name} must hold integers, got an array of type {pages.typecode!r}")
-        return pages if pages.typecode == "q" else array("q", pages)
+        return pages if pages.typecode == "q" else _from_sequence(name, pages)
     if isinstance(pages, memoryview):
         return _from_view(name, pages)
     if isinstance(pages, (str, bytes, bytearray)) or not hasattr(pages, "__iter__"):

@@ -51,9 +51,13 @@ class Peer:
     @property
     def lost(self) -> bool:
         """Whether the peer died or stopped answering, as far as the engine knows."""
-        if self._stairwell.closed:
-            return False
-        return any(row["id"] == self._id and row["state"] == 2 for row in self._stairwell.engine.peers())
+        stairwell = self._stairwell
+        if stairwell.closed:
+            return self._id in stairwell.lost_peers
+        lost = any(row["id"] == self._id and row["state"] == 2 for row in stairwell.engine.peers())
+        if not lost:
+            stairwell.lost_peers.discard(self._id)  # it was connected again
+        return lost
 
     def statistics(self) -> PeerStatistics:
         """Return the peer as the engine sees it. Raises ClosedError when the fabric is closed or the peer forgotten."""

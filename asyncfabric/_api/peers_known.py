@@ -25,14 +25,17 @@ class PeersKnown:
         self._require = frozenset(config.require)
         stairwell.peer_name = self.name
         rails = stairwell.engine.rails()
-        self.mixed = bool(self._require) and any(not self._allows(str(rail["provider"])) for rail in rails)
+        self.mixed: bool = bool(self._require) and any(not self._allows(str(rail["provider"])) for rail in rails)
 
     def by_id(self, peer_id: int, address: FabricAddress | None = None) -> Peer:
         """Return the Peer of an engine id."""
         peer = self._known.get(peer_id)
         if peer is None or (peer.address is None and address is not None):
-            row = self.row(peer_id)
-            incarnation = address.incarnation if address is not None else int(row["incarnation"]) if row else 0
+            if address is not None:
+                incarnation = address.incarnation
+            else:
+                row = self.row(peer_id)
+                incarnation = int(row["incarnation"]) if row else 0
             peer = self._known[peer_id] = Peer(self._stairwell, peer_id, incarnation, address)
         return peer
 
@@ -49,15 +52,18 @@ class PeersKnown:
                 return row
         return None
 
-    def provider(self, peer_id: int) -> str:
-        """Return what carries a peer."""
-        row = self.row(peer_id)
-        return str(row["provider"]) if row else ""
+    def providers(self) -> dict[int, str]:
+        """Return what carries each peer, by engine id."""
+        if self._stairwell.closed:
+            return {}
+        return {int(row["id"]): str(row["provider"]) for row in self._stairwell.engine.peers()}
 
     def check_provider(self, peer: Peer) -> None:
         """Raise PeerError when `config.require` forbids what carries the peer: never a silent fallback."""
-        provider = self.provider(peer.id)
-        if self._require and not self._allows(provider):
+        if not self._require:
+            return
+        provider = self.providers().get(peer.id, "")
+        if not self._allows(provider):
             raise PeerError(
                 f"{peer!r} is carried by {provider!r}, but config.require permits only {sorted(self._require)}",
                 remedy="compare fabric.rails on both sides: they have no required provider in common",

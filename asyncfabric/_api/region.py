@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from asyncfabric._api.checks import access_name, checked_access, checked_slice
 from asyncfabric._api.key import RegionKey
@@ -76,7 +76,7 @@ class Region:
         """The bytes, read-only when the registered buffer is. Raises ValueError for memory of a GPU."""
         if self._device != HOST:
             raise ValueError(f"{self!r} is memory of {self.device}; the CPU cannot look at it")
-        view = memoryview(cast(Any, self)) if self._base_is_exported() else _view_at(self._base, self._length, self)
+        view = memoryview(self) if self._base_is_exported() else _view_at(self._base, self._length, self)
         return view.toreadonly() if self._readonly else view
 
     def tensor(self, dtype: DType, shape: tuple[int, ...] | list[int] | int | None = None) -> Tensor:
@@ -114,6 +114,11 @@ class Region:
         Cancellation: shielded until nothing can touch the memory, bounded by `config.drain_deadline`; then it goes on.
         """
         await release_region(self)
+
+    if TYPE_CHECKING:
+
+        def __buffer__(self, flags: int, /) -> memoryview:
+            """Tell type checkers that a region is a buffer; ctypes exports it."""
 
     def __len__(self) -> int:
         return self._length

@@ -33,12 +33,11 @@ class Transfer(Pending):
 
     __slots__ = ("_result", "_total", "_what", "_where", "op")
 
+    op: int
+
     def __init__(self, stairwell: Stairwell, what: str, where: object, total: int) -> None:
         """Not for users: `where` is what the op uses (region, key, peers), kept alive by the transfer."""
-        self._stairwell = stairwell
-        self._waiters = None
-        self.completion = None
-        self.abandoned = False
+        super().__init__(stairwell)
         self._result: TransferResult | None = None
         self._what = what
         self._where = where

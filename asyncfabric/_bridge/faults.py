@@ -85,7 +85,7 @@ def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = ""
     return _SIMPLE.get(kind, InternalError)(message, remedy=remedy, raw=raw)
 
 
-def counter_refused(error: EngineStatusError, imm: int | None) -> Exception:
+def counter_refused(error: EngineStatusError, imm: object) -> Exception:
     """Return the exception for a counter that cannot be opened."""
     if error.status_kind != StatusKind.BUSY:
         return refused(error, Scene(f"opening the counter of imm {imm}"))

@@ -30,11 +30,11 @@ class Waiter:
     __slots__ = ("error", "handle", "leaving", "ready", "since")
 
     def __init__(self) -> None:
-        self.ready = False
+        self.ready: bool = False
         self.handle: Any = None
-        self.leaving = False
+        self.leaving: bool = False
         self.error: BaseException | None = None
-        self.since = monotonic()
+        self.since: float = monotonic()
 
 
 def is_ready(waiter: Waiter) -> bool:

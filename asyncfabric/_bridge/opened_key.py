@@ -19,11 +19,11 @@ class OpenedKey:
     __slots__ = ("__weakref__", "access", "id", "info", "length", "stairwell")
 
     def __init__(self, stairwell: Stairwell, key_id: int, info: KeyInfo) -> None:
-        self.stairwell = stairwell
-        self.id = key_id
-        self.info = info
-        self.length = info.length
-        self.access = info.access
+        self.stairwell: Stairwell = stairwell
+        self.id: int = key_id
+        self.info: KeyInfo = info
+        self.length: int = info.length
+        self.access: int = info.access
 
     def __del__(self) -> None:
         self.stairwell.dropped_keys.append(self.id)

@@ -25,7 +25,7 @@ class Pending:
         self._stairwell = stairwell
         self._waiters: list[Waiter] | None = None
         self.completion: Completion | None = None
-        self.abandoned = False
+        self.abandoned: bool = False
 
     def complete(self, completion: Completion) -> None:
         """Keep the completion and wake every waiting task."""

@@ -8,14 +8,14 @@ own runs here: the ring is drained by whoever waits, and by every call that migh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from asyncfabric._bridge.engine import Completion, CompletionKind, Engine
-from asyncfabric._bridge.landing import Waiter, open_landing
+from asyncfabric._bridge.landing import Landing, Waiter, open_landing
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ class Stairwell:
         regions: every registered region and so the owner of its memory, by id, until it is released.
         releases: releases in flight, by region.
         message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
+        lost_peers: engine ids of peers that were lost and, as far as anybody looked, did not come back.
         peer_name: a peer's number in words.
         draining: True inside drain().
         closing, closed: no new calls; the engine is gone. `ending` is what later closers wait for.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine: Engine = engine
         self.parked: dict[int, Sink] = {}
         self.next_cookie: Callable[[], int] = count(1).__next__
         self.opened_keys: WeakValueDictionary[bytes, OpenedKey] = WeakValueDictionary()
@@ -72,15 +73,16 @@ class Stairwell:
         self.regions: dict[int, object] = {}
         self.releases: dict[int, Any] = {}
         self.peer_name: Callable[[int], str] = _nameless
-        self.draining = False
-        self.closing = False
-        self.closed = False
+        self.draining: bool = False
+        self.closing: bool = False
+        self.closed: bool = False
         self.ending: Pending | None = None
+        self.lost_peers: set[int] = set()
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
         self._poll = engine.poll
-        self.landing = open_landing(self)
-        self.checkpoint = self.landing.checkpoint
+        self.landing: Landing = open_landing(self)
+        self.checkpoint: Callable[[], Awaitable[None]] = self.landing.checkpoint
 
     def drain(self) -> None:
         """Take every completion that is there and hand it to its sink. Never waits."""
@@ -98,6 +100,7 @@ class Stairwell:
                     elif completion[1] == _MESSAGE:
                         self._wake_message_waiters()
                     elif completion[1] == _PEER_LOST:
+                        self.lost_peers.add(completion[5])
                         for listener in tuple(self.peer_listeners.values()):
                             listener(completion)
                 if len(batch) < _BATCH:

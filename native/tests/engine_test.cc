@@ -323,25 +323,26 @@ TEST(EngineTest, WhatAControlJobEndsIsPublishedWithoutAnotherPass) {
   Pair pair(Pair::manual(plain()));
   std::vector<uint8_t> source(64, 1), target(64, 0xee);
   const RegionId from = pair.add_region(*pair.a, source);
-  const KeyId good = pair.give_key(*pair.b, pair.add_region(*pair.b, target), 64, *pair.a);
+  const RegionId to = pair.add_region(*pair.b, target);
+  const KeyId good = pair.give_key(*pair.b, to, 64, *pair.a);
   OpId op;
   const uint64_t first = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->submit_write(first, from, 0, 64, good, 0, kNoImm, &op).ok());
   ASSERT_TRUE(pair.wait(*pair.a, first).status.ok());
-  AddressBlob owner;
-  ASSERT_TRUE(decode_address(pair.b->engine->address(), &owner));
+  std::string bytes;
   KeyBlob blob;
-  blob.incarnation = owner.incarnation;
-  blob.length = 64;
-  blob.access = 3;
+  ASSERT_TRUE(pair.b->engine->region_key(to, 3, 0, 64, &bytes).ok());
+  ASSERT_TRUE(decode_key(bytes, &blob));
   blob.rail_keys = {"no key of this rail"};
-  blob.address = pair.b->engine->address();
   KeyId bad;
   KeyInfo info;
   ASSERT_TRUE(pair.a->engine->open_key(encode_key(blob), &bad, &info).ok());
   const uint64_t write = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->submit_write(write, from, 0, 64, bad, 0, kNoImm, &op).ok());
-  pair.a->engine->step();  // takes it, asks the control thread to attach, and that was the last pass
+  pair.a->engine->step();  // asks the owner
+  pair.b->engine->step();
+  pair.b->engine->step();  // its engine knows the region, so the verdict is good
+  pair.a->engine->step();  // asks the control thread to attach, and that was the last pass
   const uint64_t deadline = now_ns() + 10'000'000'000;
   while (!pair.a->done.contains(write) && now_ns() < deadline) pair.a->take();
   EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kInvalidArgument);

@@ -12,7 +12,7 @@
 namespace asyncfabric::testing {
 namespace {
 
-constexpr size_t kRegion = 64 << 20;
+constexpr size_t kRegion = 32 << 20;
 
 // The other process. "target": answers each immediate with itself + 1 when the parent gave an address; sleeps when it can.
 // "writer": writes large pieces into the parent's region for ever.
@@ -34,7 +34,7 @@ TEST(LibfabricChildRole, Run) {
     side.pump();
     for (; answered < side.imms.size() && role != "writer"; ++answered) back.post(back.signal(answered, side.imms[answered] + 1), {&side});
     if (role == "writer" && posted < side.done.size() + 4) {
-      WorkRequest request = back.write(0, 0, 48 << 20, posted);
+      WorkRequest request = back.write(0, 0, 24 << 20, posted);
       if (side.rail->post({&request, 1}).accepted == 1) ++posted;
     }
     for (const auto& [tag, status] : side.done)
@@ -79,13 +79,15 @@ TEST_P(LibfabricProcess, WritesAndAnswers) {
     EXPECT_EQ(a.imms.back(), 10 * i + 1);
   }
   fill(a.region, 5);
-  link.post(link.write(0, 0, kRegion, 1), {&a});
-  WorkRequest read = link.write(1, 0, kRegion - 1, 2);
-  read.kind = WorkKind::kRead;
-  std::vector<uint8_t> sent = a.region;
-  link.post(read, {&a});
-  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 202; }));
-  EXPECT_EQ(std::memcmp(a.region.data() + 1, sent.data(), kRegion - 1), 0);
+  const std::vector<uint8_t> sent = a.region;
+  if (a.rail->capabilities().read) {
+    link.post(link.write(0, 0, kRegion, 1), {&a});
+    WorkRequest read = link.write(1, 0, kRegion - 1, 2);
+    read.kind = WorkKind::kRead;
+    link.post(read, {&a});
+    ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 202; }));
+    EXPECT_EQ(std::memcmp(a.region.data() + 1, sent.data(), kRegion - 1), 0);
+  }
   EXPECT_EQ(remote.child.finish(), 0);
 }
 
@@ -181,7 +183,7 @@ TEST_P(LibfabricProcess, ReleaseWaitsForHalfWrittenData) {
   const auto arrived = [&] { return a.region[(1 << 20) + 12345] == pattern((1 << 20) + 12345, 17); };
   ASSERT_TRUE(pump_until({&a}, arrived));
   if (!shm()) {
-    remote.child.send_signal(SIGSTOP);  // with some of 48 MiB sent
+    remote.child.send_signal(SIGSTOP);  // with some of 24 MiB sent
     for (int i = 0; i < 1000; ++i) a.pump();
     const uint64_t start = now_ns();
     EXPECT_EQ(a.rail->release_memory(a.memory, kSecond / 5).code, StatusCode::kDrainTimeout);

@@ -84,7 +84,7 @@ TEST_P(LibfabricRail, QuietRequestsAreSilentAndASignalledOneComesLast) {
     link.post(request, {&a, &b});
   }
   WorkRequest read = link.write(0, 0, 64, 7);  // a read takes a round trip, the write behind it does not
-  read.kind = WorkKind::kRead;
+  if (a.rail->capabilities().read) read.kind = WorkKind::kRead;
   link.post(read, {&a, &b});
   link.post(link.write(0, 0, 64, 42), {&a, &b});
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 2; }));
@@ -111,6 +111,7 @@ TEST_P(LibfabricRail, DeliveredCompletionMeansVisible) {
 
 TEST_P(LibfabricRail, Reads) {
   Side a(spec()), b(spec());
+  if (!a.rail->capabilities().read) GTEST_SKIP() << "reads are turned off here";
   Link link(a, b);
   fill(b.region, 9);
   for (const uint64_t length : {uint64_t{1}, uint64_t{4097}, uint64_t{300001}}) {

@@ -71,7 +71,7 @@ async def _answer(node: Node, job: Job) -> None:
         int(logits.argmax())  # the first token
         ttft = time.monotonic() - begin
         arrivals = counter.value
-    # From here on nobody writes to the pages but us. Had the wait failed they would stay leased, and be reported.
+    # From here on nobody writes to the pages but us. Had the wait failed they would stay leased, never reused.
     progress = _Progress(node, job.id)
     begin = time.monotonic()
     cache = PagedCache(node.pool, pages, length=len(prompt))

@@ -152,7 +152,9 @@ async def run_node(
     loaded = await trio.to_thread.run_sync(load_model, settings)
     layout = loaded.layout
     count = SPARE * layout.pages_for(settings.pool_tokens)
-    config = af.FabricConfig(rails=(settings.provider,))  # the only rail: there is nothing to fall back to
+    # One rail: there is nothing to fall back to. Long deadlines: two models may keep all cores of a small machine busy,
+    # and the parent notices the death of a child at once.
+    config = af.FabricConfig(rails=(settings.provider,), connect_deadline=30.0, peer_deadline_host=10.0)
     async with af.open_fabric(config, engine_factory=engine_factory) as fabric:
         pages_region = await fabric.allocate(pool_bytes(layout, count))
         context_region = await fabric.allocate(layout.vocabulary * 4)

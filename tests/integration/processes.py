@@ -16,6 +16,8 @@ from typing import Any
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 30.0
 
+started: list[int] = []  # pids of the running test
+
 
 class Process:
     """One running program. `ask` sends a command and waits for its answer; `tell` does not wait."""
@@ -28,6 +30,7 @@ class Process:
             bufsize=0,
             env={**os.environ, "PYTHONFAULTHANDLER": "1"},
         )
+        started.append(self.child.pid)
         self._buffer = b""
 
     def tell(self, **command: Any) -> None:

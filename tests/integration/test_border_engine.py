@@ -144,32 +144,48 @@ def test_close_ends_the_spin_of_another_thread(engine: Any) -> None:
 
 
 CLOSED_UNDER_CALLS = """
-import threading, time
+import itertools, threading, time
+import numpy as np
 from asyncfabric._native import Engine
 from asyncfabric._bridge.engine import EngineStatusError, StatusKind
 from asyncfabric.config import FabricConfig
 
-for round in range(20):
-    engine = Engine(FabricConfig())
-    counter, _ = engine.open_counter(-1)
-    gate, refused = threading.Barrier(4), []
+PAGES = np.zeros(2_000_000, np.int64)  # such a call is long enough to be in the middle when close() comes
 
-    def call(spins):
-        gate.wait()
+for round in range(12):
+    engine = Engine(FabricConfig())
+    engine.submit_allocate(1, 4096, -1, 3)
+    while not (done := engine.poll(1)):
+        pass
+    region = done[0].value
+    key, _ = engine.open_key(engine.region_key(region, 1, 0, 4096))
+    counter, _ = engine.open_counter(-1)
+    under_way, refused = threading.Semaphore(0), []
+
+    def look():
+        engine.statistics()
+        engine.poll(16)
+
+    def write():
+        engine.submit_write_pages(2, region, PAGES, key, PAGES, 8, 8, 8, 0, 0, -1)
+
+    def spin():
+        engine.spin_counter(counter, 1, time.monotonic_ns() + 60_000_000_000)
+
+    def repeat(call):
         try:
-            while True:
-                engine.statistics()
-                engine.submit_signal(1, [], -1)
-                engine.poll(16)
-                if spins:
-                    engine.spin_counter(counter, 1, time.monotonic_ns() + 60_000_000_000)
+            for turn in itertools.count():
+                if turn == (call is not spin):  # a spin does not come back
+                    under_way.release()
+                call()
         except EngineStatusError as error:
             refused.append(error.status_kind)
 
-    callers = [threading.Thread(target=call, args=(spins,)) for spins in (False, False, True)]
+    callers = [threading.Thread(target=repeat, args=(call,)) for call in (look, write, spin)]
     for caller in callers:
         caller.start()
-    gate.wait()
+    for caller in callers:
+        under_way.acquire()
     engine.close()
     for caller in callers:
         caller.join()

@@ -125,6 +125,14 @@ class Party:
         return self.take_ok(cookie).value
 
 
+def settles(party: Party, name: str, value: int) -> bool:
+    """Wait until a statistic has a value; the engine may note what happened after it told what happened."""
+    deadline = time.monotonic() + PATIENCE_S
+    while party.engine.statistics()[name] < value and time.monotonic() < deadline:
+        party.gather()
+    return party.engine.statistics()[name] == value
+
+
 def join(parties: Iterable[Party]) -> list[Party]:
     """Let parties step each other."""
     joined = list(parties)

@@ -91,7 +91,7 @@ async def test_a_read_only_buffer_stays_read_only() -> None:
         region = await p.writer.register(data, access="read")
         assert region.memory.readonly and bytes(region.memory) == data
         with pytest.raises(TypeError):
-            memoryview(region)  # type: ignore[arg-type]
+            memoryview(region)
         with pytest.raises(ValueError, match="read-only"):
             p.writer.read(p.key, 0, region)
         with pytest.raises(ValueError, match="read-only"):
@@ -106,12 +106,12 @@ async def test_views_share_the_memory() -> None:
     async with open_fake(FakeNetwork()) as fabric:
         region = await fabric.allocate(4096)
         assert bytes(region.memory) == bytes(4096)
-        view = memoryview(region)  # type: ignore[arg-type]
+        view = memoryview(region)
         view[0:4] = b"\x01\x00\x00\x00"
         assert region.tensor(torch.int32)[0] == 1
         tensor = region[16:80].tensor(torch.float32, (4, 2))
         tensor.fill_(1.5)
-        assert np.frombuffer(region, np.float32, count=8, offset=16).tolist() == [1.5] * 8  # type: ignore[call-overload]
+        assert np.frombuffer(region, np.float32, count=8, offset=16).tolist() == [1.5] * 8
         assert (np.asarray(region)[48:80] == 0).all()
         assert region.tensor(torch.uint8, 5).shape == (5,) and region.tensor(torch.uint8, [0, 3]).shape == (0, 3)
         for call, says in (
@@ -123,7 +123,7 @@ async def test_views_share_the_memory() -> None:
             with pytest.raises(ValueError, match=says):
                 call()
         with pytest.raises(TypeError, match=r"torch\.dtype"):
-            region.tensor("float32")  # type: ignore[arg-type]
+            region.tensor("float32")
         del view
 
 
@@ -186,18 +186,21 @@ async def test_release_waits_for_work_in_flight_and_is_idempotent() -> None:
         await region.release()
 
 
-async def test_memory_lives_until_release_even_without_a_reference() -> None:
+async def test_memory_lives_until_release_or_close_even_without_a_reference() -> None:
     async with open_fake(FakeNetwork()) as fabric:
-        tensor = torch.zeros(16)
-        storage = weakref.ref(tensor.untyped_storage())
-        region = await fabric.register(tensor)
-        del tensor
+        released, forgotten = torch.zeros(16), torch.zeros(16)
+        first, second = weakref.ref(released.untyped_storage()), weakref.ref(forgotten.untyped_storage())
+        region = await fabric.register(released)
+        await fabric.register(forgotten)
+        del released, forgotten
         gc.collect()
-        assert storage() is not None
+        assert first() is not None and second() is not None, "INV-2: freed while it is registered"
         await region.release()
         del region
         gc.collect()
-        assert storage() is None
+        assert first() is None and second() is not None
+    gc.collect()
+    assert second() is None
 
 
 async def test_a_quarantined_region_stays_pinned_and_release_says_so() -> None:
@@ -247,7 +250,7 @@ async def test_mapped_files_and_regions_of_regions() -> None:
         with mmap.mmap(-1, 8192) as mapped:
             region = await fabric.register(mapped)
             assert region.length == 8192
-            again = await fabric.register(memoryview(region)[:16])  # type: ignore[arg-type]
+            again = await fabric.register(memoryview(region)[:16])
             assert again.length == 16
             await again.release()
             await region.release()

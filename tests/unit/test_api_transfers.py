@@ -7,7 +7,7 @@ import weakref
 
 import anyio
 import pytest
-from fabrics import Outcome, open_pair, settled, waiting_for
+from fabrics import Outcome, open_fake, open_pair, settled, waiting_for
 
 import asyncfabric as af
 from asyncfabric._bridge.status import StatusCode
@@ -272,3 +272,43 @@ async def test_scatter_and_pages_land_where_they_should() -> None:
         )  # fmt: skip
         assert await counter.wait(7) == 7
         assert bytes(p.target.memory[1024 + 4 * 64 :][:16]) == bytes(p.source.memory[8 + 32 :][:16])
+
+
+async def test_a_key_object_may_be_used_by_several_fabrics() -> None:
+    async with open_pair() as p, open_fake(p.network) as third:
+        mine = await third.allocate(64)
+        for _time in range(2):
+            await third.write(mine, p.key, 0)
+            await p.writer.write(p.source[:64], p.key, 64)
+        assert bytes(p.target.memory[:64]) == bytes(64)
+        assert bytes(p.target.memory[64:128]) == bytes(p.source.memory[:64])
+
+
+async def test_keys_that_nobody_holds_are_closed_in_the_engine() -> None:
+    async with open_pair() as p:
+        closed: list[int] = []
+        engine = p.writer._stairwell.engine
+        real = engine.close_key
+
+        def close_key(key: int) -> None:
+            closed.append(key)
+            real(key)
+
+        engine.close_key = close_key  # type: ignore[method-assign]
+        transfers = [p.writer.write(p.source[:8], p.target[8 * n :].key(), 0) for n in range(20)]
+        await af.wait_all(transfers)
+        del transfers
+        gc.collect()
+        await p.writer.write(p.source[:8], p.target[4:].key(), 0)
+        assert len(set(closed)) == len(closed) == 20
+
+
+async def test_transfers_and_fabrics_say_what_they_are() -> None:
+    async with open_pair(hold=True) as p:
+        transfer = p.writer.write(p.source[:100], p.key, 0)
+        assert repr(transfer).startswith("<Transfer pending: write of 100 bytes (<RegionSlice [0:100] of region 1>")
+        p.network.fail_next(StatusCode.TRANSPORT)
+        p.network.release()
+        assert transfer.done and "failed" in repr(transfer)
+        assert repr(p.writer) == f"<Fabric {p.writer.address.incarnation:016x}>"
+        assert repr(p.key).startswith("<RegionKey read-write 65536 bytes, region 1 generation 1 of")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfabric_services.demo.layout import KvLayout, chunks
@@ -24,6 +24,7 @@ FIELDS: dict[str, Any] = {
 OTHER = {"dtype": "bfloat16", "weights": "abd", "order": "NHD"}
 
 
+@settings(deadline=None)
 @given(total=st.integers(1, 700), page_tokens=st.integers(1, 65), chunk=st.integers(0, 300))
 def test_every_page_is_pushed_once_and_only_when_complete(total: int, page_tokens: int, chunk: int) -> None:
     layout = KvLayout(**(FIELDS | {"page_tokens": page_tokens}))
@@ -37,6 +38,7 @@ def test_every_page_is_pushed_once_and_only_when_complete(total: int, page_token
     assert layout.expected_arrivals(total) == layout.layers * len(pushed) + 1
 
 
+@settings(deadline=None)
 @given(total=st.integers(1, 5000), size=st.integers(0, 900))
 def test_chunks_cover_the_prompt(total: int, size: int) -> None:
     parts = chunks(total, size)

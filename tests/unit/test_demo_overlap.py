@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfabric_services.demo.overlap import busy_ns, figures
@@ -12,6 +12,7 @@ from asyncfabric_services.demo.protocol import Answer, Pushed
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda x: (x[0], x[0] + x[1])), max_size=8)
 
 
+@settings(deadline=None)
 @given(intervals=INTERVALS, until=st.none() | st.integers(0, 90))
 def test_busy_time_is_the_number_of_covered_nanoseconds(intervals: list[tuple[int, int]], until: int | None) -> None:
     covered = {tick for start, end in intervals for tick in range(start, end) if until is None or tick < until}

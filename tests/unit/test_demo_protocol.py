@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
@@ -15,10 +15,12 @@ from asyncfabric_services.demo.protocol import FRAGMENT_BYTES, Assembler, Lease,
 
 
 def make_lease(number: int, tokens: int) -> Lease:
-    prompt = [random.Random(tokens).randrange(128000) for _ in range(tokens)]
+    chance = random.Random(tokens)
+    prompt = [chance.randrange(128000) for _ in range(tokens)]
     return Lease(number, prompt, [3, 1, 2], 9, b"key", b"context", 17, b"{}", "digest", 1.5)
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=4), seed=st.integers())
 def test_fragments_of_several_messages_may_come_in_any_order(lengths: list[int], seed: int) -> None:
     leases = [make_lease(number, length) for number, length in enumerate(lengths)]

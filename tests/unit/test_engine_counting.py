@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from parties import Party
+from parties import Party, settles
 
 from asyncfabric._bridge.engine import CompletionKind, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
@@ -25,19 +25,11 @@ def signal(writer: Party, peer: int, imm: int, times: int = 1) -> None:
         writer.take_ok(cookie)
 
 
-def settled(reader: Party, name: str, value: int) -> bool:
-    """Wait until a statistic of the reader has a value; an arrival may be counted after its sender was told."""
-    deadline = time.monotonic() + 20
-    while reader.engine.statistics()[name] < value and time.monotonic() < deadline:
-        reader.gather()
-    return reader.engine.statistics()[name] == value
-
-
 def test_arrivals_before_the_counter_are_kept(pair: Pair) -> None:
     writer, reader = pair
     peer = writer.connect(reader)
     signal(writer, peer, 9, times=3)
-    assert settled(reader, "early_arrivals", 3)
+    assert settles(reader, "early_arrivals", 3)
     counter, imm = reader.engine.open_counter(9)
     assert imm == 9
     assert reader.count_to(counter, 3) == 3
@@ -62,7 +54,7 @@ def test_late_arrivals_never_reach_the_next_user(pair: Pair) -> None:
     reader.engine.close_counter(counter)
     reader.engine.close_counter(counter)
     signal(writer, peer, 9, times=2)
-    assert settled(reader, "stale_arrivals", 2)
+    assert settles(reader, "stale_arrivals", 2)
     again, _ = reader.engine.open_counter(9)
     assert again != counter
     assert reader.engine.counter_value(again) == 0
@@ -110,7 +102,7 @@ def test_a_closed_counter_is_not_told(pair: Pair) -> None:
     reader.engine.arm_counter(counter, 11, 1)
     reader.engine.close_counter(counter)
     signal(writer, peer, imm)
-    assert settled(reader, "stale_arrivals", 1)
+    assert settles(reader, "stale_arrivals", 1)
     reader.gather()
     assert not [one for one in reader.seen if one.kind == CompletionKind.COUNTER and one.code == StatusCode.OK]
     with pytest.raises(EngineStatusError) as caught:

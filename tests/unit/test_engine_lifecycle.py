@@ -5,6 +5,7 @@ INV-2 stands here as far as it can be seen without faults: what was cancelled be
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from parties import Party
+from parties import Party, settles
 
 from asyncfabric._bridge.engine import CompletionKind, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
@@ -63,8 +64,9 @@ def test_work_shows_in_the_statistics(pair: Pair) -> None:
     source, target = writer.allocate(4096), reader.allocate(8192)
     _, imm = reader.engine.open_counter(-1)
     assert writer.write(source, 0, 4096, writer.key_of(reader, target), imm=imm).code == 0
+    assert settles(writer, "ops_completed", 1) and settles(writer, "bytes_written", 4096)
     ours, theirs = writer.engine.statistics(), reader.engine.statistics()
-    assert (ours["ops_submitted"], ours["ops_completed"], ours["bytes_written"]) == (1, 1, 4096)
+    assert ours["ops_submitted"] == 1
     assert (ours["regions"], ours["registered_bytes"]) == (1, 4096)
     assert (theirs["regions"], theirs["registered_bytes"]) == (1, 8192)
 
@@ -103,7 +105,7 @@ def test_messages_arrive_in_both_directions(pair: Pair) -> None:
         writer.take_kind(CompletionKind.MESSAGE)
     assert answer == (peer, b"answer")
     assert writer.engine.next_message() is None
-    assert reader.engine.statistics()["messages_received"] == 3
+    assert settles(reader, "messages_received", 3)
 
 
 def test_every_message_after_an_empty_mailbox_is_announced(pair: Pair) -> None:
@@ -162,7 +164,7 @@ def test_cancelled_before_the_first_post_means_that_nothing_left(make_parties: M
     assert writer.write(source, 0, 1, key, imm=imm).code == 0
     assert reader.count_to(counter, 1) == 1
     assert reader.bytes_of(target) == b"x" + bytes(63)
-    assert writer.engine.statistics()["ops_cancelled"] == 1
+    assert settles(writer, "ops_cancelled", 1)
 
 
 def test_a_full_queue_is_busy_and_says_when_it_is_writable(make_parties: MakeParties) -> None:
@@ -228,18 +230,15 @@ def test_a_burst_rings_once_and_nobody_rings_for_the_awake(pair: Pair) -> None:
     source, fd = writer.allocate(16), writer.engine.completion_fd()
     while not writer.engine.arm():
         writer.gather()
-    before = writer.engine.statistics()["loop_wakes"]
     for cookie in range(201, 211):
         writer.engine.submit_scatter(cookie, source, [], -1)
     assert select.select([fd], [], [], 20)[0]
-    writer.engine.disarm()
     for cookie in range(201, 211):
         _poll_for(writer, cookie)
-    assert writer.engine.statistics()["loop_wakes"] == before + 1
+    assert os.eventfd_read(fd) == 1, "an eventfd counts how often it was rung"
     writer.engine.submit_scatter(211, source, [], -1)
     _poll_for(writer, 211)
     assert not select.select([fd], [], [], 0)[0]
-    assert writer.engine.statistics()["loop_wakes"] == before + 1
 
 
 def _poll_for(party: Party, cookie: int) -> None:

@@ -5,8 +5,8 @@ Each await is cancelled twice: in a scope that is cancelled before it begins, an
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -83,7 +83,7 @@ AWAITS: dict[str, Callable[[Pair], Awaitable[Any]]] = {
     "counter": next_count,
     "counter of a peer": count_of_peer,
     "wait_writable": room,
-    "aclose": lambda p: closed_with_work(p),
+    "aclose": closed_with_work,
 }
 
 
@@ -91,8 +91,8 @@ async def _awaited(transfer: af.Transfer) -> af.TransferResult:
     return await transfer
 
 
-@contextmanager
-def delivering(p: Pair) -> Iterator[None]:
+@asynccontextmanager
+async def delivering(p: Pair) -> AsyncIterator[None]:
     """Let a failing test end: a task that drains cannot be cancelled away."""
     try:
         yield

@@ -47,13 +47,15 @@ async def check_odd_offsets(factory: FabricFactory) -> None:
         region, content = await pair.source(300_007)
         exposed, memory = await pair.poisoned(300_007)
         key = carried_key(exposed)
-        for _ in range(40):
+        counter = pair.target.counter()
+        for number in range(1, 41):
             memory[:] = bytes([POISON]) * len(memory)
             length = pair.chance.choice((1, 3, 17, 4097, 65_537, 200_003))
             start = pair.chance.randrange(300_007 - length + 1)
             offset = pair.chance.randrange(300_007 - length + 1)
             piece = region[start : 300_007][0:length]
-            await pair.writer.write(piece, key, offset)
+            await pair.writer.write(piece, key, offset, imm=counter.imm)
+            await counter.wait(number)  # awaiting the write alone says that the source may be used again
             assert_untouched(memory[:offset], "before")
             assert_bytes(memory[offset : offset + length], content[start : start + length], f"{start}->{offset}")
             assert_untouched(memory[offset + length :], "after")

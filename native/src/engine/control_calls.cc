@@ -90,6 +90,12 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
   core_.control.post([this, cookie, slot, region] {
     RegionEntry& entry = slot->value;
     Status status;
+    {
+      // First: a key that is made or shown from here on belongs to the new generation.
+      const std::lock_guard lock(core_.keys_mutex);
+      ++entry.generation;
+    }
+    core_.announce_revoked(region, entry.generation);
     for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
       std::string key;
       const Status revoked = core_.at_rail(
@@ -100,10 +106,6 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
       }
       const std::lock_guard lock(core_.keys_mutex);
       entry.rail_keys[rail] = std::move(key);
-    }
-    {
-      const std::lock_guard lock(core_.keys_mutex);
-      ++entry.generation;
     }
     core_.unpin_region(slot);
     answer(cookie, status, region);
@@ -203,7 +205,7 @@ Status NativeEngine::region_info(RegionId region, RegionInfo* out) const {
 Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const {
   RegionTable::Slot* slot = core_.regions.pin(region);
   if (slot == nullptr) return StatusCode::kClosed;
-  const RegionEntry& entry = slot->value;
+  RegionEntry& entry = slot->value;
   Status status;
   if ((access & ~entry.access) != 0) {
     status = StatusCode::kAccessDenied;
@@ -218,6 +220,7 @@ Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offse
     blob.access = access;
     blob.address = core_.address;
     const std::lock_guard lock(core_.keys_mutex);
+    entry.exported = true;
     blob.generation = entry.generation;
     blob.rail_keys = entry.rail_keys;
     *out = encode_key(blob);

@@ -1,6 +1,6 @@
 // core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the helm unless it says otherwise.
 // The rooms: start.cc (op -> legs), post.cc (legs -> work requests), events.cc (events -> completions), peers.cc and handshake.cc
-// (connections, liveness), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
+// (connections, liveness), key_verdicts.cc (is a key still good), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
 #pragma once
 
 #include <atomic>
@@ -167,6 +167,14 @@ struct Core {
   void send_welcome(Peer& peer, uint64_t their_lane);
   std::string counter_generations() const;
   void learn_generations(Peer& peer, std::string_view bytes);
+
+  // key_verdicts.cc
+  void ask_key(KeyTable::Slot& key, Peer& peer);
+  void ask_again(Peer& peer, uint64_t now);
+  void on_ask_key(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void on_key_verdict(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void on_revoked(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void announce_revoked(RegionId region, uint64_t first_good);
 
   // messages.cc
   void send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload);

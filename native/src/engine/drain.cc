@@ -76,6 +76,10 @@ void Core::start_draining(Op& op) {
 
 // The deadline passed: whoever does not answer is disconnected, and only then does the op end.
 void Core::drain_expired(Op& op) {
+  if (op.revoked) {  // a transport that swallows requests for dead keys: no reason to take the whole peer along
+    quarantine(op);
+    return;
+  }
   const uint32_t generation = op.generation.load(std::memory_order_relaxed);
   for (size_t i = 0; i < op.targets.size(); ++i) {
     Peer* peer = op.targets[i].peer;
@@ -95,7 +99,7 @@ void Core::quarantine(Op& op) {
   for (Leg& leg : op.legs)
     if (leg.queued) drop_leg(leg);
   op.zombie = true;
-  op.status = StatusCode::kDrainTimeout;
+  op.status = op.revoked ? StatusCode::kStaleKey : StatusCode::kDrainTimeout;
   if (op.region != nullptr) {
     tallies.quarantined.add(1);
     const uint64_t handle = op.region->handle;

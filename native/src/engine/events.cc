@@ -134,7 +134,7 @@ void Core::retire(Op& op) {
   op.pages.clear();
   if (op.pages.capacity() > 65536) op.pages.shrink_to_fit();
   op.payload.clear();
-  op.live = op.parked = op.cancelled = op.cut = op.zombie = false;
+  op.live = op.parked = op.cancelled = op.cut = op.revoked = op.zombie = false;
   op.legs_left = 0;
   op.status = {};
   op.failed_peer = 0;

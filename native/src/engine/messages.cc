@@ -101,6 +101,15 @@ void Core::on_message(std::string_view bytes) {
     case MessageType::kBye:
       lose_peer(*peer, StatusCode::kPeerDead, PeerState::kDisconnected);
       break;
+    case MessageType::kAskKey:
+      on_ask_key(*peer, header, payload);
+      break;
+    case MessageType::kKeyVerdict:
+      on_key_verdict(*peer, header, payload);
+      break;
+    case MessageType::kRevoked:
+      on_revoked(*peer, header, payload);
+      break;
     case MessageType::kPong:
     case MessageType::kHello:
     case MessageType::kReject:

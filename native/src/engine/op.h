@@ -78,6 +78,7 @@ struct Op : MailLink {
   bool parked = false;
   bool cancelled = false;  // no more posting
   bool cut = false;        // cancelling really left something out
+  bool revoked = false;    // its key was revoked under way: whatever does not come back is given up alone
   bool zombie = false;     // its completion was published, but the transport still owes events
   int64_t imm = kNoImm;
   uint64_t cookie = 0;

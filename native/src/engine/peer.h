@@ -55,6 +55,8 @@ struct Peer {
   uint64_t hello_gap_ns = 0;
   uint64_t last_heard_ns = 0;
   uint64_t next_ping_ns = 0;
+  std::vector<KeyId> asking;      // keys that they have not judged yet; asked again until they answer
+  uint64_t next_ask_ns = 0;
   uint64_t outstanding = 0;  // signalled work requests
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
 

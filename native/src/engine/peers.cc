@@ -152,6 +152,10 @@ void Core::tick(uint64_t now) {
         }
         break;
       case PeerState::kConnected:
+        if (!peer.asking.empty()) {
+          ask_again(peer, now);
+          next = std::min(next, peer.next_ask_ns);
+        }
         if (!peer.reports_loss && peer.incarnation != incarnation && config.polling != PollingMode::kManual) {
           const uint64_t deadline = peer.same_host ? config.peer_deadline_host_ns : config.peer_deadline_network_ns;
           if (now - std::min(now, peer.last_heard_ns) > deadline) {

@@ -24,10 +24,13 @@ struct RegionEntry {
   uint64_t generation = 1;                           // guarded by Core::keys_mutex
   std::vector<std::string> rail_keys;                // guarded by Core::keys_mutex
   std::vector<std::unique_ptr<LocalMemory>> memory;  // one per rail, fixed while the region is open
+  bool exported = false;                             // keys_mutex: peers may hold a key
   uint32_t zombies = 0;                              // keys_mutex: ops that ended while a transport may still use the memory
 };
 
-enum class AttachState : uint8_t { kNone, kPending, kAttached };
+// Asking: the owner has not said yet whether the key is good. Transports differ in what they do with a dead key, from an error to
+// silence, so a key is shown to its owner's engine before its first use.
+enum class AttachState : uint8_t { kNone, kAsking, kPending, kAttached };
 
 struct RemoteKey {
   uint64_t incarnation = 0;
@@ -41,6 +44,7 @@ struct RemoteKey {
   // At the helm:
   Peer* peer = nullptr;
   AttachState attach = AttachState::kNone;
+  bool stale = false;  // its owner revoked it
   std::vector<std::unique_ptr<RemoteMemory>> lanes;  // one per lane of the peer
 };
 

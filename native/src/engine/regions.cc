@@ -14,6 +14,7 @@ void Core::unpin_key(KeyTable::Slot* slot) {
 void Core::end_region(RegionTable::Slot* slot) {
   RegionEntry& region = slot->value;
   Status status;
+  announce_revoked(slot->handle, 0);
   for (uint32_t rail = 0; rail < region.memory.size(); ++rail) {
     if (!region.memory[rail]) continue;
     const Status released = at_rail(rail, [&](Rail& at) { return at.release_memory(region.memory[rail], config.drain_deadline_ns); });

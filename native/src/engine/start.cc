@@ -53,8 +53,12 @@ void Core::start(Op& op) {
       peer.parked.push_back(&op);
       return;
     }
-    if (target.key != nullptr && target.length != 0 && target.key->value.attach != AttachState::kAttached) {
-      if (target.key->value.attach == AttachState::kNone) attach(*target.key, peer);
+    if (target.key != nullptr && target.key->value.stale) {
+      fail_op(op, StatusCode::kStaleKey, peer.id);
+      return;
+    }
+    if (target.key != nullptr && target.key->value.attach != AttachState::kAttached) {
+      if (target.key->value.attach == AttachState::kNone) ask_key(*target.key, peer);
       op.parked = true;
       peer.parked.push_back(&op);
       return;

@@ -49,6 +49,9 @@ enum class MessageType : uint8_t {
   kCounter = 8,   // value = imm << 2 | generation
   kCounterAck = 9,
   kBye = 10,
+  kAskKey = 11,   // value = region; payload = generation, then a word to give back: is this key still good?
+  kKeyVerdict = 12,  // value = the word; payload = one byte, 1: good
+  kRevoked = 13,  // value = region; payload = first generation that is good, 0: none
 };
 
 struct MessageHeader {

@@ -45,7 +45,8 @@ LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
 
 Status LibfabricRail::open(const Library& library, const Profile& profile, Info info, Pace pace, std::unique_ptr<Rail>* out,
                            std::string* detail) {
-  if (info->domain_attr->cq_data_size < sizeof(uint32_t)) {
+  const size_t data_bytes = profile.traps_dead_keys ? sizeof(uint64_t) : sizeof(uint32_t);
+  if (info->domain_attr->cq_data_size < data_bytes) {
     *detail = std::string("libfabric's provider ") + info->fabric_attr->prov_name + " carries no 32-bit immediates";
     return StatusCode::kUnsupported;
   }
@@ -173,6 +174,8 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
     state->process = ProcessWatch::open(remote.name);
     if (state->process == nullptr || state->process->ended()) return StatusCode::kPeerUnreachable;
     state->same_process = note_link(device_->endpoint_name(), remote.name);
+    // libfabric would follow the pointer of a segment that this process has unmapped.
+    if (!state->same_process && is_own_shm_name(remote.name)) return StatusCode::kPeerUnreachable;
   }
   state->endpoint = device_->endpoint();
   std::string detail;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "providers/libfabric/errors.h"
+#include "providers/libfabric/signals.h"
 #include "providers/libfabric/wait_fd.h"
 #include "providers/libfabric/wire.h"
 
@@ -21,6 +22,7 @@ Status Device::fail(const char* what, int error, std::string* detail) const {
 }
 
 Status Device::open(const Library& library, const Profile& profile, Info info, std::unique_ptr<Device>* out, std::string* detail) {
+  const KeepSignalHandlers keep;
   std::unique_ptr<Device> device(new Device(library, profile, std::move(info)));
   fid_fabric* fabric = nullptr;
   if (const int error = library.fi_fabric(device->info_->fabric_attr, &fabric, nullptr); error != 0)
@@ -30,6 +32,7 @@ Status Device::open(const Library& library, const Profile& profile, Info info, s
   if (const int error = fi_domain(fabric, device->info_.get(), &domain, nullptr); error != 0)
     return device->fail("fi_domain", error, detail);
   device->domain_.reset(domain);
+  device->traps_ = std::make_unique<Traps>(domain);
   fi_av_attr attributes{};
   attributes.type = FI_AV_UNSPEC;
   fid_av* av = nullptr;
@@ -60,6 +63,7 @@ Status Device::open_cq(std::string* detail) {
 }
 
 Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
+  const KeepSignalHandlers keep;
   fid_ep* endpoint = nullptr;
   if (const int error = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); error != 0)
     return fail("fi_endpoint", error, detail);

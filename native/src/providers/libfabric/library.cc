@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 
+#include "providers/libfabric/signals.h"
+
 namespace asyncfabric::libfabric {
 namespace {
 
@@ -20,6 +22,7 @@ std::string real_path(void* symbol, const std::string& asked) {
 }
 
 std::unique_ptr<Library> load(const std::string& name, std::string* detail) {
+  const KeepSignalHandlers keep;
   // RTLD_LOCAL: another libfabric in the process (a wheel that bundles one) must not be mixed with ours.
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {

@@ -54,7 +54,7 @@ Status register_range(const Device& device, const Memory& memory, MrPtr* mr) {
   return StatusCode::kOk;
 }
 
-Status Registration::create(std::shared_ptr<const Device> device, const Memory& memory, std::unique_ptr<Registration>* out,
+Status Registration::create(std::shared_ptr<Device> device, const Memory& memory, std::unique_ptr<Registration>* out,
                             std::string* key) {
   std::unique_ptr<Registration> registration(new Registration(std::move(device), memory));
   if (const Status status = registration->open(key); !status.ok()) return status;
@@ -63,8 +63,16 @@ Status Registration::create(std::shared_ptr<const Device> device, const Memory& 
 }
 
 Status Registration::renew(std::string* key) {
-  mr_.reset();
+  close();
   return open(key);
+}
+
+void Registration::close() {
+  if (mr_ == nullptr) return;
+  const uint64_t key = fi_mr_key(mr_.get());
+  mr_.reset();
+  const bool reachable = device_->endpoint() != nullptr && (memory_.access & kAccessRemoteWrite) != 0;
+  if (reachable && device_->profile().traps_dead_keys) device_->traps().set(key, memory_.length);
 }
 
 Status Registration::open(std::string* key) {

@@ -120,14 +120,19 @@ void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
   }
   ReceiveSlot* slot = buffers_->owns(entry.op_context) ? static_cast<ReceiveSlot*>(entry.op_context) : nullptr;
   if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) {
-    RailEvent event;
-    event.kind = RailEventKind::kImmediate;
-    event.imm = static_cast<uint32_t>(entry.data);
-    emit(event, nullptr);
+    take_immediate(entry.data);
     if (slot != nullptr) buffers_->repost(slot);  // FI_RX_CQ_DATA: the immediate used up a receive
   } else if (slot != nullptr) {
     take_message(slot, entry.len);
   }
+}
+
+void LibfabricRail::take_immediate(uint64_t data) {
+  if (!device_->traps().empty() && device_->traps().holds(static_cast<uint32_t>(data >> 32))) return;  // its key was dead
+  RailEvent event;
+  event.kind = RailEventKind::kImmediate;
+  event.imm = static_cast<uint32_t>(data);
+  emit(event, nullptr);
 }
 
 void LibfabricRail::take_error() {

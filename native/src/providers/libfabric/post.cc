@@ -177,13 +177,14 @@ ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request
   const uint64_t key = remote != nullptr ? remote->key.key : peer.remote.scratch_key;
   const void* from = local != nullptr ? request.address : buffers_->scratch();
   void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
+  const uint64_t data = request.imm | (device_->profile().traps_dead_keys ? uint64_t{key_tag(key)} << 32 : 0);
   if (!context.acknowledges) {  // these two are the shortest ways through libfabric
-    return request.has_imm ? fi_writedata(peer.endpoint, from, request.length, descriptor, request.imm, peer.address, to, key, &context.fi)
+    return request.has_imm ? fi_writedata(peer.endpoint, from, request.length, descriptor, data, peer.address, to, key, &context.fi)
                            : fi_write(peer.endpoint, from, request.length, descriptor, peer.address, to, key, &context.fi);
   }
   const iovec source{const_cast<void*>(from), request.length};
   const fi_rma_iov target{to, request.length, key};
-  const fi_msg_rma message{&source, &descriptor, 1, peer.address, &target, 1, &context.fi, request.imm};
+  const fi_msg_rma message{&source, &descriptor, 1, peer.address, &target, 1, &context.fi, data};
   return fi_writemsg(peer.endpoint, &message, FI_DELIVERY_COMPLETE | FI_COMPLETION | (request.has_imm ? FI_REMOTE_CQ_DATA : 0));
 }
 

@@ -39,6 +39,10 @@ pid_t owner_of(std::string_view name) {
   return space == pid_namespace() && pid > 0 ? pid : 0;
 }
 
+pid_t owner_of_endpoint(std::string_view name) {
+  return name.starts_with(kScheme) ? owner_of(name.substr(kScheme.size())) : 0;
+}
+
 int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 }  // namespace
@@ -60,9 +64,10 @@ void sweep_shm_segments() {
   closedir(directory);
 }
 
+bool is_own_shm_name(std::string_view endpoint_name) { return owner_of_endpoint(endpoint_name) == getpid(); }
+
 std::unique_ptr<ProcessWatch> ProcessWatch::open(std::string_view endpoint_name) {
-  if (!endpoint_name.starts_with(kScheme)) return nullptr;
-  const pid_t pid = owner_of(endpoint_name.substr(kScheme.size()));
+  const pid_t pid = owner_of_endpoint(endpoint_name);
   if (pid == 0) return nullptr;
   const int pidfd = open_pidfd(pid);
   if (pidfd < 0 && errno != ESRCH) return nullptr;

@@ -14,6 +14,9 @@ std::string make_shm_name();
 // Unlinks segments of our naming whose process is gone. Foreign names and other pid namespaces are left alone.
 void sweep_shm_segments();
 
+// Whether a shm endpoint name belongs to this process.
+bool is_own_shm_name(std::string_view endpoint_name);
+
 // Watches the process of a shm endpoint name; sees its end within one call.
 class ProcessWatch {
  public:

@@ -1,34 +1,15 @@
 // profile.cc: from a profile and a caller's wishes to one fi_info. Runs on the thread that opens a rail.
 #include "providers/libfabric/profile.h"
 
-#include <signal.h>
-
-#include <array>
 #include <cstring>
 #include <mutex>
+
+#include "providers/libfabric/signals.h"
 
 namespace asyncfabric::libfabric {
 namespace {
 
 constexpr const char* kDefaultAddress = "127.0.0.1";  // never listen to a network unless told to
-
-// The shm provider of libfabric takes over SIGINT, SIGTERM, SIGBUS and more while it initialises. They belong to the
-// program (Python's KeyboardInterrupt, faulthandler, sanitizers), so we put them back.
-class KeepSignalHandlers {
- public:
-  KeepSignalHandlers() {
-    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
-  }
-  ~KeepSignalHandlers() {
-    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
-  }
-  KeepSignalHandlers(const KeepSignalHandlers&) = delete;
-  KeepSignalHandlers& operator=(const KeepSignalHandlers&) = delete;
-
- private:
-  static constexpr std::array kSignals{SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGTERM, SIGCHLD};
-  std::array<struct sigaction, kSignals.size()> before_{};
-};
 
 int get_info(const Library& library, const char* node, uint64_t flags, const fi_info* hints, fi_info** out) {
   static std::mutex mutex;  // the first call initialises every provider of the library
@@ -53,8 +34,9 @@ Info make_hints(const Library& library, const Profile& profile, const Selection&
 }
 
 // libfabric also offers layered providers under the name of their core ("net" -> "net;ofi_rxm"): only exact names count.
-bool matches(const fi_info& info, const char* provider) {
-  return std::strcmp(info.fabric_attr->prov_name, provider) == 0;
+// And net does not mind the name of the interface.
+bool matches(const fi_info& info, const char* provider, const std::string& device) {
+  return std::strcmp(info.fabric_attr->prov_name, provider) == 0 && (device.empty() || device == info.domain_attr->name);
 }
 
 Info query(const Library& library, const Profile& profile, const Selection& selection, const char* provider,
@@ -73,12 +55,12 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
   }
   const Info list(library, found);
   for (fi_info* info = found; info != nullptr; info = info->next)
-    if (matches(*info, provider)) {
+    if (matches(*info, provider, selection.device)) {
       Info chosen(library, library.fi_dupinfo(info));
       if (chosen && profile.shape_info != nullptr) profile.shape_info(*chosen.get());
       return chosen;
     }
-  *detail += std::string("; ") + provider + ": only other providers answered";
+  *detail += std::string("; ") + provider + ": no such device, or only other providers answered";
   return Info();
 }
 

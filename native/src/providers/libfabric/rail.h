@@ -94,6 +94,7 @@ class LibfabricRail final : public Rail {
   void emit(const RailEvent& event, ReceiveSlot* slot);
   size_t read_cq(size_t limit);
   void take_entry(const fi_cq_data_entry& entry);
+  void take_immediate(uint64_t data);
   void take_error();
   Status diagnose(PeerState& peer, int error);
   void lose(PeerState& peer);
