@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Children print their stacks when they are told to abort; see _dump_process_tree.
@@ -28,7 +29,10 @@ _OWN_TASKS = ("af-", "af_", "afabric", "asyncfabric")  # names of native threads
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the markers here too, so that one directory of tests runs alone with strict markers."""
+    """Set hypothesis up; name the markers too, so that one directory of tests runs alone with strict markers."""
+    # A loaded machine makes examples slow, not wrong; the watchdog and pytest-timeout bound a test as a whole.
+    hypothesis.settings.register_profile("asyncfabric", deadline=None)
+    hypothesis.settings.load_profile("asyncfabric")
     config.addinivalue_line("markers", "slow: takes more than 0.25 s; runs in `make test` all the same")
 
 

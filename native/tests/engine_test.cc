@@ -214,9 +214,14 @@ TEST(EngineTest, FullSlabIsBusyAndRecovers) {
   for (int i = 0; i < 8; ++i)
     ASSERT_TRUE(pair.a->engine->submit_write(pair.a->cookie(), from, 0, 64, key, 0, kNoImm, &op).ok());
   EXPECT_EQ(pair.a->engine->submit_write(99, from, 0, 64, key, 0, kNoImm, &op).code, StatusCode::kBusy);
-  const uint64_t writable = pair.a->cookie();
+  const uint64_t writable = pair.a->cookie(), second = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->arm_writable(writable).ok());
+  ASSERT_TRUE(pair.a->engine->arm_writable(second).ok());
   EXPECT_EQ(pair.wait(*pair.a, writable).kind, CompletionKind::kWritable);
+  EXPECT_EQ(pair.wait(*pair.a, second).kind, CompletionKind::kWritable) << "every waiter is told";
+  const uint64_t late = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->arm_writable(late).ok());
+  EXPECT_EQ(pair.wait(*pair.a, late).kind, CompletionKind::kWritable) << "there is room already";
   EXPECT_TRUE(pair.a->engine->submit_write(pair.a->cookie(), from, 0, 64, key, 0, kNoImm, &op).ok());
 }
 

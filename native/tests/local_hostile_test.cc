@@ -1,5 +1,5 @@
-// local_hostile_test.cc: many peers, leaving peers, and peers that send nonsense: on the socket, in the ring and in the bell. A rail
-// survives them and goes on serving the others.
+// local_hostile_test.cc: many peers, leaving peers, and peers that send nonsense: on the socket, in the ring and in the
+// bell. A rail survives them and goes on serving the others.
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -85,7 +85,8 @@ TEST(LocalCrowd, TwoHundredFiftySixConnectAtOnce) {
     });
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(connected, kThreads * kEach);
-  EXPECT_TRUE(eventually({&hub}, [&] { return hub.imms.size() == kThreads * kEach; })) << "what was said before leaving counts";
+  EXPECT_TRUE(eventually({&hub}, [&] { return hub.imms.size() == kThreads * kEach; }))
+      << "what was said before leaving counts";
 }
 
 TEST(LocalCrowd, TheSeatsAreBoundedAndComeBack) {
@@ -125,7 +126,8 @@ TEST(LocalCrowd, ARailTalksToItself) {
   auto peer = station.connect(station);
   auto remote = attach(station, *peer, block.enrol(station));
   block.data()[0] = 42;
-  station.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, block.data(), 4096, 100, 1), 6), message(*peer, "me", 2)});
+  station.post(
+      {with_imm(transfer(WorkKind::kWrite, *peer, *remote, block.data(), 4096, 100, 1), 6), message(*peer, "me", 2)});
   ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 1 && station.messages.size() == 1; }));
   EXPECT_EQ(block.data()[4096], 42);
 }
@@ -185,8 +187,8 @@ struct Impostor {
     UniqueFd segment_fd;
     UniqueFd bell_fd;
     const UniqueFd doorbell(eventfd(0, EFD_NONBLOCK));
-    EXPECT_TRUE(local::Mapping::create(layout.total(), false, &segment, &segment_fd).ok());
-    EXPECT_TRUE(local::Mapping::create(4096, false, &own_bell, &bell_fd).ok());
+    EXPECT_TRUE(local::Mapping::create(local::FileRole::kSegment, layout.total(), &segment, &segment_fd).ok());
+    EXPECT_TRUE(local::Mapping::create(local::FileRole::kBell, 4096, &own_bell, &bell_fd).ok());
     auto* header = segment->as<local::SegmentHeader>();
     header->magic = local::kSegmentMagic;
     header->version = local::kLayoutVersion;
@@ -198,16 +200,15 @@ struct Impostor {
     hello.entries = kEntries;
     EXPECT_TRUE(local::send_wire(socket.get(), hello, {segment_fd.get(), bell_fd.get(), doorbell.get()}).ok());
     local::FdPack fds;
-    EXPECT_TRUE(local::await_wire(socket.get(), local::WireKind::kWelcome, now_ns() + kPatienceNs, &welcome, &fds).ok());
+    EXPECT_TRUE(
+        local::await_wire(socket.get(), local::WireKind::kWelcome, now_ns() + kPatienceNs, &welcome, &fds).ok());
     EXPECT_EQ(welcome.status, 0u);
-    EXPECT_TRUE(local::Mapping::open(fds[1].get(), sizeof(local::Bell), local::MapMode::kReadWrite, &bell).ok());
+    EXPECT_TRUE(local::Mapping::open(local::FileRole::kBell, fds[1].get(), sizeof(local::Bell), &bell).ok());
     board_fd = std::move(fds[0]);
   }
 
   local::Entry& entry(uint64_t position) { return segment->as<local::Entry>(layout.ring())[position % kEntries]; }
-  void ring() {
-    bell->as<local::Bell>()->dirty[welcome.connection / 64].fetch_or(1ull << (welcome.connection % 64));
-  }
+  void ring() { bell->as<local::Bell>()->dirty[welcome.connection / 64].fetch_or(1ull << (welcome.connection % 64)); }
 
   static constexpr uint32_t kEntries = 64;
   local::SegmentLayout layout{kEntries};
@@ -232,16 +233,23 @@ TEST(LocalHostile, NonsenseInTheRingHarmsNobody) {
     Impostor impostor(station);
     for (uint64_t position = 0; position < 500; ++position) {
       local::EntryBody body{};
-      const auto wild = [&] { return random() % 3 == 0 ? static_cast<uint32_t>(random()) : static_cast<uint32_t>(random() % 70'000); };
+      const auto wild = [&] {
+        return random() % 3 == 0 ? static_cast<uint32_t>(random()) : static_cast<uint32_t>(random() % 70'000);
+      };
       body.kind = static_cast<local::EntryKind>(random() % 40 == 0 ? random() % 256 : 1 + random() % 4);
       body.count = static_cast<uint8_t>(random() % 40 == 0 ? random() : 1 + random() % 12);
       body.has_imm = static_cast<uint8_t>(random());
       body.inlined = static_cast<uint8_t>(random() % 2);
-      body.length = body.kind == local::EntryKind::kMessage && random() % 20 != 0 ? static_cast<uint32_t>(random() % 49) : wild();
+      body.length =
+          body.kind == local::EntryKind::kMessage && random() % 20 != 0 ? static_cast<uint32_t>(random() % 49) : wild();
       // Half of the time with a valid key, so that only bounds and rights stand between it and the memory.
       if (body.kind == local::EntryKind::kBounceWrite || body.kind == local::EntryKind::kBounceRead)
-        body.bounce = {random() % 2 ? random() : valid.generation, random() % 2 ? random() : random() % (2 << 20),
-                       random() % 2 ? wild() : valid.slot, wild(), 0, 0};
+        body.bounce = {random() % 2 ? random() : valid.generation,
+                       random() % 2 ? random() : random() % (2 << 20),
+                       random() % 2 ? wild() : valid.slot,
+                       wild(),
+                       0,
+                       0};
       uint64_t words[local::kEntryWords];
       std::memcpy(words, &body, sizeof body);
       local::Entry& entry = impostor.entry(position);

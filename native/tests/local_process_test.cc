@@ -1,5 +1,5 @@
-// local_process_test.cc: two processes: mapped writes, kernel copies, and death by SIGKILL in the middle of things. Each test forks before
-// it opens a rail, so that no thread is lost in the child.
+// local_process_test.cc: two processes: mapped writes, kernel copies, and death by SIGKILL in the middle of things.
+// Each test forks before it opens a rail, so that no thread is lost in the child.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -52,7 +52,8 @@ class Child {
 
 void put(int fd, const std::string& text) {
   const auto length = static_cast<uint32_t>(text.size());
-  if (write(fd, &length, sizeof length) != sizeof length || write(fd, text.data(), length) != ssize_t{length}) _exit(90);
+  if (write(fd, &length, sizeof length) != sizeof length || write(fd, text.data(), length) != ssize_t{length})
+    _exit(90);
 }
 
 std::string get(int fd) {
@@ -114,7 +115,8 @@ TEST_P(LocalProcesses, WritesReadsAndNoticesCross) {
   constexpr uint64_t kPages = 1024;
   std::vector<WorkRequest> batch;
   for (uint64_t i = 0; i < kPages; ++i) {
-    batch.push_back(transfer(WorkKind::kWrite, *peer, *remote, source.data() + i * 4096, (kPages - 1 - i) * 4096, 4096, i));
+    batch.push_back(
+        transfer(WorkKind::kWrite, *peer, *remote, source.data() + i * 4096, (kPages - 1 - i) * 4096, 4096, i));
     batch.back().signalled = false;
   }
   batch.back().signalled = true;
@@ -194,13 +196,13 @@ TEST_P(LocalProcesses, WriterKilledInTheMiddleOfACopyBlocksNoRevoke) {
     child.kill();
     EXPECT_TRUE(station.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok()) << "waits for a dead writer";
     EXPECT_TRUE(station.rail->release_memory(target.handle, kPatienceNs).ok());
-    while (station.poll() > 0) {
-    }
+    while (station.poll() > 0) {}
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, LocalProcesses,
-                         ::testing::Values(Way{"mapped", "auto", Kind::kMemfd}, Way{"kernelCopy", "auto", Kind::kForeign},
+                         ::testing::Values(Way{"mapped", "auto", Kind::kMemfd},
+                                           Way{"kernelCopy", "auto", Kind::kForeign},
                                            Way{"bounce", "bounce", Kind::kForeign}),
                          [](const auto& info) { return info.param.name; });
 

@@ -1,5 +1,5 @@
-// local_rig.h: what the tests of the local provider share: a rail whose events are sorted into lists, registered memory of each
-// kind, and waiting on conditions with a deadline. Tests drive post() and poll() by hand, as the engine does.
+// local_rig.h: what the tests of the local provider share: a rail whose events are sorted into lists, registered memory
+// of each kind, and waiting on conditions with a deadline. Tests drive post() and poll() by hand, as the engine does.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -54,7 +54,9 @@ class Station {
           imms.push_back(event.imm);
           if (on_imm) on_imm(event.imm);
           break;
-        case RailEventKind::kMessage: messages.emplace_back(reinterpret_cast<const char*>(event.data), event.length); break;
+        case RailEventKind::kMessage:
+          messages.emplace_back(reinterpret_cast<const char*>(event.data), event.length);
+          break;
         case RailEventKind::kPeerLost: lost.push_back(event.peer); break;
         default: ADD_FAILURE() << "unexpected event";
       }

@@ -1,5 +1,5 @@
-// local_ring_test.cc: messages and immediates through a connection's ring: wrap-around, sizes, a full ring that says busy and
-// recovers, and producers and consumers that are lied to.
+// local_ring_test.cc: messages and immediates through a connection's ring: wrap-around, sizes, a full ring that says
+// busy and recovers, and producers and consumers that are lied to.
 #include "local_rig.h"
 #include "providers/local/ring.h"
 
@@ -22,7 +22,8 @@ TEST(LocalMessages, AllSizesArriveInOrderWithImmediatesBetween) {
   std::vector<std::string> sent;
   uint64_t seed = 0;
   for (int round = 0; round < 60; ++round)
-    for (const size_t length : {0ul, 1ul, 47ul, 48ul, 49ul, 4096ul, 9216ul, 16384ul}) sent.push_back(bytes_of(++seed, length));
+    for (const size_t length : {0ul, 1ul, 47ul, 48ul, 49ul, 4096ul, 9216ul, 16384ul})
+      sent.push_back(bytes_of(++seed, length));
   std::vector<WorkRequest> batch;
   for (size_t i = 0; i < sent.size(); ++i) {
     batch.push_back(message(*peer, sent[i], i + 1));
@@ -45,7 +46,8 @@ TEST(LocalMessages, TooLongIsRefused) {
   auto peer = sender.connect(receiver);
   const std::string long_text(16385, 'x');
   sender.post({message(*peer, long_text, 1), message(*peer, "short", 2)});
-  ASSERT_TRUE(eventually({&sender, &receiver}, [&] { return receiver.messages.size() == 1 && sender.done.size() == 2; }));
+  ASSERT_TRUE(
+      eventually({&sender, &receiver}, [&] { return receiver.messages.size() == 1 && sender.done.size() == 2; }));
   EXPECT_EQ(sender.done[1].code, StatusCode::kInvalidArgument);
   EXPECT_EQ(receiver.messages[0], "short");
 }
@@ -70,8 +72,7 @@ TEST(LocalRing, FullRingIsBusyForItsPeerAndRecovers) {
   EXPECT_EQ(sender.rail->post(mixed).accepted, 1u);
   EXPECT_TRUE(eventually({&awake}, [&] { return awake.imms.size() == 1; }));
 
-  while (sender.poll() > 0) {
-  }
+  while (sender.poll() > 0) {}
   ASSERT_TRUE(sender.rail->prepare_wait()) << "nothing to do until the target takes something";
   EXPECT_TRUE(eventually({&sleeper}, [&] { return sleeper.imms.size() == count; }));
   pollfd bed{sender.rail->wait_fd(), POLLIN, 0};
@@ -128,7 +129,8 @@ TEST(LocalRing, MoreBusyConnectionsThanHotSeats) {
 std::shared_ptr<local::Mapping> raw_segment(uint32_t entries) {
   std::shared_ptr<local::Mapping> segment;
   UniqueFd fd;
-  EXPECT_TRUE(local::Mapping::create(local::SegmentLayout(entries).total(), false, &segment, &fd).ok());
+  EXPECT_TRUE(
+      local::Mapping::create(local::FileRole::kSegment, local::SegmentLayout(entries).total(), &segment, &fd).ok());
   return segment;
 }
 

@@ -1,5 +1,5 @@
-// local_transfer_test.cc: bytes, bounds and rights over each way that the local provider has of moving them, between two rails of one
-// process. `foreign=cma` and `foreign=bounce` force the ways that two processes use.
+// local_transfer_test.cc: bytes, bounds and rights over each way that the local provider has of moving them, between
+// two rails of one process. `foreign=cma` and `foreign=bounce` force the ways that two processes use.
 #include <atomic>
 #include <thread>
 
@@ -45,8 +45,8 @@ class LocalTransfer : public ::testing::TestWithParam<Way> {
 TEST_P(LocalTransfer, AllSizesAndOffsetsLandExactly) {
   source_.randomise(1);
   uint64_t tag = 0;
-  for (const uint64_t length : {1ul, 7ul, 63ul, 64ul, 65ul, 255ul, 256ul, 257ul, 2047ul, 2048ul, 2049ul, 4095ul, 4096ul, 4097ul,
-                                8191ul, 8193ul, 65537ul, (1ul << 20) - 1, 1ul << 20}) {
+  for (const uint64_t length : {1ul, 7ul, 63ul, 64ul, 65ul, 255ul, 256ul, 257ul, 2047ul, 2048ul, 2049ul, 4095ul, 4096ul,
+                                4097ul, 8191ul, 8193ul, 65537ul, (1ul << 20) - 1, 1ul << 20}) {
     for (const uint64_t shift : {0ul, 1ul, 13ul, 64ul, 4095ul}) {
       target_.fill(0xa5);
       const uint64_t from = 100 + shift * 3;
@@ -160,7 +160,8 @@ TEST_P(LocalTransfer, PageBatchOfRandomPagesLands) {
   }
   batch.back() = with_imm(batch.back(), 77);
   writer_.post(batch, [&] { owner_.poll(); });
-  ASSERT_TRUE(eventually({&writer_, &owner_}, [&] { return owner_.imms.size() == 1 && writer_.done.contains(kPages); }));
+  ASSERT_TRUE(
+      eventually({&writer_, &owner_}, [&] { return owner_.imms.size() == 1 && writer_.done.contains(kPages); }));
   for (uint64_t i = 0; i < kPages; ++i)
     ASSERT_EQ(std::memcmp(target_.data() + targets[i] * kPage, source_.data() + i * kPage, kPage), 0);
   EXPECT_EQ(writer_.done.size(), 1u);
@@ -203,8 +204,7 @@ TEST_P(LocalTransfer, DisconnectReportsEverythingOnce) {
   const PostResult result = writer_.rail->post(batch);
   ASSERT_GT(result.accepted, 0u);
   ASSERT_TRUE(writer_.rail->disconnect(*peer_).ok());
-  while (writer_.poll() > 0) {
-  }
+  while (writer_.poll() > 0) {}
   EXPECT_EQ(writer_.done.size(), result.accepted);
   writer_.post({signal(*peer_, 1, 100)});
   writer_.poll();
@@ -245,14 +245,16 @@ TEST_P(LocalTransfer, ASpinningReceiverNeverSeesAnImmediateBeforeItsBytes) {
   EXPECT_TRUE(intact);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, LocalTransfer,
-                         ::testing::Values(Way{"direct", "auto", Kind::kForeign}, Way{"directPlain", "auto", Kind::kForeign, "plain"},
-                                           Way{"mapped", "cma", Kind::kMemfd}, Way{"mappedStreaming", "cma", Kind::kMemfd, "nt"},
-                                           Way{"kernelCopy", "cma", Kind::kForeign}, Way{"bounce", "bounce", Kind::kForeign}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, LocalTransfer,
+    ::testing::Values(Way{"direct", "auto", Kind::kForeign}, Way{"directPlain", "auto", Kind::kForeign, "plain"},
+                      Way{"mapped", "cma", Kind::kMemfd}, Way{"mappedStreaming", "cma", Kind::kMemfd, "nt"},
+                      Way{"kernelCopy", "cma", Kind::kForeign}, Way{"bounce", "bounce", Kind::kForeign}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(LocalOptions, UnknownOnesAreNamed) {
-  for (const auto& [name, word] : Words{{"copy", "fast"}, {"colour", "red"}, {"ring", "100"}, {"ring", "x"}, {"ring", ""}}) {
+  for (const auto& [name, word] :
+       Words{{"copy", "fast"}, {"colour", "red"}, {"ring", "100"}, {"ring", "x"}, {"ring", ""}}) {
     RailSpec spec;
     spec.options = {{name, word}};
     std::unique_ptr<Rail> rail;

@@ -1,4 +1,5 @@
-// local_wake_test.cc: sleeping and being rung: chosen interleavings of prepare_wait, and two sleepers that must never miss each other.
+// local_wake_test.cc: sleeping and being rung: chosen interleavings of prepare_wait, and two sleepers that must never
+// miss each other.
 #include <array>
 #include <thread>
 
@@ -38,8 +39,7 @@ TEST(LocalWake, OwnCompletionsForbidSleep) {
   auto peer = sender.connect(receiver);
   sender.post({signal(*peer, 1, 1)});
   EXPECT_FALSE(sender.rail->prepare_wait()) << "a completion waits to be polled";
-  while (sender.poll() > 0) {
-  }
+  while (sender.poll() > 0) {}
   EXPECT_TRUE(sender.rail->prepare_wait());
   sender.rail->cancel_wait();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from asyncfabric.bench.measure import percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
@@ -25,13 +26,28 @@ LONG_LIST_PAGE = 4 * KIB
 def run_pages(options: Options, report: Report) -> None:
     """Measure each page size, then the call with the long list."""
     report.expect(len(options.page_sizes) + 1)
-    with Pair("limits", options.deadline_at) as limit_pair, Pair("fabric", options.deadline_at) as pair:
+    busy = options.polling == "busy"
+    with Pair("limits", options.deadline_at) as limit_pair:
         limits = LimitSide(limit_pair, options)
-        side = FabricSide(pair, options, options.memory, options.region_bytes)
-        for page_bytes in options.page_sizes:
-            _lists(options, report, limits, side, page_bytes)
-        _long_list(options, report, side)
-        report.check("counts", side.check_counts())
+        ceilings = {size: limits.page_limits(size, pages_of(options, size)) for size in options.page_sizes}
+        if busy:
+            # As for writes: beside a busy fabric the limits would be slow and flatter it.
+            machine = limits.core_distance()
+            for field in ceilings.values():
+                race(field, repeats=options.repeats, duration=options.duration, count=options.count or LISTS)
+        with Pair("fabric", options.deadline_at) as pair:
+            side = FabricSide(pair, options, options.memory, options.region_bytes)
+            for page_bytes, ceiling in ceilings.items():
+                if not busy:
+                    machine = limits.core_distance()
+                _lists(options, report, side, page_bytes, ceiling, machine)
+            _long_list(options, report, side)
+            report.check("counts", side.check_counts())
+
+
+def pages_of(options: Options, page_bytes: int) -> int:
+    """Return how many pages one call writes: what was asked for, or as many as the region has."""
+    return min(options.pages, options.region_bytes // page_bytes)
 
 
 def page_writes(side: FabricSide, page_bytes: int, pages: int, seed: int, calls: list[float]) -> Contender:
@@ -51,18 +67,22 @@ def page_writes(side: FabricSide, page_bytes: int, pages: int, seed: int, calls:
     return Contender("asyncfabric", repeat)
 
 
-def _lists(options: Options, report: Report, limits: LimitSide, side: FabricSide, page_bytes: int) -> None:
+def _lists(
+    options: Options,
+    report: Report,
+    side: FabricSide,
+    page_bytes: int,
+    ceiling: list[Contender],
+    machine: dict[str, Any],
+) -> None:
     report.step(f"{options.pages} scattered pages of {format_size(page_bytes)}")
     side.poison()
-    pages = min(options.pages, options.region_bytes // page_bytes)
+    pages = pages_of(options, page_bytes)
     rounds = options.count or LISTS
     calls: list[float] = []
     ours = page_writes(side, page_bytes, pages, options.seed, calls)
-    ceiling = limits.page_limits(page_bytes, pages)
-    machine = limits.core_distance()
-    race(
-        [*ceiling, ours], repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples
-    )
+    field = [ours] if options.polling == "busy" else [*ceiling, ours]
+    race(field, repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
     side.wait_arrivals()
     verdict = side.pair.target.call(
         "check_pages",

@@ -26,16 +26,18 @@ def run_write(options: Options, report: Report) -> None:
     busy = options.polling == "busy"
     with Pair("limits", options.deadline_at) as limit_pair:
         limits = LimitSide(limit_pair, options)
-        ceilings: dict[int, list[Contender]] = {}
-        for size in options.sizes:
-            ceilings[size] = limits.write_limits(size, options.window)
-            if busy:
-                # A busy fabric never leaves the cores alone, so limits beside it would look slow and flatter it.
-                race(ceilings[size], repeats=options.repeats, duration=options.duration, count=options.count)
+        ceilings = {size: limits.write_limits(size, options.window) for size in options.sizes}
+        if busy:
+            # A busy fabric never leaves the cores alone: limits beside it would be slow and flatter it.
+            machine = limits.core_distance()
+            for field in ceilings.values():
+                race(field, repeats=options.repeats, duration=options.duration, count=options.count)
         with Pair("engine" if options.engine_level else "fabric", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, options.region_bytes)
             for size in options.sizes:
-                _throughput(options, report, limits, side, size, ceilings[size], busy)
+                if not busy:
+                    machine = limits.core_distance()
+                _throughput(options, report, side, size, ceilings[size], machine)
                 if not options.engine_level:
                     _single(options, report, side, size)
             report.check("counts", side.check_counts())
@@ -49,18 +51,12 @@ def facts(options: Options, side: FabricSide, **more: Any) -> dict[str, Any]:
 
 
 def _throughput(
-    options: Options,
-    report: Report,
-    limits: LimitSide,
-    side: FabricSide,
-    size: int,
-    ceiling: list[Contender],
-    busy: bool,
+    options: Options, report: Report, side: FabricSide, size: int, ceiling: list[Contender], machine: dict[str, Any]
 ) -> None:
     report.step(f"write {format_size(size)}, window {options.window}")
     side.poison()
     ours = side.engine_writes(size, options.window) if options.engine_level else side.writes(size, options.window)
-    machine = limits.core_distance()
+    busy = options.polling == "busy"
     field = [ours] if busy else [*ceiling, ours]
     race(field, repeats=options.repeats, duration=options.duration, count=options.count, on_start=side.forget_samples)
     verified = report.check(f"write {format_size(size)}", side.check_writes(size))

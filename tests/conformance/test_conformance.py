@@ -41,22 +41,22 @@ SLOW = {"deep_write_bytes": 64 * 1024, "peers": 16}
 LIGHT = {"deep_write_bytes": 256 * 1024}
 
 RINGS: tuple[FabricFactory, ...] = (
-    FabricFactory(open=_fake(1), name="fake-1", reads=True, peers=64, **LIGHT),  # type: ignore[arg-type]
-    FabricFactory(open=_fake(2), name="fake-2", rails=2, reads=True, memory="foreign", peers=64, **LIGHT),  # type: ignore[arg-type]
-    _native("local-1-allocated", ("local",), reads=True, big=True),
-    _native("local-1-foreign", ("local",), reads=True, memory="foreign"),
-    _native("local-2-allocated", ("local",) * 2, reads=True, peers=64, **LIGHT),
-    _native("local-2-foreign", ("local",) * 2, reads=True, memory="foreign", peers=64, **LIGHT),
-    _native("local-2to3-foreign", ("local",) * 2, ("local",) * 3, reads=True, memory="foreign", peers=16, **LIGHT),
-    _native("local-4to1-allocated", ("local",) * 4, ("local",), reads=True, peers=16, **LIGHT),
-    _native("tcp-1", ("tcp",), reads=True, memory="foreign", **SLOW),
-    _native("tcp-2", ("tcp",) * 2, reads=True, **SLOW),
-    _native("shm-1", ("shm",), reads=True, memory="foreign", **SLOW),
-    _native("shm-2", ("shm",) * 2, reads=True, **SLOW),
-    _native("shuffled-1", (SHUFFLED.format(seed=1),), reads=True, memory="foreign", peers=16, **LIGHT),
+    FabricFactory(open=_fake(1), name="fake-1", peers=64, **LIGHT),  # type: ignore[arg-type]
+    FabricFactory(open=_fake(2), name="fake-2", rails=2, memory="foreign", peers=64, **LIGHT),  # type: ignore[arg-type]
+    _native("local-1-allocated", ("local",), big=True),
+    _native("local-1-foreign", ("local",), memory="foreign"),
+    _native("local-2-allocated", ("local",) * 2, peers=64, **LIGHT),
+    _native("local-2-foreign", ("local",) * 2, memory="foreign", peers=64, **LIGHT),
+    _native("local-2to3-foreign", ("local",) * 2, ("local",) * 3, memory="foreign", peers=16, **LIGHT),
+    _native("local-4to1-allocated", ("local",) * 4, ("local",), peers=16, **LIGHT),
+    _native("tcp-1", ("tcp",), memory="foreign", **SLOW),
+    _native("tcp-2", ("tcp",) * 2, **SLOW),
+    _native("shm-1", ("shm",), memory="foreign", names_stale_keys=False, **SLOW),
+    _native("shm-2", ("shm",) * 2, names_stale_keys=False, **SLOW),
+    _native("shuffled-1", (SHUFFLED.format(seed=1),), memory="foreign", peers=16, **LIGHT),
     _native("shuffled-3to2", tuple(SHUFFLED.format(seed=n) for n in (2, 3, 4)), (SHUFFLED.format(seed=5),) * 2,
-            reads=True, peers=16, **LIGHT),
-    _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), reads=True, memory="foreign", peers=16, **LIGHT),
+            peers=16, **LIGHT),
+    _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), memory="foreign", peers=16, **LIGHT),
 )  # fmt: skip
 
 COUNTING = {
@@ -70,6 +70,7 @@ COUNTING = {
 @functools.cache
 def _missing(rails: tuple[str, ...]) -> str:
     """Return why fabrics with these rails cannot be opened here, or nothing."""
+
     async def attempt() -> None:
         async with af.open_fabric(af.FabricConfig(rails=rails)):
             pass
@@ -95,7 +96,7 @@ def _cases() -> Iterator[object]:
                 continue
             yield pytest.param(factory, check, "asyncio", id=f"{factory.name}-asyncio-{conformance.name_of(check)}")
     for rails in (3, 4):
-        factory = _native(f"local-{rails}", ("local",) * rails, reads=True)
+        factory = _native(f"local-{rails}", ("local",) * rails)
         for check in COUNTING:
             yield pytest.param(factory, check, "trio", id=f"{factory.name}-{conformance.name_of(check)}")
 

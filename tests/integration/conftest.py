@@ -1,4 +1,4 @@
-"""Ring 5: real processes. The checks of tests/conftest.py look at this process; here also at what killed children leave."""
+"""Ring 5: real processes. tests/conftest.py looks at what this process leaves, here is what its children leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import asyncfabric as af
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports by path, which leaves siblings out
 
-import processes  # noqa: E402  # found by the line above
+import processes  # found by the line above
 
 
 def _shared_memory() -> set[str]:
@@ -33,8 +33,8 @@ async def _open_shm() -> None:
 def no_shared_memory_is_left() -> Iterator[None]:
     """Fail the test whose processes leave files in /dev/shm.
 
-    libfabric's shm provider names its segments there, so a killed process cannot take them along; the next shm rail that
-    opens on the host sweeps them, and that is what is checked for it.
+    libfabric's shm provider names its segments there, so a killed process cannot take them along; the next shm
+    rail that opens on the host sweeps them, and that is what is checked for it.
     """
     processes.started.clear()
     before = _shared_memory()

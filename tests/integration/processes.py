@@ -1,4 +1,4 @@
-"""Starts the programs of ring 5 as real processes and talks to them in JSON lines. Whatever happens, they are gone at the end."""
+"""Starts the programs of ring 5 as real processes and talks to them in JSON lines; all are gone at the end."""
 
 from __future__ import annotations
 

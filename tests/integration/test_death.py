@@ -88,7 +88,7 @@ def test_stopped_peer(rail: str) -> None:
 
 
 def test_stopped_peer_of_one_host() -> None:
-    """Local writes need nothing from a stopped peer but room for its counts: what cannot be told waits, none is lost."""
+    """Local writes need nothing from a stopped peer but room for their counts: none is lost."""
     need("local")
     with party("local", peer_deadline_host=20.0) as writer, party("local") as target:
         writer.hear(), target.hear()

@@ -8,8 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
-
-import asyncfabric as af
 from random_programs import (
     PLAIN,
     POISON,
@@ -27,6 +25,8 @@ from random_programs import (
     Submit,
     present,
 )
+
+import asyncfabric as af
 
 OpenFabric = Callable[[], AbstractAsyncContextManager[Any]]
 IMM = 77

@@ -28,7 +28,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Settle:
-    """Await the n-th oldest transfer that was not awaited yet; `patience` checkpoints later cancel, None: to its end."""
+    """Await the n-th oldest transfer; cancel `patience` checkpoints later, or None: await its end."""
 
     which: int
     patience: int | None
@@ -59,9 +59,7 @@ _submits = st.one_of(
         st.integers(1, 3000),
         st.integers(0, 5),
     ),
-    st.builds(
-        Submit, st.just("scatter"), st.lists(_lengths, max_size=4).map(tuple), st.integers(0, 5)
-    ),
+    st.builds(Submit, st.just("scatter"), st.lists(_lengths, max_size=4).map(tuple), st.integers(0, 5)),
     st.just(Submit("signal", ())),
 )
 _settles = st.builds(Settle, st.integers(0, 5), st.one_of(st.none(), st.integers(0, 6)))
@@ -113,9 +111,7 @@ class Plan:
         for length in step.lengths:
             self.next_target += step.gap
             planned.sources.append(self.next_source)
-            planned.pieces.append(
-                Piece(self.next_target, self.content[self.next_source : self.next_source + length])
-            )
+            planned.pieces.append(Piece(self.next_target, self.content[self.next_source : self.next_source + length]))
             self.next_source += length
             self.next_target += length
         if step.op == "signal":

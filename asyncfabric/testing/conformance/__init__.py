@@ -7,8 +7,8 @@ Every provider of this package and the fake engine pass it; so can yours, in you
     @pytest.mark.parametrize("check", conformance.SUITE, ids=conformance.name_of)
     def test_mine(check): conformance.run(check, factory)
 
-A check is an async function of a FabricFactory. It raises AssertionError when the fabric is wrong and `unittest.SkipTest`
-when a capability is missing; `run` adds the deadline, since most ways of being wrong are hangs.
+A check is an async function of a FabricFactory. It raises AssertionError when the fabric is wrong and
+`unittest.SkipTest` when a capability is missing; `run` adds the deadline, since most ways of being wrong are hangs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ The test of it: overwrite the source with SCORCH the moment the await ended, the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import anyio
 
@@ -76,7 +77,7 @@ async def _awaiting(transfer: Awaitable[object]) -> None:
 
 
 async def check_cancelled_before_the_first_post(factory: FabricFactory) -> None:
-    """A transfer awaited in a cancelled scope raises; if it says that 0 bytes left, then nothing landed nor was counted."""
+    """A transfer awaited in a cancelled scope raises; if 0 bytes left, then nothing landed and nothing was counted."""
     async with open_pair(factory) as pair:
         region, _ = await pair.source(PIECE)
         view_of(region)[:] = bytes(PIECE)
@@ -150,7 +151,7 @@ async def check_cancelled_at_each_await(factory: FabricFactory) -> None:
             await fabric.wait_writable()
 
         scratch = await memory_of(factory, fabric, 4096, "read-write")
-        calls: list[Callable[[], Awaitable[None]]] = [
+        calls: list[Callable[[], Coroutine[Any, Any, None]]] = [
             register, revoke, warm, connect, write, pages, signal, send, wait, iterate, receive, writable,
         ]  # fmt: skip
         for call in calls:
@@ -168,7 +169,7 @@ async def check_cancelled_at_each_await(factory: FabricFactory) -> None:
 
 
 async def check_any_number_of_awaiters(factory: FabricFactory) -> None:
-    """Several tasks await one transfer; cancelling one of them cancels the transfer for all or for none, never hangs."""
+    """Several tasks await one transfer and all get its result, also those that come later."""
     async with open_pair(factory) as pair:
         region, _ = await pair.source(MIB)
         exposed, _ = await pair.poisoned(MIB)
@@ -212,7 +213,7 @@ async def check_release_with_work_in_flight(factory: FabricFactory) -> None:
 
 
 async def check_release_of_a_target_under_fire(factory: FabricFactory) -> None:
-    """After `release()` of a target returned no write lands in it; writers see an error that names the key or the peer."""
+    """After `release()` of a target returned no write lands in it; its writers end, well or with an error."""
     async with open_pair(factory) as pair:
         if factory.memory != "foreign":
             skip("the memory of an allocated region is gone after release: nothing left to look at")

@@ -1,12 +1,13 @@
 """Checks of counts (INV-1): a receiver knows the number to wait for without knowing rails, shards or batches.
 
-"Exactly" is checked by a signal of the same writer that is counted last, after everything before it was awaited: a surplus
-would show in the total.
+"Exactly" is checked by a signal of the same writer that is counted last, after everything before it was awaited: a
+surplus would show in the total.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import anyio
 import anyio.to_thread
@@ -145,7 +146,7 @@ async def check_counter_iteration(factory: FabricFactory) -> None:
             for _ in range(50):
                 await pair.writer.signal(peer, counter.imm)
         assert seen[-1] == 50
-        assert all(a < b for a, b in zip(seen, seen[1:], strict=False)), seen
+        assert all(a < b for a, b in pairwise(seen)), seen
 
 
 async def check_counter_spin(factory: FabricFactory) -> None:
@@ -215,7 +216,7 @@ async def check_closing_a_counter_wakes_its_waiters(factory: FabricFactory) -> N
 
 
 async def check_imm_bounds(factory: FabricFactory) -> None:
-    """imm is 0 .. 2**20 - 1; the ends work, what lies beyond raises at the call."""
+    """Imm is 0 .. 2**20 - 1; the ends work, what lies beyond raises at the call."""
     async with open_pair(factory) as pair:
         peer = await pair.peer()
         for imm in (0, af.MAX_IMM):
@@ -224,8 +225,8 @@ async def check_imm_bounds(factory: FabricFactory) -> None:
             await pair.writer.signal(peer, imm)
             assert await counter.wait(1) == 1
         for imm in (-1, af.MAX_IMM + 1, 1 << 32):
-            _refused(lambda imm=imm: pair.writer.signal(peer, imm), imm)  # type: ignore[misc]
-            _refused(lambda imm=imm: pair.target.counter(imm), imm)  # type: ignore[misc]
+            _refused(lambda imm=imm: pair.writer.signal(peer, imm), imm)
+            _refused(lambda imm=imm: pair.target.counter(imm), imm)
         assert bytes(carried_address(pair.target)) == bytes(pair.target.address)
 
 

@@ -19,7 +19,26 @@ from asyncfabric.testing.conformance.setting import (
     view_of,
 )
 
-SIZES = (0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 16385, 65535, 65536, 65537, 131071, 131073, 196611, MIB - 1, MIB, MIB + 1)
+SIZES = (
+    0,
+    1,
+    4095,
+    4096,
+    4097,
+    8191,
+    8192,
+    8193,
+    16385,
+    65535,
+    65536,
+    65537,
+    131071,
+    131073,
+    196611,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+)
 GUARD = 4096
 GIB = 1 << 30
 
@@ -53,7 +72,7 @@ async def check_odd_offsets(factory: FabricFactory) -> None:
             length = pair.chance.choice((1, 3, 17, 4097, 65_537, 200_003))
             start = pair.chance.randrange(300_007 - length + 1)
             offset = pair.chance.randrange(300_007 - length + 1)
-            piece = region[start : 300_007][0:length]
+            piece = region[start:300_007][0:length]
             await pair.writer.write(piece, key, offset, imm=counter.imm)
             await counter.wait(number)  # awaiting the write alone says that the source may be used again
             assert_untouched(memory[:offset], "before")

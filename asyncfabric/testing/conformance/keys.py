@@ -1,4 +1,4 @@
-"""Checks of keys and bounds (INV-3): a key reaches exactly what it names while it is alive, and hostile bytes reach nothing."""
+"""Checks of keys and bounds (INV-3): a key reaches what it names while it is alive, hostile bytes reach nothing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,20 @@ REFUSALS = (af.StaleKeyError, af.TransferError, af.PeerError, af.ClosedError, Va
 
 
 async def _fails_stale(pair: Pair, region: Any, key: Any, what: str) -> None:
+    counter = pair.target.counter()
     try:
-        await pair.writer.write(region, key, 0)
+        await pair.writer.write(region, key, 0, imm=counter.imm)
     except (af.StaleKeyError, af.PeerError):
-        return
-    raise AssertionError(f"{what} was written with")
+        assert counter.value == 0
+    except af.TransferError:
+        assert not pair.factory.names_stale_keys, f"{what} was refused without saying that it is stale"
+    else:
+        assert not pair.factory.names_stale_keys, f"{what} was written with"
+        peer = await pair.peer()
+        other = pair.target.counter()
+        await pair.writer.signal(peer, other.imm)
+        await other.wait(1)
+        assert counter.value == 0, f"a write with {what} was counted"
 
 
 async def check_revoked_keys(factory: FabricFactory) -> None:
@@ -117,7 +126,9 @@ async def check_rights(factory: FabricFactory) -> None:
         exposed, memory = await pair.poisoned(4096)
         reading = carried_key(exposed, access="read")
         _refused(lambda: pair.writer.write(region, reading, 0), "a write with a read key")
-        _refused(lambda: pair.writer.write_pages(region, [0], reading, [0], page_bytes=8, source_stride=8, target_stride=8))
+        _refused(
+            lambda: pair.writer.write_pages(region, [0], reading, [0], page_bytes=8, source_stride=8, target_stride=8)
+        )
         writing = carried_key(exposed, access="write")
         _refused(lambda: pair.writer.read(writing, 0, region), "a read with a write key")
         assert_untouched(memory, "refused writes")
@@ -132,7 +143,8 @@ async def check_bounds(factory: FabricFactory) -> None:
         region, _ = await pair.source(8192)
         exposed, memory = await pair.poisoned(4096)
         key = carried_key(exposed)
-        write = pair.writer.write
+        write: Any = pair.writer.write  # what the type checker would refuse has to be refused at run time too
+        signal: Any = pair.writer.signal
         for call in (
             lambda: write(region[0:4097], key, 0),
             lambda: write(region[0:1], key, 4096),
@@ -145,7 +157,7 @@ async def check_bounds(factory: FabricFactory) -> None:
             lambda: write(bytearray(4), key, 0),
             lambda: write(region[0:1], key, 0, imm=1.5),
             lambda: write(region[0:1], key, 0, imm="1"),
-            lambda: pair.writer.signal(None, 1),
+            lambda: signal(None, 1),
         ):
             _refused(call)
         assert_untouched(memory, "refused writes")
@@ -154,7 +166,7 @@ async def check_bounds(factory: FabricFactory) -> None:
 
 
 async def check_bad_buffers(factory: FabricFactory) -> None:
-    """Buffers that cannot be registered raise at the call: read-only for a remote writer, not contiguous, not a buffer."""
+    """Buffers that cannot be registered raise: read-only for a remote writer, not contiguous, not a buffer."""
     async with factory.open() as fabric:
         for buffer in (memoryview(bytearray(100))[::2], "text", 17, None, [1, 2, 3]):
             try:

@@ -93,7 +93,7 @@ async def check_messages_of_many(factory: FabricFactory) -> None:
 
 
 async def check_unreachable_peers(factory: FabricFactory) -> None:
-    """A fabric that is gone is a PeerError within the deadline, by `connect` and in the report of `warm`, not a hang."""
+    """A fabric that is gone is a PeerError within the deadline, by `connect` and in the report of `warm`."""
     async with factory.open() as fabric:
         async with factory.target() as gone:
             address = carried_address(gone)

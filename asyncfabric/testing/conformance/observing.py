@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import anyio
 
+from asyncfabric import Waiting
 from asyncfabric.testing.conformance.setting import MIB, FabricFactory, carried_address, carried_key, open_pair
 
 
@@ -39,7 +42,7 @@ async def check_why(factory: FabricFactory) -> None:
         counter = pair.target.counter()
         await pair.writer.signal(await pair.peer(), counter.imm)
         await counter.wait(1)
-        lines = []
+        lines: list[Waiting] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(counter.wait, 7)
             while not lines:
@@ -71,5 +74,5 @@ async def check_watch_words(factory: FabricFactory) -> None:
             await anyio.to_thread.run_sync(store)
         assert seen[0][0] == 0
         assert seen[-1][1] == last
-        assert all(a[1] == b[0] for a, b in zip(seen, seen[1:], strict=False)), seen
+        assert all(a[1] == b[0] for a, b in pairwise(seen)), seen
         assert all(old < new for old, new in seen), seen

@@ -1,4 +1,4 @@
-"""Checks of depth and width: more work than any queue holds, both directions at once, many peers connecting together."""
+"""Checks of depth and width: more work than any queue holds, both directions at once, many peers together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import anyio
 
 import asyncfabric as af
-from asyncfabric import Fabric
+from asyncfabric import Fabric, ImmCounter, Region, RegionKey
 from asyncfabric.testing.conformance.setting import (
     MIB,
     FabricFactory,
@@ -84,6 +84,11 @@ class _Lane:
     """One direction of the load."""
 
     rounds = 60
+    region: Region
+    content: bytes
+    key: RegionKey
+    memory: memoryview
+    counter: ImmCounter
 
     def __init__(self, name: str, sender: Fabric, receiver: Fabric) -> None:
         self.name, self.sender, self.receiver = name, sender, receiver
@@ -147,7 +152,7 @@ async def check_many_peers_at_once(factory: FabricFactory) -> None:
             region = await memory_of(factory, member, 64, "local")
             view_of(region)[:] = content[64 * number : 64 * number + 64]
             await member.connect(carried_address(hub))
-            await member.write(region, af.RegionKey.from_bytes(key_bytes), 64 * number, imm=counter.imm)
+            await member.write(region, RegionKey.from_bytes(key_bytes), 64 * number, imm=counter.imm)
 
         async with anyio.create_task_group() as tasks:
             for number, member in enumerate(members):

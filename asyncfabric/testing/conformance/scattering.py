@@ -40,7 +40,10 @@ async def check_scatter_to_many(factory: FabricFactory) -> None:
                 view_of(each)[:] = bytes([POISON]) * 80_000
             imm = 1000 + size
             counters = [member.counter(imm) for member in members[:size]]
-            plan = [(chance.randrange(320_000), chance.randrange(9), chance.choice((0, 1, 333, 4097, 70_001))) for _ in counters]
+            plan = [
+                (chance.randrange(320_000), chance.randrange(9), chance.choice((0, 1, 333, 4097, 70_001)))
+                for _ in counters
+            ]
             targets = [
                 ScatterTarget(key, source, offset, length)
                 for key, (source, offset, length) in zip(keys[:size], plan, strict=True)
@@ -64,7 +67,11 @@ async def check_scatter_to_one_peer_many_times(factory: FabricFactory) -> None:
         exposed, memory = await pair.poisoned(200_000)
         key = carried_key(exposed)
         counter = pair.target.counter()
-        targets = [ScatterTarget(key, 7, 0, 50_001), ScatterTarget(key, 0, 60_000, 3), ScatterTarget(key, 1, 70_000, 100_000)]
+        targets = [
+            ScatterTarget(key, 7, 0, 50_001),
+            ScatterTarget(key, 0, 60_000, 3),
+            ScatterTarget(key, 1, 70_000, 100_000),
+        ]
         await pair.writer.scatter(region, targets, imm=counter.imm)
         assert await counter.wait(3) == 3
         assert_bytes(memory[:50_001], content[7:50_008], "first")

@@ -1,6 +1,6 @@
 """What a check gets to work with: a FabricFactory, its capabilities, and memory with known bytes in it.
 
-Everything random is seeded by the check's name, so that a failure repeats. No pytest here: a capability that is missing is
+Everything random is seeded by the factory's name, so that a failure repeats. No pytest here: a missing capability is
 `unittest.SkipTest`, which pytest and unittest both report as a skip with its reason.
 """
 
@@ -37,7 +37,8 @@ class FabricFactory:
         name: shown in the ids of tests.
         rails: rails of what `open` opens.
         memory: allocated (pages of the engine) or foreign (bytearrays of the caller).
-        reads: rails have one-sided reads.
+        names_stale_keys: the writer always hears of a key that died before it wrote; otherwise the target's refusal may
+            be all that happens, which keeps the memory safe (INV-3) but is heard of only by those who count.
         peers: how many fabrics may live at once, for the checks with many peers.
         deep_write_bytes: size of each of the 8,192 writes of the deep queue; smaller for slow transports.
         big: try 5 GiB where the machine has the memory.
@@ -49,7 +50,7 @@ class FabricFactory:
     name: str = "fabric"
     rails: int = 1
     memory: Literal["allocated", "foreign"] = "allocated"
-    reads: bool = False
+    names_stale_keys: bool = True
     peers: int = 256
     deep_write_bytes: int = MIB
     big: bool = False
@@ -132,7 +133,7 @@ def assert_untouched(memory: memoryview, what: str) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let other tasks run until the condition holds; the deadline of the check bounds it."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110  # statistics have no event to wait for
         await anyio.sleep(0.0005)
 
 

@@ -53,6 +53,11 @@ class Slab {
   T& operator[](uint32_t slot) { return slots_[slot]; }
   const T& operator[](uint32_t slot) const { return slots_[slot]; }
   uint32_t capacity() const { return capacity_; }
+  // A hint: another thread may be quicker.
+  bool has_free() const {
+    return static_cast<uint32_t>(free_.load(std::memory_order_acquire)) != kNone ||
+           used_.load(std::memory_order_relaxed) < capacity_;
+  }
 
   // May a handle name this slot? Only the thread that took a fresh slot knows its handle before the slot is made.
   bool exists(uint32_t slot) const { return slot < used_.load(std::memory_order_relaxed); }

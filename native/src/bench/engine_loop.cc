@@ -16,12 +16,14 @@ constexpr uint32_t kIdlePolls = 64;
 // Counts the ops of this loop that ended, keeps the first failure.
 class Harvest {
  public:
-  explicit Harvest(Engine& engine, uint64_t* samples_ns = nullptr) : engine_(engine), samples_ns_(samples_ns) {}
+  explicit Harvest(Engine& engine, bool drive, uint64_t* samples_ns = nullptr)
+      : engine_(engine), drive_(drive), samples_ns_(samples_ns) {}
 
   void take() {
+    if (drive_) engine_.step();
     const size_t found = engine_.poll(batch_.data(), batch_.size());
     // Nothing there: on a machine with fewer cores than spinning threads the one that works must get its turn.
-    if (found == 0 && ++idle_ > kIdlePolls) {
+    if (!drive_ && found == 0 && ++idle_ > kIdlePolls) {
       std::this_thread::yield();
       idle_ = 0;
     }
@@ -39,6 +41,7 @@ class Harvest {
 
  private:
   Engine& engine_;
+  bool drive_;
   uint64_t* samples_ns_;
   std::array<Completion, 256> batch_;
   uint64_t ended_ = 0;
@@ -71,7 +74,7 @@ Status stroke(Engine& engine, Harvest& harvest, const PingLoop& loop, uint64_t t
 }  // namespace
 
 EngineLoopResult write_loop(Engine& engine, const WriteLoop& loop) {
-  Harvest harvest(engine, loop.samples_ns);
+  Harvest harvest(engine, loop.drive, loop.samples_ns);
   const uint64_t slots = loop.region_bytes / loop.op_bytes;
   const uint64_t started = monotonic_ns();
   uint64_t submitted = 0;
@@ -95,8 +98,8 @@ EngineLoopResult write_loop(Engine& engine, const WriteLoop& loop) {
 }
 
 EngineLoopResult pages_loop(Engine& engine, RegionId region, KeyId key, const PageBatch& pages, uint64_t rounds, int64_t imm,
-                            uint64_t* samples_ns) {
-  Harvest harvest(engine, samples_ns);
+                            bool drive, uint64_t* samples_ns) {
+  Harvest harvest(engine, drive, samples_ns);
   const uint64_t started = monotonic_ns();
   for (uint64_t round = 0; round < rounds; ++round) {
     OpId op = 0;
@@ -116,7 +119,7 @@ EngineLoopResult spin_loop(Engine& engine, CounterId counter, uint64_t target, u
 }
 
 EngineLoopResult ping_loop(Engine& engine, const PingLoop& loop, uint64_t* samples_ns) {
-  Harvest harvest(engine);
+  Harvest harvest(engine, loop.drive);
   const uint64_t started = monotonic_ns();
   uint64_t before = started;
   for (uint64_t turn = 0; turn < loop.count; ++turn) {
@@ -135,7 +138,7 @@ EngineLoopResult ping_loop(Engine& engine, const PingLoop& loop, uint64_t* sampl
 }
 
 EngineLoopResult pong_loop(Engine& engine, const PingLoop& loop) {
-  Harvest harvest(engine);
+  Harvest harvest(engine, loop.drive);
   const uint64_t started = monotonic_ns();
   for (uint64_t turn = 0; turn < loop.count; ++turn) {
     uint64_t value = 0;

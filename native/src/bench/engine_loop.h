@@ -1,6 +1,6 @@
 // engine_loop.h: the engine driven by bare native loops, without Python: what the engine itself costs.
 // Uses include/asyncfabric/engine.h only, as any program that links the library could. Runs on the calling thread, which must be
-// the engine's one consumer of completions while a loop runs.
+// the engine's one consumer of completions while a loop runs. `drive`: the engine has no worker (manual polling), the loop calls step().
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,14 @@ struct WriteLoop {
   uint64_t window = 0;
   uint64_t count = 0;
   int64_t imm = kNoImm;
+  bool drive = false;
   uint64_t* samples_ns = nullptr;
 };
 EngineLoopResult write_loop(Engine& engine, const WriteLoop& loop);
 
 // `rounds` calls of submit_write_pages with the same list, one after the other.
 EngineLoopResult pages_loop(Engine& engine, RegionId region, KeyId key, const PageBatch& pages, uint64_t rounds, int64_t imm,
-                            uint64_t* samples_ns);
+                            bool drive, uint64_t* samples_ns);
 
 // Waits with spin_counter until `target` arrivals were counted. finished_ns is when they were.
 EngineLoopResult spin_loop(Engine& engine, CounterId counter, uint64_t target, uint64_t deadline_ns);
@@ -49,6 +50,7 @@ struct PingLoop {
   int64_t imm = 0;
   uint64_t count = 0;
   uint64_t deadline_ns = 0;  // from now, for one round
+  bool drive = false;
 };
 EngineLoopResult ping_loop(Engine& engine, const PingLoop& loop, uint64_t* samples_ns);
 EngineLoopResult pong_loop(Engine& engine, const PingLoop& loop);

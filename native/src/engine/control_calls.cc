@@ -9,14 +9,9 @@ void NativeEngine::answer(uint64_t cookie, Status status, uint64_t value) {
   core_.publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = value});
 }
 
-void NativeEngine::note_error(std::string text) {
-  const std::lock_guard lock(error_mutex_);
-  last_error_ = std::move(text);
-}
-
 std::string NativeEngine::last_error() const {
-  const std::lock_guard lock(error_mutex_);
-  return last_error_;
+  const std::lock_guard lock(core_.error_mutex);
+  return core_.last_error;
 }
 
 void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device, uint32_t access) {
@@ -27,7 +22,7 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t
   for (uint32_t rail = 0; rail < core_.rails.size() && status.ok(); ++rail) {
     status = core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
     if (!status.ok())
-      note_error("registering " + std::to_string(length) + " bytes on rail " + std::to_string(rail) + " (" +
+      core_.note_error("registering " + std::to_string(length) + " bytes on rail " + std::to_string(rail) + " (" +
                  core_.rails[rail]->protocol + ") failed");
   }
   uint64_t handle = 0;
@@ -73,7 +68,7 @@ Status NativeEngine::submit_allocate(uint64_t cookie, uint64_t length, int32_t d
     Pages pages;
     const Status status = Pages::allocate(length, &pages);
     if (!status.ok()) {
-      note_error("allocating " + std::to_string(length) + " bytes of shared memory failed");
+      core_.note_error("allocating " + std::to_string(length) + " bytes of shared memory failed");
       answer(cookie, status, 0);
       return;
     }

@@ -28,6 +28,10 @@
 
 namespace asyncfabric {
 
+constexpr uint64_t kShortestNapNs = 50'000;
+constexpr uint64_t kLongestNapNs = 5'000'000;
+constexpr uint64_t kPulseNs = 50'000'000;
+
 struct RailState {
   std::unique_ptr<Rail> rail;
   Capabilities capabilities;
@@ -80,7 +84,11 @@ struct Core {
   std::atomic<uint64_t> consumed{0};
   std::atomic<bool> closing{false};
   std::atomic<bool> backlogged{false};
-  std::atomic<uint64_t> writable_cookie{0};  // partner: arm_writable stores, the helm exchanges
+  std::atomic<bool> writable_wanted{false};     // partner: arm_writable sets, the helm clears
+  std::mutex writable_mutex;
+  std::vector<uint64_t> writable_cookies;       // who waits for room; guarded by writable_mutex
+  mutable std::mutex error_mutex;
+  std::string last_error;                       // newest failed control call, in words; guarded by error_mutex
   RegionTable regions;
   KeyTable keys;
   CounterTable counters;
@@ -101,6 +109,7 @@ struct Core {
   uint64_t live_count = 0;
   uint64_t draining = 0;  // ops with a drain deadline
   uint64_t next_tick_ns = 0;
+  uint64_t nap_ns = kShortestNapNs;  // for rails without a descriptor: grows while nothing happens
   uint64_t close_cookie = 0;
   uint64_t close_until_ns = 0;
   bool close_pending = false;
@@ -109,8 +118,11 @@ struct Core {
   size_t step();
   bool settled() const;  // false: a sleeping worker has to be woken
   bool can_sleep();  // true: nothing to do until something rings
-  uint64_t sleep_limit_ns() const;
+  uint64_t sleep_limit_ns();
   void publish(const Completion& completion);
+  bool has_room() const;   // one more op would be taken
+  void tell_writable();
+  void note_error(std::string text);  // any thread
   void flush_completions();
 
   // start.cc
@@ -156,6 +168,7 @@ struct Core {
   void lose_peer(Peer& peer, Status status, PeerState state);
   void reap(Peer& peer);
   void tick(uint64_t now);
+  uint64_t check_pulse(Peer& peer, uint64_t now);
   void attach(KeyTable::Slot& key, Peer& peer);
   void fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status);
 

@@ -62,15 +62,17 @@ void Core::on_done(uint64_t tag, Status status) {
   if ((tag & 1) != 0) {
     --leg.outstanding;
     op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-    Peer& peer = *op.targets[leg.target].peer;
-    --peer.outstanding;
+    --op.targets[leg.target].peer->outstanding;
   }
   if (op.zombie) {  // its wait ended long ago; now its memory is free too
     if (op.outstanding.load(std::memory_order_relaxed) == 0) retire(op);
     return;
   }
+  Peer& peer = *op.targets[leg.target].peer;
   if (!status.ok()) fail_target(op, leg.target, status);
   if (leg.cursor == leg.end && leg.outstanding == 0 && !leg.queued) leg_ended(leg);
+  // The transport says that nobody is there: the others of this peer need not find out one by one.
+  if (status.kind == StatusKind::kPeer) lose_peer(peer, status, PeerState::kLost);
 }
 
 void Core::leg_ended(Leg& leg) {
@@ -143,8 +145,6 @@ void Core::retire(Op& op) {
   // From here a handle or a tag of this op is refused.
   op.generation.fetch_add(1, std::memory_order_acq_rel);
   ops.give_back(&op);
-  if (const uint64_t cookie = writable_cookie.exchange(0, std::memory_order_acq_rel); cookie != 0)
-    publish({.cookie = cookie, .kind = CompletionKind::kWritable});
 }
 
 }  // namespace asyncfabric

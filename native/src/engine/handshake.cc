@@ -70,11 +70,15 @@ void Core::wire_peer(PeerId id) {
   Peer* peer = find_peer(id);
   if (peer == nullptr || peer->state != PeerState::kConnecting) return;  // given up meanwhile; the lanes go with `wiring`
   if (!wiring.status.ok()) {
+    note_error(wiring.lanes.empty() ? "the peer and this fabric have no rail of the same protocol that can reach across"
+                                    : "connecting over " + wiring.protocol + " failed: " + status_text(wiring.status.code) +
+                                          " (" + std::to_string(wiring.status.raw) + ")");
     connect_failed(*peer, wiring.status);
     return;
   }
   peer->lanes = std::move(wiring.lanes);
   peer->protocol = wiring.protocol;
+  peer->same_host = remote.host == host;
   peer->weights.clear();
   peer->reports_loss = true;
   for (const Lane& lane : peer->lanes) {

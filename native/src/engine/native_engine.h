@@ -79,14 +79,11 @@ class NativeEngine final : public Engine {
   // control_calls.cc
   void add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device, uint32_t access);
   void answer(uint64_t cookie, Status status, uint64_t value);
-  void note_error(std::string text);
 
   mutable Core core_;  // look-ups pin and unpin
   Worker worker_;
   std::atomic<uint64_t> regions_{0};
   std::atomic<uint64_t> registered_bytes_{0};
-  mutable std::mutex error_mutex_;
-  std::string last_error_;
 };
 
 }  // namespace asyncfabric

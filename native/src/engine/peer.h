@@ -55,6 +55,7 @@ struct Peer {
   uint64_t hello_gap_ns = 0;
   uint64_t last_heard_ns = 0;
   uint64_t next_ping_ns = 0;
+  uint64_t pinging_since_ns = 0;  // silence before our first ping says nothing
   std::vector<KeyId> asking;      // keys that they have not judged yet; asked again until they answer
   uint64_t next_ask_ns = 0;
   uint64_t outstanding = 0;  // signalled work requests

@@ -137,6 +137,31 @@ void Core::reap(Peer& peer) {
   peer.wired = false;
 }
 
+// Heartbeats: always where the rails do not tell us of a death, and while ops are in flight everywhere, because a process that is
+// stopped is not dead and answers nothing. Returns when to look again.
+uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
+  const bool owes = peer.ops_in_flight.load(std::memory_order_relaxed) != 0;
+  if ((peer.reports_loss && !owes) || peer.incarnation == incarnation || config.polling == PollingMode::kManual) {
+    peer.pinging_since_ns = 0;
+    return ~0ull;
+  }
+  const uint64_t deadline = peer.same_host ? config.peer_deadline_host_ns : config.peer_deadline_network_ns;
+  if (peer.pinging_since_ns == 0) {
+    peer.pinging_since_ns = now;
+    peer.next_ping_ns = 0;
+  }
+  const uint64_t heard = std::max(peer.last_heard_ns, peer.pinging_since_ns);
+  if (now > heard && now - heard > deadline) {
+    lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
+    return ~0ull;
+  }
+  if (now >= peer.next_ping_ns) {
+    send_message(peer, 0, MessageType::kPing, now, {});
+    peer.next_ping_ns = now + deadline / 5;
+  }
+  return peer.next_ping_ns;
+}
+
 void Core::tick(uint64_t now) {
   constexpr uint64_t kSoon = 1'000'000;
   uint64_t next = ~0ull;
@@ -145,6 +170,8 @@ void Core::tick(uint64_t now) {
     switch (peer.state) {
       case PeerState::kConnecting:
         if (now >= peer.connect_until_ns) {
+          note_error("the peer did not answer over " + (peer.protocol.empty() ? "any rail" : peer.protocol) + " within " +
+                     std::to_string(config.connect_deadline_ns / 1'000'000) + " ms");
           lose_peer(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
         } else {
           if (peer.wired && peer.active && now >= peer.next_hello_ns) say_hello(peer);
@@ -156,18 +183,7 @@ void Core::tick(uint64_t now) {
           ask_again(peer, now);
           next = std::min(next, peer.next_ask_ns);
         }
-        if (!peer.reports_loss && peer.incarnation != incarnation && config.polling != PollingMode::kManual) {
-          const uint64_t deadline = peer.same_host ? config.peer_deadline_host_ns : config.peer_deadline_network_ns;
-          if (now - std::min(now, peer.last_heard_ns) > deadline) {
-            lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
-            break;
-          }
-          if (now >= peer.next_ping_ns) {
-            send_message(peer, 0, MessageType::kPing, now, {});
-            peer.next_ping_ns = now + deadline / 5;
-          }
-          next = std::min(next, peer.next_ping_ns);
-        }
+        next = std::min(next, check_pulse(peer, now));
         break;
       case PeerState::kLost:
       case PeerState::kDisconnected:

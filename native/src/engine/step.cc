@@ -26,9 +26,13 @@ size_t Core::step() {
   events += watches.look([this](uint64_t cookie, uint64_t value) {
     publish({.cookie = cookie, .kind = CompletionKind::kWatch, .value = value});
   });
+  if (events != 0) nap_ns = kShortestNapNs;
+  // Ops that are in flight are watched: their peer may have been stopped.
+  if (events == 0 && live_count != 0 && next_tick_ns == ~0ull) next_tick_ns = now_ns() + kPulseNs;
   // Reading the clock costs as much as an idle pass: look only when a deadline can be near.
   if (next_tick_ns != ~0ull && (events == 0 || next_tick_ns == 0))
     if (const uint64_t now = now_ns(); now >= next_tick_ns) tick(now);
+  if (writable_wanted.load(std::memory_order_acquire)) tell_writable();
   flush_completions();
   tallies.steps.add(1);
   return events;
@@ -36,6 +40,25 @@ size_t Core::step() {
 
 void Core::publish(const Completion& completion) {
   if (!backlog.empty() || !ring.stage(completion)) backlog.push_back(completion);
+}
+
+bool Core::has_room() const {
+  // Completions that nobody took count too, so the ring that carries them cannot run over.
+  return submitted.load(std::memory_order_relaxed) - consumed.load(std::memory_order_relaxed) < 2ull * config.max_ops &&
+         ops.has_free();
+}
+
+void Core::tell_writable() {
+  if (!has_room()) return;  // looked at again when an op ends and when completions are taken
+  const std::lock_guard lock(writable_mutex);
+  writable_wanted.store(false, std::memory_order_release);
+  for (const uint64_t cookie : writable_cookies) publish({.cookie = cookie, .kind = CompletionKind::kWritable});
+  writable_cookies.clear();
+}
+
+void Core::note_error(std::string text) {
+  const std::lock_guard lock(error_mutex);
+  last_error = std::move(text);
 }
 
 void Core::flush_completions() {
@@ -70,7 +93,7 @@ bool Core::can_sleep() {
   return true;
 }
 
-uint64_t Core::sleep_limit_ns() const {
+uint64_t Core::sleep_limit_ns() {
   uint64_t limit = 3'600'000'000'000ull;
   if (next_tick_ns != ~0ull) {
     const uint64_t now = now_ns();
@@ -78,7 +101,10 @@ uint64_t Core::sleep_limit_ns() const {
   }
   if (watches.any_armed()) limit = std::min<uint64_t>(limit, 50'000);  // stores to a word ring nothing
   for (const auto& rail : rails)
-    if (rail->rail->wait_fd() < 0) limit = std::min<uint64_t>(limit, live_count != 0 ? 50'000 : 1'000'000);
+    if (rail->rail->wait_fd() < 0) {
+      limit = std::min(limit, live_count != 0 ? kShortestNapNs : nap_ns);
+      nap_ns = std::min(nap_ns * 2, kLongestNapNs);
+    }
   return limit;
 }
 

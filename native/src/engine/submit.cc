@@ -14,10 +14,7 @@ bool inside(uint64_t offset, uint64_t length, uint64_t bound) { return offset <=
 Status NativeEngine::take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
   if (imm < kNoImm || imm > kMaxImm) return StatusCode::kInvalidArgument;
-  // Completions that nobody took count too, so the ring that carries them cannot run over.
-  if (core_.submitted.load(std::memory_order_relaxed) - core_.consumed.load(std::memory_order_relaxed) >=
-      2ull * core_.config.max_ops)
-    return StatusCode::kBusy;
+  if (!core_.has_room()) return StatusCode::kBusy;
   Op* op = core_.ops.take();
   if (op == nullptr) return StatusCode::kBusy;
   op->kind = kind;
@@ -215,7 +212,13 @@ Status NativeEngine::cancel(OpId id) {
 
 Status NativeEngine::arm_writable(uint64_t cookie) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
-  core_.writable_cookie.store(cookie, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(core_.writable_mutex);
+    core_.writable_cookies.push_back(cookie);
+    core_.writable_wanted.store(true, std::memory_order_release);
+  }
+  const Moment moment(core_);
+  core_.tell_writable();  // there may be room already
   return {};
 }
 

@@ -1,6 +1,6 @@
 """One process of an integration test: reads commands as JSON lines, answers each with one JSON line.
 
-Run as `python party.py`. Every command is a method below; `{"do": "expose", "length": 4096}` calls `expose(length=4096)`.
+Run as `python party.py`. Every command is a method below: `{"do": "expose", "length": 64}` calls `expose(length=64)`.
 Exceptions are answered as {"error": class name, "text": ..., "seconds": ...}; the process ends with standard input.
 """
 
@@ -36,7 +36,9 @@ class Party:
     async def about(self) -> dict[str, Any]:
         return {"address": bytes(self.fabric.address).hex(), "rails": [rail.provider for rail in self.fabric.rails]}
 
-    async def expose(self, length: int, name: str = "target", memory: str = "allocated", seed: int = 0) -> dict[str, Any]:
+    async def expose(
+        self, length: int, name: str = "target", memory: str = "allocated", seed: int = 0
+    ) -> dict[str, Any]:
         """Make a region; poisoned, or with the bytes of a seed."""
         if memory == "allocated":
             region = await self.fabric.allocate(length, device="cpu")
@@ -79,7 +81,9 @@ class Party:
     async def connect_to(self, address: str) -> Any:
         return await self.fabric.connect(af.FabricAddress.from_bytes(bytes.fromhex(address)))
 
-    async def write(self, key: str, length: int, offset: int = 0, imm: int | None = None, name: str = "source") -> dict[str, Any]:
+    async def write(
+        self, key: str, length: int, offset: int = 0, imm: int | None = None, name: str = "source"
+    ) -> dict[str, Any]:
         result = await self.fabric.write(self.regions[name][0:length], self.key(key), offset, imm=imm)
         return {"bytes": result.bytes, "rails": list(result.rails)}
 
@@ -101,7 +105,9 @@ class Party:
         await self.fabric.signal(await self.connect_to(address), imm)
         return {}
 
-    async def stream(self, key: str, piece: int, window: int = 8, imm: int | None = None, name: str = "source") -> dict[str, Any]:
+    async def stream(
+        self, key: str, piece: int, window: int = 8, imm: int | None = None, name: str = "source"
+    ) -> dict[str, Any]:
         """Write for ever with a window of transfers; says `{"streaming": true}` after the first, ends with an error."""
         target, region, done = self.key(key), self.regions[name], 0
         pending = [self.fabric.write(region[0:piece], target, 0, imm=imm) for _ in range(window)]

@@ -1,6 +1,6 @@
 """Try an installed wheel: both packages come from it, the engine is in it, a transfer works, the command starts.
 
-Run by `make wheel` with the interpreter of a fresh environment, away from the checkout. Needs nothing of the test suite.
+Run by `make wheel` with the interpreter of a fresh environment, away from the checkout. Needs nothing of the tests.
 """
 
 from __future__ import annotations

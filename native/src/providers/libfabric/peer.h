@@ -23,8 +23,10 @@ struct PeerState {
   ContextList requests;                   // posted and not reported, in order
   Context* backlog = nullptr;             // the first of them that libfabric has not taken
   uint64_t last_sequence = 0;   // given to the newest submitted request
-  uint64_t asked = 0;           // newest one that acknowledges
+  uint64_t asked = 0;           // newest one that asks for the target's word
   uint64_t acknowledged = 0;    // everything up to here arrived
+  uint64_t unasked_bytes = 0;   // submitted behind the newest one that asks
+  uint32_t asks_in_flight = 0;
   uint32_t post_mark = 0;       // the post() that saw this peer last
   uint32_t outstanding = 0;
   uint32_t submitted = 0;

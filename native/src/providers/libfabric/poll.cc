@@ -51,8 +51,14 @@ void LibfabricRail::finish(Context& context, Status status) {
   PeerState& peer = *context.peer;
   context.done = true;
   context.status = status;
-  if (context.submitted) --peer.submitted;
-  if (context.acknowledges && status.ok()) peer.acknowledged = std::max(peer.acknowledged, context.sequence);
+  if (context.submitted) {
+    --peer.submitted;
+    if (context.acknowledges) {
+      --peer.asks_in_flight;
+      if (status.ok()) peer.acknowledged = std::max(peer.acknowledged, context.sequence);
+      if (peer.asks_in_flight == 0 && peer.asked < peer.last_sequence) cover_later();
+    }
+  }
   if (!capabilities_.ordered) {
     retire(context);
     return;
@@ -71,7 +77,6 @@ void LibfabricRail::break_stream(PeerState& peer, Status status) {
     if (unsent) context->done = true;
   }
   peer.backlog = nullptr;
-  peer.asked = peer.last_sequence;
   while (peer.requests.head != nullptr && reportable(*peer.requests.head)) retire(*peer.requests.head);
   if (!peer.closed && !peer.lost) (void)introduce(peer);  // the first introduction may be among what was lost
 }

@@ -10,6 +10,10 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer leaves room for others
+// Where completions wait for the target's word, it is asked for this often: more often costs the target a message each, more
+// rarely drains the sender's window before the word comes.
+constexpr uint64_t kAskEvery = 16;
+constexpr uint64_t kAskBytes = 256 * 1024;
 constexpr size_t kReserved = 256;       // contexts for the rail's own messages, without which others might never complete
 
 }  // namespace
@@ -64,7 +68,7 @@ PostResult LibfabricRail::post(std::span<const WorkRequest> requests) {
   return {accepted, StatusCode::kOk};
 }
 
-// Where completions wait for the target's word, one word for each peer of a batch is enough: the last request asks for it.
+// The last request of each peer in a batch asks for the target's word, unless an earlier question is still on its way.
 std::bitset<LibfabricRail::kBatch> LibfabricRail::last_of_each_peer(std::span<const WorkRequest> batch) {
   std::bitset<kBatch> last;
   if (!device_->profile().acknowledged) return last;
@@ -95,7 +99,7 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
       if (last.test(i)) cover_later();
       continue;
     }
-    context->acknowledges |= last.test(i);
+    context->acknowledges |= last.test(i) && peer.asks_in_flight == 0;
     if (request.kind == WorkKind::kSend) {
       encode(MessageHead{}, context->payload);
       std::memcpy(context->payload + kMessageHeadBytes, request.address, request.length);
@@ -109,6 +113,7 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
       --budget;
     } else if (error == -FI_EAGAIN) {
       push_backlog(peer, *context, request);
+      if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));
     } else {
       finish(*context, status_of_work(static_cast<int>(-error)));
       if (last.test(i)) cover_later();
@@ -117,12 +122,12 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
   return batch.size();
 }
 
-// A batch lost the request that would have asked for the target's word: ask by an empty write.
+// The newest requests of a peer wait for the target's word and nothing that was posted since asks for it: ask by an empty write.
 void LibfabricRail::cover() {
   if (!cover_wanted_) return;
   cover_wanted_ = false;
   for (const std::shared_ptr<PeerState>& peer : peers_) {
-    if (peer->closed || peer->lost || peer->backlog != nullptr || peer->asked == peer->last_sequence) continue;
+    if (peer->closed || peer->lost || peer->backlog != nullptr || peer->asks_in_flight > 0 || peer->asked == peer->last_sequence) continue;
     WorkRequest request;
     Context* context = enlist(*peer, request, true);
     if (context == nullptr) {
@@ -135,6 +140,7 @@ void LibfabricRail::cover() {
 
 ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
   PeerState& peer = *context.peer;
+  context.acknowledges |= device_->profile().acknowledged && (peer.last_sequence - peer.asked >= kAskEvery || peer.unasked_bytes >= kAskBytes);
   ssize_t error = 0;
   switch (request.kind) {
     case WorkKind::kWrite:
@@ -155,7 +161,13 @@ ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
   if (error != 0) return error;
   context.submitted = true;
   context.sequence = ++peer.last_sequence;
-  if (context.acknowledges) peer.asked = context.sequence;
+  if (context.acknowledges) {
+    peer.asked = context.sequence;
+    peer.unasked_bytes = 0;
+    ++peer.asks_in_flight;
+  } else {
+    peer.unasked_bytes += request.length;
+  }
   ++peer.submitted;
   return 0;
 }
@@ -186,6 +198,11 @@ ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request
   const fi_rma_iov target{to, request.length, key};
   const fi_msg_rma message{&source, &descriptor, 1, peer.address, &target, 1, &context.fi, data};
   return fi_writemsg(peer.endpoint, &message, FI_DELIVERY_COMPLETE | FI_COMPLETION | (request.has_imm ? FI_REMOTE_CQ_DATA : 0));
+}
+
+// No question is on its way that could fail, and yet libfabric is connecting again: what only left may be lost.
+bool LibfabricRail::stream_vanished(const PeerState& peer) const {
+  return device_->profile().acknowledged && peer.asks_in_flight == 0 && peer.asked < peer.last_sequence;
 }
 
 Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body, bool barrier) {
@@ -225,7 +242,10 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
     Context* context = peer.backlog;
     if (context->barrier && peer.requests.head != context) return;
     const ssize_t error = submit(*context, context->request);
-    if (error == -FI_EAGAIN) return;
+    if (error == -FI_EAGAIN) {
+      if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));
+      return;
+    }
     --*budget;
     peer.backlog = context->next;  // before finish(), which may take the context out of the list
     skip_done(peer);

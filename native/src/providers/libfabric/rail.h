@@ -77,6 +77,7 @@ class LibfabricRail final : public Rail {
   size_t post_batch(std::span<const WorkRequest> batch);
   void cover_later() { cover_wanted_ = device_->profile().acknowledged; }
   void cover();
+  bool stream_vanished(const PeerState& peer) const;
   Context* enlist(PeerState& peer, const WorkRequest& request, bool internal);
   ssize_t submit(Context& context, const WorkRequest& request);
   ssize_t submit_send(Context& context, size_t bytes);

@@ -6,8 +6,8 @@
 
 namespace asyncfabric::local {
 
-// A locked add beats mfence, and ThreadSanitizer, which does not model fences, needs nothing here: data is ordered by the
-// release and acquire of Entry.sequence.
+// A locked add beats mfence, and ThreadSanitizer, which does not model fences, needs nothing here: data is ordered by
+// the release and acquire of Entry.sequence.
 inline void store_load_barrier() {
 #if defined(__x86_64__)
   asm volatile("lock; addl $0, (%%rsp)" ::: "memory", "cc");

@@ -11,7 +11,8 @@
 namespace asyncfabric::local {
 namespace {
 
-// Measured on Zen 5 (two cores): from 2 KiB on streaming wins; below, it evicts the line that the receiver is about to read.
+// Measured on Zen 5 (two cores): from 2 KiB on streaming wins; below, it evicts the line that the receiver is about to
+// read.
 constexpr size_t kStreamFrom = 2048;
 constexpr size_t kBlock = 256;  // what one turn of a streaming loop moves
 

@@ -1,6 +1,6 @@
-// copy.h: moving payload bytes. Streaming (non-temporal) stores do not read the target's cache lines before overwriting them,
-// which is worth a third of the memory traffic once a copy is larger than a few KiB.
-// After copy() returns, a release store publishes the bytes, whichever stores were used.
+// copy.h: moving payload bytes. Streaming (non-temporal) stores do not read the target's cache lines before overwriting
+// them, which is worth a third of the memory traffic once a copy is larger than a few KiB. After copy() returns, a
+// release store publishes the bytes, whichever stores were used.
 #pragma once
 
 #include <cstddef>

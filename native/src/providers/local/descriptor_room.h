@@ -1,5 +1,5 @@
-// descriptor_room.h: 256 peers of both directions need about 1,024 descriptors, which is the usual soft limit. Raised only in
-// processes that get near it, and never above what the administrator allows. Any thread.
+// descriptor_room.h: 256 peers of both directions need about 1,024 descriptors, which is the usual soft limit. Raised
+// only in processes that get near it, and never above what the administrator allows. Any thread.
 #pragma once
 
 #include <sys/resource.h>

@@ -1,4 +1,5 @@
-// done_queue.h: completions between post() and the next poll(). [helm] Grows while the engine warms up, then never allocates.
+// done_queue.h: completions between post() and the next poll(). [helm] Grows while the engine warms up, then never
+// allocates.
 #pragma once
 
 #include <span>

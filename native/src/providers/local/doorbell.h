@@ -1,7 +1,8 @@
 // doorbell.h: waking a rail of this host. Ringing costs a system call only when the rail sleeps.
 //   sleeper: asleep = 1; look for work once more; none -> sleep on the eventfd
 //   others:  make news visible; barrier; asleep.exchange(0) was 1 -> write the eventfd
-// Either the sleeper's last look sees the news, or the other side sees asleep == 1: both are separated by a full barrier.
+// Either the sleeper's last look sees the news, or the other side sees asleep == 1: both are separated by a full
+// barrier.
 #pragma once
 
 #include <unistd.h>

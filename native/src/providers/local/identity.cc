@@ -27,7 +27,7 @@ std::string read_text(const char* path) {
 }
 
 uint64_t inode_of(const char* path) {
-  struct stat facts {};
+  struct stat facts{};
   return stat(path, &facts) == 0 ? facts.st_ino : 0;
 }
 

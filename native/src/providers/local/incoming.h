@@ -1,5 +1,5 @@
-// incoming.h: a peer's connection to us, the receiving end. The service thread makes it, the helm drains it, the control
-// thread looks at its active slot. Everything read from the segment is treated as hostile.
+// incoming.h: a peer's connection to us, the receiving end. The service thread makes it, the helm drains it, the
+// control thread looks at its active slot. Everything read from the segment is treated as hostile.
 #pragma once
 
 #include <sys/socket.h>

@@ -1,10 +1,10 @@
 // neighbours.cc: see neighbours.h.
 #include "providers/local/neighbours.h"
 
-#include <csignal>
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <atomic>
 
@@ -46,7 +46,7 @@ Status Neighbours::doorbell(const ProcessWatch& process, uint64_t rail_id, Uniqu
   if (*out != nullptr) return {};
   if (!bell || !eventfd || !is_eventfd(eventfd.get())) return StatusCode::kPeerRejected;
   std::shared_ptr<Mapping> mapping;
-  if (const Status status = Mapping::open(bell.get(), sizeof(Bell), MapMode::kReadWrite, &mapping); !status.ok())
+  if (const Status status = Mapping::open(FileRole::kBell, bell.get(), sizeof(Bell), &mapping); !status.ok())
     return status;
   fcntl(eventfd.get(), F_SETFL, O_NONBLOCK);
   *out = std::make_shared<Doorbell>(std::move(mapping), std::move(eventfd));
@@ -56,9 +56,10 @@ Status Neighbours::doorbell(const ProcessWatch& process, uint64_t rail_id, Uniqu
 
 void Neighbours::permit_kernel_copy(pid_t pid) {
 #if defined(PR_SET_PTRACER)
-  // One word of the whole process, hence static. EINVAL without Yama, where nothing needs to be permitted. Peers beyond the
-  // first find process_vm_writev refused and take the bounce path.
-  static std::atomic<pid_t> permitted{0};  // partner: none, only an exchange among service and control threads of all rails
+  // One word of the whole process, hence static. EINVAL without Yama, where nothing needs to be permitted. Peers beyond
+  // the first find process_vm_writev refused and take the bounce path.
+  static std::atomic<pid_t> permitted{
+      0};  // partner: none, only an exchange among service and control threads of all rails
   if (policy_ == TracerPolicy::kOff) return;
   if (policy_ == TracerPolicy::kAny) {
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);

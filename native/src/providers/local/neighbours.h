@@ -1,5 +1,5 @@
-// neighbours.h: what connections to one peer share, so that a bidirectional peer costs four descriptors: the pidfd of its
-// process and the doorbell of its rail. Control and service thread.
+// neighbours.h: what connections to one peer share, so that a bidirectional peer costs four descriptors: the pidfd of
+// its process and the doorbell of its rail. Control and service thread.
 #pragma once
 
 #include <functional>
@@ -24,8 +24,8 @@ class Neighbours {
   Status process(pid_t pid, uint64_t start, std::shared_ptr<ProcessWatch>* out);
   std::shared_ptr<ProcessWatch> find(pid_t pid);
 
-  // The doorbell of rail `rail_id` in `process`: a known one, or made of the two files just received. The process is part of
-  // the name: a peer that claims another's rail id poisons nobody but itself.
+  // The doorbell of rail `rail_id` in `process`: a known one, or made of the two files just received. The process is
+  // part of the name: a peer that claims another's rail id poisons nobody but itself.
   Status doorbell(const ProcessWatch& process, uint64_t rail_id, UniqueFd bell, UniqueFd eventfd,
                   std::shared_ptr<Doorbell>* out);
 

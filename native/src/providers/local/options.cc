@@ -51,7 +51,8 @@ Status parse_options(const RailSpec& spec, Options* out, std::string* detail) {
     if (name == "ring") known = parse_entries(word, &out->ring_entries);
     if (known) continue;
     *detail = "local: option " + name + "=" + word +
-              " is not one of copy=auto|plain|nt, foreign=auto|cma|bounce, tracer=first|any|off, ring=<power of two, 8 to 65536>";
+              " is not one of copy=auto|plain|nt, foreign=auto|cma|bounce, tracer=first|any|off, ring=<power of two, 8 "
+              "to 65536>";
     return StatusCode::kInvalidArgument;
   }
   return {};

@@ -21,9 +21,9 @@ enum class ForeignPath { kDirect, kKernelCopy, kBounce };
 
 // A completion that waits for an earlier bounced transfer, or is one.
 struct Deferred {
-  uint64_t position = 0;      // of the ring entry whose result is awaited
+  uint64_t position = 0;  // of the ring entry whose result is awaited
   uint64_t tag = 0;
-  Status status;              // of an already finished request
+  Status status;                // of an already finished request
   void* read_target = nullptr;  // kBounceRead: where the staged bytes go
   uint32_t staging = 0;
   uint32_t length = 0;
@@ -45,19 +45,20 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
   std::shared_ptr<Mapping> board_file;
   std::shared_ptr<Doorbell> target;
   std::shared_ptr<ProcessWatch> process;
-  uint32_t connection = 0;  // our bit in the target's bell
+  uint32_t connection = 0;        // our bit in the target's bell
   std::atomic<bool> lost{false};  // partner: service thread stores, helm loads
 
   // [helm]
   RingProducer ring;
   ForeignPath foreign = ForeignPath::kKernelCopy;
+  uint64_t seen_alive_ns = 0;  // when the target's process was last known not to be dead
   EntryBody batch{};           // immediates not yet in the ring
   uint64_t batch_bytes = 0;    // payload moved since the batch began
   bool touched = false;        // entries were published that the target may not know of
   bool closed = false;
-  bool blocked = false;        // its last post was refused for want of room,
-  uint64_t blocked_at = 0;     // when so much had been consumed
-  bool waits = false;          // is in the list of connections with deferred completions
+  bool blocked = false;            // its last post was refused for want of room,
+  uint64_t blocked_at = 0;         // when so much had been consumed
+  bool waits = false;              // is in the list of connections with deferred completions
   std::vector<Deferred> deferred;  // FIFO: [deferred_head, size)
   size_t deferred_head = 0;
 

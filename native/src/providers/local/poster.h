@@ -1,6 +1,7 @@
-// poster.h: the sending half of a rail. [helm] A request is carried out while it is posted: by a plain copy into mapped memory, by
-// process_vm_writev / readv, or, where the kernel refuses that, by a bounce through the connection's staging bytes, which the
-// target copies when it polls. Only bounced requests complete later; requests behind them wait for their turn.
+// poster.h: the sending half of a rail. [helm] A request is carried out while it is posted: by a plain copy into mapped
+// memory, by process_vm_writev / readv, or, where the kernel refuses that, by a bounce through the connection's staging
+// bytes, which the target copies when it polls. Only bounced requests complete later; requests behind them wait for
+// their turn.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,13 +24,13 @@ class Poster {
 
   PostResult post(std::span<const WorkRequest> requests);
 
-  void settle();                                // moves finished bounced transfers to done()
+  void settle();                                 // moves finished bounced transfers to done()
   void fail_all(Outgoing& link, Status status);  // what still waits on a link is over
-  bool may_sleep();                             // nothing to settle and no refused link has room now
+  bool may_sleep();                              // nothing to settle and no refused link has room now
   DoneQueue& done() { return done_; }
 
  private:
-  static constexpr size_t kMaxPieces = 1024;  // the kernel's limit on iovecs
+  static constexpr size_t kMaxPieces = 1024;                      // the kernel's limit on iovecs
   static constexpr uint64_t kMaxRunBytes = 2 * kMaxRequestBytes;  // how long a revoke may wait for one system call
   static constexpr uint64_t kLargeBytes = 16384;  // payload that takes so long that news should not wait for it
 
@@ -45,7 +46,8 @@ class Poster {
   bool hold(Outgoing& link, const RemoteHandle& remote);
   void let_go();
 
-  // Tries, asks the target to wake us when it has consumed something, and tries once more. False: the request is not taken.
+  // Tries, asks the target to wake us when it has consumed something, and tries once more. False: the request is not
+  // taken.
   template <class Try>
   bool with_room(Outgoing& link, Try attempt) {
     if (attempt()) return true;
@@ -69,7 +71,7 @@ class Poster {
   DoneQueue done_;
   Outgoing* held_link_ = nullptr;  // whose active_slot is set
   uint32_t held_slot_ = 0;
-  std::vector<Outgoing*> touched_;  // within one post
+  std::vector<Outgoing*> touched_;                  // within one post
   std::vector<std::shared_ptr<Outgoing>> waiting_;  // with deferred completions
   std::vector<std::shared_ptr<Outgoing>> blocked_;  // refused for want of room
   std::array<iovec, kMaxPieces> here_;

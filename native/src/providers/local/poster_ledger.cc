@@ -1,4 +1,5 @@
-// poster_ledger.cc: the bookkeeping of Poster: hazards, immediates, waking the target, completions and what waits for room.
+// poster_ledger.cc: the bookkeeping of Poster: hazards, immediates, waking the target, completions and what waits for
+// room.
 #include <cstring>
 
 #include "providers/local/barrier.h"

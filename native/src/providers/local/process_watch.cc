@@ -1,9 +1,9 @@
 // process_watch.cc: see process_watch.h.
 #include "providers/local/process_watch.h"
 
-#include <cerrno>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <cerrno>
 
 #include "providers/local/identity.h"
 

@@ -1,10 +1,10 @@
 // rail.cc: opening and closing a local rail, and its helm calls. See rail.h.
 #include "providers/local/rail.h"
 
+#include <sys/eventfd.h>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <sys/eventfd.h>
 
 #include <utility>
 
@@ -38,8 +38,9 @@ Status LocalRail::open(const Options& options, std::unique_ptr<Rail>* out, std::
   Reception reception;
   std::shared_ptr<Mapping> board;
   std::shared_ptr<Mapping> bell;
-  Status status = Mapping::create(sizeof(Board), true, &board, &reception.board_file);
-  if (status.ok()) status = Mapping::create(SegmentLayout::page_up(sizeof(Bell)), false, &bell, &reception.bell_file);
+  Status status = Mapping::create(FileRole::kBoard, sizeof(Board), &board, &reception.board_file);
+  if (status.ok())
+    status = Mapping::create(FileRole::kBell, SegmentLayout::page_up(sizeof(Bell)), &bell, &reception.bell_file);
   UniqueFd doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (status.ok() && !doorbell) status = {StatusCode::kNoMemory, errno};
   if (!status.ok()) {
@@ -68,7 +69,8 @@ Status LocalRail::open(const Options& options, std::unique_ptr<Rail>* out, std::
   return {};
 }
 
-LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms) : options_(options), rooms_(std::move(rooms)) {
+LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms)
+    : options_(options), rooms_(std::move(rooms)) {
   capabilities_.ordered = true;
   capabilities_.synchronous = true;
   capabilities_.read = true;

@@ -1,6 +1,6 @@
 // rail.h: LocalRail puts the rooms of this folder together behind the Rail contract. No logic of transfers lives here.
-// Control calls (rail_control.cc) and helm calls (rail.cc) may overlap: they meet only in Regions, Roster and Neighbours, whose
-// locks are held for a few instructions, never while memory is mapped, populated or drained.
+// Control calls (rail_control.cc) and helm calls (rail.cc) may overlap: they meet only in Regions, Roster and
+// Neighbours, whose locks are held for a few instructions, never while memory is mapped, populated or drained.
 #pragma once
 
 #include <memory>
@@ -74,9 +74,9 @@ class LocalRail : public Rail {
   Capabilities capabilities_;
   std::unique_ptr<Rooms> rooms_;
   std::string address_;
-  uint64_t next_serial_ = 1;                     // [control]
+  uint64_t next_serial_ = 1;                             // [control]
   std::vector<std::shared_ptr<Incoming>> news_leaving_;  // [helm] kept for their capacity
-  std::vector<std::shared_ptr<Outgoing>> lost_;  // [helm] still to be reported
+  std::vector<std::shared_ptr<Outgoing>> lost_;          // [helm] still to be reported
 };
 
 }  // namespace asyncfabric::local

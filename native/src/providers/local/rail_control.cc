@@ -1,7 +1,7 @@
 // rail_control.cc: the control calls of a local rail: registering memory, connecting, attaching. See rail.h.
-#include <cerrno>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <cerrno>
 
 #include "base/clock.h"
 #include "providers/local/descriptor_room.h"
@@ -35,8 +35,9 @@ Status LocalRail::register_memory(const Memory& memory, std::unique_ptr<LocalMem
 }
 
 Status LocalRail::revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) {
-  return rooms_->regions.revoke(static_cast<LocalHandle&>(memory).slot, from_now(deadline_ns),
-                                [this] { return rooms_->roster->census(); }, new_key);
+  return rooms_->regions.revoke(
+      static_cast<LocalHandle&>(memory).slot, from_now(deadline_ns), [this] { return rooms_->roster->census(); },
+      new_key);
 }
 
 Status LocalRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) {
@@ -54,7 +55,8 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
   const SegmentLayout layout(options_.ring_entries);
   std::shared_ptr<Mapping> segment;
   UniqueFd segment_file;
-  if (const Status status = Mapping::create(layout.total(), false, &segment, &segment_file); !status.ok()) return status;
+  if (const Status status = Mapping::create(FileRole::kSegment, layout.total(), &segment, &segment_file); !status.ok())
+    return status;
   make_descriptor_room(segment_file.get());
   auto* header = segment->as<SegmentHeader>();
   header->magic = kSegmentMagic;
@@ -67,7 +69,8 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
   if (const Status status = rooms_->service.neighbours().process(target.pid, target.process_start, &link->process);
       !status.ok())
     return status.code == StatusCode::kPeerDead ? Status(StatusCode::kPeerUnreachable, status.raw) : status;
-  if (const Status status = shake_hands(target.socket, target.rail_id, from_now(deadline_ns), *link, segment_file); !status.ok())
+  if (const Status status = shake_hands(target.socket, target.rail_id, from_now(deadline_ns), *link, segment_file);
+      !status.ok())
     return status;
   link->foreign = choose_foreign_path(*link);
 
@@ -77,7 +80,7 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
     shutdown(closing.socket.get(), SHUT_RDWR);
   });
   rooms_->roster->enlist(link, handle.get());
-  rooms_->service.watch(*link);  // after enlist: a hang-up must find whom it concerns
+  rooms_->service.watch(*link);                                   // after enlist: a hang-up must find whom it concerns
   if (link->process->gone()) rooms_->roster->lose(link->serial);  // its pidfd may have spoken before
   *out = std::move(handle);
   return {};
@@ -105,10 +108,11 @@ Status LocalRail::shake_hands(const std::string& socket_name, uint64_t rail_id, 
   if (welcome.status != 0 || welcome.rail != rail_id || welcome.connection >= kMaxConnections || !fds[0])
     return StatusCode::kPeerRejected;
   link.connection = welcome.connection;
-  status = Mapping::open(fds[0].get(), sizeof(Board), MapMode::kReadOnly, &link.board_file);
+  status = Mapping::open(FileRole::kBoard, fds[0].get(), sizeof(Board), &link.board_file);
   if (!status.ok()) return status;
   if (link.board().magic != kBoardMagic || link.board().version != kLayoutVersion) return StatusCode::kPeerRejected;
-  return rooms_->service.neighbours().doorbell(*link.process, rail_id, std::move(fds[1]), std::move(fds[2]), &link.target);
+  return rooms_->service.neighbours().doorbell(*link.process, rail_id, std::move(fds[1]), std::move(fds[2]),
+                                               &link.target);
 }
 
 ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {
@@ -161,7 +165,8 @@ Status LocalRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<R
   } else if ((remote->access & kTraitMemfd) != 0) {
     UniqueFd file;
     if (const Status status = ask_file(*link, wanted.slot, wanted.generation, &file); !status.ok()) return status;
-    if (const Status status = Mapping::open_region(file.get(), remote->length, &remote->mapping); !status.ok())
+    if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote->length, &remote->mapping);
+        !status.ok())
       return status;
     remote->mapping->populate(0, remote->length);
     remote->direct = remote->mapping->data();

@@ -1,5 +1,6 @@
-// receiver.h: the receiving half of a rail. [helm] Connections that sent lately are "hot": their rings are looked at directly and
-// their bit in the bell stays set, so a busy sender touches no shared word but its own ring. The others are found by their bit.
+// receiver.h: the receiving half of a rail. [helm] Connections that sent lately are "hot": their rings are looked at
+// directly and their bit in the bell stays set, so a busy sender touches no shared word but its own ring. The others
+// are found by their bit.
 //   sender: publish; barrier; bit clear -> set it
 //   demote: clear the bit; barrier; ring not empty -> set it again
 #pragma once

@@ -1,9 +1,9 @@
 // regions.cc: see regions.h.
 #include "providers/local/regions.h"
 
+#include <fcntl.h>
 #include <cerrno>
 #include <ctime>
-#include <fcntl.h>
 
 #include <utility>
 
@@ -38,7 +38,8 @@ Status decode_key(std::string_view bytes, RegionKey* out) {
   return {};
 }
 
-Regions::Regions(std::shared_ptr<Mapping> board) : board_(std::move(board)), next_generation_(random_word() >> 16 | 1) {}
+Regions::Regions(std::shared_ptr<Mapping> board)
+    : board_(std::move(board)), next_generation_(random_word() >> 16 | 1) {}
 
 void Regions::publish(uint32_t slot, const Held& held, std::string* key) {
   RegionSlot& words = shared(slot);
@@ -96,14 +97,15 @@ Status Regions::remove(uint32_t slot, uint64_t deadline_ns, const TakeCensus& ce
 }
 
 Status Regions::remove_all(uint64_t deadline_ns, const TakeCensus& census) {
-  size_t count = 0;
+  std::vector<uint32_t> used;
   {
     const std::lock_guard lock(mutex_);
-    count = held_.size();
+    for (uint32_t slot = 0; slot < held_.size(); ++slot)
+      if (held_[slot].used) used.push_back(slot);
   }
-  for (uint32_t slot = 0; slot < count; ++slot) shared(slot).generation.store(0, std::memory_order_seq_cst);
+  for (const uint32_t slot : used) shared(slot).generation.store(0, std::memory_order_seq_cst);
   Status worst;
-  for (uint32_t slot = 0; slot < count; ++slot)
+  for (const uint32_t slot : used)
     if (const Status status = remove(slot, deadline_ns, census); !status.ok()) worst = status;
   return worst;
 }
@@ -126,8 +128,7 @@ bool Regions::drain(uint32_t slot, uint64_t deadline_ns, const TakeCensus& censu
 
 Status Regions::file(uint32_t slot, uint64_t generation, UniqueFd* out) const {
   const std::lock_guard lock(mutex_);
-  if (slot >= held_.size() || generation == 0 ||
-      shared(slot).generation.load(std::memory_order_seq_cst) != generation)
+  if (slot >= held_.size() || generation == 0 || shared(slot).generation.load(std::memory_order_seq_cst) != generation)
     return StatusCode::kStaleKey;
   if (!held_[slot].file) return StatusCode::kInvalidArgument;
   *out = UniqueFd(fcntl(held_[slot].file.get(), F_DUPFD_CLOEXEC, 0));

@@ -1,5 +1,6 @@
-// regions.h: the owner's registered memory: slots on the shared board, keys, and INV-3: no key of a revoked generation touches
-// memory. Control thread registers, revokes and releases; the service thread looks up files; the helm serves bounced transfers.
+// regions.h: the owner's registered memory: slots on the shared board, keys, and INV-3: no key of a revoked generation
+// touches memory. Control thread registers, revokes and releases; the service thread looks up files; the helm serves
+// bounced transfers.
 //   writer: active_slot = slot (seq_cst); generation != key's -> refuse; copy; active_slot = 0
 //   owner:  change generation (seq_cst); wait until no active_slot names the slot, or its process is gone
 // So each copy that began under the old generation is over when revoke() returns, and none begins later.
@@ -27,8 +28,9 @@ struct RegionKey {
 std::string encode_key(const RegionKey& key);
 Status decode_key(std::string_view bytes, RegionKey* out);  // kInvalidArgument on anything odd
 
-// Asked again and again about one slot (0-based) until true: each connection was seen once since the first question with another
-// slot active, or its process is gone. Seen once is enough: whoever names the slot later finds the new generation.
+// Asked again and again about one slot (0-based) until true: each connection was seen once since the first question
+// with another slot active, or its process is gone. Seen once is enough: whoever names the slot later finds the new
+// generation.
 using SlotIdle = std::function<bool(uint32_t slot)>;
 using TakeCensus = std::function<SlotIdle()>;  // of the connections of this moment
 

@@ -1,6 +1,6 @@
 // ring.h: the two ends of a connection's ring of entries, and the producer's allocator of staging bytes.
-// Producer: the connector's helm. Consumer: the acceptor's helm. Neither trusts the other's words: a lying consumer harms only
-// the producer's own stream, a lying producer only its own ring.
+// Producer: the connector's helm. Consumer: the acceptor's helm. Neither trusts the other's words: a lying consumer
+// harms only the producer's own stream, a lying producer only its own ring.
 #pragma once
 
 #include <cstdint>
@@ -142,15 +142,16 @@ class RingConsumer {
 
   void advance() { ++head_; }
 
-  // Gives the entries back. True: the producer waits for room and wants to be woken. `look`: ask even after few entries,
-  // since they freed staging bytes.
+  // Gives the entries back. True: the producer waits for room and wants to be woken. `look`: ask even after few
+  // entries, since they freed staging bytes.
   bool give_back(bool look) {
     const uint64_t freed = head_ - given_back_;
     if (freed == 0) return false;
     header_->head.store(head_, std::memory_order_release);
     given_back_ = head_;
     unchecked_ += freed;
-    // A full producer has `entries` unread entries, so a quarter of them always passes through here after it began to wait.
+    // A full producer has `entries` unread entries, so a quarter of them always passes through here after it began to
+    // wait.
     if (!look && unchecked_ < layout_.entries / 4) return false;
     unchecked_ = 0;
     store_load_barrier();

@@ -22,8 +22,9 @@ class Roster {
   // [service]
   bool has_seat() const;
   std::shared_ptr<Incoming> seat(Incoming::Parts parts);  // call only with a free seat
-  void leave(std::shared_ptr<Incoming> incoming);  // the peer hung up or died: the helm takes what is left, then retires it
-  void lose(uint64_t serial);                      // an outgoing connection ended
+  void leave(
+      std::shared_ptr<Incoming> incoming);  // the peer hung up or died: the helm takes what is left, then retires it
+  void lose(uint64_t serial);               // an outgoing connection ended
   void lose_process(const ProcessWatch* process);  // all outgoing connections to it ended
 
   // [control]

@@ -1,5 +1,5 @@
-// segment.h: what two processes share: layouts of the memory files, nothing else. All words that both sides touch are atomics;
-// each names its partner. A peer may be hostile: whoever reads takes a private copy and checks it before use.
+// segment.h: what two processes share: layouts of the memory files, nothing else. All words that both sides touch are
+// atomics; each names its partner. A peer may be hostile: whoever reads takes a private copy and checks it before use.
 //   Board    owner's region table. Owner writes, peers can only map it read-only (sealed).
 //   Bell     a rail's "I sleep" flag and the bitmap of connections that have news. Peers write it.
 //   Segment  one per connection, made by the connector: header, results, ring of entries, staging bytes.
@@ -22,7 +22,7 @@ constexpr uint32_t kMaxEntries = 65536;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kLineBytes = 64;
 
-// ---- Board -----------------------------------------------------------------------------------------------------------------
+// ---- Board
 
 constexpr uint64_t kBoardMagic = 0x31647261'6f426661ull;
 constexpr uint64_t kTraitMemfd = 1ull << 32;  // low half of `traits`: Access bits
@@ -43,16 +43,16 @@ struct Board {
   alignas(kLineBytes) RegionSlot slots[kMaxRegions];
 };
 
-// ---- Bell ------------------------------------------------------------------------------------------------------------------
+// ---- Bell
 
 constexpr uint32_t kBellWords = kMaxConnections / 64;
 
 struct Bell {
-  alignas(kLineBytes) std::atomic<uint32_t> asleep;              // partner: owner stores 1, whoever has news exchanges 0
-  alignas(kLineBytes) std::atomic<uint64_t> dirty[kBellWords];   // partner: senders set their bit, the owner clears it
+  alignas(kLineBytes) std::atomic<uint32_t> asleep;             // partner: owner stores 1, whoever has news exchanges 0
+  alignas(kLineBytes) std::atomic<uint64_t> dirty[kBellWords];  // partner: senders set their bit, the owner clears it
 };
 
-// ---- Segment ---------------------------------------------------------------------------------------------------------------
+// ---- Segment
 
 constexpr uint64_t kSegmentMagic = 0x31746e65'6d676566ull;
 
@@ -60,9 +60,9 @@ struct SegmentHeader {
   uint64_t magic;
   uint32_t version;
   uint32_t entries;
-  alignas(kLineBytes) std::atomic<uint32_t> active_slot;       // writer: slot + 1 while it may touch that region, else 0
-  alignas(kLineBytes) std::atomic<uint32_t> producer_waiting;  // partner: a full producer sets it, the consumer clears and wakes
-  alignas(kLineBytes) std::atomic<uint64_t> head;              // entries consumed. Partner: consumer stores, producer loads
+  alignas(kLineBytes) std::atomic<uint32_t> active_slot;  // writer: slot + 1 while it may touch that region, else 0
+  alignas(kLineBytes) std::atomic<uint32_t> producer_waiting;  // partner: a full producer sets, the consumer clears it
+  alignas(kLineBytes) std::atomic<uint64_t> head;  // entries consumed. Partner: consumer stores, producer loads
 };
 
 enum class EntryKind : uint8_t { kImmediates = 1, kMessage = 2, kBounceWrite = 3, kBounceRead = 4 };
@@ -72,7 +72,7 @@ constexpr uint32_t kInlineBytes = 48;
 
 struct BounceBody {
   uint64_t generation;
-  uint64_t offset;   // in the region
+  uint64_t offset;  // in the region
   uint32_t slot;
   uint32_t staging;  // offset of `length` bytes in the staging area
   uint32_t imm;
@@ -99,7 +99,8 @@ static_assert(sizeof(EntryBody) == 56);
 
 // One cache line: a spinning receiver learns of an entry and reads it with a single line transfer.
 struct alignas(kLineBytes) Entry {
-  std::atomic<uint64_t> sequence;  // position + 1 once the words are valid. Partner: producer releases, consumer acquires
+  std::atomic<uint64_t>
+      sequence;  // position + 1 once the words are valid. Partner: producer releases, consumer acquires
   std::atomic<uint64_t> words[kEntryWords];
 };
 

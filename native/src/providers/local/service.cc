@@ -1,13 +1,13 @@
 // service.cc: see service.h.
 #include "providers/local/service.h"
 
-#include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 
 #include <bit>
 #include <ctime>
@@ -145,7 +145,7 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
     if (Status s = neighbours_->process(peer.pid, hello.process_start, &parts->process); !s.ok()) return s;
     parts->entries = hello.entries;
     const SegmentLayout layout(hello.entries);
-    if (Status s = Mapping::open(fds[0].get(), layout.total(), MapMode::kReadWrite, &parts->segment); !s.ok()) return s;
+    if (Status s = Mapping::open(FileRole::kSegment, fds[0].get(), layout.total(), &parts->segment); !s.ok()) return s;
     const auto* header = parts->segment->as<const SegmentHeader>();
     if (header->magic != kSegmentMagic || header->version != kLayoutVersion) return StatusCode::kPeerRejected;
     parts->segment->populate(layout.ring(), layout.staging() - layout.ring());
@@ -163,14 +163,15 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
   session.incoming = roster_.seat(std::move(parts));
   if (session.incoming->process()->gone()) return StatusCode::kPeerDead;  // its pidfd may have spoken before
   answer.connection = session.incoming->index();
-  return send_wire(session.fd(), answer, {reception_.board_file.get(), reception_.bell_file.get(), reception_.doorbell_fd});
+  return send_wire(session.fd(), answer,
+                   {reception_.board_file.get(), reception_.bell_file.get(), reception_.doorbell_fd});
 }
 
 Status Service::hand_out_file(const Session& session, const WireMessage& ask) const {
   WireMessage answer = wire_message(WireKind::kFile);
   UniqueFd file;
-  const Status status = ask.slot < kMaxRegions ? regions_.file(ask.slot, ask.generation, &file)
-                                               : Status(StatusCode::kInvalidArgument);
+  const Status status =
+      ask.slot < kMaxRegions ? regions_.file(ask.slot, ask.generation, &file) : Status(StatusCode::kInvalidArgument);
   answer.status = static_cast<uint32_t>(status.code);
   return send_wire(session.fd(), answer, {file.get(), -1, -1});
 }

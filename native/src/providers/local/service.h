@@ -1,5 +1,5 @@
-// service.h: the rail's doorkeeper: a thread of its own that accepts connections, hands out files of regions and notices peers
-// that hang up or die. It sleeps in epoll; no transfer passes through it.
+// service.h: the rail's doorkeeper: a thread of its own that accepts connections, hands out files of regions and
+// notices peers that hang up or die. It sleeps in epoll; no transfer passes through it.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,8 @@ struct Reception {
 
 class Service {
  public:
-  Service(const Reception& reception, Regions& regions, Roster& roster) : reception_(reception), regions_(regions), roster_(roster) {}
+  Service(const Reception& reception, Regions& regions, Roster& roster)
+      : reception_(reception), regions_(regions), roster_(roster) {}
   ~Service() { stop(); }
 
   Status start(TracerPolicy policy, std::string* detail);

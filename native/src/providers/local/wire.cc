@@ -1,14 +1,14 @@
 // wire.cc: see wire.h.
 #include "providers/local/wire.h"
 
-#include <cerrno>
-#include <cstddef>
-#include <cstdio>
-#include <cstring>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
 
 #include <algorithm>
 #include <string_view>
@@ -134,7 +134,8 @@ Status connect_abstract(const std::string& name, uint64_t deadline_ns, UniqueFd*
   for (;;) {
     const uint64_t now = now_ns();
     if (now >= deadline_ns) return {StatusCode::kPeerUnreachable, ETIMEDOUT};
-    // A blocking unix connect sleeps while the backlog is full, at most this long; a non-blocking one could only be polled.
+    // A blocking unix connect sleeps while the backlog is full, at most this long; a non-blocking one could only be
+    // polled.
     const uint64_t left = std::max<uint64_t>(deadline_ns - now, kMillisecond);
     timeval limit{static_cast<time_t>(left / 1'000'000'000), static_cast<suseconds_t>(left % 1'000'000'000 / 1000)};
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);

@@ -1,6 +1,6 @@
 // wire.h: what travels over a connection's unix socket: the handshake, then requests for the files of regions.
-// SOCK_SEQPACKET keeps message borders; descriptors ride along. Used by the control thread (connecting side) and the service
-// thread (accepting side). Layouts are private to one version of this library on one host.
+// SOCK_SEQPACKET keeps message borders; descriptors ride along. Used by the control thread (connecting side) and the
+// service thread (accepting side). Layouts are private to one version of this library on one host.
 #pragma once
 
 #include <array>
