@@ -47,6 +47,7 @@ cdef extern from "bench/engine_loop.h" namespace "asyncfabric::bench" nogil:
         uint64_t window
         uint64_t count
         int64_t imm
+        cpp_bool drive
         uint64_t* samples_ns
 
     cdef cppclass PingLoop:
@@ -59,10 +60,11 @@ cdef extern from "bench/engine_loop.h" namespace "asyncfabric::bench" nogil:
         int64_t imm
         uint64_t count
         uint64_t deadline_ns
+        cpp_bool drive
 
     EngineLoopResult write_loop(NativeEngine&, const WriteLoop&) except +
     EngineLoopResult pages_loop(NativeEngine&, uint64_t, uint64_t, const PageBatch&, uint64_t, int64_t,
-                                uint64_t*) except +
+                                cpp_bool, uint64_t*) except +
     EngineLoopResult spin_loop(NativeEngine&, uint64_t, uint64_t, uint64_t) except +
     EngineLoopResult ping_loop(NativeEngine&, const PingLoop&, uint64_t*) except +
     EngineLoopResult pong_loop(NativeEngine&, const PingLoop&) except +

@@ -9,7 +9,7 @@ cdef tuple engine_loop_result(EngineLoopResult result, str what):
 
 
 def bench_engine_writes(Engine engine, uint64_t region, uint64_t key, uint64_t region_bytes, uint64_t op_bytes,
-                        uint64_t window, uint64_t count, int64_t imm, uint64_t[::1] samples_ns) -> tuple:
+                        uint64_t window, uint64_t count, int64_t imm, uint64_t[::1] samples_ns, bint drive) -> tuple:
     """Write `count` times with `window` in flight; `samples_ns` is empty or gets a duration for each write."""
     cdef WriteLoop loop
     cdef EngineLoopResult result
@@ -25,6 +25,7 @@ def bench_engine_writes(Engine engine, uint64_t region, uint64_t key, uint64_t r
     loop.window = window
     loop.count = count
     loop.imm = imm
+    loop.drive = drive
     loop.samples_ns = &samples_ns[0] if samples_ns.shape[0] else NULL
     cdef NativeEngine* native = engine.enter()
     try:
@@ -37,7 +38,7 @@ def bench_engine_writes(Engine engine, uint64_t region, uint64_t key, uint64_t r
 
 def bench_engine_pages(Engine engine, uint64_t region, uint64_t key, const int64_t[::1] source_pages,
                        const int64_t[::1] target_pages, uint64_t page_bytes, int64_t imm,
-                       uint64_t[::1] samples_ns) -> tuple:
+                       uint64_t[::1] samples_ns, bint drive) -> tuple:
     """Write the page list once for each place of `samples_ns`, one call after the other."""
     cdef PageBatch pages
     cdef EngineLoopResult result
@@ -54,7 +55,7 @@ def bench_engine_pages(Engine engine, uint64_t region, uint64_t key, const int64
     cdef NativeEngine* native = engine.enter()
     try:
         with nogil:
-            result = pages_loop(native[0], region, key, pages, samples_ns.shape[0], imm, &samples_ns[0])
+            result = pages_loop(native[0], region, key, pages, samples_ns.shape[0], imm, drive, &samples_ns[0])
     finally:
         engine.leave()
     return engine_loop_result(result, "engine_pages")
@@ -74,7 +75,7 @@ def bench_engine_spin(Engine engine, uint64_t counter, uint64_t target, uint64_t
 
 def bench_engine_ping(Engine engine, uint64_t peer, uint64_t region, uint64_t key, uint64_t op_bytes, uint64_t counter,
                       uint64_t base, int64_t imm, uint64_t deadline_ns, uint64_t[::1] samples_ns, uint64_t count,
-                      bint first) -> tuple:
+                      bint first, bint drive) -> tuple:
     """Play `count` rounds of signal (op_bytes 0) or write with imm and spin; `first` serves, fills `samples_ns`."""
     cdef PingLoop loop
     cdef EngineLoopResult result
@@ -89,6 +90,7 @@ def bench_engine_ping(Engine engine, uint64_t peer, uint64_t region, uint64_t ke
     loop.imm = imm
     loop.count = count
     loop.deadline_ns = deadline_ns
+    loop.drive = drive
     cdef NativeEngine* native = engine.enter()
     try:
         with nogil:

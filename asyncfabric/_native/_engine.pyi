@@ -132,6 +132,7 @@ def bench_engine_writes(
     count: int,
     imm: int,
     samples_ns: Any,
+    drive: bool,
 ) -> tuple[int, int, int]: ...
 def bench_engine_pages(
     engine: Engine,
@@ -142,6 +143,7 @@ def bench_engine_pages(
     page_bytes: int,
     imm: int,
     samples_ns: Any,
+    drive: bool,
 ) -> tuple[int, int, int]: ...
 def bench_engine_spin(engine: Engine, counter: int, target: int, deadline_ns: int) -> tuple[int, int, int]: ...
 def bench_engine_ping(
@@ -157,4 +159,5 @@ def bench_engine_ping(
     samples_ns: Any,
     count: int,
     first: bool,
+    drive: bool,
 ) -> tuple[int, int, int]: ...

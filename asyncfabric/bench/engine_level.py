@@ -21,6 +21,7 @@ class BareEngine:
 
     Attributes:
         native: the engine itself, for the loops of `asyncfabric._bridge.loops`.
+        manual: the engine has no worker; whoever waits for it calls step().
     """
 
     def __init__(self, config: FabricConfig) -> None:
@@ -29,6 +30,7 @@ class BareEngine:
 
         # The protocol names what fabrics need; the loops need the compiled class itself.
         self.native: Any = open_native_engine(config)
+        self.manual = config.polling == "manual"
         self._cookie = 0
         self._closed = False
 
@@ -56,6 +58,8 @@ class BareEngine:
         getattr(self.native, call)(self._cookie, *arguments)
         deadline = time.monotonic() + CONTROL_DEADLINE_S
         while time.monotonic() < deadline:
+            if self.manual:
+                self.native.step()
             batch: list[Completion] = self.native.poll(64)
             for completion in batch:
                 if completion.cookie != self._cookie or completion.kind == CompletionKind.OP:

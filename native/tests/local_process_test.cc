@@ -1,11 +1,14 @@
 // local_process_test.cc: two processes: mapped writes, kernel copies, and death by SIGKILL in the middle of things.
 // Each test forks before it opens a rail, so that no thread is lost in the child.
+#include <linux/capability.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "local_rig.h"
+#include "providers/local/outgoing.h"
 
 namespace asyncfabric {
 namespace {
@@ -206,6 +209,68 @@ INSTANTIATE_TEST_SUITE_P(Ways, LocalProcesses,
                                            Way{"bounce", "bounce", Kind::kForeign}),
                          [](const auto& info) { return info.param.name; });
 
+// Takes this thread's right to look into processes that forbid it, where it has it (root).
+class WithoutPtrace {
+ public:
+  WithoutPtrace() {
+    syscall(SYS_capget, &header_, before_);
+    __user_cap_data_struct less[2] = {before_[0], before_[1]};
+    less[0].effective &= ~(1u << CAP_SYS_PTRACE);
+    EXPECT_EQ(syscall(SYS_capset, &header_, less), 0);
+  }
+  ~WithoutPtrace() { syscall(SYS_capset, &header_, before_); }
+
+ private:
+  __user_cap_header_struct header_{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct before_[2] = {};
+};
+
+// The kernel refuses process_vm_writev from the start, or from some moment on: bytes go through the staging area instead.
+class LocalRefusal : public ::testing::TestWithParam<bool> {};
+
+TEST_P(LocalRefusal, KernelCopyFallsBackToBouncing) {
+  const bool from_the_start = GetParam();
+  Child child([&](int fd) {
+    if (from_the_start) prctl(PR_SET_DUMPABLE, 0);
+    Station station;
+    Block block(1 << 20);
+    put(fd, station.rail->address());
+    put(fd, block.enrol(station));
+    auto peer = station.connect(get(fd));
+    station.on_imm = [&](uint32_t imm) {
+      if (imm == 1) prctl(PR_SET_DUMPABLE, 0);
+      if (imm == 3) _exit(block.data()[0] == 0x61 && block.data()[(1 << 20) - 1] == 0x62 ? 0 : 3);
+      station.post({signal(*peer, 7, imm)});
+    };
+    for (;;)
+      if (station.poll() == 0) sched_yield();
+    return 1;
+  });
+  const WithoutPtrace humble;
+  Station station;
+  const std::string address = get(child.fd());
+  const std::string key = get(child.fd());
+  put(child.fd(), station.rail->address());
+  auto peer = station.connect(address);
+  auto remote = attach(station, *peer, key);
+  const auto foreign = [&] { return static_cast<local::PeerHandle&>(*peer).link->foreign; };
+  EXPECT_EQ(foreign(), from_the_start ? local::ForeignPath::kBounce : local::ForeignPath::kKernelCopy);
+  const std::string first(4096, '\x61');
+  const std::string second(4096, '\x62');
+  station.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, first.data(), 0, 4096, 1), 1)});
+  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 1 && station.done.contains(1); }));
+  station.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, second.data(), (1 << 20) - 4096, 4096, 2), 2)});
+  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 2 && station.done.contains(2); }));
+  EXPECT_TRUE(station.done[1].ok());
+  EXPECT_TRUE(station.done[2].ok());
+  EXPECT_EQ(foreign(), local::ForeignPath::kBounce);
+  station.post({signal(*peer, 3, 3)});
+  EXPECT_EQ(child.wait(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, LocalRefusal, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "atConnect" : "later"; });
+
 TEST(LocalProcess, DeathIsSeenThoughAForkHoldsTheSockets) {
   int pids[2];
   ASSERT_EQ(pipe(pids), 0);
@@ -242,7 +307,7 @@ TEST(LocalProcess, MessagesSentBeforeDeathArriveBeforeTheLoss) {
     put(fd, station.rail->address());
     auto peer = station.connect(get(fd));
     std::vector<WorkRequest> batch;
-    const std::string text(3000, 'm');
+    const std::string text(16'000, 'm');
     for (uint64_t i = 0; i < 100; ++i) batch.push_back(message(*peer, text, i));
     station.post(batch);
     kill(getpid(), SIGKILL);
@@ -251,6 +316,7 @@ TEST(LocalProcess, MessagesSentBeforeDeathArriveBeforeTheLoss) {
   Station station;
   auto peer = station.connect(get(child.fd()));
   put(child.fd(), station.rail->address());
+  child.wait();  // more bytes than one poll takes, and nobody polled yet
   ASSERT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; }));
   EXPECT_EQ(station.messages.size(), 100u);
 }

@@ -218,12 +218,13 @@ TEST_P(LocalTransfer, ASpinningReceiverNeverSeesAnImmediateBeforeItsBytes) {
   constexpr uint32_t kSlots = 16;
   constexpr uint32_t kWrites = 320;
   std::atomic<uint32_t> arrived{0};
-  bool intact = true;
+  std::atomic<bool> intact{true};
   owner_.on_imm = [&](uint32_t imm) {
     const uint8_t* bytes = target_.data() + imm % kSlots * kLength;
     const auto want = static_cast<uint8_t>(imm);
-    for (uint64_t i = 0; i < kLength; i += 512) intact = intact && bytes[i] == want;
-    intact = intact && bytes[kLength - 1] == want;
+    for (uint64_t i = 0; i < kLength; i += 512)
+      if (bytes[i] != want) intact = false;
+    if (bytes[kLength - 1] != want) intact = false;
     ++arrived;
   };
   std::thread receiver([&] {

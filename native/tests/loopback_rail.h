@@ -250,7 +250,7 @@ class LoopbackRail final : public Rail {
     uint64_t rail = 0;  // copied out of the handles, which may be gone when a request lands late
     uint64_t region = 0;
     uint64_t generation = 0;
-    std::string copy;       // messages, and early writes: the bytes that left already
+    std::string copy;  // messages, and early writes: the bytes that left already
     bool copied = false;
     bool reported = false;  // early: kDone went out, only the landing is missing
   };

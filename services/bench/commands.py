@@ -40,6 +40,8 @@ def measured(title: str, run: Callable[..., None], arguments: dict[str, Any]) ->
 def options_of(arguments: dict[str, Any]) -> Options:
     """Return the run's options; raises a usage error for sizes that do not fit into the region."""
     options = Options(**{name: value for name, value in arguments.items() if name not in ("as_json", "plot")})
+    if options.polling == "manual" and not options.engine_level:
+        raise click.UsageError("--polling manual leaves an engine without a worker: for --engine-level only")
     for name in ("sizes", "page_sizes"):
         for size in getattr(options, name) if name in arguments else ():
             if not 1 <= size <= options.region_bytes:

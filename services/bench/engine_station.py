@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
+import trio
 
 from asyncfabric.bench.engine_level import BareEngine
 from asyncfabric_services.bench.station import Station, config_of
@@ -14,6 +15,8 @@ ROUND_DEADLINE_NS = 10_000_000_000
 """A round or a wait that takes longer is a hang."""
 
 SAMPLES_KEPT = 5000
+
+STEP_EVERY_S = 0.001
 
 NO_SAMPLES = np.empty(0, dtype=np.uint64)
 
@@ -31,6 +34,17 @@ class EngineStation(Station):
     def _engine(self) -> Any:
         assert self._bare is not None
         return self._bare.native
+
+    @property
+    def _manual(self) -> bool:
+        return self._bare is not None and self._bare.manual
+
+    async def beside(self) -> None:
+        """Drive an engine without a worker between two calls: the other end may want an answer."""
+        while True:
+            if self._manual:
+                self._engine.step()
+            await trio.sleep(STEP_EVERY_S)
 
     async def aclose(self) -> None:
         """Close the engine: drains what is in flight."""
@@ -92,6 +106,7 @@ class EngineStation(Station):
             count,
             -1 if imm is None else imm,
             samples,
+            self._manual,
         )
         # A million durations as JSON would take longer than the run: every n-th one says the same.
         some = samples[:: max(1, count // SAMPLES_KEPT)]
@@ -115,7 +130,7 @@ class EngineStation(Station):
         samples = np.empty(count, dtype=np.uint64)
         loops.engine_ping(
             self._engine, self._peer, self._region, self._key, op_bytes, self._counter, base, imm,
-            ROUND_DEADLINE_NS, samples, count, True,
+            ROUND_DEADLINE_NS, samples, count, True, self._manual,
         )  # fmt: skip
         return samples.tolist()
 
@@ -125,7 +140,7 @@ class EngineStation(Station):
 
         loops.engine_ping(
             self._engine, self._peer, self._region, self._key, op_bytes, self._counter, base, imm,
-            ROUND_DEADLINE_NS, NO_SAMPLES, count, False,
+            ROUND_DEADLINE_NS, NO_SAMPLES, count, False, self._manual,
         )  # fmt: skip
 
 

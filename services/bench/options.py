@@ -85,7 +85,9 @@ def fabric_options(command: Command) -> Command:
         click.option(
             "--spin", type=DurationType(), help="How long an adaptive engine spins before it sleeps; default: its own."
         ),
-        click.option("--polling", type=click.Choice(["adaptive", "busy"]), default="adaptive", show_default=True),
+        click.option(
+            "--polling", type=click.Choice(["adaptive", "busy", "manual"]), default="adaptive", show_default=True
+        ),
         click.option("--memory", type=click.Choice(["allocated", "foreign"]), default="allocated", show_default=True,
                      help="Engine-owned pages, or a user's array that is registered."),
         click.option("--rails", type=click.IntRange(1, 32), default=1, show_default=True, help="Rails to open."),

@@ -62,8 +62,11 @@ async def serve(kind: str, meeting: int, calls: int, answers: int) -> None:
     module, name = STATIONS[kind]
     station: Station = getattr(importlib.import_module(module), name)(meeting)
     try:
-        async for line in lines(calls):
-            write_all(answers, await answer(station, line))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(station.beside)
+            async for line in lines(calls):
+                write_all(answers, await answer(station, line))
+            nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
             await station.aclose()

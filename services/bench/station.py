@@ -47,6 +47,9 @@ class Station:
         """Give everything back."""
         self.memory = np.empty(0, dtype=np.uint8)
 
+    async def beside(self) -> None:
+        """Run beside the calls until the process ends; nothing, where a station needs nothing."""
+
     async def do_hello(self) -> int:
         """Return the process id: says that the process is up."""
         return os.getpid()

@@ -73,6 +73,13 @@ def test_write_over_two_rails_and_under_a_fault_provider() -> None:
 
 
 @pytest.mark.slow
+def test_an_engine_without_a_worker_is_driven_by_the_loop() -> None:
+    (row,) = rows_of("write", "--size", "64KiB", "--engine-level", "--polling", "manual")
+    assert (row["level"], row["polling"]) == ("engine", "manual")
+    assert asyncfabric("bench", "write", "--polling", "manual").returncode == 2
+
+
+@pytest.mark.slow
 def test_unawaited_writes_say_how_memory_grew() -> None:
     (row,) = rows_of("write", "--unawaited", "64")
     assert row["figure"] == "unawaited" and row["window"] == 64

@@ -20,7 +20,8 @@ LATE = "fault+local?delay_us=300&reorder=64&seed={seed}"
 
 
 def _fabric(rails: tuple[str, ...], **options: object) -> Callable[[], object]:
-    return functools.partial(af.open_fabric, af.FabricConfig(rails=rails, **options))  # type: ignore[arg-type]
+    config = af.FabricConfig(rails=rails, **options)  # type: ignore[arg-type]
+    return functools.partial(af.open_fabric, config)
 
 
 def _fake(rails: int) -> Callable[[], object]:
@@ -28,9 +29,12 @@ def _fake(rails: int) -> Callable[[], object]:
 
 
 def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = None, **about: object) -> FabricFactory:
+    # 256 fabrics of one process bring 700 threads, which share two cores with the connecting. Elsewhere the deadline is
+    # waited for in vain, by the check of unreachable peers.
+    patience = 25.0 if "peers" not in about else 4.0
     return FabricFactory(
-        open=_fabric(rails),  # type: ignore[arg-type]
-        open_target=_fabric(target) if target is not None else None,  # type: ignore[arg-type]
+        open=_fabric(rails, connect_deadline=patience),  # type: ignore[arg-type]
+        open_target=_fabric(target, connect_deadline=patience) if target is not None else None,  # type: ignore[arg-type]
         name=name,
         rails=len(rails),
         **about,  # type: ignore[arg-type]
@@ -43,7 +47,7 @@ LIGHT = {"deep_write_bytes": 256 * 1024}
 RINGS: tuple[FabricFactory, ...] = (
     FabricFactory(open=_fake(1), name="fake-1", peers=64, **LIGHT),  # type: ignore[arg-type]
     FabricFactory(open=_fake(2), name="fake-2", rails=2, memory="foreign", peers=64, **LIGHT),  # type: ignore[arg-type]
-    _native("local-1-allocated", ("local",), big=True),
+    _native("local-1-allocated", ("local",)),
     _native("local-1-foreign", ("local",), memory="foreign"),
     _native("local-2-allocated", ("local",) * 2, peers=64, **LIGHT),
     _native("local-2-foreign", ("local",) * 2, memory="foreign", peers=64, **LIGHT),
@@ -59,6 +63,7 @@ RINGS: tuple[FabricFactory, ...] = (
     _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), memory="foreign", peers=16, **LIGHT),
 )  # fmt: skip
 
+FIVE_GIB = next(check for check in conformance.SUITE if conformance.name_of(check) == "five_gib")
 COUNTING = {
     check
     for check in conformance.SUITE
@@ -89,12 +94,16 @@ def _rails_of(factory: FabricFactory) -> tuple[str, ...]:
 def _cases() -> Iterator[object]:
     for factory in RINGS:
         for check in conformance.SUITE:
-            yield pytest.param(factory, check, "trio", id=f"{factory.name}-{conformance.name_of(check)}")
+            if check is not FIVE_GIB:
+                yield pytest.param(factory, check, "trio", id=f"{factory.name}-{conformance.name_of(check)}")
     for factory in (RINGS[0], RINGS[2]):
         for check in conformance.SUITE:
-            if check not in COUNTING and "five_gib" in check.__name__:
+            if check is FIVE_GIB:
                 continue
             yield pytest.param(factory, check, "asyncio", id=f"{factory.name}-asyncio-{conformance.name_of(check)}")
+    # The kernel hands out and clears ten GiB of pages for this one.
+    big = _native("local-big", ("local",), big=True, deadline=200.0)
+    yield pytest.param(big, FIVE_GIB, "trio", id="local-five_gib", marks=pytest.mark.timeout(240))
     for rails in (3, 4):
         factory = _native(f"local-{rails}", ("local",) * rails)
         for check in COUNTING:

@@ -81,7 +81,8 @@ def test_stopped_peer(rail: str) -> None:
         assert writer.hear() == {"streaming": True}
         stopped = target.send_signal(signal.SIGSTOP)
         error = writer.hear()
-        assert error["error"] == "PeerError", error
+        # shm cannot take back what a stopped peer may still copy: the source is quarantined there, and it says so.
+        assert error["error"] == "PeerError" or (rail == "shm" and "for good" in error["text"]), error
         assert error["at"] - stopped < 2.0 + SLACK, error
         target.send_signal(signal.SIGCONT)
         writer.close()

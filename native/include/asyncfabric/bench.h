@@ -23,19 +23,19 @@ const char* non_temporal_kind();  // "avx512", "avx2", "sse2" or "none"
 
 // `count` copies of `op_bytes`, walking round a region of `region_bytes` at both ends.
 LimitResult copy_loop(CopyKind kind, void* target, const void* source, uint64_t region_bytes, uint64_t op_bytes,
-                     uint64_t count);
+                      uint64_t count);
 
 // One copy per page: target_pages[i] <- source_pages[i], the list walked `rounds` times.
 LimitResult copy_pages(CopyKind kind, void* target, const void* source, const int64_t* target_pages,
-                      const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds);
+                       const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds);
 
 // process_vm_writev into process `pid`, otherwise as copy_loop.
 LimitResult cma_loop(int32_t pid, uint64_t target_address, const void* source, uint64_t region_bytes, uint64_t op_bytes,
-                    uint64_t count);
+                     uint64_t count);
 
 // process_vm_writev of page lists, as many pages in one call as the kernel takes.
 LimitResult cma_pages(int32_t pid, uint64_t target_address, const void* source, const int64_t* target_pages,
-                     const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds);
+                      const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds);
 
 // Lets any process of this user write here with process_vm_writev, where the kernel restricts that.
 void allow_cma();

@@ -37,26 +37,26 @@ Span align_target(const void* target, uint64_t bytes, uint64_t block) {
 }
 
 // One body for all widths: STORE and LOAD are the intrinsics, VECTOR the register.
-#define ASYNCFABRIC_STREAMING_COPY(NAME, TARGET, VECTOR, LOAD, STORE)                                           \
-  __attribute__((target(TARGET))) void NAME(void* target, const void* source, uint64_t bytes) {                \
-    constexpr uint64_t kBlock = 4 * sizeof(VECTOR);                                                             \
-    const Span span = align_target(target, bytes, kBlock);                                                      \
-    auto* to = static_cast<uint8_t*>(target);                                                                   \
-    const auto* from = static_cast<const uint8_t*>(source);                                                     \
-    std::memcpy(to, from, span.head);                                                                           \
-    to += span.head;                                                                                            \
-    from += span.head;                                                                                          \
-    for (const uint8_t* end = from + span.body; from != end; from += kBlock, to += kBlock) {                    \
-      const VECTOR a = LOAD(reinterpret_cast<const VECTOR*>(from));                                             \
-      const VECTOR b = LOAD(reinterpret_cast<const VECTOR*>(from) + 1);                                         \
-      const VECTOR c = LOAD(reinterpret_cast<const VECTOR*>(from) + 2);                                         \
-      const VECTOR d = LOAD(reinterpret_cast<const VECTOR*>(from) + 3);                                         \
-      STORE(reinterpret_cast<VECTOR*>(to), a);                                                                  \
-      STORE(reinterpret_cast<VECTOR*>(to) + 1, b);                                                              \
-      STORE(reinterpret_cast<VECTOR*>(to) + 2, c);                                                              \
-      STORE(reinterpret_cast<VECTOR*>(to) + 3, d);                                                              \
-    }                                                                                                           \
-    std::memcpy(to, from, bytes - span.head - span.body);                                                       \
+#define ASYNCFABRIC_STREAMING_COPY(NAME, TARGET, VECTOR, LOAD, STORE)                           \
+  __attribute__((target(TARGET))) void NAME(void* target, const void* source, uint64_t bytes) { \
+    constexpr uint64_t kBlock = 4 * sizeof(VECTOR);                                             \
+    const Span span = align_target(target, bytes, kBlock);                                      \
+    auto* to = static_cast<uint8_t*>(target);                                                   \
+    const auto* from = static_cast<const uint8_t*>(source);                                     \
+    std::memcpy(to, from, span.head);                                                           \
+    to += span.head;                                                                            \
+    from += span.head;                                                                          \
+    for (const uint8_t* end = from + span.body; from != end; from += kBlock, to += kBlock) {    \
+      const VECTOR a = LOAD(reinterpret_cast<const VECTOR*>(from));                             \
+      const VECTOR b = LOAD(reinterpret_cast<const VECTOR*>(from) + 1);                         \
+      const VECTOR c = LOAD(reinterpret_cast<const VECTOR*>(from) + 2);                         \
+      const VECTOR d = LOAD(reinterpret_cast<const VECTOR*>(from) + 3);                         \
+      STORE(reinterpret_cast<VECTOR*>(to), a);                                                  \
+      STORE(reinterpret_cast<VECTOR*>(to) + 1, b);                                              \
+      STORE(reinterpret_cast<VECTOR*>(to) + 2, c);                                              \
+      STORE(reinterpret_cast<VECTOR*>(to) + 3, d);                                              \
+    }                                                                                           \
+    std::memcpy(to, from, bytes - span.head - span.body);                                       \
   }
 
 ASYNCFABRIC_STREAMING_COPY(copy_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128)
@@ -120,19 +120,20 @@ uint64_t monotonic_ns() {
 const char* non_temporal_kind() { return streaming().name; }
 
 LimitResult copy_loop(CopyKind kind, void* target, const void* source, uint64_t region_bytes, uint64_t op_bytes,
-                     uint64_t count) {
+                      uint64_t count) {
   const Copy copy = choose(kind);
   const uint64_t slots = region_bytes / op_bytes;
   const uint64_t started = monotonic_ns();
   for (uint64_t i = 0, slot = 0; i < count; ++i, slot = slot + 1 == slots ? 0 : slot + 1) {
-    copy(static_cast<uint8_t*>(target) + slot * op_bytes, static_cast<const uint8_t*>(source) + slot * op_bytes, op_bytes);
+    copy(static_cast<uint8_t*>(target) + slot * op_bytes, static_cast<const uint8_t*>(source) + slot * op_bytes,
+         op_bytes);
   }
   fence();
   return finished(started);
 }
 
 LimitResult copy_pages(CopyKind kind, void* target, const void* source, const int64_t* target_pages,
-                      const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds) {
+                       const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds) {
   const Copy copy = choose(kind);
   const uint64_t started = monotonic_ns();
   for (uint64_t round = 0; round < rounds; ++round) {
@@ -146,19 +147,19 @@ LimitResult copy_pages(CopyKind kind, void* target, const void* source, const in
 }
 
 LimitResult cma_loop(int32_t pid, uint64_t target_address, const void* source, uint64_t region_bytes, uint64_t op_bytes,
-                    uint64_t count) {
+                     uint64_t count) {
   const uint64_t slots = region_bytes / op_bytes;
   const uint64_t started = monotonic_ns();
   for (uint64_t i = 0, slot = 0; i < count; ++i, slot = slot + 1 == slots ? 0 : slot + 1) {
-    const int error =
-        write_all(pid, target_address + slot * op_bytes, static_cast<const uint8_t*>(source) + slot * op_bytes, op_bytes);
+    const int error = write_all(pid, target_address + slot * op_bytes,
+                                static_cast<const uint8_t*>(source) + slot * op_bytes, op_bytes);
     if (error != 0) return failed(error, started);
   }
   return finished(started);
 }
 
 LimitResult cma_pages(int32_t pid, uint64_t target_address, const void* source, const int64_t* target_pages,
-                     const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds) {
+                      const int64_t* source_pages, uint64_t pages, uint64_t page_bytes, uint64_t rounds) {
   constexpr uint64_t kBatch = IOV_MAX;
   iovec local[kBatch];
   iovec remote[kBatch];

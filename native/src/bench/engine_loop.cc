@@ -85,8 +85,8 @@ EngineLoopResult write_loop(Engine& engine, const WriteLoop& loop) {
       const uint64_t offset = slot * loop.op_bytes;
       OpId op = 0;
       const Status status = insist(harvest, [&] {
-        return engine.submit_write(kFirstCookie + submitted, loop.region, offset, loop.op_bytes, loop.key, offset, loop.imm,
-                                   &op);
+        return engine.submit_write(kFirstCookie + submitted, loop.region, offset, loop.op_bytes, loop.key, offset,
+                                   loop.imm, &op);
       });
       if (!status.ok()) return result_of(status, started, harvest.ended());
       ++submitted;
@@ -97,8 +97,8 @@ EngineLoopResult write_loop(Engine& engine, const WriteLoop& loop) {
   return result_of(harvest.status(), started, harvest.ended());
 }
 
-EngineLoopResult pages_loop(Engine& engine, RegionId region, KeyId key, const PageBatch& pages, uint64_t rounds, int64_t imm,
-                            bool drive, uint64_t* samples_ns) {
+EngineLoopResult pages_loop(Engine& engine, RegionId region, KeyId key, const PageBatch& pages, uint64_t rounds,
+                            int64_t imm, bool drive, uint64_t* samples_ns) {
   Harvest harvest(engine, drive, samples_ns);
   const uint64_t started = monotonic_ns();
   for (uint64_t round = 0; round < rounds; ++round) {
@@ -125,7 +125,8 @@ EngineLoopResult ping_loop(Engine& engine, const PingLoop& loop, uint64_t* sampl
   for (uint64_t turn = 0; turn < loop.count; ++turn) {
     Status status = stroke(engine, harvest, loop, turn);
     uint64_t value = 0;
-    if (status.ok()) status = engine.spin_counter(loop.counter, loop.base + turn + 1, before + loop.deadline_ns, &value);
+    if (status.ok())
+      status = engine.spin_counter(loop.counter, loop.base + turn + 1, before + loop.deadline_ns, &value);
     if (!status.ok()) return result_of(status, started, turn);
     const uint64_t now = monotonic_ns();
     samples_ns[turn] = now - before;
@@ -142,8 +143,7 @@ EngineLoopResult pong_loop(Engine& engine, const PingLoop& loop) {
   const uint64_t started = monotonic_ns();
   for (uint64_t turn = 0; turn < loop.count; ++turn) {
     uint64_t value = 0;
-    Status status =
-        engine.spin_counter(loop.counter, loop.base + turn + 1, monotonic_ns() + loop.deadline_ns, &value);
+    Status status = engine.spin_counter(loop.counter, loop.base + turn + 1, monotonic_ns() + loop.deadline_ns, &value);
     if (status.ok()) status = stroke(engine, harvest, loop, turn);
     if (!status.ok()) return result_of(status, started, turn);
     harvest.take();

@@ -1,6 +1,7 @@
 // engine_loop.h: the engine driven by bare native loops, without Python: what the engine itself costs.
-// Uses include/asyncfabric/engine.h only, as any program that links the library could. Runs on the calling thread, which must be
-// the engine's one consumer of completions while a loop runs. `drive`: the engine has no worker (manual polling), the loop calls step().
+// Uses include/asyncfabric/engine.h only, as any program that links the library could. Runs on the calling thread, which
+// must be the engine's one consumer of completions while a loop runs. `drive`: the engine has no worker (manual polling),
+// so the loop calls step().
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,10 @@
 namespace asyncfabric::bench {
 
 struct EngineLoopResult {
-  Status status;             // the first failure, of a submission or of an op
-  uint64_t started_ns = 0;   // CLOCK_MONOTONIC, comparable between the processes of one host
+  Status status;            // the first failure, of a submission or of an op
+  uint64_t started_ns = 0;  // CLOCK_MONOTONIC, comparable between the processes of one host
   uint64_t finished_ns = 0;
-  uint64_t operations = 0;   // completed
+  uint64_t operations = 0;  // completed
 };
 
 // `count` writes with at most `window` in flight, walking round the region. `samples_ns`: null, or room for `count` durations
@@ -32,8 +33,8 @@ struct WriteLoop {
 EngineLoopResult write_loop(Engine& engine, const WriteLoop& loop);
 
 // `rounds` calls of submit_write_pages with the same list, one after the other.
-EngineLoopResult pages_loop(Engine& engine, RegionId region, KeyId key, const PageBatch& pages, uint64_t rounds, int64_t imm,
-                            bool drive, uint64_t* samples_ns);
+EngineLoopResult pages_loop(Engine& engine, RegionId region, KeyId key, const PageBatch& pages, uint64_t rounds,
+                            int64_t imm, bool drive, uint64_t* samples_ns);
 
 // Waits with spin_counter until `target` arrivals were counted. finished_ns is when they were.
 EngineLoopResult spin_loop(Engine& engine, CounterId counter, uint64_t target, uint64_t deadline_ns);

@@ -10,7 +10,8 @@ FaultRail::FaultRail(const FaultPlan& plan, std::unique_ptr<Rail> inner)
     : plan_(plan), inner_(std::move(inner)), capabilities_(inner_->capabilities()), random_(plan.seed) {
   const bool holds = plan_.reorder != 0 || plan_.delay_us != 0;
   if (plan_.reorder != 0) capabilities_.ordered = false;
-  if (holds || plan_.hang != 0 || plan_.dead_peer_after != 0 || plan_.busy_every != 0) capabilities_.synchronous = false;
+  if (holds || plan_.hang != 0 || plan_.dead_peer_after != 0 || plan_.busy_every != 0)
+    capabilities_.synchronous = false;
   // The inner rail sees its peer alive; only heartbeats can find out that this one swallows everything.
   if (plan_.dead_peer_after != 0) capabilities_.reports_peer_loss = false;
   // release_memory() then looks into limbo_, which post() fills.
@@ -76,7 +77,8 @@ Status FaultRail::post_message(const WorkRequest& request) {
     limbo_.push_back(request);
     return {};
   }
-  const bool lost = plan_.harm_messages != 0 && messages_ % plan_.harm_messages == 0;
+  // Random, since every n-th could fall in step with a protocol that sends in pairs and lose the same one for ever.
+  const bool lost = plan_.harm_messages != 0 && (messages_ == 0 || random_() % plan_.harm_messages == 0);
   if (!lost) {
     const PostResult posted = inner_->post({&request, 1});
     if (posted.accepted == 0) return posted.status;
@@ -150,7 +152,8 @@ void FaultRail::release_due() {
     while (!held_.empty() && held_.front().due <= now && release_one(0)) continue;
     return;
   }
-  const auto later = std::partition_point(held_.begin(), held_.end(), [&](const Held& held) { return held.due <= now; });
+  const auto later =
+      std::partition_point(held_.begin(), held_.end(), [&](const Held& held) { return held.due <= now; });
   size_t due = static_cast<size_t>(later - held_.begin());
   if (due == 0) return;
   size_t releases = std::uniform_int_distribution<size_t>(1, due)(random_);

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "providers/libfabric/cemetery.h"
 #include "providers/libfabric/errors.h"
+#include "providers/libfabric/orphans.h"
 #include "providers/libfabric/process.h"
 #include "providers/libfabric/rail.h"
 
@@ -79,6 +80,7 @@ struct LibfabricRail::Everything final : Remains {
     }
     device->close_endpoint();
     buffers.reset();
+    if (device->profile().binds_address) close_orphans_of(device->endpoint_name());
   }
 };
 

@@ -23,18 +23,24 @@ constexpr auto kProbeEvery = std::chrono::milliseconds(20);
 constexpr int kQuietPasses = 3;
 constexpr int kProbeMs = 5;
 
-// 0 or the errno of a TCP connection to an endpoint's name.
-int try_connect(const std::string& name) {
+// ECONNREFUSED when nobody listens at an endpoint's name. An address of this host is asked by trying to bind it: a connection that
+// is opened and closed again would stay in the other process for good (`net` of libfabric 1.17 never closes it).
+int probe(const std::string& name) {
   sockaddr_storage target{};
   if (name.size() > sizeof target) return EINVAL;
   std::memcpy(&target, name.data(), name.size());
   const int probe = ::socket(target.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (probe < 0) return errno;
-  int error = ::connect(probe, reinterpret_cast<const sockaddr*>(&target), static_cast<socklen_t>(name.size())) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
+  const auto* address = reinterpret_cast<const sockaddr*>(&target);
+  const auto size = static_cast<socklen_t>(name.size());
+  const int yes = 1;  // connections that are still closing do not count, only a listener does
+  (void)setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  int error = ::bind(probe, address, size) == 0 ? ECONNREFUSED : errno;
+  if (error == EADDRNOTAVAIL) {  // another host: only a connection can tell
+    error = ::connect(probe, address, size) == 0 ? 0 : errno;
     pollfd entry{probe, POLLOUT, 0};
-    socklen_t size = sizeof error;
-    if (::poll(&entry, 1, kProbeMs) > 0) (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &size);
+    socklen_t bytes = sizeof error;
+    if (error == EINPROGRESS && ::poll(&entry, 1, kProbeMs) > 0) (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &bytes);
   }
   ::close(probe);
   return error;
@@ -133,10 +139,10 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
 // Nobody listens there any more: the rail is closed or its process is gone, and with it all of its connections. A process that is
 // being killed loses its sockets one after the other, hence the second try.
 bool LibfabricRail::refuses_connections(const RailAddress& address) const {
-  if (try_connect(address.name) == ECONNREFUSED) return true;
+  if (probe(address.name) == ECONNREFUSED) return true;
   const timespec pause{0, 1'000'000};
   (void)nanosleep(&pause, nullptr);
-  return try_connect(address.name) == ECONNREFUSED;
+  return probe(address.name) == ECONNREFUSED;
 }
 
 }  // namespace asyncfabric::libfabric

@@ -77,6 +77,7 @@ void LibfabricRail::break_stream(PeerState& peer, Status status) {
     if (unsent) context->done = true;
   }
   peer.backlog = nullptr;
+  peer.asked = peer.last_sequence;  // nothing is left that an answer could prove
   while (peer.requests.head != nullptr && reportable(*peer.requests.head)) retire(*peer.requests.head);
   if (!peer.closed && !peer.lost) (void)introduce(peer);  // the first introduction may be among what was lost
 }

@@ -12,6 +12,7 @@ namespace asyncfabric::local {
 namespace {
 
 Status check(const WorkRequest& request, const RemoteHandle& remote) {
+  if (request.address == nullptr || request.length > kMaxRequestBytes) return StatusCode::kInvalidArgument;
   if (request.remote_offset > remote.length || request.length > remote.length - request.remote_offset)
     return StatusCode::kOutOfBounds;
   const uint32_t right = request.kind == WorkKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
@@ -37,7 +38,7 @@ bool surely_alive(Outgoing& link) {
 [[gnu::always_inline]] inline void prefetch_source(const WorkRequest& next) {
   constexpr size_t kLines = 16;
   constexpr uint64_t kLargest = 128 << 10;
-  if (next.kind != WorkKind::kWrite || next.length > kLargest) return;
+  if (next.kind != WorkKind::kWrite || next.address == nullptr || next.length > kLargest) return;
   const auto* bytes = static_cast<const uint8_t*>(next.address);
   const size_t lines = std::min<size_t>(kLines, next.length / kLineBytes);
   for (size_t line = 0; line < lines; ++line) __builtin_prefetch(bytes + line * kLineBytes);
@@ -81,7 +82,7 @@ size_t Poster::accept(std::span<const WorkRequest> rest) {
 
 size_t Poster::accept_transfer(Outgoing& link, std::span<const WorkRequest> rest) {
   const WorkRequest& request = rest.front();
-  if (request.remote == nullptr || request.address == nullptr || request.length > kMaxRequestBytes) {
+  if (request.remote == nullptr) {
     finish(link, request, StatusCode::kInvalidArgument);
     return 1;
   }
@@ -119,8 +120,7 @@ size_t Poster::gather(Outgoing& link, const RemoteHandle& remote, std::span<cons
   pieces_ = 0;
   for (const WorkRequest& request : rest) {
     if (request.peer != rest.front().peer || request.remote != rest.front().remote ||
-        request.kind != rest.front().kind || request.length == 0 || request.address == nullptr ||
-        !check(request, remote).ok())
+        request.kind != rest.front().kind || request.length == 0 || !check(request, remote).ok())
       break;
     if (pieces_ == kMaxPieces || bytes + request.length > kMaxRunBytes) break;
     if (request.has_imm && !room_for_imms(link, imms + 1)) break;
