@@ -1,6 +1,6 @@
 """The Engine protocol: the one seam between Python and whatever moves the bytes.
 
-Implemented by `asyncfabric._native.Engine` (compiled) and by `asyncfabric.testing.fake_engine.FakeEngine`. Submissions may
+Implemented by `asyncfabric._native.Engine` (compiled) and by `asyncfabric.testing.FakeEngine`. Submissions may
 be called from any thread, never block and never await; completions are taken by one thread, the event loop.
 Status codes and their numbers are those of native/include/asyncfabric/status.h. No policy lives here.
 """
@@ -121,7 +121,7 @@ class Engine(Protocol):
     def progress(self, op: int) -> OpProgress: ...
     def last_error(self) -> str: ...
 
-    # Control calls; end as CONTROL completions whose value is the new id. `buffer` is (address, length, device, keepalive).
+    # Control calls; end as CONTROL completions whose value is the new id.
     def submit_register(self, cookie: int, address: int, length: int, device: int, access: int) -> None: ...
     def submit_allocate(self, cookie: int, length: int, device: int, access: int) -> None: ...
     def submit_revoke(self, cookie: int, region: int) -> None: ...

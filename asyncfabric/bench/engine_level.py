@@ -30,7 +30,7 @@ class BareEngine:
 
         # The protocol names what fabrics need; the loops need the compiled class itself.
         self.native: Any = open_native_engine(config)
-        self.manual = config.polling == "manual"
+        self.manual: bool = config.polling == "manual"
         self._cookie = 0
         self._closed = False
 

@@ -17,12 +17,12 @@ class CompletionRing:
     """Completions that nobody took yet. They are never dropped."""
 
     def __init__(self, statistics: dict[str, int]) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.fd: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._statistics = statistics
         self._waiting: deque[Completion] = deque()
         self._armed = False
         self._message_announced = False
-        self.unpolled_ops = 0
+        self.unpolled_ops: int = 0
 
     def push(
         self,

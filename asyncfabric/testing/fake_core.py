@@ -16,7 +16,7 @@ from asyncfabric._bridge.status import StatusCode, refusal
 from asyncfabric.config import FabricConfig
 from asyncfabric.testing.fake_completions import CompletionRing
 from asyncfabric.testing.fake_counters import CounterTable, WatchTable
-from asyncfabric.testing.fake_keys import FakeKey
+from asyncfabric.testing.fake_keys import FakeAddress, FakeKey
 from asyncfabric.testing.fake_memory import RegionTable
 from asyncfabric.testing.fake_network import DEFAULT_NETWORK, FakeNetwork
 from asyncfabric.testing.fake_ops import Leg, OpTable
@@ -37,14 +37,14 @@ class EngineCore:
     def __init__(
         self, config: FabricConfig | None = None, network: FakeNetwork | None = None, *, place: int | None = None
     ) -> None:
-        self.config = config or FabricConfig()
-        self.network = network if network is not None else DEFAULT_NETWORK
-        self.counts = dict.fromkeys(_STATISTICS, 0)
-        self.regions = RegionTable()
-        self.counters = CounterTable(self._counter_reached, self.counts)
-        self.watches = WatchTable(self._watch_changed)
-        self.peer_table = PeerTable(self)
-        self.ops = OpTable(self)
+        self.config: FabricConfig = config or FabricConfig()
+        self.network: FakeNetwork = network if network is not None else DEFAULT_NETWORK
+        self.counts: dict[str, int] = dict.fromkeys(_STATISTICS, 0)
+        self.regions: RegionTable = RegionTable()
+        self.counters: CounterTable = CounterTable(self._counter_reached, self.counts)
+        self.watches: WatchTable = WatchTable(self._watch_changed)
+        self.peer_table: PeerTable = PeerTable(self)
+        self.ops: OpTable = OpTable(self)
         self._keys: dict[int, FakeKey] = {}
         self._last_key = 0
         self._messages: deque[tuple[int, bytes]] = deque()
@@ -53,8 +53,8 @@ class EngineCore:
         self._gone = False
         self._ticker = Ticker(self._tick)
         with self.network.lock:
-            self.fake_address = self.network.join(self, secrets.randbits(63) + 1, place)
-            self.ring = CompletionRing(self.counts)
+            self.fake_address: FakeAddress = self.network.join(self, secrets.randbits(63) + 1, place)
+            self.ring: CompletionRing = CompletionRing(self.counts)
 
     def kill(self) -> None:
         """Die as by kill -9: peers lose us, what was in flight is gone, each further call is refused as closed."""

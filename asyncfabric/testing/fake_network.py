@@ -44,14 +44,15 @@ class FakeNetwork:
         can_read: bool = True,
         can_flush: bool = True,
     ) -> None:
-        self.hold = hold
-        self.hold_control = hold_control
+        self.hold: bool = hold
+        self.hold_control: bool = hold_control
         self.window = window
         self.request_bytes = request_bytes
         self.can_read = can_read
         self.can_flush = can_flush
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)  # notified after each delivery, for spinning threads
+        self.lock: threading.RLock = threading.RLock()
+        # Notified after each delivery, for spinning threads.
+        self.changed: threading.Condition = threading.Condition(self.lock)
         self._random = random.Random(seed) if seed is not None else None
         self._engines: dict[int, EngineCore] = {}
         self._last_place = 0
@@ -92,7 +93,8 @@ class FakeNetwork:
     def release(self) -> int:
         """Stop holding and deliver everything."""
         with self.lock:
-            self.hold = self.hold_control = False
+            self.hold = False
+            self.hold_control = False
             return self.deliver()
 
     def fail_next(self, code: StatusCode = StatusCode.TRANSPORT, *, raw: int = 0, count: int = 1) -> None:

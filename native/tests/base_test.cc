@@ -40,9 +40,7 @@ TEST(MailboxTest, HalfPushedItemIsNotTakenButNotForgotten) {
     // The consumer runs while `second` is exchanged in but not linked.
     EXPECT_FALSE(mailbox.empty()) << "a worker that slept now would lose the submission";
     MailLink* taken = mailbox.pop();
-    if (taken != nullptr) {
-      EXPECT_EQ(static_cast<Item*>(taken)->value, 1);
-    }
+    if (taken != nullptr) { EXPECT_EQ(static_cast<Item*>(taken)->value, 1); }
     EXPECT_FALSE(mailbox.empty());
     looked = true;
   };

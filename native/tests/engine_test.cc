@@ -28,8 +28,13 @@ class EngineShapes : public ::testing::TestWithParam<Shape> {
  protected:
   RailSpec rail() const {
     const Shape& shape = GetParam();
-    return {"loopback", "", {{"ordered", shape.ordered ? "1" : "0"}, {"early", shape.ordered ? "0" : "1"}, {"seed", "7"},
-                             {"request_bytes", std::to_string(shape.request_bytes)}, {"burst", "3"}}};
+    return {"loopback",
+            "",
+            {{"ordered", shape.ordered ? "1" : "0"},
+             {"early", shape.ordered ? "0" : "1"},
+             {"seed", "7"},
+             {"request_bytes", std::to_string(shape.request_bytes)},
+             {"burst", "3"}}};
   }
 };
 
@@ -43,8 +48,8 @@ TEST_P(EngineShapes, WritesArriveWholeAndAreCountedOnceAndNeverEarly) {
   uint32_t imm;
   ASSERT_TRUE(pair.b->engine->open_counter(5, &counter, &imm).ok());
 
-  const std::vector<std::pair<uint64_t, uint64_t>> ranges = {{0, 0},     {1, 1},        {5, 4095},       {4100, 4096},  {9001, 4097},
-                                                             {20000, 16385}, {40000, 262144}, {310001, 690002}};
+  const std::vector<std::pair<uint64_t, uint64_t>> ranges = {
+      {0, 0}, {1, 1}, {5, 4095}, {4100, 4096}, {9001, 4097}, {20000, 16385}, {40000, 262144}, {310001, 690002}};
   std::vector<uint64_t> cookies;
   for (const auto& [offset, length] : ranges) {
     cookies.push_back(pair.a->cookie());
@@ -54,8 +59,9 @@ TEST_P(EngineShapes, WritesArriveWholeAndAreCountedOnceAndNeverEarly) {
   const auto complete = [&] {
     uint64_t whole = 0;
     for (const auto& [offset, length] : ranges)
-      whole += std::equal(source.begin() + static_cast<long>(offset), source.begin() + static_cast<long>(offset + length),
-                          target.begin() + static_cast<long>(offset));
+      whole +=
+          std::equal(source.begin() + static_cast<long>(offset), source.begin() + static_cast<long>(offset + length),
+                     target.begin() + static_cast<long>(offset));
     return whole;
   };
   ASSERT_TRUE(pair.until([&] {
@@ -83,7 +89,8 @@ TEST_P(EngineShapes, PagesAreCountedEachAndNeverEarly) {
   std::vector<int64_t> sources(kPages), targets(kPages);
   for (size_t i = 0; i < kPages; ++i) sources[i] = targets[i] = static_cast<int64_t>(i);
   std::mt19937 random(3);
-  std::shuffle(sources.begin(), sources.begin() + kPages / 2, random);  // the second half stays adjacent: runs are merged
+  std::shuffle(sources.begin(), sources.begin() + kPages / 2,
+               random);  // the second half stays adjacent: runs are merged
   std::shuffle(targets.begin(), targets.begin() + kPages / 2, random);
   PageBatch batch{sources.data(), targets.data(), kPages, kPage, kPage, kPage, 0, 0};
   const uint64_t cookie = pair.a->cookie();
@@ -93,7 +100,8 @@ TEST_P(EngineShapes, PagesAreCountedEachAndNeverEarly) {
     const uint64_t counted = pair.b->engine->counter_value(counter);
     uint64_t there = 0;
     for (size_t i = 0; i < kPages; ++i)
-      there += std::equal(&source[static_cast<size_t>(sources[i]) * kPage], &source[static_cast<size_t>(sources[i]) * kPage] + kPage,
+      there += std::equal(&source[static_cast<size_t>(sources[i]) * kPage],
+                          &source[static_cast<size_t>(sources[i]) * kPage] + kPage,
                           &target[static_cast<size_t>(targets[i]) * kPage]);
     EXPECT_LE(counted, there) << "INV-1";
     return counted == kPages || ::testing::Test::HasFailure();
@@ -101,18 +109,20 @@ TEST_P(EngineShapes, PagesAreCountedEachAndNeverEarly) {
   EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
   const EngineStatistics sent = pair.a->engine->statistics();
   if (GetParam().ordered) {
-    EXPECT_LE(sent.immediates_sent, std::max(GetParam().rails_a, GetParam().rails_b) + 3) << "one per lane and 1,024 pages";
+    EXPECT_LE(sent.immediates_sent, std::max(GetParam().rails_a, GetParam().rails_b) + 3)
+        << "one per lane and 1,024 pages";
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, EngineShapes,
-                         ::testing::Values(Shape{1, 1, true, 1 << 30}, Shape{1, 1, true, 10'000}, Shape{1, 1, false, 10'000},
-                                           Shape{2, 2, true, 1 << 30}, Shape{2, 3, false, 1 << 30}, Shape{3, 1, true, 100'000},
+                         ::testing::Values(Shape{1, 1, true, 1 << 30}, Shape{1, 1, true, 10'000},
+                                           Shape{1, 1, false, 10'000}, Shape{2, 2, true, 1 << 30},
+                                           Shape{2, 3, false, 1 << 30}, Shape{3, 1, true, 100'000},
                                            Shape{4, 4, false, 50'000}),
                          [](const auto& info) {
                            const Shape& s = info.param;
-                           return std::to_string(s.rails_a) + "to" + std::to_string(s.rails_b) + (s.ordered ? "Ordered" : "Unordered") +
-                                  std::to_string(s.request_bytes);
+                           return std::to_string(s.rails_a) + "to" + std::to_string(s.rails_b) +
+                                  (s.ordered ? "Ordered" : "Unordered") + std::to_string(s.request_bytes);
                          });
 
 RailSpec plain() { return {"loopback", "", {}}; }
@@ -156,8 +166,13 @@ TEST_P(EngineCancel, CancelledOpLeavesNothingBehind) {
   EngineConfig config = Pair::manual(plain());
   config.rails.clear();
   for (int rail = 0; rail < rails; ++rail)  // of unequal depth, so that one lane is drained long before the other
-    config.rails.push_back({"loopback", "", {{"burst", "1"}, {"depth", std::to_string(4 + 20 * rail)}, {"request_bytes", "4096"},
-                                             {"ordered", ordered}, {"seed", "3"}}});
+    config.rails.push_back({"loopback",
+                            "",
+                            {{"burst", "1"},
+                             {"depth", std::to_string(4 + 20 * rail)},
+                             {"request_bytes", "4096"},
+                             {"ordered", ordered},
+                             {"seed", "3"}}});
   Pair pair(config);
   std::vector<uint8_t> source = random_bytes(1 << 20, 4), target(1 << 20, 0xee);
   const RegionId from = pair.add_region(*pair.a, source);

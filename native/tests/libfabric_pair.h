@@ -35,7 +35,8 @@ inline RailSpec spec_of(const std::string& text) {  // "tcp" or "tcp prov=tcp;of
 }
 
 struct Side {
-  explicit Side(const RailSpec& spec, size_t bytes = 1 << 20, uint32_t access = kAccessRemoteWrite | kAccessRemoteRead) : region(bytes) {
+  explicit Side(const RailSpec& spec, size_t bytes = 1 << 20, uint32_t access = kAccessRemoteWrite | kAccessRemoteRead)
+      : region(bytes) {
     std::string detail;
     const Status status = open_libfabric_rail(spec, &rail, &detail);
     if (!status.ok()) {
@@ -53,9 +54,7 @@ struct Side {
 
   void take(const RailEvent& event) {
     switch (event.kind) {
-      case RailEventKind::kDone:
-        done.emplace_back(event.tag, event.status);
-        break;
+      case RailEventKind::kDone: done.emplace_back(event.tag, event.status); break;
       case RailEventKind::kImmediate:
         if (on_imm) on_imm(event.imm);
         imms.push_back(event.imm);
@@ -63,11 +62,8 @@ struct Side {
       case RailEventKind::kMessage:
         messages.emplace_back(reinterpret_cast<const char*>(event.data), event.length);
         break;
-      case RailEventKind::kPeerLost:
-        lost.push_back(event.peer);
-        break;
-      default:
-        ADD_FAILURE() << "unexpected event";
+      case RailEventKind::kPeerLost: lost.push_back(event.peer); break;
+      default: ADD_FAILURE() << "unexpected event";
     }
   }
 
@@ -83,7 +79,8 @@ struct Side {
 };
 
 // Polls all sides until the condition holds; false: patience ran out.
-inline bool pump_until(std::initializer_list<Side*> sides, const std::function<bool()>& condition, uint64_t patience = kPatience) {
+inline bool pump_until(std::initializer_list<Side*> sides, const std::function<bool()>& condition,
+                       uint64_t patience = kPatience) {
   const uint64_t deadline = now_ns() + patience;
   while (!condition()) {
     for (Side* side : sides) side->pump();
@@ -96,9 +93,7 @@ struct Link {  // from one side to another
   Link(Side& from, const std::string& address, const std::string& key) : from_(from) {
     const Status status = from.rail->connect(address, kPatience, &peer);
     EXPECT_TRUE(status.ok()) << status_text(status.code);
-    if (status.ok()) {
-      EXPECT_TRUE(from.rail->attach(*peer, key, &remote).ok());
-    }
+    if (status.ok()) { EXPECT_TRUE(from.rail->attach(*peer, key, &remote).ok()); }
   }
   Link(Side& from, Side& to) : Link(from, to.rail->address(), to.key) {}
 

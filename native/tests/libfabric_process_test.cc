@@ -32,7 +32,8 @@ TEST(LibfabricChildRole, Run) {
   uint64_t posted = 0;
   for (;;) {
     side.pump();
-    for (; answered < side.imms.size() && role != "writer"; ++answered) back.post(back.signal(answered, side.imms[answered] + 1), {&side});
+    for (; answered < side.imms.size() && role != "writer"; ++answered)
+      back.post(back.signal(answered, side.imms[answered] + 1), {&side});
     if (role == "writer" && posted < side.done.size() + 4) {
       WorkRequest request = back.write(0, 0, 24 << 20, posted);
       if (side.rail->post({&request, 1}).accepted == 1) ++posted;
@@ -132,9 +133,11 @@ TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
   const uint64_t start = now_ns();
   ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 16; }));
   EXPECT_LT(now_ns() - start, kSecond);
-  const auto failed = std::count_if(a.done.begin(), a.done.end(), [](const auto& done) { return done.second.code == StatusCode::kPeerDead; });
+  const auto failed = std::count_if(a.done.begin(), a.done.end(),
+                                    [](const auto& done) { return done.second.code == StatusCode::kPeerDead; });
   EXPECT_GT(failed, 0);
-  for (const auto& [tag, status] : a.done) EXPECT_TRUE(status.ok() || status.kind == StatusKind::kPeer) << status_text(status.code) << " " << status.raw;
+  for (const auto& [tag, status] : a.done)
+    EXPECT_TRUE(status.ok() || status.kind == StatusKind::kPeer) << status_text(status.code) << " " << status.raw;
   if (a.rail->capabilities().reports_peer_loss) {
     ASSERT_TRUE(pump_until({&a}, [&] { return a.lost.size() == 1; }));
     EXPECT_EQ(a.lost[0], dead.peer.get());
@@ -142,7 +145,8 @@ TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
   a.done.clear();
   for (uint64_t i = 0; i < 50; ++i) {
     alive.post(alive.write_imm(0, 0, 1 << 20, i, 7), {&a});
-    ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == i + 1; })) << "the living peer is blocked by the dead one";
+    ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == i + 1; }))
+        << "the living peer is blocked by the dead one";
   }
   // New work for the dead one never blocks either: it waits in its backlog until somebody disconnects.
   const WorkRequest late = dead.write(0, 0, 64, 999);
@@ -194,7 +198,8 @@ TEST_P(LibfabricProcess, ReleaseWaitsForHalfWrittenData) {
   EXPECT_TRUE(a.rail->release_memory(a.memory, 10 * kSecond).ok());
   std::fill(a.region.begin(), a.region.end(), 0xee);
   for (int i = 0; i < 20000; ++i) a.pump();
-  EXPECT_TRUE(std::all_of(a.region.begin(), a.region.end(), [](uint8_t x) { return x == 0xee; })) << "written after release";
+  EXPECT_TRUE(std::all_of(a.region.begin(), a.region.end(), [](uint8_t x) { return x == 0xee; }))
+      << "written after release";
 }
 
 TEST_P(LibfabricProcess, KilledWriterDoesNotHoldUpRelease) {
@@ -209,7 +214,9 @@ TEST_P(LibfabricProcess, KilledWriterDoesNotHoldUpRelease) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, LibfabricProcess, ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm"),
-                         [](const auto& info) { return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm"; });
+                         [](const auto& info) {
+                           return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm";
+                         });
 
 size_t segments_of(pid_t pid) {
   const std::string prefix = "asyncfabric_" + std::to_string(pid) + "_";

@@ -32,20 +32,23 @@ TEST_P(LibfabricRail, WritesOddSizesAtOddOffsetsAndNothingElse) {
   Side a(spec(), kRegion), b(spec(), kRegion);
   Link link(a, b);
   uint64_t seed = 1;
-  for (const uint64_t length : {1ull, 2ull, 63ull, 64ull, 65ull, 255ull, 4095ull, 4096ull, 4097ull, 8191ull, 8192ull, 8193ull,
-                                65535ull, 65537ull, (1ull << 20) - 1, (1ull << 20) + 1, (8ull << 20) + 3}) {
+  for (const uint64_t length : {1ull, 2ull, 63ull, 64ull, 65ull, 255ull, 4095ull, 4096ull, 4097ull, 8191ull, 8192ull,
+                                8193ull, 65535ull, 65537ull, (1ull << 20) - 1, (1ull << 20) + 1, (8ull << 20) + 3}) {
     for (const uint64_t offset : {0ull, 1ull, 4093ull}) {
       fill(a.region, ++seed);
       std::fill(b.region.begin(), b.region.end(), 0xee);
       const uint64_t to = offset * 3 + 7;
       const size_t came = b.imms.size();
       link.post(link.write_imm(offset, to, length, seed, 5), {&a, &b});
-      ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == seed - 1 && b.imms.size() == came + 1; })) << length;
+      ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == seed - 1 && b.imms.size() == came + 1; }))
+          << length;
       EXPECT_TRUE(a.done.back().second.ok());
       EXPECT_EQ(a.done.back().first, seed);
       EXPECT_EQ(std::memcmp(b.region.data() + to, a.region.data() + offset, length), 0) << length << " at " << offset;
-      EXPECT_TRUE(std::all_of(b.region.begin(), b.region.begin() + static_cast<ptrdiff_t>(to), [](uint8_t x) { return x == 0xee; }));
-      EXPECT_TRUE(std::all_of(b.region.begin() + static_cast<ptrdiff_t>(to + length), b.region.end(), [](uint8_t x) { return x == 0xee; }));
+      EXPECT_TRUE(std::all_of(b.region.begin(), b.region.begin() + static_cast<ptrdiff_t>(to),
+                              [](uint8_t x) { return x == 0xee; }));
+      EXPECT_TRUE(std::all_of(b.region.begin() + static_cast<ptrdiff_t>(to + length), b.region.end(),
+                              [](uint8_t x) { return x == 0xee; }));
     }
   }
 }
@@ -59,7 +62,8 @@ TEST_P(LibfabricRail, ImmediateComesAfterAllEarlierData) {
   uint32_t wrong = 0;
   b.on_imm = [&](uint32_t round) {
     for (uint32_t page = 0; page < kPages; ++page)
-      for (const uint64_t at : {uint64_t{0}, uint64_t{63}}) wrong += b.region[page * kPage + at] != static_cast<uint8_t>(round + page);
+      for (const uint64_t at : {uint64_t{0}, uint64_t{63}})
+        wrong += b.region[page * kPage + at] != static_cast<uint8_t>(round + page);
   };
   for (uint32_t round = 1; round <= kRounds; ++round) {
     for (uint32_t page = 0; page < kPages; ++page) {
@@ -131,12 +135,14 @@ TEST_P(LibfabricRail, MessagesBothWaysInOrder) {
   Side a(spec()), b(spec());
   Link there(a, b), back(b, a);
   std::vector<std::string> sent;
-  for (size_t i = 0; i < 600; ++i) sent.emplace_back(i % 50 == 0 ? kMaxMessageBytes + 1024 : i % 257, static_cast<char>('a' + i % 26));
+  for (size_t i = 0; i < 600; ++i)
+    sent.emplace_back(i % 50 == 0 ? kMaxMessageBytes + 1024 : i % 257, static_cast<char>('a' + i % 26));
   for (size_t i = 0; i < sent.size(); ++i) {
     there.post(there.message(sent[i], i), {&a, &b});
     if (i % 7 == 0) back.post(back.message(sent[i], i), {&a, &b});
   }
-  ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.messages.size() == sent.size() && a.messages.size() == (sent.size() + 6) / 7; }));
+  ASSERT_TRUE(pump_until(
+      {&a, &b}, [&] { return b.messages.size() == sent.size() && a.messages.size() == (sent.size() + 6) / 7; }));
   EXPECT_EQ(b.messages, sent);
   for (size_t i = 0; i < a.messages.size(); ++i) EXPECT_EQ(a.messages[i], sent[i * 7]);
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == sent.size(); }));
@@ -177,7 +183,8 @@ TEST_P(LibfabricRail, ThousandsOutstandingBusyAndRecovery) {
   uint64_t posted = 0, busy = 0;
   while (posted < kCount) {
     std::array<WorkRequest, 100> batch;
-    for (uint64_t i = 0; i < batch.size(); ++i) batch[i] = link.write_imm(0, (posted + i) % 1000 * 64, 64, posted + i, static_cast<uint32_t>(posted + i));
+    for (uint64_t i = 0; i < batch.size(); ++i)
+      batch[i] = link.write_imm(0, (posted + i) % 1000 * 64, 64, posted + i, static_cast<uint32_t>(posted + i));
     const PostResult result = a.rail->post(batch);
     posted += result.accepted;
     if (result.accepted == batch.size()) continue;  // as deep as it goes, without polling
@@ -221,7 +228,9 @@ TEST_P(LibfabricRail, SeveralPeersAndSelf) {
     ac.post(ac.write_imm(i, i * 8000, 7001, 3 * i + 1, i), {&a, &b, &c});
     aa.post(aa.signal(3 * i + 2, i), {&a, &b, &c});
   }
-  ASSERT_TRUE(pump_until({&a, &b, &c}, [&] { return b.imms.size() == 64 && c.imms.size() == 64 && a.imms.size() == 64 && a.done.size() == 192; }));
+  ASSERT_TRUE(pump_until({&a, &b, &c}, [&] {
+    return b.imms.size() == 64 && c.imms.size() == 64 && a.imms.size() == 64 && a.done.size() == 192;
+  }));
   for (uint32_t i = 0; i < 64; ++i) {
     EXPECT_EQ(std::memcmp(a.region.data() + i, b.region.data() + i * 8000, 7001), 0);
     EXPECT_EQ(std::memcmp(a.region.data() + i, c.region.data() + i * 8000, 7001), 0);
@@ -244,7 +253,9 @@ TEST_P(LibfabricRail, DestroyedWithWorkInFlight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, LibfabricRail, ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm"),
-                         [](const auto& info) { return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm"; });
+                         [](const auto& info) {
+                           return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm";
+                         });
 
 }  // namespace
 }  // namespace asyncfabric::testing

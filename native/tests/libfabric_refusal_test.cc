@@ -107,7 +107,8 @@ TEST_P(LibfabricRefusal, RefusedWriteNeverLosesOthersSilently) {
     }
     b.on_imm = [&](uint32_t) {
       for (uint32_t i = 0; i < 60; ++i) {
-        EXPECT_EQ(b.region[i * 8192], static_cast<uint8_t>(i == round ? 0 : round)) << "counted without its data: " << i;
+        EXPECT_EQ(b.region[i * 8192], static_cast<uint8_t>(i == round ? 0 : round))
+            << "counted without its data: " << i;
       }
     };
     size_t posted = 0;
@@ -117,12 +118,17 @@ TEST_P(LibfabricRefusal, RefusedWriteNeverLosesOthersSilently) {
       posted += piece;
       if (round % 3 == 0) a.pump();
       if (round % 2 == 0) b.pump();
-      if (std::any_of(a.done.begin(), a.done.end(), [](const auto& done) { return !done.second.ok(); })) break;  // as the engine does
+      if (std::any_of(a.done.begin(), a.done.end(), [](const auto& done) { return !done.second.ok(); }))
+        break;  // as the engine does
     }
     bool last = posted == batch.size();
-    ASSERT_TRUE(pump_until({&a, &b}, [&] {
-      return std::any_of(a.done.begin(), a.done.end(), [&](const auto& done) { return last ? done.first == 59 : !done.second.ok(); });
-    })) << "round " << round;
+    ASSERT_TRUE(pump_until({&a, &b},
+                           [&] {
+                             return std::any_of(a.done.begin(), a.done.end(), [&](const auto& done) {
+                               return last ? done.first == 59 : !done.second.ok();
+                             });
+                           }))
+        << "round " << round;
     const auto final = std::find_if(a.done.begin(), a.done.end(), [](const auto& done) { return done.first == 59; });
     if (last && final->second.ok()) {
       ASSERT_TRUE(pump_until({&a, &b}, [&] { return !b.imms.empty(); })) << "reported as done, never arrived";
@@ -158,7 +164,8 @@ TEST_P(LibfabricRefusal, ForgedKeysTouchNothing) {
       forged.post(forged.write_imm(0, kind == 1 ? (1 << 20) - 32 : 0, length, length, 66000), {&a, &target, &keeper});
     for (uint32_t i = 0; i < 300; ++i) {  // others are served while the forger is refused
       honest.post(honest.signal(i, i), {&a, &target, &keeper});
-      ASSERT_TRUE(pump_until({&a, &target, &keeper}, [&] { return !target.imms.empty() && target.imms.back() == i; })) << kind;
+      ASSERT_TRUE(pump_until({&a, &target, &keeper}, [&] { return !target.imms.empty() && target.imms.back() == i; }))
+          << kind;
     }
     EXPECT_TRUE(untouched(target)) << kind;
     EXPECT_EQ(std::count(target.imms.begin(), target.imms.end(), 66000u), 0);
@@ -168,8 +175,9 @@ TEST_P(LibfabricRefusal, ForgedKeysTouchNothing) {
 TEST_P(LibfabricRefusal, RangesAndRightsAreCheckedAtTheWriter) {
   Side a(spec()), b(spec(), 1 << 20, kAccessRemoteRead);
   Link link(a, b);
-  const std::vector<WorkRequest> bad = {link.write(0, 0, 64, 1), link.write(0, ~0ull, 2, 2), link.write(0, 1 << 20, 1, 3),
-                                        link.write((1 << 20) - 1, 0, 2, 4), link.message(std::string(20000, 'x'), 5)};
+  const std::vector<WorkRequest> bad = {link.write(0, 0, 64, 1), link.write(0, ~0ull, 2, 2),
+                                        link.write(0, 1 << 20, 1, 3), link.write((1 << 20) - 1, 0, 2, 4),
+                                        link.message(std::string(20000, 'x'), 5)};
   for (const WorkRequest& request : bad) {
     link.post(request, {&a, &b});
     ASSERT_TRUE(pump_until({&a, &b}, [&] { return !a.done.empty() && a.done.back().first == request.tag; }));
@@ -188,10 +196,12 @@ TEST_P(LibfabricRefusal, HostileAddressesAndKeys) {
   const std::string address = b.rail->address();
   std::unique_ptr<RailPeer> peer;
   std::unique_ptr<RemoteMemory> remote;
-  for (size_t length = 0; length < address.size(); ++length) EXPECT_FALSE(a.rail->connect(address.substr(0, length), kSecond, &peer).ok());
+  for (size_t length = 0; length < address.size(); ++length)
+    EXPECT_FALSE(a.rail->connect(address.substr(0, length), kSecond, &peer).ok());
   EXPECT_FALSE(a.rail->connect(address + "x", kSecond, &peer).ok());
   EXPECT_FALSE(a.rail->connect(std::string(4096, '\xff'), kSecond, &peer).ok());
-  for (size_t length = 0; length < b.key.size(); ++length) EXPECT_FALSE(a.rail->attach(*link.peer, b.key.substr(0, length), &remote).ok());
+  for (size_t length = 0; length < b.key.size(); ++length)
+    EXPECT_FALSE(a.rail->attach(*link.peer, b.key.substr(0, length), &remote).ok());
   EXPECT_FALSE(a.rail->attach(*link.peer, b.key + "x", &remote).ok());
   for (int i = 0; i < 3000; ++i) {  // any bytes are refused or taken as a key; both without reading outside
     std::string key = b.key;
@@ -253,11 +263,15 @@ TEST_P(LibfabricRefusal, PeerThatIsGone) {
   }
   EXPECT_TRUE(a.rail->disconnect(*peer).ok());
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 60; }));
-  EXPECT_EQ(std::count_if(a.done.begin(), a.done.end(), [](const auto& done) { return done.second.code == StatusCode::kPeerDead; }), 10);
+  EXPECT_EQ(std::count_if(a.done.begin(), a.done.end(),
+                          [](const auto& done) { return done.second.code == StatusCode::kPeerDead; }),
+            10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, LibfabricRefusal, ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm"),
-                         [](const auto& info) { return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm"; });
+                         [](const auto& info) {
+                           return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm";
+                         });
 
 TEST(LibfabricOpen, EfaSaysWhyItCannot) {
   std::unique_ptr<Rail> rail;
@@ -279,7 +293,8 @@ TEST(LibfabricOpen, RefusesWhatItDoesNotKnow) {
   EXPECT_FALSE(open_libfabric_rail(spec_of("tcp address=not-an-address"), &rail, &detail).ok());
   EXPECT_FALSE(open_libfabric_rail(spec_of("tcp prov=no_such_provider"), &rail, &detail).ok());
   EXPECT_NE(detail.find("no_such_provider"), std::string::npos) << detail;
-  EXPECT_EQ(open_libfabric_rail(spec_of("tcp library=/nowhere/libfabric.so.1"), &rail, &detail).code, StatusCode::kNoProvider);
+  EXPECT_EQ(open_libfabric_rail(spec_of("tcp library=/nowhere/libfabric.so.1"), &rail, &detail).code,
+            StatusCode::kNoProvider);
   EXPECT_NE(detail.find("apt-get install libfabric1"), std::string::npos) << detail;
   EXPECT_EQ(open_libfabric_rail(spec_of("tcp library=libm.so.6"), &rail, &detail).code, StatusCode::kNoProvider);
   RailSpec device = spec_of("tcp");
@@ -341,7 +356,8 @@ TEST(LibfabricPace, OneEagerThenAFewPerPass) {
     ab.post(ab.write_imm(0, i, 64, 2 * i, i), {&a, &b, &c});
     ac.post(ac.write_imm(0, i, 64, 2 * i + 1, i), {&a, &b, &c});
   }
-  ASSERT_TRUE(pump_until({&a, &b, &c}, [&] { return b.imms.size() == 500 && c.imms.size() == 500 && a.done.size() == 1000; }));
+  ASSERT_TRUE(
+      pump_until({&a, &b, &c}, [&] { return b.imms.size() == 500 && c.imms.size() == 500 && a.done.size() == 1000; }));
   for (uint32_t i = 0; i < 500; ++i) EXPECT_EQ(b.imms[i], i);
 }
 

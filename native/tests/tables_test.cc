@@ -114,8 +114,7 @@ TEST(CountersTest, ArmingRacesWithArrivalsAndIsNeverLost) {
   });
   for (uint64_t i = 0; i < kRounds; ++i) {
     table.arm(id, i, i + 1);
-    while (reached.load() <= i) {
-    }
+    while (reached.load() <= i) {}
   }
   helm.join();
   EXPECT_EQ(table.value(id), kRounds);
@@ -171,9 +170,7 @@ TEST(WireTest, ForgedLengthsAreBounded) {
     for (const char c : forged) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
     forged.append(reinterpret_cast<const char*>(&hash), 8);
     AddressBlob back;
-    if (decode_address(forged, &back)) {
-      EXPECT_LE(back.rails.size(), 32u);
-    }
+    if (decode_address(forged, &back)) { EXPECT_LE(back.rails.size(), 32u); }
   }
 }
 

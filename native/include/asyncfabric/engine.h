@@ -17,7 +17,8 @@ class Engine {
  public:
   // `detail` gets a sentence for people when opening fails (which rail, which library, which errno).
   static Status open(const EngineConfig& config, std::unique_ptr<Engine>* out, std::string* detail);
-  virtual ~Engine() = default;  // closes at once if submit_close was not awaited; joins its threads, never needs the GIL
+  virtual ~Engine() =
+      default;  // closes at once if submit_close was not awaited; joins its threads, never needs the GIL
 
   virtual std::string address() const = 0;  // FabricAddress bytes
   virtual uint64_t incarnation() const = 0;
@@ -38,10 +39,12 @@ class Engine {
 
   // Look-ups, synchronous.
   virtual Status region_info(RegionId region, RegionInfo* out) const = 0;
-  virtual Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const = 0;
-  virtual Status open_key(std::string_view bytes, KeyId* out, KeyInfo* info) = 0;  // parses and bounds-checks hostile bytes
+  virtual Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length,
+                            std::string* out) const = 0;
+  virtual Status open_key(std::string_view bytes, KeyId* out,
+                          KeyInfo* info) = 0;  // parses and bounds-checks hostile bytes
   virtual void close_key(KeyId key) = 0;
-  virtual PeerId peer_of_key(KeyId key) const = 0;                 // 0 while its owner was never connected
+  virtual PeerId peer_of_key(KeyId key) const = 0;                             // 0 while its owner was never connected
   static Status check_address(std::string_view bytes, uint64_t* incarnation);  // parse only
 
   // Data ops. `imm` is kNoImm or 0..kMaxImm. Bounds are checked here, locally and against the key.
@@ -51,11 +54,11 @@ class Engine {
                              uint64_t target_offset, OpId* op) = 0;
   virtual Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
                                     OpId* op) = 0;
-  virtual Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
-                                OpId* op) = 0;
+  virtual Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count,
+                                int64_t imm, OpId* op) = 0;
   virtual Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) = 0;
   virtual Status submit_send(uint64_t cookie, PeerId peer, const void* payload, size_t length, OpId* op) = 0;
-  virtual Status cancel(OpId op) = 0;              // stop posting, drain, complete as kCancelled
+  virtual Status cancel(OpId op) = 0;                // stop posting, drain, complete as kCancelled
   virtual Status arm_writable(uint64_t cookie) = 0;  // one kWritable completion when a slot is free
 
   // Counters. `imm` = kNoImm lets the engine pick a free one.
@@ -72,10 +75,10 @@ class Engine {
   virtual void notify() = 0;  // wakes a sleeping worker, after a CPU thread stored to a watch word
 
   // Completions: one consumer.
-  virtual int completion_fd() const = 0;                        // readable when armed and something came
-  virtual bool arm() = 0;                                       // false: completions are already there, do not sleep
-  virtual void disarm() = 0;                                    // after a wake-up: empties the fd
-  virtual size_t poll(Completion* out, size_t capacity) = 0;    // never blocks
+  virtual int completion_fd() const = 0;                      // readable when armed and something came
+  virtual bool arm() = 0;                                     // false: completions are already there, do not sleep
+  virtual void disarm() = 0;                                  // after a wake-up: empties the fd
+  virtual size_t poll(Completion* out, size_t capacity) = 0;  // never blocks
   virtual bool next_message(PeerId* peer, std::string* payload) = 0;
 
   // Trace: off by default; take_trace returns the newest events, oldest first.

@@ -22,26 +22,26 @@ enum class StatusKind : uint16_t {
 };
 
 // X(code, number, kind, text)
-#define ASYNCFABRIC_STATUS_TABLE(X)                                                                        \
-  X(kOk, 0, kNone, "ok")                                                                                   \
-  X(kBusy, 1, kBusy, "a bounded queue is full")                                                            \
-  X(kClosed, 2, kClosed, "the object was closed or released")                                              \
-  X(kCancelled, 3, kCancelled, "the operation was cancelled")                                              \
-  X(kInvalidArgument, 4, kValue, "an argument is malformed")                                               \
-  X(kOutOfBounds, 5, kValue, "a range leaves its region")                                                  \
-  X(kStaleKey, 6, kStale, "the key belongs to a revoked generation or an earlier incarnation")             \
-  X(kAccessDenied, 7, kTransfer, "the target refused the access")                                          \
-  X(kTransport, 8, kTransfer, "the transport reported an error")                                           \
-  X(kAmbiguous, 9, kTransfer, "the transfer may or may not have been counted")                             \
+#define ASYNCFABRIC_STATUS_TABLE(X)                                                                            \
+  X(kOk, 0, kNone, "ok")                                                                                       \
+  X(kBusy, 1, kBusy, "a bounded queue is full")                                                                \
+  X(kClosed, 2, kClosed, "the object was closed or released")                                                  \
+  X(kCancelled, 3, kCancelled, "the operation was cancelled")                                                  \
+  X(kInvalidArgument, 4, kValue, "an argument is malformed")                                                   \
+  X(kOutOfBounds, 5, kValue, "a range leaves its region")                                                      \
+  X(kStaleKey, 6, kStale, "the key belongs to a revoked generation or an earlier incarnation")                 \
+  X(kAccessDenied, 7, kTransfer, "the target refused the access")                                              \
+  X(kTransport, 8, kTransfer, "the transport reported an error")                                               \
+  X(kAmbiguous, 9, kTransfer, "the transfer may or may not have been counted")                                 \
   X(kDrainTimeout, 10, kTransfer, "the transfer did not drain before its deadline; the region is quarantined") \
-  X(kUnsupported, 11, kTransfer, "no rail to this peer can do this")                                       \
-  X(kPeerDead, 12, kPeer, "the peer process died or stopped answering")                                    \
-  X(kPeerUnreachable, 13, kPeer, "the peer could not be reached before the deadline")                      \
-  X(kPeerRejected, 14, kPeer, "the peer refused the connection")                                           \
-  X(kRailDown, 15, kDevice, "the rail went down")                                                          \
-  X(kNoMemory, 16, kDevice, "memory could not be allocated or registered")                                 \
-  X(kNoProvider, 17, kDevice, "the provider or its library is not available")                              \
-  X(kTimeout, 18, kTransfer, "the deadline passed")                                                        \
+  X(kUnsupported, 11, kTransfer, "no rail to this peer can do this")                                           \
+  X(kPeerDead, 12, kPeer, "the peer process died or stopped answering")                                        \
+  X(kPeerUnreachable, 13, kPeer, "the peer could not be reached before the deadline")                          \
+  X(kPeerRejected, 14, kPeer, "the peer refused the connection")                                               \
+  X(kRailDown, 15, kDevice, "the rail went down")                                                              \
+  X(kNoMemory, 16, kDevice, "memory could not be allocated or registered")                                     \
+  X(kNoProvider, 17, kDevice, "the provider or its library is not available")                                  \
+  X(kTimeout, 18, kTransfer, "the deadline passed")                                                            \
   X(kInternal, 19, kInternal, "an internal invariant broke")
 
 enum class StatusCode : uint16_t {
@@ -53,8 +53,7 @@ enum class StatusCode : uint16_t {
 constexpr StatusKind status_kind(StatusCode code) {
   switch (code) {
 #define X(code, number, kind, text) \
-  case StatusCode::code:            \
-    return StatusKind::kind;
+  case StatusCode::code: return StatusKind::kind;
     ASYNCFABRIC_STATUS_TABLE(X)
 #undef X
   }
@@ -64,8 +63,7 @@ constexpr StatusKind status_kind(StatusCode code) {
 constexpr const char* status_text(StatusCode code) {
   switch (code) {
 #define X(code, number, kind, text) \
-  case StatusCode::code:            \
-    return text;
+  case StatusCode::code: return text;
     ASYNCFABRIC_STATUS_TABLE(X)
 #undef X
   }

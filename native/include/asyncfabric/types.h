@@ -143,7 +143,17 @@ struct OpProgress {
   bool known = false;
 };
 
-enum class TracePoint : uint64_t { kSubmit = 0, kStart = 1, kPost = 2, kDone = 3, kFinish = 4, kArrival = 5, kSleep = 6, kWake = 7, kPeer = 8 };
+enum class TracePoint : uint64_t {
+  kSubmit = 0,
+  kStart = 1,
+  kPost = 2,
+  kDone = 3,
+  kFinish = 4,
+  kArrival = 5,
+  kSleep = 6,
+  kWake = 7,
+  kPeer = 8
+};
 
 struct TraceEvent {
   uint64_t time_ns = 0;  // CLOCK_MONOTONIC

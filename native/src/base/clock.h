@@ -1,8 +1,8 @@
 // clock.h: monotonic time in nanoseconds. Any thread.
 #pragma once
 
-#include <ctime>
 #include <cstdint>
+#include <ctime>
 
 namespace asyncfabric {
 

@@ -77,7 +77,8 @@ class PinTable {
     uint64_t word = slot->word.load(std::memory_order_acquire);
     do {
       if (!matches(word, handle) || (word & kOpen) == 0) return false;
-    } while (!slot->word.compare_exchange_weak(word, word & ~kOpen, std::memory_order_acq_rel, std::memory_order_acquire));
+    } while (
+        !slot->word.compare_exchange_weak(word, word & ~kOpen, std::memory_order_acq_rel, std::memory_order_acquire));
     *closed = true;
     return claim_end(slot, word & ~kOpen);
   }

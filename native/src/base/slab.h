@@ -37,7 +37,8 @@ class Slab {
     }
     uint32_t fresh = used_.load(std::memory_order_relaxed);
     while (fresh < capacity_)
-      if (used_.compare_exchange_weak(fresh, fresh + 1, std::memory_order_relaxed)) return new (&slots_[fresh]) T(fresh);
+      if (used_.compare_exchange_weak(fresh, fresh + 1, std::memory_order_relaxed))
+        return new (&slots_[fresh]) T(fresh);
     return nullptr;
   }
 

@@ -40,7 +40,8 @@ class WakeGate {
 
   void ring() {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(fd_.get(), &one, sizeof one);  // EAGAIN: already readable, which is all we want
+    [[maybe_unused]] const ssize_t written =
+        write(fd_.get(), &one, sizeof one);  // EAGAIN: already readable, which is all we want
   }
 
   void drain() {

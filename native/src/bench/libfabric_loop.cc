@@ -123,7 +123,8 @@ struct Side {
     if (error == 0) error = fi_cq_open(domain, &cq_attr, &cq, nullptr);
     if (error == 0) error = fi_av_open(domain, &av_attr, &av, nullptr);
     if (error == 0) error = fi_endpoint(domain, info.get(), &ep, nullptr);
-    if (error == 0 && profile->configure_endpoint != nullptr && !profile->configure_endpoint(ep, &result->error)) return EINVAL;
+    if (error == 0 && profile->configure_endpoint != nullptr && !profile->configure_endpoint(ep, &result->error))
+      return EINVAL;
     if (error == 0) error = fi_ep_bind(ep, &av->fid, 0);
     if (error == 0) error = fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV);
     if (error == 0) error = fi_enable(ep);
@@ -132,7 +133,8 @@ struct Side {
   }
 
   int map_region() {
-    void* mapped = mmap(nullptr, config.region_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    void* mapped =
+        mmap(nullptr, config.region_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (mapped == MAP_FAILED) return fail("mapping the region", errno);
     region = static_cast<char*>(mapped);
     const uint64_t access = FI_WRITE | FI_READ | FI_REMOTE_WRITE | FI_REMOTE_READ;
@@ -172,8 +174,10 @@ struct Side {
       return fail("a completion failed", error.err);
     }
     for (ssize_t i = 0; i < count; ++i) {
-      if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0) ++came;
-      else ++sent;
+      if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0)
+        ++came;
+      else
+        ++sent;
     }
     return 0;
   }
@@ -219,7 +223,8 @@ std::vector<uint64_t> page_order(const LoopConfig& config) {
 }
 
 uint64_t place(const LoopConfig& config, uint64_t index) {
-  const uint64_t slots = std::max<uint64_t>(1, std::min<uint64_t>(config.region_bytes / std::max<uint64_t>(1, config.bytes), 64));
+  const uint64_t slots =
+      std::max<uint64_t>(1, std::min<uint64_t>(config.region_bytes / std::max<uint64_t>(1, config.bytes), 64));
   return index % slots * config.bytes;
 }
 
@@ -262,7 +267,8 @@ int page_batch(Side& side, const std::vector<uint64_t>& order) {
     if (i >= kMaxWindow)
       if (const int error = side.until(side.sent, base + i + 1 - kMaxWindow); error != 0) return error;
     const uint64_t at = order[i % order.size()] * side.config.bytes;
-    if (const int error = side.write(at, at, side.config.bytes, i + 1 == side.config.pages, i); error != 0) return error;
+    if (const int error = side.write(at, at, side.config.bytes, i + 1 == side.config.pages, i); error != 0)
+      return error;
   }
   return side.until(side.sent, base + side.config.pages);
 }
@@ -325,7 +331,8 @@ int libfabric_target(const LoopConfig& config, int control_fd, LoopResult* resul
   for (;;) {
     const uint64_t before = side.came;
     if (const int error = side.reap(); error != 0) return error;
-    const uint64_t due = echo ? side.came : (side.came >= first ? 1u : 0u) + (side.came >= immediates(config) ? 1u : 0u);
+    const uint64_t due =
+        echo ? side.came : (side.came >= first ? 1u : 0u) + (side.came >= immediates(config) ? 1u : 0u);
     for (; answered < due; ++answered)
       if (const int error = side.write(0, 0, 0, true, answered); error != 0) return error;
     idle = side.came == before ? idle + 1 : 0;

@@ -9,8 +9,9 @@
 namespace asyncfabric::bench {
 
 enum class LoopWorkload : uint32_t {
-  kWrites = 0,    // `operations` writes of `bytes`, `window` in flight, each with an immediate
-  kPages = 1,     // `rounds` batches of `pages` pages of `bytes` at random places; the last of a batch carries an immediate
+  kWrites = 0,  // `operations` writes of `bytes`, `window` in flight, each with an immediate
+  kPages =
+      1,  // `rounds` batches of `pages` pages of `bytes` at random places; the last of a batch carries an immediate
   kPingPong = 2,  // `operations` empty writes with an immediate, each answered by one
 };
 
@@ -22,7 +23,7 @@ struct LoopConfig {
   LoopWorkload workload = LoopWorkload::kWrites;
   uint64_t bytes = 1 << 20;
   uint64_t operations = 256;
-  uint64_t warmup = 16;         // operations before the clock starts
+  uint64_t warmup = 16;  // operations before the clock starts
   uint32_t window = 16;
   uint32_t pages = 1024;
   uint32_t rounds = 4;

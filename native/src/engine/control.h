@@ -14,7 +14,9 @@ class Control {
  public:
   ~Control() { stop(); }
 
-  void start() { thread_ = std::thread([this] { run(); }); }
+  void start() {
+    thread_ = std::thread([this] { run(); });
+  }
 
   void post(std::function<void()> job) {
     {

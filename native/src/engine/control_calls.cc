@@ -14,16 +14,18 @@ std::string NativeEngine::last_error() const {
   return core_.last_error;
 }
 
-void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device, uint32_t access) {
+void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device,
+                              uint32_t access) {
   const Memory memory{base, length, device, pages.memfd(), access};
   std::vector<std::unique_ptr<LocalMemory>> handles(core_.rails.size());
   std::vector<std::string> rail_keys(core_.rails.size());
   Status status;
   for (uint32_t rail = 0; rail < core_.rails.size() && status.ok(); ++rail) {
-    status = core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
+    status =
+        core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
     if (!status.ok())
       core_.note_error("registering " + std::to_string(length) + " bytes on rail " + std::to_string(rail) + " (" +
-                 core_.rails[rail]->protocol + ") failed");
+                       core_.rails[rail]->protocol + ") failed");
   }
   uint64_t handle = 0;
   if (status.ok()) {
@@ -197,7 +199,8 @@ Status NativeEngine::region_info(RegionId region, RegionInfo* out) const {
   return {};
 }
 
-Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const {
+Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length,
+                                std::string* out) const {
   RegionTable::Slot* slot = core_.regions.pin(region);
   if (slot == nullptr) return StatusCode::kClosed;
   RegionEntry& entry = slot->value;
@@ -228,7 +231,8 @@ Status NativeEngine::open_key(std::string_view bytes, KeyId* out, KeyInfo* info)
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
   KeyBlob blob;
   if (!decode_key(bytes, &blob)) return StatusCode::kInvalidArgument;
-  *info = {blob.incarnation, blob.region, blob.generation, blob.length, blob.access, static_cast<uint32_t>(blob.rail_keys.size())};
+  *info = {blob.incarnation, blob.region, blob.generation,
+           blob.length,      blob.access, static_cast<uint32_t>(blob.rail_keys.size())};
   *out = core_.keys.insert([&](RemoteKey& key) {
     key.incarnation = blob.incarnation;
     key.region = blob.region;

@@ -50,8 +50,9 @@ struct Tally {
 };
 
 struct Tallies {
-  Tally ops_completed, ops_failed, ops_cancelled, bytes_written, bytes_read, work_requests, immediates_sent, immediates_received,
-      stale_arrivals, early_arrivals, messages_received, messages_refused, steps, sleeps, loop_wakes, inline_steps, quarantined;
+  Tally ops_completed, ops_failed, ops_cancelled, bytes_written, bytes_read, work_requests, immediates_sent,
+      immediates_received, stale_arrivals, early_arrivals, messages_received, messages_refused, steps, sleeps,
+      loop_wakes, inline_steps, quarantined;
 };
 
 struct OutgoingMessage {
@@ -74,8 +75,8 @@ struct Core {
   std::vector<std::unique_ptr<RailState>> rails;
   bool all_synchronous = false;
   Helm helm;
-  Mailbox mailbox;   // submitted ops
-  Mailbox cancels;   // Op::cancel_link
+  Mailbox mailbox;  // submitted ops
+  Mailbox cancels;  // Op::cancel_link
   Slab<Op> ops;
   WakeGate gate;       // wakes the worker
   WakeGate loop_gate;  // wakes the event loop
@@ -84,11 +85,11 @@ struct Core {
   std::atomic<uint64_t> consumed{0};
   std::atomic<bool> closing{false};
   std::atomic<bool> backlogged{false};
-  std::atomic<bool> writable_wanted{false};     // partner: arm_writable sets, the helm clears
+  std::atomic<bool> writable_wanted{false};  // partner: arm_writable sets, the helm clears
   std::mutex writable_mutex;
-  std::vector<uint64_t> writable_cookies;       // who waits for room; guarded by writable_mutex
+  std::vector<uint64_t> writable_cookies;  // who waits for room; guarded by writable_mutex
   mutable std::mutex error_mutex;
-  std::string last_error;                       // newest failed control call, in words; guarded by error_mutex
+  std::string last_error;  // newest failed control call, in words; guarded by error_mutex
   RegionTable regions;
   KeyTable keys;
   CounterTable counters;
@@ -117,10 +118,10 @@ struct Core {
   // step.cc
   size_t step();
   bool settled() const;  // false: a sleeping worker has to be woken
-  bool can_sleep();  // true: nothing to do until something rings
+  bool can_sleep();      // true: nothing to do until something rings
   uint64_t sleep_limit_ns();
   void publish(const Completion& completion);
-  bool has_room() const;   // one more op would be taken
+  bool has_room() const;  // one more op would be taken
   void tell_writable();
   void note_error(std::string text);  // any thread
   void flush_completions();
@@ -215,7 +216,9 @@ struct Core {
     if (rails[rail]->capabilities.concurrent_control) return call(*rails[rail]->rail);
     Helm::Guest guest(helm);
     const std::lock_guard lock(guest);
-    return call(*rails[rail]->rail);
+    auto result = call(*rails[rail]->rail);
+    gate.notify();  // the rail may have met events meanwhile
+    return result;
   }
 };
 
@@ -239,7 +242,8 @@ class Moment {
 
 // Tags of work requests: generation (20) | slot (20) | leg (23) | signalled (1). 0 is an engine message, nobody waits for it.
 constexpr uint64_t make_tag(uint32_t generation, uint32_t slot, uint32_t leg, bool signalled) {
-  return uint64_t{generation & 0xfffff} << 44 | uint64_t{slot & 0xfffff} << 24 | uint64_t{leg & 0x7fffff} << 1 | (signalled ? 1 : 0);
+  return uint64_t{generation & 0xfffff} << 44 | uint64_t{slot & 0xfffff} << 24 | uint64_t{leg & 0x7fffff} << 1 |
+         (signalled ? 1 : 0);
 }
 
 }  // namespace asyncfabric

@@ -87,7 +87,8 @@ Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* r
       next_pick_ = next_pick_ == kMaxImm ? kFirstPicked : next_pick_ + 1;
       const Entry& candidate = entry(chosen);
       const uint32_t state = state_of(candidate.state.load(std::memory_order_acquire));
-      if (state == kShut || (state == kUnused && (candidate.value.load(std::memory_order_relaxed) & kCountMask) == 0)) break;
+      if (state == kShut || (state == kUnused && (candidate.value.load(std::memory_order_relaxed) & kCountMask) == 0))
+        break;
     }
   }
   Entry& target = entry(chosen);
@@ -101,8 +102,7 @@ Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* r
     target.value.store(tag, std::memory_order_seq_cst);
   } else {
     uint64_t early = target.value.load(std::memory_order_relaxed);
-    while (!target.value.compare_exchange_weak(early, tag | (early & kCountMask), std::memory_order_seq_cst)) {
-    }
+    while (!target.value.compare_exchange_weak(early, tag | (early & kCountMask), std::memory_order_seq_cst)) {}
   }
   target.armed_target.store(kNever, std::memory_order_relaxed);
   target.state.store(make_word(kOpen, generation_in(word) + (*reopened ? 1 : 0), opens), std::memory_order_release);

@@ -34,8 +34,8 @@ class CounterTable {
  public:
   CounterTable() = default;
 
-  CounterArrival arrive(uint32_t imm32);                 // helm
-  CounterArrival check_armed(uint32_t imm);              // helm: after arm() said that the target is already reached
+  CounterArrival arrive(uint32_t imm32);     // helm
+  CounterArrival check_armed(uint32_t imm);  // helm: after arm() said that the target is already reached
 
   // kNoImm picks one that was not used for the longest time. `reopened`: the imm was closed before, its generation is new and
   // peers must be told before arrivals count.
@@ -52,15 +52,17 @@ class CounterTable {
   static constexpr int kTagShift = 56;
   static constexpr uint64_t kCountMask = (1ull << kTagShift) - 1;
   static constexpr uint32_t kPageBits = 10;
-  static constexpr uint32_t kFirstPicked = 1u << 19;  // picked imms live in the upper half, user-named ones usually below
+  static constexpr uint32_t kFirstPicked = 1u
+                                           << 19;  // picked imms live in the upper half, user-named ones usually below
 
   enum State : uint32_t { kUnused = 0, kOpen = 1, kShut = 2 };
 
   struct Entry {
-    std::atomic<uint64_t> value{0};             // opens << 56 | count; partner: helm swaps, open() re-tags, any thread loads
+    std::atomic<uint64_t> value{0};  // opens << 56 | count; partner: helm swaps, open() re-tags, any thread loads
     std::atomic<uint64_t> armed_target{kNever};  // partner: loop thread stores, helm compares and swaps
-    std::atomic<uint64_t> cookie{0};            // stored before armed_target
-    std::atomic<uint32_t> state{kUnused};       // state | generation << 2 | opens << 8; partner: mutex holders store, helm loads
+    std::atomic<uint64_t> cookie{0};             // stored before armed_target
+    std::atomic<uint32_t> state{
+        kUnused};  // state | generation << 2 | opens << 8; partner: mutex holders store, helm loads
   };
   using Page = std::array<Entry, 1u << kPageBits>;
 

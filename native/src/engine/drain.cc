@@ -106,7 +106,10 @@ void Core::quarantine(Op& op) {
     const std::lock_guard lock(keys_mutex);
     ++op.region->value.zombies;
     if (const auto waiting = releases.find(handle); waiting != releases.end()) {
-      publish({.cookie = waiting->second, .kind = CompletionKind::kControl, .status = StatusCode::kDrainTimeout, .value = handle});
+      publish({.cookie = waiting->second,
+               .kind = CompletionKind::kControl,
+               .status = StatusCode::kDrainTimeout,
+               .value = handle});
       releases.erase(waiting);
     }
   }

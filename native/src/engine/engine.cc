@@ -233,7 +233,8 @@ size_t NativeEngine::poll(Completion* out, size_t capacity) {
   size_t ops = 0;
   for (size_t i = 0; i < count; ++i) ops += out[i].kind == CompletionKind::kOp ? 1 : 0;
   if (ops != 0) core_.consumed.fetch_add(ops, std::memory_order_relaxed);
-  if (core_.backlogged.load(std::memory_order_seq_cst) || core_.writable_wanted.load(std::memory_order_acquire)) core_.gate.notify();
+  if (core_.backlogged.load(std::memory_order_seq_cst) || core_.writable_wanted.load(std::memory_order_acquire))
+    core_.gate.notify();
   return count;
 }
 

@@ -13,27 +13,17 @@ size_t Core::poll(uint32_t rail_index) {
     for (size_t i = 0; i < count; ++i) {
       const RailEvent& event = events[i];
       switch (event.kind) {
-        case RailEventKind::kDone:
-          on_done(event.tag, event.status);
-          break;
-        case RailEventKind::kImmediate:
-          on_immediate(event.imm);
-          break;
-        case RailEventKind::kMessage:
-          on_message({reinterpret_cast<const char*>(event.data), event.length});
-          break;
+        case RailEventKind::kDone: on_done(event.tag, event.status); break;
+        case RailEventKind::kImmediate: on_immediate(event.imm); break;
+        case RailEventKind::kMessage: on_message({reinterpret_cast<const char*>(event.data), event.length}); break;
         case RailEventKind::kPeerLost:
           for (const auto& peer : peers)
             for (const Lane& lane : peer->lanes)
               if (lane.handle.get() == event.peer && event.peer != nullptr)
                 lose_peer(*peer, event.status.ok() ? Status(StatusCode::kPeerDead) : event.status, PeerState::kLost);
           break;
-        case RailEventKind::kRailDown:
-          rail_down(rail_index, event.status);
-          break;
-        case RailEventKind::kRailUp:
-          rails[rail_index]->up.store(true, std::memory_order_relaxed);
-          break;
+        case RailEventKind::kRailDown: rail_down(rail_index, event.status); break;
+        case RailEventKind::kRailUp: rails[rail_index]->up.store(true, std::memory_order_relaxed); break;
       }
     }
     total += count;

@@ -39,13 +39,15 @@ void Core::wire_peer(PeerId id) {
   }
   std::vector<std::string> protocols(std::begin(kPreference), std::end(kPreference));
   for (const auto& rail : rails)
-    if (std::find(protocols.begin(), protocols.end(), rail->protocol) == protocols.end()) protocols.push_back(rail->protocol);
+    if (std::find(protocols.begin(), protocols.end(), rail->protocol) == protocols.end())
+      protocols.push_back(rail->protocol);
 
   Wiring wiring;
   for (const std::string& protocol : protocols) {
     std::vector<uint32_t> ours, theirs;
     for (uint32_t i = 0; i < rails.size(); ++i)
-      if (rails[i]->protocol == protocol && (!rails[i]->capabilities.same_host_only || remote.host == host)) ours.push_back(i);
+      if (rails[i]->protocol == protocol && (!rails[i]->capabilities.same_host_only || remote.host == host))
+        ours.push_back(i);
     for (uint32_t i = 0; i < remote.rails.size(); ++i)
       if (remote.rails[i].protocol == protocol) theirs.push_back(i);
     if (ours.empty() || theirs.empty()) continue;
@@ -58,9 +60,8 @@ void Core::wire_peer(PeerId id) {
       lane.remote_rail = theirs[k % theirs.size()];
       const uint64_t now = now_ns();
       const std::string& to = remote.rails[lane.remote_rail].address;
-      wiring.status = at_rail(lane.rail, [&](Rail& rail) {
-        return rail.connect(to, deadline > now ? deadline - now : 0, &lane.handle);
-      });
+      wiring.status = at_rail(
+          lane.rail, [&](Rail& rail) { return rail.connect(to, deadline > now ? deadline - now : 0, &lane.handle); });
       wiring.lanes.push_back(std::move(lane));
     }
     if (wiring.status.ok()) break;
@@ -68,11 +69,13 @@ void Core::wire_peer(PeerId id) {
 
   const Moment moment(*this);
   Peer* peer = find_peer(id);
-  if (peer == nullptr || peer->state != PeerState::kConnecting) return;  // given up meanwhile; the lanes go with `wiring`
+  if (peer == nullptr || peer->state != PeerState::kConnecting)
+    return;  // given up meanwhile; the lanes go with `wiring`
   if (!wiring.status.ok()) {
-    note_error(wiring.lanes.empty() ? "the peer and this fabric have no rail of the same protocol that can reach across"
-                                    : "connecting over " + wiring.protocol + " failed: " + status_text(wiring.status.code) +
-                                          " (" + std::to_string(wiring.status.raw) + ")");
+    note_error(wiring.lanes.empty()
+                   ? "the peer and this fabric have no rail of the same protocol that can reach across"
+                   : "connecting over " + wiring.protocol + " failed: " + status_text(wiring.status.code) + " (" +
+                         std::to_string(wiring.status.raw) + ")");
     connect_failed(*peer, wiring.status);
     return;
   }

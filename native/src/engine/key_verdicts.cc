@@ -87,7 +87,8 @@ void Core::on_revoked(Peer& peer, const MessageHeader& header, std::string_view 
   if (!reader.done()) return;
   keys.for_each([&](KeyTable::Slot& slot) {
     RemoteKey& key = slot.value;
-    if (key.incarnation == peer.incarnation && key.region == header.value && (first_good == 0 || key.generation < first_good))
+    if (key.incarnation == peer.incarnation && key.region == header.value &&
+        (first_good == 0 || key.generation < first_good))
       key.stale = true;
   });
   for (Op* op = live_first; op != nullptr;) {
@@ -106,8 +107,8 @@ void Core::on_revoked(Peer& peer, const MessageHeader& header, std::string_view 
         op->revoked = true;
         start_draining(*op);
       }
-      const bool all_posted = std::none_of(op->legs.begin(), op->legs.end(),
-                                           [i](const Leg& leg) { return leg.target == i && leg.queued; });
+      const bool all_posted =
+          std::none_of(op->legs.begin(), op->legs.end(), [i](const Leg& leg) { return leg.target == i && leg.queued; });
       if (!all_posted || target.fenced) fail_target(*op, i, StatusCode::kStaleKey);
       if (op->generation.load(std::memory_order_relaxed) != generation) break;
     }

@@ -57,7 +57,8 @@ void Core::on_message(std::string_view bytes) {
   if (header.type == MessageType::kReject) {
     // It comes from the process that took over the address; `value` is the one that we were looking for.
     const auto meant = peer_of_incarnation.find(header.value);
-    if (header.target == incarnation && meant != peer_of_incarnation.end() && meant->second->state == PeerState::kConnecting)
+    if (header.target == incarnation && meant != peer_of_incarnation.end() &&
+        meant->second->state == PeerState::kConnecting)
       connect_failed(*meant->second, StatusCode::kStaleKey);
     return;
   }
@@ -69,17 +70,12 @@ void Core::on_message(std::string_view bytes) {
   }
   peer->last_heard_ns = now_ns();
   switch (header.type) {
-    case MessageType::kWelcome:
-      on_welcome(*peer, header, payload);
-      break;
-    case MessageType::kPing:
-      send_message(*peer, 0, MessageType::kPong, header.value, {});
-      break;
-    case MessageType::kUser:
-      on_user_message(*peer, header, payload);
-      break;
+    case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
+    case MessageType::kPing: send_message(*peer, 0, MessageType::kPong, header.value, {}); break;
+    case MessageType::kUser: on_user_message(*peer, header, payload); break;
     case MessageType::kCredit: {
-      peer->credits += static_cast<uint32_t>(std::min<uint64_t>(header.value, kMessageCredits - std::min(peer->credits, kMessageCredits)));
+      peer->credits += static_cast<uint32_t>(
+          std::min<uint64_t>(header.value, kMessageCredits - std::min(peer->credits, kMessageCredits)));
       std::vector<Op*> waiting;
       waiting.swap(peer->waiting_for_credit);
       for (Op* op : waiting) start(*op);
@@ -98,22 +94,13 @@ void Core::on_message(std::string_view bytes) {
       if (open != peer->unconfirmed.end() && open->second == (header.value & 3)) peer->unconfirmed.erase(open);
       break;
     }
-    case MessageType::kBye:
-      lose_peer(*peer, StatusCode::kPeerDead, PeerState::kDisconnected);
-      break;
-    case MessageType::kAskKey:
-      on_ask_key(*peer, header, payload);
-      break;
-    case MessageType::kKeyVerdict:
-      on_key_verdict(*peer, header, payload);
-      break;
-    case MessageType::kRevoked:
-      on_revoked(*peer, header, payload);
-      break;
+    case MessageType::kBye: lose_peer(*peer, StatusCode::kPeerDead, PeerState::kDisconnected); break;
+    case MessageType::kAskKey: on_ask_key(*peer, header, payload); break;
+    case MessageType::kKeyVerdict: on_key_verdict(*peer, header, payload); break;
+    case MessageType::kRevoked: on_revoked(*peer, header, payload); break;
     case MessageType::kPong:
     case MessageType::kHello:
-    case MessageType::kReject:
-      break;
+    case MessageType::kReject: break;
   }
 }
 

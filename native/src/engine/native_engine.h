@@ -31,16 +31,18 @@ class NativeEngine final : public Engine {
   Status submit_close(uint64_t cookie, bool cancel_unposted) override;
 
   Status region_info(RegionId region, RegionInfo* out) const override;
-  Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, std::string* out) const override;
+  Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length,
+                    std::string* out) const override;
   Status open_key(std::string_view bytes, KeyId* out, KeyInfo* info) override;
   void close_key(KeyId key) override;
   PeerId peer_of_key(KeyId key) const override;
 
-  Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key, uint64_t target_offset,
-                      int64_t imm, OpId* op) override;
-  Status submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key, uint64_t target_offset,
-                     OpId* op) override;
-  Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm, OpId* op) override;
+  Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                      uint64_t target_offset, int64_t imm, OpId* op) override;
+  Status submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                     uint64_t target_offset, OpId* op) override;
+  Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
+                            OpId* op) override;
   Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
                         OpId* op) override;
   Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) override;

@@ -37,9 +37,9 @@ struct Peer {
   std::string address;
   PeerState state = PeerState::kConnecting;
   Status lost_because;
-  bool wiring = false;     // the control thread is opening the lanes
-  bool wired = false;      // the lanes' handles exist
-  bool active = false;     // we want to connect (not only they to us)
+  bool wiring = false;  // the control thread is opening the lanes
+  bool wired = false;   // the lanes' handles exist
+  bool active = false;  // we want to connect (not only they to us)
   bool reports_loss = false;
   bool same_host = false;
   std::string protocol;
@@ -49,7 +49,7 @@ struct Peer {
   std::vector<Op*> parked;                // waiting for the connection or for an attached key
   std::vector<uint64_t> connect_cookies;  // control calls to answer
   uint64_t welcome_due = 0;               // lanes of theirs that said hello before our handles existed
-  uint64_t rejects = 0;      // incarnation that they looked for at our address
+  uint64_t rejects = 0;                   // incarnation that they looked for at our address
   uint64_t connect_until_ns = 0;
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;
@@ -58,7 +58,7 @@ struct Peer {
   uint64_t pinging_since_ns = 0;  // silence before our first ping says nothing
   std::vector<KeyId> asking;      // keys that they have not judged yet; asked again until they answer
   uint64_t next_ask_ns = 0;
-  uint64_t outstanding = 0;  // signalled work requests
+  uint64_t outstanding = 0;                              // signalled work requests
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
 
   // Two-sided user messages: numbered, put in order again at the receiver, held back by credits.

@@ -24,7 +24,8 @@ Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
 }
 
 Peer* Core::peer_for_key(RemoteKey& key) {
-  if (key.peer != nullptr && key.peer->state != PeerState::kLost && key.peer->state != PeerState::kDisconnected) return key.peer;
+  if (key.peer != nullptr && key.peer->state != PeerState::kLost && key.peer->state != PeerState::kDisconnected)
+    return key.peer;
   const auto known = peer_of_incarnation.find(key.incarnation);
   // A lost incarnation stays lost until the user connects again: writing to it fails at once.
   Peer* peer = known != peer_of_incarnation.end() ? known->second : &make_peer(key.incarnation, key.address);
@@ -170,8 +171,8 @@ void Core::tick(uint64_t now) {
     switch (peer.state) {
       case PeerState::kConnecting:
         if (now >= peer.connect_until_ns) {
-          note_error("the peer did not answer over " + (peer.protocol.empty() ? "any rail" : peer.protocol) + " within " +
-                     std::to_string(config.connect_deadline_ns / 1'000'000) + " ms");
+          note_error("the peer did not answer over " + (peer.protocol.empty() ? "any rail" : peer.protocol) +
+                     " within " + std::to_string(config.connect_deadline_ns / 1'000'000) + " ms");
           lose_peer(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
         } else {
           if (peer.wired && peer.active && now >= peer.next_hello_ns) say_hello(peer);
@@ -238,7 +239,8 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
     }
     for (size_t i = 0; i < where.size() && status.ok(); ++i) {
       lanes.emplace_back();
-      status = at_rail(where[i].first, [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
+      status = at_rail(where[i].first,
+                       [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
     }
     {
       const Moment moment(*this);

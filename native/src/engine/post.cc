@@ -30,8 +30,8 @@ uint64_t page_run(const Op& op, const Leg& leg, uint64_t limit_bytes, uint64_t l
 }
 
 // Fills the next request of a leg and moves its cursor.
-void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uint32_t rail_index, uint32_t counter_generation,
-                  WorkRequest& request, Made& made) {
+void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uint32_t rail_index,
+                  uint32_t counter_generation, WorkRequest& request, Made& made) {
   const Target& target = op.targets[leg.target];
   const Capabilities& can = rail.capabilities;
   made = {&leg, leg.cursor, 0, 0};
@@ -94,7 +94,8 @@ size_t Core::post(uint32_t rail_index) {
   size_t count = 0;
   uint64_t bytes = 0;
   for (LegQueue* queue : {&rail.urgent, &rail.bulk}) {
-    for (Leg* leg = queue->front(); leg != nullptr && count < kBatch && bytes < rail.capabilities.step_bytes; leg = leg->after) {
+    for (Leg* leg = queue->front(); leg != nullptr && count < kBatch && bytes < rail.capabilities.step_bytes;
+         leg = leg->after) {
       Op& op = *leg->op;
       Peer& peer = *op.targets[leg->target].peer;
       uint32_t generation = 0;
@@ -128,7 +129,8 @@ size_t Core::post(uint32_t rail_index) {
   for (size_t i = count; i > result.accepted; --i) {
     // Not taken: as if it had never been made. Going backwards leaves the first cursor and the uncounted pages before it.
     Made& undone = made[i - 1];
-    if (undone.leg->op->kind == OpKind::kPages && undone.worth != 0 && rail.capabilities.ordered) undone.leg->uncounted = undone.worth;
+    if (undone.leg->op->kind == OpKind::kPages && undone.worth != 0 && rail.capabilities.ordered)
+      undone.leg->uncounted = undone.worth;
     if (undone.leg->op->kind == OpKind::kPages && undone.leg->op->imm != kNoImm && rail.capabilities.ordered)
       undone.leg->uncounted -= static_cast<uint32_t>(undone.leg->cursor - undone.cursor_before);
     undone.leg->cursor = undone.cursor_before;
@@ -148,8 +150,7 @@ size_t Core::post(uint32_t rail_index) {
       ++peer.outstanding;
       op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     }
-    if (leg.cursor == leg.end && leg.queued && &leg != refused)
-      queue_of(leg).remove(&leg);
+    if (leg.cursor == leg.end && leg.queued && &leg != refused) queue_of(leg).remove(&leg);
   }
   tallies.work_requests.add(result.accepted);
   if (result.accepted != 0) trace.point(TracePoint::kPost, rail_index, result.accepted);

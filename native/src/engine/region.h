@@ -25,7 +25,7 @@ struct RegionEntry {
   std::vector<std::string> rail_keys;                // guarded by Core::keys_mutex
   std::vector<std::unique_ptr<LocalMemory>> memory;  // one per rail, fixed while the region is open
   bool exported = false;                             // keys_mutex: peers may hold a key
-  uint32_t zombies = 0;                              // keys_mutex: ops that ended while a transport may still use the memory
+  uint32_t zombies = 0;  // keys_mutex: ops that ended while a transport may still use the memory
 };
 
 // Asking: the owner has not said yet whether the key is good. Transports differ in what they do with a dead key, from an error to
@@ -44,7 +44,7 @@ struct RemoteKey {
   // At the helm:
   Peer* peer = nullptr;
   AttachState attach = AttachState::kNone;
-  bool stale = false;  // its owner revoked it
+  bool stale = false;                                // its owner revoked it
   std::vector<std::unique_ptr<RemoteMemory>> lanes;  // one per lane of the peer
 };
 

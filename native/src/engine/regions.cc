@@ -17,7 +17,8 @@ void Core::end_region(RegionTable::Slot* slot) {
   announce_revoked(slot->handle, 0);
   for (uint32_t rail = 0; rail < region.memory.size(); ++rail) {
     if (!region.memory[rail]) continue;
-    const Status released = at_rail(rail, [&](Rail& at) { return at.release_memory(region.memory[rail], config.drain_deadline_ns); });
+    const Status released =
+        at_rail(rail, [&](Rail& at) { return at.release_memory(region.memory[rail], config.drain_deadline_ns); });
     if (!released.ok()) status = released;
   }
   uint64_t cookie = 0;
@@ -46,7 +47,10 @@ void Core::release_started(RegionTable::Slot* slot) {
   const auto waiting = releases.find(slot->handle);
   if (waiting == releases.end()) return;
   if (slot->value.zombies != 0) {
-    publish({.cookie = waiting->second, .kind = CompletionKind::kControl, .status = StatusCode::kDrainTimeout, .value = slot->handle});
+    publish({.cookie = waiting->second,
+             .kind = CompletionKind::kControl,
+             .status = StatusCode::kDrainTimeout,
+             .value = slot->handle});
     releases.erase(waiting);
     return;
   }

@@ -16,8 +16,7 @@ bool names_peer(const Op& op) { return op.kind == OpKind::kSignal || op.kind == 
 void Core::start(Op& op) {
   if (op.kind == OpKind::kCounterCheck) {
     const CounterArrival arrival = counters.check_armed(static_cast<uint32_t>(op.imm));
-    if (arrival.reached)
-      publish({.cookie = arrival.cookie, .kind = CompletionKind::kCounter, .value = arrival.value});
+    if (arrival.reached) publish({.cookie = arrival.cookie, .kind = CompletionKind::kCounter, .value = arrival.value});
     retire(op);
     return;
   }

@@ -15,7 +15,8 @@ size_t Core::step() {
   while (MailLink* link = cancels.pop()) {
     Op& op = *static_cast<Op::CancelLink*>(link)->op;
     op.cancel_queued.store(0, std::memory_order_seq_cst);
-    if (op.cancel_generation.load(std::memory_order_seq_cst) == op.generation.load(std::memory_order_relaxed)) cancel(op);
+    if (op.cancel_generation.load(std::memory_order_seq_cst) == op.generation.load(std::memory_order_relaxed))
+      cancel(op);
     ++events;
   }
   if (!outgoing.empty()) events += flush_outgoing();

@@ -109,8 +109,8 @@ Status NativeEngine::submit_read(uint64_t cookie, RegionId region, uint64_t offs
   return status;
 }
 
-Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch, int64_t imm,
-                                        OpId* id) {
+Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch,
+                                        int64_t imm, OpId* id) {
   Op* op = nullptr;
   Status status = take_op(OpKind::kPages, cookie, imm, &op);
   if (!status.ok()) return status;
@@ -137,7 +137,8 @@ Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId 
         const uint64_t source = static_cast<uint64_t>(batch.source_pages[i]);
         const uint64_t into = static_cast<uint64_t>(batch.target_pages[i]);
         fits &= source <= source_last && into <= target_last;
-        op->pages[i] = {batch.source_offset + source * batch.source_stride, batch.target_offset + into * batch.target_stride};
+        op->pages[i] = {batch.source_offset + source * batch.source_stride,
+                        batch.target_offset + into * batch.target_stride};
       }
       if (!fits) status = StatusCode::kOutOfBounds;
     }
@@ -152,8 +153,8 @@ Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId 
   return status;
 }
 
-Status NativeEngine::submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
-                                    OpId* id) {
+Status NativeEngine::submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count,
+                                    int64_t imm, OpId* id) {
   Op* op = nullptr;
   Status status = take_op(OpKind::kScatter, cookie, imm, &op);
   if (!status.ok()) return status;

@@ -114,7 +114,8 @@ bool decode_header(std::string_view bytes, MessageHeader* out, std::string_view*
   ByteReader reader(bytes);
   if (reader.get<uint32_t>() != kMessageMagic) return false;
   const uint32_t type = reader.get<uint32_t>();
-  if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kRevoked)) return false;
+  if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kRevoked))
+    return false;
   out->type = static_cast<MessageType>(type);
   out->sender = reader.get<uint64_t>();
   out->target = reader.get<uint64_t>();

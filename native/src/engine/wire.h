@@ -39,19 +39,19 @@ bool decode_key(std::string_view bytes, KeyBlob* out);
 
 // Engine messages: two-sided, small, over lane 0 or the lane they are about.
 enum class MessageType : uint8_t {
-  kHello = 1,   // value = lane; payload = sender's address, then its counter generations
+  kHello = 1,    // value = lane; payload = sender's address, then its counter generations
   kWelcome = 2,  // value = lane; payload = counter generations: (imm << 2 | generation) as u32 each
-  kReject = 3,  // value = our real incarnation: the address belongs to an earlier process
+  kReject = 3,   // value = our real incarnation: the address belongs to an earlier process
   kPing = 4,
   kPong = 5,
-  kUser = 6,      // value = sequence number
-  kCredit = 7,    // value = user messages that were taken
-  kCounter = 8,   // value = imm << 2 | generation
+  kUser = 6,     // value = sequence number
+  kCredit = 7,   // value = user messages that were taken
+  kCounter = 8,  // value = imm << 2 | generation
   kCounterAck = 9,
   kBye = 10,
-  kAskKey = 11,   // value = region; payload = generation, then a word to give back: is this key still good?
+  kAskKey = 11,      // value = region; payload = generation, then a word to give back: is this key still good?
   kKeyVerdict = 12,  // value = the word; payload = one byte, 1: good
-  kRevoked = 13,  // value = region; payload = first generation that is good, 0: none
+  kRevoked = 13,     // value = region; payload = first generation that is good, 0: none
 };
 
 struct MessageHeader {

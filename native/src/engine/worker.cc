@@ -90,7 +90,8 @@ void Worker::wait(uint64_t limit_ns) {
   std::array<epoll_event, 16> events;
   const timespec limit{static_cast<time_t>(limit_ns / 1'000'000'000), static_cast<long>(limit_ns % 1'000'000'000)};
 #ifdef SYS_epoll_pwait2
-  if (syscall(SYS_epoll_pwait2, epoll_.get(), events.data(), static_cast<int>(events.size()), &limit, nullptr, size_t{0}) >= 0 ||
+  if (syscall(SYS_epoll_pwait2, epoll_.get(), events.data(), static_cast<int>(events.size()), &limit, nullptr,
+              size_t{0}) >= 0 ||
       errno != ENOSYS)
     return;
 #endif

@@ -16,8 +16,8 @@
 namespace asyncfabric {
 
 struct Capabilities {
-  bool ordered = false;      // an immediate is delivered after all earlier writes of the same (rail, peer) are visible, and
-                             // a signalled completion implies all earlier requests of the same (rail, peer) completed
+  bool ordered = false;  // an immediate is delivered after all earlier writes of the same (rail, peer) are visible, and
+                         // a signalled completion implies all earlier requests of the same (rail, peer) completed
   bool synchronous = false;  // post() has moved the data when it returns; its completions come with the next poll
   bool read = false;
   bool concurrent_control = false;  // [control] calls may overlap [helm] calls
@@ -38,9 +38,18 @@ struct Memory {
 };
 
 // Opaque handles; each rail derives its own.
-class LocalMemory { public: virtual ~LocalMemory() = default; };
-class RemoteMemory { public: virtual ~RemoteMemory() = default; };
-class RailPeer { public: virtual ~RailPeer() = default; };
+class LocalMemory {
+ public:
+  virtual ~LocalMemory() = default;
+};
+class RemoteMemory {
+ public:
+  virtual ~RemoteMemory() = default;
+};
+class RailPeer {
+ public:
+  virtual ~RailPeer() = default;
+};
 
 enum class WorkKind : uint8_t { kWrite, kRead, kSend };
 
@@ -56,7 +65,7 @@ struct WorkRequest {
   const void* address = nullptr;   // local bytes; kSend: payload, copied or sent before post returns
   uint64_t remote_offset = 0;      // from the start of the registered memory behind `remote`
   uint64_t length = 0;
-  uint64_t tag = 0;                // comes back in RailEvent
+  uint64_t tag = 0;  // comes back in RailEvent
 };
 
 enum class RailEventKind : uint8_t { kDone, kImmediate, kMessage, kPeerLost, kRailDown, kRailUp };
@@ -64,9 +73,9 @@ enum class RailEventKind : uint8_t { kDone, kImmediate, kMessage, kPeerLost, kRa
 struct RailEvent {
   RailEventKind kind = RailEventKind::kDone;
   Status status;
-  uint64_t tag = 0;              // kDone
-  uint32_t imm = 0;              // kImmediate: the bytes that came before it are visible to this thread
-  RailPeer* peer = nullptr;      // kPeerLost
+  uint64_t tag = 0;               // kDone
+  uint32_t imm = 0;               // kImmediate: the bytes that came before it are visible to this thread
+  RailPeer* peer = nullptr;       // kPeerLost
   const uint8_t* data = nullptr;  // kMessage: valid until the next poll
   uint32_t length = 0;
 };
@@ -85,10 +94,13 @@ class Rail {
 
   // [control]
   virtual Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) = 0;
-  virtual Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) = 0;  // old keys dead on return
-  virtual Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) = 0;      // kDrainTimeout: kept pinned
+  virtual Status revoke_memory(LocalMemory& memory, uint64_t patience_ns,
+                               std::string* new_key) = 0;  // old keys dead on return
+  virtual Status release_memory(std::unique_ptr<LocalMemory>& memory,
+                                uint64_t patience_ns) = 0;  // kDrainTimeout: kept pinned
   virtual Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) = 0;
-  virtual Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) = 0;  // hostile bytes: refuse
+  virtual Status attach(RailPeer& peer, std::string_view key,
+                        std::unique_ptr<RemoteMemory>* out) = 0;  // hostile bytes: refuse
 
   // [helm] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or
   // kUnsupported: the rail cannot promise that, and the requests stay outstanding until the transport reports them.
@@ -97,9 +109,9 @@ class Rail {
   // [helm]
   virtual PostResult post(std::span<const WorkRequest> requests) = 0;
   virtual size_t poll(std::span<RailEvent> events) = 0;
-  virtual int wait_fd() const = 0;        // -1: none, the worker sleeps in short naps
-  virtual bool prepare_wait() = 0;        // arm wait_fd; false: there is work, do not sleep
-  virtual void cancel_wait() = 0;         // awake again
+  virtual int wait_fd() const = 0;  // -1: none, the worker sleeps in short naps
+  virtual bool prepare_wait() = 0;  // arm wait_fd; false: there is work, do not sleep
+  virtual void cancel_wait() = 0;   // awake again
 };
 
 // Opens the rail named by `spec`; `detail` says in a sentence why not. Called on the opening thread before the worker runs.

@@ -22,13 +22,13 @@ struct Context {
   uint64_t tag = 0;
   uint64_t sequence = 0;  // of its peer, in the order of submission
   Status status;
-  bool reported = true;    // the engine gets an event for it
-  bool quiet = false;      // ... only if it fails
+  bool reported = true;       // the engine gets an event for it
+  bool quiet = false;         // ... only if it fails
   bool acknowledges = false;  // its success proves that everything before it arrived
-  bool barrier = false;    // submitted only when everything before it completed
-  bool submitted = false;  // libfabric has it
-  bool done = false;       // libfabric gave it back, or never got it
-  WorkRequest request;     // kept for requests that could not be submitted at once
+  bool barrier = false;       // submitted only when everything before it completed
+  bool submitted = false;     // libfabric has it
+  bool done = false;          // libfabric gave it back, or never got it
+  WorkRequest request;        // kept for requests that could not be submitted at once
 };
 
 // Doubly linked, intrusive: a context leaves from the middle on rails without order.

@@ -27,7 +27,9 @@ double link_gbits(const fi_info& info) {
   return static_cast<double>(info.nic->link_attr->speed) / 1e9;
 }
 
-std::string dotted(uint32_t version) { return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version)); }
+std::string dotted(uint32_t version) {
+  return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
+}
 
 }  // namespace
 
@@ -44,21 +46,22 @@ LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
   backlogged_.reserve(256);
 }
 
-Status LibfabricRail::open(const Library& library, const Profile& profile, Info info, Pace pace, std::unique_ptr<Rail>* out,
-                           std::string* detail) {
+Status LibfabricRail::open(const Library& library, const Profile& profile, Info info, Pace pace,
+                           std::unique_ptr<Rail>* out, std::string* detail) {
   const size_t data_bytes = profile.traps_dead_keys ? sizeof(uint64_t) : sizeof(uint32_t);
   if (info->domain_attr->cq_data_size < data_bytes) {
     *detail = std::string("libfabric's provider ") + info->fabric_attr->prov_name + " carries no 32-bit immediates";
     return StatusCode::kUnsupported;
   }
   std::unique_ptr<Device> device;
-  if (const Status status = Device::open(library, profile, std::move(info), &device, detail); !status.ok()) return status;
+  if (const Status status = Device::open(library, profile, std::move(info), &device, detail); !status.ok())
+    return status;
   std::unique_ptr<LibfabricRail> rail(new LibfabricRail(std::move(device), pace));
   Status status = MessageBuffers::open(*rail->device_, &rail->buffers_);
   if (status.ok()) status = rail->buffers_->post_all_receives();
   if (!status.ok()) {
-    *detail = std::string("the message buffers of libfabric's provider ") + rail->device_->info().fabric_attr->prov_name +
-              " could not be set up: " + library.fi_strerror(status.raw);
+    *detail = std::string("the message buffers of libfabric's provider ") +
+              rail->device_->info().fabric_attr->prov_name + " could not be set up: " + library.fi_strerror(status.raw);
     return status;
   }
   if (profile.same_host_only) note_open(rail->device_->endpoint_name());
@@ -92,8 +95,10 @@ LibfabricRail::~LibfabricRail() {
   everything->contexts = std::move(contexts_);
   everything->buffers = std::move(buffers_);
   everything->peers = std::move(peers_);
-  if (capabilities_.same_host_only) note_closed(device_->endpoint_name(), std::move(everything));
-  else everything->close_endpoints();
+  if (capabilities_.same_host_only)
+    note_closed(device_->endpoint_name(), std::move(everything));
+  else
+    everything->close_endpoints();
 }
 
 // shm: the target fetches from our memory, also after our endpoint is closed. So let it finish what it has, for a while.
@@ -113,7 +118,8 @@ RailInfo LibfabricRail::info() const {
   out.provider = device_->profile().name;
   out.device = info.domain_attr->name;
   out.library = device_->library().path;
-  out.version = device_->library().version + ", provider " + info.fabric_attr->prov_name + " " + dotted(info.fabric_attr->prov_version);
+  out.version = device_->library().version + ", provider " + info.fabric_attr->prov_name + " " +
+                dotted(info.fabric_attr->prov_version);
   out.gbits_per_s = link_gbits(info);
   out.ordered = capabilities_.ordered;
   out.can_read = capabilities_.read;
@@ -142,7 +148,8 @@ Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, s
   auto& registration = static_cast<Registration&>(memory);
   registration.close();
   if (registration.remotely_accessible())
-    if (const Status status = fence(patience_ns); !status.ok()) return status;  // it has no key now; revoking again may succeed
+    if (const Status status = fence(patience_ns); !status.ok())
+      return status;  // it has no key now; revoking again may succeed
   return registration.renew(new_key);
 }
 
@@ -167,11 +174,13 @@ Status LibfabricRail::connect(std::string_view address, uint64_t, std::unique_pt
 
 Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerState>* out) {
   const fi_info& info = device_->info();
-  if (!valid_endpoint_name(remote.name, info.addr_format, device_->profile().name_bytes)) return StatusCode::kInvalidArgument;
+  if (!valid_endpoint_name(remote.name, info.addr_format, device_->profile().name_bytes))
+    return StatusCode::kInvalidArgument;
   if (remote.provider != provider_hash(info.fabric_attr->prov_name)) return StatusCode::kPeerUnreachable;
   auto state = std::make_shared<PeerState>();
   state->remote = remote;
-  if (getrandom(&state->connection, sizeof state->connection, 0) != sizeof state->connection) return {StatusCode::kInternal, errno};
+  if (getrandom(&state->connection, sizeof state->connection, 0) != sizeof state->connection)
+    return {StatusCode::kInternal, errno};
   if (capabilities_.same_host_only) {
     state->process = ProcessWatch::open(remote.name);
     if (state->process == nullptr || state->process->ended()) return StatusCode::kPeerUnreachable;
@@ -185,7 +194,8 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
     if (const Status status = device_->open_endpoint(&state->own_endpoint, &detail); !status.ok()) return status;
     state->endpoint = state->own_endpoint.get();
   }
-  if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1) return StatusCode::kInvalidArgument;
+  if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1)
+    return StatusCode::kInvalidArgument;
   peers_.push_back(state);
   *out = state;
   return introduce(*state);

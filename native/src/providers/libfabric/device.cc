@@ -16,12 +16,13 @@ constexpr size_t kCqEntries = 8192;  // more than contexts, receives and a burst
 }  // namespace
 
 Status Device::fail(const char* what, int error, std::string* detail) const {
-  *detail = std::string(what) + " of libfabric's provider " + info_->fabric_attr->prov_name + " (" + library_.path + ") failed: " +
-            library_.fi_strerror(error < 0 ? -error : error);
+  *detail = std::string(what) + " of libfabric's provider " + info_->fabric_attr->prov_name + " (" + library_.path +
+            ") failed: " + library_.fi_strerror(error < 0 ? -error : error);
   return status_of_control(error < 0 ? -error : error);
 }
 
-Status Device::open(const Library& library, const Profile& profile, Info info, std::unique_ptr<Device>* out, std::string* detail) {
+Status Device::open(const Library& library, const Profile& profile, Info info, std::unique_ptr<Device>* out,
+                    std::string* detail) {
   const KeepSignalHandlers keep;
   std::unique_ptr<Device> device(new Device(library, profile, std::move(info)));
   fid_fabric* fabric = nullptr;
@@ -36,7 +37,8 @@ Status Device::open(const Library& library, const Profile& profile, Info info, s
   fi_av_attr attributes{};
   attributes.type = FI_AV_UNSPEC;
   fid_av* av = nullptr;
-  if (const int error = fi_av_open(domain, &attributes, &av, nullptr); error != 0) return device->fail("fi_av_open", error, detail);
+  if (const int error = fi_av_open(domain, &attributes, &av, nullptr); error != 0)
+    return device->fail("fi_av_open", error, detail);
   device->av_.reset(av);
   if (const Status status = device->open_cq(detail); !status.ok()) return status;
   if (const Status status = device->open_endpoint(&device->endpoint_, detail); !status.ok()) return status;
@@ -68,8 +70,10 @@ Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   if (const int error = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); error != 0)
     return fail("fi_endpoint", error, detail);
   EndpointPtr owned(endpoint);
-  if (profile_.configure_endpoint != nullptr && !profile_.configure_endpoint(endpoint, detail)) return StatusCode::kUnsupported;
-  if (const int error = fi_ep_bind(endpoint, &av_->fid, 0); error != 0) return fail("fi_ep_bind to the AV", error, detail);
+  if (profile_.configure_endpoint != nullptr && !profile_.configure_endpoint(endpoint, detail))
+    return StatusCode::kUnsupported;
+  if (const int error = fi_ep_bind(endpoint, &av_->fid, 0); error != 0)
+    return fail("fi_ep_bind to the AV", error, detail);
   if (const int error = fi_ep_bind(endpoint, &cq_->fid, FI_TRANSMIT | FI_RECV); error != 0)
     return fail("fi_ep_bind to the CQ", error, detail);
   if (const int error = fi_enable(endpoint); error != 0) return fail("fi_enable", error, detail);
@@ -83,7 +87,8 @@ Status Device::read_name(std::string* detail) {
   if (const int error = fi_getname(&endpoint_->fid, name, &size); error != 0) return fail("fi_getname", error, detail);
   name_.assign(name, size);
   if (!valid_endpoint_name(name_, info_->addr_format, profile_.name_bytes)) {
-    *detail = std::string("libfabric's provider ") + info_->fabric_attr->prov_name + " has endpoint names of an unknown form";
+    *detail =
+        std::string("libfabric's provider ") + info_->fabric_attr->prov_name + " has endpoint names of an unknown form";
     return StatusCode::kUnsupported;
   }
   return StatusCode::kOk;

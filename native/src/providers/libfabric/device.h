@@ -15,7 +15,8 @@ namespace asyncfabric::libfabric {
 
 class Device {
  public:
-  static Status open(const Library& library, const Profile& profile, Info info, std::unique_ptr<Device>* out, std::string* detail);
+  static Status open(const Library& library, const Profile& profile, Info info, std::unique_ptr<Device>* out,
+                     std::string* detail);
 
   // An enabled endpoint on the shared CQ and AV.
   Status open_endpoint(EndpointPtr* out, std::string* detail) const;
@@ -31,11 +32,14 @@ class Device {
   fid_ep* endpoint() const { return endpoint_.get(); }
   Traps& traps() { return *traps_; }
   int wait_fd() const { return wait_fd_; }  // -1: none
-  bool needs(uint64_t mr_mode_bit) const { return (static_cast<uint64_t>(info_->domain_attr->mr_mode) & mr_mode_bit) != 0; }
+  bool needs(uint64_t mr_mode_bit) const {
+    return (static_cast<uint64_t>(info_->domain_attr->mr_mode) & mr_mode_bit) != 0;
+  }
   std::string endpoint_name() const { return name_; }
 
  private:
-  Device(const Library& library, const Profile& profile, Info info) : library_(library), profile_(profile), info_(std::move(info)) {}
+  Device(const Library& library, const Profile& profile, Info info)
+      : library_(library), profile_(profile), info_(std::move(info)) {}
   Status fail(const char* what, int error, std::string* detail) const;
   Status open_cq(std::string* detail);
   Status read_name(std::string* detail);

@@ -9,18 +9,15 @@ namespace asyncfabric::libfabric {
 
 Status status_of_work(int error) {
   switch (error) {
-    case 0:
-      return StatusCode::kOk;
+    case 0: return StatusCode::kOk;
     case FI_EINVAL:  // shm: the key is not registered (any more) at the target
     case FI_ENOKEY:
     case FI_EKEYREJECTED:
     case EKEYREVOKED:
-    case EKEYEXPIRED:
-      return {StatusCode::kStaleKey, error};
+    case EKEYEXPIRED: return {StatusCode::kStaleKey, error};
     case FI_EACCES:  // known key, but out of its bounds or without the right
     case FI_EPERM:
-    case FI_EFAULT:
-      return {StatusCode::kAccessDenied, error};
+    case FI_EFAULT: return {StatusCode::kAccessDenied, error};
     case FI_ECONNREFUSED:
     case FI_ECONNRESET:
     case FI_ECONNABORTED:
@@ -34,12 +31,9 @@ Status status_of_work(int error) {
     case FI_ETIMEDOUT:
     case ESRCH:  // shm: the target process is gone
       return {StatusCode::kPeerDead, error};
-    case FI_ECANCELED:
-      return {StatusCode::kCancelled, error};
-    case FI_ENOMEM:
-      return {StatusCode::kNoMemory, error};
-    default:
-      return {StatusCode::kTransport, error};
+    case FI_ECANCELED: return {StatusCode::kCancelled, error};
+    case FI_ENOMEM: return {StatusCode::kNoMemory, error};
+    default: return {StatusCode::kTransport, error};
   }
 }
 
@@ -51,28 +45,21 @@ bool connection_broke(int error) {
     case FI_ENOTCONN:
     case FI_ESHUTDOWN:
     case EPIPE:
-    case FI_EIO:
-      return true;
-    default:
-      return false;
+    case FI_EIO: return true;
+    default: return false;
   }
 }
 
 Status status_of_control(int error) {
   switch (error) {
-    case 0:
-      return StatusCode::kOk;
+    case 0: return StatusCode::kOk;
     case FI_ENOMEM:
-    case FI_ENOSPC:
-      return {StatusCode::kNoMemory, error};
-    case FI_EINVAL:
-      return {StatusCode::kInvalidArgument, error};
+    case FI_ENOSPC: return {StatusCode::kNoMemory, error};
+    case FI_EINVAL: return {StatusCode::kInvalidArgument, error};
     case FI_ENODATA:
     case FI_ENOSYS:
-    case FI_ENODEV:
-      return {StatusCode::kNoProvider, error};
-    default:
-      return {StatusCode::kTransport, error};
+    case FI_ENODEV: return {StatusCode::kNoProvider, error};
+    default: return {StatusCode::kTransport, error};
   }
 }
 

@@ -40,7 +40,8 @@ int probe(const std::string& name) {
     error = ::connect(probe, address, size) == 0 ? 0 : errno;
     pollfd entry{probe, POLLOUT, 0};
     socklen_t bytes = sizeof error;
-    if (error == EINPROGRESS && ::poll(&entry, 1, kProbeMs) > 0) (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    if (error == EINPROGRESS && ::poll(&entry, 1, kProbeMs) > 0)
+      (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &bytes);
   }
   ::close(probe);
   return error;
@@ -74,8 +75,10 @@ Status LibfabricRail::fence(uint64_t patience_ns) {
       next_probe = now + kProbeEvery;
       for (Inbound& inbound : inbound_) {
         if (!open(inbound)) continue;
-        if (refuses_connections(inbound.sender)) inbound.gone = true;
-        else (void)ask(inbound);  // once more: the question or the answer may have been on a stream that broke
+        if (refuses_connections(inbound.sender))
+          inbound.gone = true;
+        else
+          (void)ask(inbound);  // once more: the question or the answer may have been on a stream that broke
       }
     }
     if (now >= deadline) return StatusCode::kDrainTimeout;
@@ -93,7 +96,9 @@ Status LibfabricRail::fence(uint64_t patience_ns) {
 bool LibfabricRail::ask(Inbound& inbound) {
   PeerState* path = path_to(inbound.sender);
   if (path == nullptr) return false;
-  return send_control(*path, MessageKind::kFenceAsk, fence_number_, with_connection(inbound.connection, address()), false).ok();
+  return send_control(*path, MessageKind::kFenceAsk, fence_number_, with_connection(inbound.connection, address()),
+                      false)
+      .ok();
 }
 
 PeerState* LibfabricRail::path_to(const RailAddress& address) {
@@ -109,7 +114,9 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
     Inbound inbound;
     inbound.connection = head.number;
     const auto same = [&inbound](const Inbound& known) { return known.connection == inbound.connection; };
-    if (!parse(body, &inbound.sender) || inbound_.size() >= kMaxInbound || std::any_of(inbound_.begin(), inbound_.end(), same)) return;
+    if (!parse(body, &inbound.sender) || inbound_.size() >= kMaxInbound ||
+        std::any_of(inbound_.begin(), inbound_.end(), same))
+      return;
     inbound_.push_back(std::move(inbound));
     return;
   }
@@ -120,8 +127,10 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
   if (head.kind != MessageKind::kFenceAsk) {
     for (Inbound& inbound : inbound_) {
       if (inbound.connection != connection) continue;
-      if (head.kind == MessageKind::kFenceGone) inbound.gone = true;
-      else inbound.answered = std::max(inbound.answered, head.number);
+      if (head.kind == MessageKind::kFenceGone)
+        inbound.gone = true;
+      else
+        inbound.answered = std::max(inbound.answered, head.number);
     }
     return;
   }

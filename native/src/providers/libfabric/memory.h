@@ -13,11 +13,12 @@ namespace asyncfabric::libfabric {
 class Registration final : public LocalMemory {
  public:
   // `key` = bytes for peers. Memory without remote rights is only registered where the provider wants local registration.
-  static Status create(std::shared_ptr<Device> device, const Memory& memory, std::unique_ptr<Registration>* out, std::string* key);
+  static Status create(std::shared_ptr<Device> device, const Memory& memory, std::unique_ptr<Registration>* out,
+                       std::string* key);
 
   ~Registration() override { close(); }
-  Status renew(std::string* key);     // a new key for the same memory; the old one is dead on return
-  void close();                       // from now on the target refuses the key
+  Status renew(std::string* key);  // a new key for the same memory; the old one is dead on return
+  void close();                    // from now on the target refuses the key
   bool remotely_accessible() const { return memory_.access != kAccessLocal; }
   void* descriptor() const { return descriptor_; }
   bool contains(const void* address, uint64_t length) const {

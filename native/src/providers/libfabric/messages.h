@@ -28,7 +28,9 @@ class MessageBuffers {
   Status post_all_receives();
   void repost(ReceiveSlot* slot);  // keeps the slot for a later try when the provider is busy
   void retry_reposts();
-  bool owns(const void* context) const { return context >= receives_.data() && context < receives_.data() + receives_.size(); }
+  bool owns(const void* context) const {
+    return context >= receives_.data() && context < receives_.data() + receives_.size();
+  }
 
   uint8_t* take_send_slot(bool internal);  // some are kept for the rail's own messages
   void give_send_slot(uint8_t* slot) { free_sends_.push_back(slot); }

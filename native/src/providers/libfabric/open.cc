@@ -31,18 +31,24 @@ Status parse_options(const RailSpec& spec, const Profile& profile, Options* out,
   out->pace = {profile.eager_posts, profile.posts_per_pass};
   for (const auto& [name, value] : spec.options) {
     bool valid = true;
-    if (name == "prov") out->selection.provider = value;
-    else if (name == "library") out->library = value;
-    else if (name == "address" && profile.binds_address) out->selection.address = value;
-    else if (name == "eager_posts") valid = parse_number(value, &out->pace.eager_posts);
-    else if (name == "posts_per_pass") valid = parse_number(value, &out->pace.posts_per_pass);
+    if (name == "prov")
+      out->selection.provider = value;
+    else if (name == "library")
+      out->library = value;
+    else if (name == "address" && profile.binds_address)
+      out->selection.address = value;
+    else if (name == "eager_posts")
+      valid = parse_number(value, &out->pace.eager_posts);
+    else if (name == "posts_per_pass")
+      valid = parse_number(value, &out->pace.posts_per_pass);
     else {
-      *detail = "the provider '" + spec.provider + "' has no option '" + name + "'; it has prov, library, eager_posts, posts_per_pass" +
-                (profile.binds_address ? ", address" : "");
+      *detail = "the provider '" + spec.provider + "' has no option '" + name +
+                "'; it has prov, library, eager_posts, posts_per_pass" + (profile.binds_address ? ", address" : "");
       return StatusCode::kInvalidArgument;
     }
     if (!valid) {
-      *detail = "the option '" + name + "' of the provider '" + spec.provider + "' must be a number, not '" + value + "'";
+      *detail =
+          "the option '" + name + "' of the provider '" + spec.provider + "' must be a number, not '" + value + "'";
       return StatusCode::kInvalidArgument;
     }
   }

@@ -15,26 +15,26 @@ namespace asyncfabric::libfabric {
 
 struct PeerState {
   RailAddress remote;
-  uint64_t connection = 0;  // random; names this connection in introductions and fences
+  uint64_t connection = 0;   // random; names this connection in introductions and fences
   EndpointPtr own_endpoint;  // when the profile gives each peer its own
   fid_ep* endpoint = nullptr;
   fi_addr_t address = FI_ADDR_UNSPEC;
   std::unique_ptr<ProcessWatch> process;  // same-host transports: the peer's process
   ContextList requests;                   // posted and not reported, in order
   Context* backlog = nullptr;             // the first of them that libfabric has not taken
-  uint64_t last_sequence = 0;   // given to the newest submitted request
-  uint64_t asked = 0;           // newest one that asks for the target's word
-  uint64_t acknowledged = 0;    // everything up to here arrived
-  uint64_t unasked_bytes = 0;   // submitted behind the newest one that asks
+  uint64_t last_sequence = 0;             // given to the newest submitted request
+  uint64_t asked = 0;                     // newest one that asks for the target's word
+  uint64_t acknowledged = 0;              // everything up to here arrived
+  uint64_t unasked_bytes = 0;             // submitted behind the newest one that asks
   uint32_t asks_in_flight = 0;
-  uint32_t post_mark = 0;       // the post() that saw this peer last
+  uint32_t post_mark = 0;  // the post() that saw this peer last
   uint32_t outstanding = 0;
   uint32_t submitted = 0;
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
-  bool in_backlog = false;  // is in the rail's list of peers with a backlog
-  bool closed = false;      // disconnected: new requests fail at once
-  bool lost = false;        // its process died
-  bool same_process = false;  // shm: its segment must stay mapped, see cemetery.h
+  bool in_backlog = false;     // is in the rail's list of peers with a backlog
+  bool closed = false;         // disconnected: new requests fail at once
+  bool lost = false;           // its process died
+  bool same_process = false;   // shm: its segment must stay mapped, see cemetery.h
   RailPeer* handle = nullptr;  // the engine's; null: given back, or the rail opened this connection itself
 };
 

@@ -134,7 +134,8 @@ void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
 }
 
 void LibfabricRail::take_immediate(uint64_t data) {
-  if (!device_->traps().empty() && device_->traps().holds(static_cast<uint32_t>(data >> 32))) return;  // its key was dead
+  if (!device_->traps().empty() && device_->traps().holds(static_cast<uint32_t>(data >> 32)))
+    return;  // its key was dead
   RailEvent event;
   event.kind = RailEventKind::kImmediate;
   event.imm = static_cast<uint32_t>(data);
@@ -217,8 +218,7 @@ void LibfabricRail::progress_into_stash() {
   const size_t filled = filled_;
   room_ = {};  // everything goes to the stash; the next poll hands it out
   filled_ = 0;
-  while (read_cq(kReadAtOnce) == kReadAtOnce) {
-  }
+  while (read_cq(kReadAtOnce) == kReadAtOnce) {}
   advance_backlogs();
   room_ = room;
   filled_ = filled;

@@ -14,16 +14,18 @@ constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer le
 // rarely drains the sender's window before the word comes.
 constexpr uint64_t kAskEvery = 16;
 constexpr uint64_t kAskBytes = 256 * 1024;
-constexpr size_t kReserved = 256;       // contexts for the rail's own messages, without which others might never complete
+constexpr size_t kReserved = 256;  // contexts for the rail's own messages, without which others might never complete
 
 }  // namespace
 
 Status LibfabricRail::check(const WorkRequest& request) const {
   if (request.kind == WorkKind::kSend)
     return request.length <= kPayloadBytes ? Status() : Status(StatusCode::kInvalidArgument);
-  if (request.remote == nullptr) return request.length == 0 && request.has_imm ? Status() : Status(StatusCode::kInvalidArgument);
+  if (request.remote == nullptr)
+    return request.length == 0 && request.has_imm ? Status() : Status(StatusCode::kInvalidArgument);
   const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
-  if (request.remote_offset > key.length || request.length > key.length - request.remote_offset) return StatusCode::kOutOfBounds;
+  if (request.remote_offset > key.length || request.length > key.length - request.remote_offset)
+    return StatusCode::kOutOfBounds;
   const uint32_t right = request.kind == WorkKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
   if ((key.access & right) == 0) return StatusCode::kAccessDenied;
   if (request.length == 0) return StatusCode::kOk;
@@ -50,7 +52,8 @@ Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool
   context->status = Status();
   context->reported = !internal;
   context->quiet = !request.signalled;
-  context->acknowledges = request.delivered || request.kind == WorkKind::kRead || request.kind == WorkKind::kSend || internal;
+  context->acknowledges =
+      request.delivered || request.kind == WorkKind::kRead || request.kind == WorkKind::kSend || internal;
   context->barrier = context->submitted = context->done = false;
   peer.requests.push_back(context);
   ++peer.outstanding;
@@ -127,7 +130,9 @@ void LibfabricRail::cover() {
   if (!cover_wanted_) return;
   cover_wanted_ = false;
   for (const std::shared_ptr<PeerState>& peer : peers_) {
-    if (peer->closed || peer->lost || peer->backlog != nullptr || peer->asks_in_flight > 0 || peer->asked == peer->last_sequence) continue;
+    if (peer->closed || peer->lost || peer->backlog != nullptr || peer->asks_in_flight > 0 ||
+        peer->asked == peer->last_sequence)
+      continue;
     WorkRequest request;
     Context* context = enlist(*peer, request, true);
     if (context == nullptr) {
@@ -140,23 +145,21 @@ void LibfabricRail::cover() {
 
 ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
   PeerState& peer = *context.peer;
-  context.acknowledges |= device_->profile().acknowledged && (peer.last_sequence - peer.asked >= kAskEvery || peer.unasked_bytes >= kAskBytes);
+  context.acknowledges |= device_->profile().acknowledged &&
+                          (peer.last_sequence - peer.asked >= kAskEvery || peer.unasked_bytes >= kAskBytes);
   ssize_t error = 0;
   switch (request.kind) {
-    case WorkKind::kWrite:
-      error = submit_write(context, request);
-      break;
+    case WorkKind::kWrite: error = submit_write(context, request); break;
     case WorkKind::kRead: {
       const auto* local = static_cast<const Registration*>(request.local);
       const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
       void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
       void* into = const_cast<void*>(local != nullptr ? request.address : buffers_->scratch());
-      error = fi_read(peer.endpoint, into, request.length, descriptor, peer.address, key.base + request.remote_offset, key.key, &context.fi);
+      error = fi_read(peer.endpoint, into, request.length, descriptor, peer.address, key.base + request.remote_offset,
+                      key.key, &context.fi);
       break;
     }
-    case WorkKind::kSend:
-      error = submit_send(context, kMessageHeadBytes + request.length);
-      break;
+    case WorkKind::kSend: error = submit_send(context, kMessageHeadBytes + request.length); break;
   }
   if (error != 0) return error;
   context.submitted = true;
@@ -175,7 +178,8 @@ ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
 ssize_t LibfabricRail::submit_send(Context& context, size_t bytes) {
   PeerState& peer = *context.peer;
   void* descriptor = buffers_->descriptor();
-  if (!device_->profile().acknowledged) return fi_send(peer.endpoint, context.payload, bytes, descriptor, peer.address, &context.fi);
+  if (!device_->profile().acknowledged)
+    return fi_send(peer.endpoint, context.payload, bytes, descriptor, peer.address, &context.fi);
   const iovec source{context.payload, bytes};
   const fi_msg message{&source, &descriptor, 1, peer.address, &context.fi, 0};
   return fi_sendmsg(peer.endpoint, &message, FI_DELIVERY_COMPLETE | FI_COMPLETION);
@@ -191,13 +195,15 @@ ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request
   void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
   const uint64_t data = request.imm | (device_->profile().traps_dead_keys ? uint64_t{key_tag(key)} << 32 : 0);
   if (!context.acknowledges) {  // these two are the shortest ways through libfabric
-    return request.has_imm ? fi_writedata(peer.endpoint, from, request.length, descriptor, data, peer.address, to, key, &context.fi)
-                           : fi_write(peer.endpoint, from, request.length, descriptor, peer.address, to, key, &context.fi);
+    return request.has_imm
+               ? fi_writedata(peer.endpoint, from, request.length, descriptor, data, peer.address, to, key, &context.fi)
+               : fi_write(peer.endpoint, from, request.length, descriptor, peer.address, to, key, &context.fi);
   }
   const iovec source{const_cast<void*>(from), request.length};
   const fi_rma_iov target{to, request.length, key};
   const fi_msg_rma message{&source, &descriptor, 1, peer.address, &target, 1, &context.fi, data};
-  return fi_writemsg(peer.endpoint, &message, FI_DELIVERY_COMPLETE | FI_COMPLETION | (request.has_imm ? FI_REMOTE_CQ_DATA : 0));
+  return fi_writemsg(peer.endpoint, &message,
+                     FI_DELIVERY_COMPLETE | FI_COMPLETION | (request.has_imm ? FI_REMOTE_CQ_DATA : 0));
 }
 
 // No question is on its way that could fail, and yet libfabric is connecting again: what only left may be lost.
@@ -205,7 +211,8 @@ bool LibfabricRail::stream_vanished(const PeerState& peer) const {
   return device_->profile().acknowledged && peer.asks_in_flight == 0 && peer.asked < peer.last_sequence;
 }
 
-Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body, bool barrier) {
+Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body,
+                                   bool barrier) {
   WorkRequest request;
   request.kind = WorkKind::kSend;
   request.length = body.size();
@@ -261,7 +268,8 @@ void LibfabricRail::advance_backlogs() {
     if (peer->backlog == nullptr) peer->in_backlog = false;
     return !peer->in_backlog;
   });
-  if (backlogged_.size() > 1) std::rotate(backlogged_.begin(), backlogged_.begin() + 1, backlogged_.end());  // share the pace
+  if (backlogged_.size() > 1)
+    std::rotate(backlogged_.begin(), backlogged_.begin() + 1, backlogged_.end());  // share the pace
 }
 
 }  // namespace asyncfabric::libfabric

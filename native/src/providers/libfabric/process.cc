@@ -21,7 +21,7 @@ constexpr std::string_view kScheme = "fi_shm://";
 constexpr std::string_view kOurs = "asyncfabric_";
 
 uint64_t pid_namespace() {
-  struct stat status {};
+  struct stat status{};
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
@@ -50,8 +50,8 @@ int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid,
 std::string make_shm_name() {
   uint32_t salt = 0;
   if (getrandom(&salt, sizeof salt, 0) != sizeof salt) salt = static_cast<uint32_t>(getpid());
-  return std::string(kScheme) + std::string(kOurs) + std::to_string(getpid()) + "_" + std::to_string(pid_namespace()) + "_" +
-         std::to_string(salt);
+  return std::string(kScheme) + std::string(kOurs) + std::to_string(getpid()) + "_" + std::to_string(pid_namespace()) +
+         "_" + std::to_string(salt);
 }
 
 void sweep_shm_segments() {

@@ -36,7 +36,8 @@ Info make_hints(const Library& library, const Profile& profile, const Selection&
 // libfabric also offers layered providers under the name of their core ("net" -> "net;ofi_rxm"): only exact names count.
 // And net does not mind the name of the interface.
 bool matches(const fi_info& info, const char* provider, const std::string& device) {
-  return std::strcmp(info.fabric_attr->prov_name, provider) == 0 && (device.empty() || device == info.domain_attr->name);
+  return std::strcmp(info.fabric_attr->prov_name, provider) == 0 &&
+         (device.empty() || device == info.domain_attr->name);
 }
 
 Info query(const Library& library, const Profile& profile, const Selection& selection, const char* provider,
@@ -44,8 +45,10 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
   const Info hints = make_hints(library, profile, selection, provider);
   const char* node = nullptr;
   if (profile.binds_address) {
-    if (!selection.address.empty()) node = selection.address.c_str();
-    else if (selection.device.empty()) node = kDefaultAddress;
+    if (!selection.address.empty())
+      node = selection.address.c_str();
+    else if (selection.device.empty())
+      node = kDefaultAddress;
   }
   fi_info* found = nullptr;
   const int error = get_info(library, node, node != nullptr ? FI_SOURCE : 0, hints.get(), &found);
@@ -81,7 +84,8 @@ Info select_info(const Library& library, const Profile& profile, const Selection
     if (info) return info;
   }
   *detail = "libfabric " + library.version + " (" + library.path + ") offers nothing for the profile '" +
-            std::string(profile.name) + "'" + (selection.device.empty() ? "" : " on device '" + selection.device + "'") +
+            std::string(profile.name) + "'" +
+            (selection.device.empty() ? "" : " on device '" + selection.device + "'") +
             (selection.address.empty() ? "" : " at address " + selection.address) + tried;
   return Info();
 }

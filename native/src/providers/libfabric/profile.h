@@ -14,19 +14,19 @@ namespace asyncfabric::libfabric {
 
 struct Profile {
   std::string_view name;
-  std::vector<const char*> providers;    // libfabric provider names, best first
-  bool binds_address = false;            // an IP address is the source address
+  std::vector<const char*> providers;  // libfabric provider names, best first
+  bool binds_address = false;          // an IP address is the source address
   bool same_host_only = false;
-  bool wait_fd = false;                  // ask for a CQ that can be slept on
-  bool endpoint_per_peer = false;        // sends to each peer leave from an endpoint of their own: closing it is the only
-                                         // way to flush, and one dead peer cannot block the others
-  bool acknowledged = false;             // completions wait for the target's word: a broken stream would lose what only left
-  bool traps_dead_keys = false;          // a refused key would never be answered: see traps.h
+  bool wait_fd = false;            // ask for a CQ that can be slept on
+  bool endpoint_per_peer = false;  // sends to each peer leave from an endpoint of their own: closing it is the only
+                                   // way to flush, and one dead peer cannot block the others
+  bool acknowledged = false;       // completions wait for the target's word: a broken stream would lose what only left
+  bool traps_dead_keys = false;    // a refused key would never be answered: see traps.h
   bool can_read = true;
-  bool fence_on_release = false;         // a write can arrive in pieces after its key was checked: see fence.cc
-  uint32_t eager_posts = 0;              // posts handed to the NIC at once by post(); 0: all
-  uint32_t posts_per_pass = 0;           // and by each poll() afterwards
-  size_t name_bytes = 0;                 // exact length of an endpoint name, 0: by the address format
+  bool fence_on_release = false;  // a write can arrive in pieces after its key was checked: see fence.cc
+  uint32_t eager_posts = 0;       // posts handed to the NIC at once by post(); 0: all
+  uint32_t posts_per_pass = 0;    // and by each poll() afterwards
+  size_t name_bytes = 0;          // exact length of an endpoint name, 0: by the address format
   void (*shape_hints)(fi_info& hints) = nullptr;
   void (*shape_info)(fi_info& info) = nullptr;  // the chosen one, before it is opened
   // Options of the endpoint before it is enabled; false: `detail` says which one was refused.

@@ -26,7 +26,8 @@ struct Pace {
 
 class LibfabricRail final : public Rail {
  public:
-  static Status open(const Library& library, const Profile& profile, Info info, Pace pace, std::unique_ptr<Rail>* out, std::string* detail);
+  static Status open(const Library& library, const Profile& profile, Info info, Pace pace, std::unique_ptr<Rail>* out,
+                     std::string* detail);
   ~LibfabricRail() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -118,9 +119,9 @@ class LibfabricRail final : public Rail {
   std::unique_ptr<MessageBuffers> buffers_;
   std::vector<std::shared_ptr<PeerState>> peers_;
   std::vector<PeerState*> backlogged_;
-  std::deque<Stashed> stash_;            // events without room; empty in the steady state
+  std::deque<Stashed> stash_;             // events without room; empty in the steady state
   std::vector<ReceiveSlot*> handed_out_;  // messages of the last poll
-  std::span<RailEvent> room_;            // of the poll that runs
+  std::span<RailEvent> room_;             // of the poll that runs
   size_t filled_ = 0;
   uint32_t polls_ = 0;
   uint32_t post_mark_ = 0;

@@ -27,8 +27,8 @@ class KeepSignalHandlers {
     static auto& only = *new std::recursive_mutex();
     return only;
   }
-  static constexpr std::array kSignals{SIGHUP,  SIGINT,  SIGQUIT, SIGILL,  SIGTRAP, SIGABRT, SIGBUS,
-                                       SIGFPE,  SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGCHLD};
+  static constexpr std::array kSignals{SIGHUP,  SIGINT,  SIGQUIT, SIGILL,  SIGTRAP, SIGABRT, SIGBUS, SIGFPE,
+                                       SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGCHLD};
   std::lock_guard<std::recursive_mutex> guard_;
   std::array<struct sigaction, kSignals.size()> before_{};
 };

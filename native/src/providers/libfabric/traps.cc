@@ -6,7 +6,8 @@
 namespace asyncfabric::libfabric {
 namespace {
 
-constexpr size_t kMaxTraps = 65536;  // a write that is older than that many releases is not waiting for its answer any more
+constexpr size_t kMaxTraps =
+    65536;  // a write that is older than that many releases is not waiting for its answer any more
 
 }  // namespace
 

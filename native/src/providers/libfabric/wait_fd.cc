@@ -38,7 +38,8 @@ int inner_epoll(int outer) {
 int find_wait_fd(const Library& library, const fi_info& info, fid_cq* cq) {
   int fd = -1;
   if (fi_control(&cq->fid, FI_GETWAIT, &fd) != 0) return -1;
-  const bool marks_stay = std::strcmp(info.fabric_attr->prov_name, "net") == 0 && library.fi_version() < kFirstWithTrywait;
+  const bool marks_stay =
+      std::strcmp(info.fabric_attr->prov_name, "net") == 0 && library.fi_version() < kFirstWithTrywait;
   return marks_stay ? inner_epoll(fd) : fd;
 }
 

@@ -129,7 +129,9 @@ void encode(const MessageHead& head, uint8_t* out) {
 
 bool parse(const uint8_t* bytes, size_t length, MessageHead* out) {
   if (length < kMessageHeadBytes || bytes[0] != kMessageMagic || bytes[1] != kVersion) return false;
-  if (bytes[2] < static_cast<uint8_t>(MessageKind::kPayload) || bytes[2] > static_cast<uint8_t>(MessageKind::kFenceGone)) return false;
+  if (bytes[2] < static_cast<uint8_t>(MessageKind::kPayload) ||
+      bytes[2] > static_cast<uint8_t>(MessageKind::kFenceGone))
+    return false;
   out->kind = static_cast<MessageKind>(bytes[2]);
   std::memcpy(&out->number, bytes + 8, sizeof out->number);
   return true;
@@ -139,14 +141,10 @@ bool valid_endpoint_name(std::string_view name, uint32_t address_format, size_t 
   if (name.empty() || name.size() > kMaxNameBytes) return false;
   if (exact_bytes != 0 && name.size() != exact_bytes) return false;
   switch (address_format) {
-    case FI_SOCKADDR_IN:
-      return valid_socket_name(name, AF_INET, sizeof(sockaddr_in));
-    case FI_SOCKADDR_IN6:
-      return valid_socket_name(name, AF_INET6, sizeof(sockaddr_in6));
-    case FI_ADDR_STR:
-      return valid_shm_name(name);
-    default:
-      return exact_bytes != 0;  // an opaque format is taken only when its length is known
+    case FI_SOCKADDR_IN: return valid_socket_name(name, AF_INET, sizeof(sockaddr_in));
+    case FI_SOCKADDR_IN6: return valid_socket_name(name, AF_INET6, sizeof(sockaddr_in6));
+    case FI_ADDR_STR: return valid_shm_name(name);
+    default: return exact_bytes != 0;  // an opaque format is taken only when its length is known
   }
 }
 
