@@ -81,7 +81,11 @@ Status FaultRail::post_message(const WorkRequest& request) {
   const bool lost = plan_.harm_messages != 0 && (messages_ == 0 || random_() % plan_.harm_messages == 0);
   if (!lost) {
     const PostResult posted = inner_->post({&request, 1});
-    if (posted.accepted == 0) return posted.status;
+    if (posted.accepted == 0) {
+      message_turns_ = kMessageTurns;
+      return posted.status;
+    }
+    message_turns_ = 0;
   } else if (request.signalled) {
     fail(request, {});  // the sender of a lost datagram sees success
   }
@@ -147,6 +151,10 @@ void FaultRail::fail(const WorkRequest& request, Status status) {
 // and so many that no more than the window stays.
 void FaultRail::release_due() {
   if (held_.empty()) return;
+  if (message_turns_ > 0) {
+    --message_turns_;
+    return;
+  }
   const auto now = Clock::now();
   if (plan_.reorder == 0) {
     while (!held_.empty() && held_.front().due <= now && release_one(0)) continue;

@@ -40,6 +40,7 @@ class FaultRail final : public Rail {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr uint32_t kMessageTurns = 64;
   struct Held {
     WorkRequest request;
     Clock::time_point due;
@@ -64,6 +65,9 @@ class FaultRail final : public Rail {
   uint64_t messages_ = 0;        // messages asked to send
   uint64_t registrations_ = 0;   // [control] only
   uint64_t refused_number_ = 0;  // the request that was refused with kBusy already
+  // Polls that release nothing, after the inner rail had no room for a message: held requests fill each gap at once, and
+  // would keep heartbeats out for as long as there are any.
+  uint32_t message_turns_ = 0;
   bool down_ = false;
   bool went_down_ = false;
   Clock::time_point up_at_{};

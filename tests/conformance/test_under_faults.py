@@ -221,7 +221,7 @@ def test_peers_that_never_answer_are_unreachable() -> None:
 
 def test_slow_readers_slow_their_writers_and_lose_nothing() -> None:
     async def check() -> None:
-        # Answers to heartbeats stand behind all the signals, longer than a busy machine needs to call the reader dead.
+        # Answers to heartbeats stand behind all the signals, long enough to be called dead.
         patient = _open("fault+local", peer_deadline_host=20.0)
         async with patient as writer, _open("fault+local?slow_reader_us=200") as target:
             peer = await writer.connect(target.address)
