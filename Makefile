@@ -93,18 +93,20 @@ tsan: $(STAMPS)/packages  ## the same under TSan
 
 comma := ,
 # $(1): name, $(2): what to build with, $(3): runtimes to preload, since Python itself is not instrumented.
-# Run from the build folder, so that the checkout's own asyncfabric is not on the path.
+# pytest swallows what a dying process prints, so the runtimes write reports to files. Run from the build folder, so that the checkout's own asyncfabric is not on the path.
 define sanitized_suite
 ASYNCFABRIC_SANITIZE=$(2) $(BIN)/python setup.py -q build --build-base build/$(1)/base --build-lib build/$(1)/lib
+rm -f build/$(1)/report.*
 cd build/$(1) && \
   PYTHONPATH=$(CURDIR)/build/$(1)/lib PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
   LD_PRELOAD="$(foreach runtime,$(3),$$(c++ -print-file-name=$(runtime)))" \
-  ASAN_OPTIONS=detect_leaks=0:handle_segv=0:detect_stack_use_after_return=0 \
-  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:report_signal_unsafe=0:ignore_noninstrumented_modules=1 \
+  ASAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:detect_leaks=0:handle_segv=0:detect_stack_use_after_return=0 \
+  UBSAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:print_stacktrace=1:halt_on_error=1 \
+  TSAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:halt_on_error=1:second_deadlock_stack=1:report_signal_unsafe=0:ignore_noninstrumented_modules=1 \
   ASYNCFABRIC_EXPECT_SANITIZE=$(2) \
   setarch -R $(CURDIR)/$(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -q \
-    $(addprefix $(CURDIR)/,$(SANITIZED_TESTS)) $(SANITIZED_FLAGS)
+    $(addprefix $(CURDIR)/,$(SANITIZED_TESTS)) $(SANITIZED_FLAGS) \
+  || { status=$$?; cat $(CURDIR)/build/$(1)/report.* 2>/dev/null; exit $$status; }
 endef
 # The border's own lifetimes are here too: a use after close() is quiet without a sanitizer.
 SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py

@@ -6,6 +6,7 @@ A provider joins with one line in RINGS. Missing providers skip, saying what is 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 
 import anyio
@@ -15,6 +16,7 @@ import asyncfabric as af
 from asyncfabric.testing import FakeEngine, conformance
 from asyncfabric.testing.conformance import FabricFactory
 
+SANITIZED = bool(os.environ.get("ASYNCFABRIC_EXPECT_SANITIZE"))  # set by `make asan` and `make tsan`
 SHUFFLED = "fault+local?reorder=16&seed={seed}"
 LATE = "fault+local?delay_us=300&reorder=64&seed={seed}"
 
@@ -32,6 +34,8 @@ def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = 
     # 256 fabrics of one process bring 700 threads, which share two cores with the connecting. Elsewhere the deadline is
     # waited for in vain, by the check of unreachable peers.
     patience = 25.0 if "peers" not in about else 4.0
+    if SANITIZED:  # threads cost ten times as much: fewer of them, and more time
+        about = about | {"peers": min(int(about.get("peers", 32)), 32), "deadline": 300.0}
     return FabricFactory(
         open=_fabric(rails, connect_deadline=patience),  # type: ignore[arg-type]
         open_target=_fabric(target, connect_deadline=patience) if target is not None else None,  # type: ignore[arg-type]

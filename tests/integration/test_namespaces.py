@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +18,16 @@ LEFT, RIGHT = "192.0.2.1", "192.0.2.2"  # TEST-NET-1
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def _wait_until_up(namespace: str) -> None:
+    # libfabric lists only interfaces that are running, and a veth runs some moments after both ends are up.
+    deadline = time.monotonic() + 10
+    command = ["ip", "-n", namespace, "-j", "link", "show", "fabric0"]
+    while (
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]["operstate"] != "UP"
+    ):
+        assert time.monotonic() < deadline, f"fabric0 of {namespace} did not come up"
 
 
 @pytest.fixture
@@ -34,6 +46,8 @@ def namespaces() -> Iterator[tuple[str, str]]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "fabric0")
             _ip("-n", name, "link", "set", "fabric0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
+        for name in (left, right):
+            _wait_until_up(name)
         yield left, right
     finally:
         for name in (left, right):

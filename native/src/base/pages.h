@@ -9,6 +9,12 @@
 
 namespace asyncfabric {
 
+constexpr uint64_t kHugePageBytes = 2ull << 20;
+
+// mmap(MAP_SHARED) of a file from its start; from 2 MiB on at an address where huge pages of the file can be mapped as such.
+// MAP_FAILED and errno as mmap.
+void* map_shared_file(int fd, uint64_t length, int protection);
+
 class Pages {
  public:
   Pages() = default;

@@ -59,7 +59,10 @@ void Core::on_done(uint64_t tag, Status status) {
     return;
   }
   Peer& peer = *op.targets[leg.target].peer;
-  if (!status.ok()) fail_target(op, leg.target, status);
+  if (status.ok())
+    peer.heard = true;  // it answers, even if its answers to heartbeats stand in a long queue
+  else
+    fail_target(op, leg.target, status);
   if (leg.cursor == leg.end && leg.outstanding == 0 && !leg.queued) leg_ended(leg);
   // The transport says that nobody is there: the others of this peer need not find out one by one.
   if (status.kind == StatusKind::kPeer) lose_peer(peer, status, PeerState::kLost);
@@ -91,7 +94,6 @@ void Core::finish(Op& op) {
   completion.duration_ns = now_ns() - op.started_ns;
   completion.rails = op.rails;
   completion.peer = op.failed_peer;
-  tallies.ops_completed.add(1);
   if (op.status.code == StatusCode::kCancelled)
     tallies.ops_cancelled.add(1);
   else if (!op.status.ok())
@@ -101,6 +103,7 @@ void Core::finish(Op& op) {
   if (op.drain_until_ns != 0) --draining;
   op.drain_until_ns = 0;
   if (op.outstanding.load(std::memory_order_relaxed) == 0) retire(op);
+  tallies.ops_completed.add(1);  // last: who sees this number finds the slot free
 }
 
 void Core::retire(Op& op) {

@@ -60,7 +60,7 @@ struct Page {
 };
 
 struct Op : MailLink {
-  explicit Op(uint32_t slot_number) : slot(slot_number) {}
+  explicit Op(uint32_t slot_number) : slot(slot_number) { cancel_link.op = this; }
 
   const uint32_t slot;
   std::atomic<uint32_t> next_free{0};

@@ -54,6 +54,7 @@ struct Peer {
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;
   uint64_t last_heard_ns = 0;
+  bool heard = false;  // something of it since the last look; the clock is read only there
   uint64_t next_ping_ns = 0;
   uint64_t pinging_since_ns = 0;  // silence before our first ping says nothing
   std::vector<KeyId> asking;      // keys that they have not judged yet; asked again until they answer

@@ -1,5 +1,6 @@
 // peers.cc: the list of peers, their liveness and their end. Helm.
 #include <algorithm>
+#include <utility>
 
 #include "engine/core.h"
 
@@ -151,6 +152,7 @@ uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
     peer.pinging_since_ns = now;
     peer.next_ping_ns = 0;
   }
+  if (std::exchange(peer.heard, false)) peer.last_heard_ns = now;
   const uint64_t heard = std::max(peer.last_heard_ns, peer.pinging_since_ns);
   if (now > heard && now - heard > deadline) {
     lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);

@@ -22,7 +22,6 @@ Status NativeEngine::take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out
   op->imm = imm;
   op->bytes_posted.store(0, std::memory_order_relaxed);
   op->peer_seen.store(0, std::memory_order_relaxed);
-  op->cancel_link.op = op;
   *out = op;
   return {};
 }

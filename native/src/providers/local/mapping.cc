@@ -1,5 +1,6 @@
 // mapping.cc: see mapping.h.
 #include "providers/local/mapping.h"
+#include "base/pages.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -79,7 +80,7 @@ Status Mapping::map(FileRole role, bool writable, int fd, size_t length, std::sh
     }
   }
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* data = mmap(nullptr, length, protection, MAP_SHARED, fd, 0);
+  void* data = map_shared_file(fd, length, protection);
   if (data == MAP_FAILED) return {StatusCode::kNoMemory, errno};
   out->reset(new Mapping(static_cast<uint8_t*>(data), length, name));
   known.files[name] = *out;
