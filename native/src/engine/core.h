@@ -147,6 +147,14 @@ struct Core {
 
   // drain.cc
   void cancel(Op& op);
+  template <class Chosen>
+  void cancel_where(Chosen chosen) {
+    for (Op* op = live_first; op != nullptr;) {
+      Op* after = op->live_after;  // cancelling may end this op, and no other
+      if (chosen(*op)) cancel(*op);
+      op = after;
+    }
+  }
   void drop_leg(Leg& leg);
   void fail_target(Op& op, uint32_t target, Status status);
   void fail_op(Op& op, Status status, PeerId peer);

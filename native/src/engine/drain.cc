@@ -142,23 +142,14 @@ void Core::begin_close(uint64_t cookie, bool cancel_unposted) {
   close_cookie = cookie;
   close_pending = true;
   close_until_ns = now_ns() + config.drain_deadline_ns;
-  if (cancel_unposted)
-    for (Op* op = live_first; op != nullptr;) {
-      Op* after = op->live_after;
-      cancel(*op);
-      op = after;
-    }
+  if (cancel_unposted) cancel_where([](const Op&) { return true; });
   next_tick_ns = 0;
 }
 
 void Core::advance_close(uint64_t now) {
   if (live_count != 0 && now >= close_until_ns) {
     close_until_ns = ~0ull;
-    for (Op* op = live_first; op != nullptr;) {
-      Op* after = op->live_after;
-      cancel(*op);
-      op = after;
-    }
+    cancel_where([](const Op&) { return true; });
   }
   for (const Op* op = live_first; op != nullptr; op = op->live_after)
     if (!op->zombie) return;

@@ -74,6 +74,7 @@ class NativeEngine final : public Engine {
   Status take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out);
   Status use_region(Op& op, RegionId region, uint64_t offset, uint64_t length);
   Status use_key(Op& op, KeyId key, uint64_t offset, uint64_t length, uint32_t right, Target* target);
+  Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id);
   void give_back(Op& op);
   void send(Op& op, uint64_t bytes, OpId* id);
   void wake_worker(uint64_t bytes);

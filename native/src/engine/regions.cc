@@ -67,11 +67,7 @@ void Core::expire_releases(uint64_t now) {
     for (const uint64_t handle : expired) release_until.erase(handle);
   }
   for (const uint64_t handle : expired)
-    for (Op* op = live_first; op != nullptr;) {
-      Op* after = op->live_after;
-      if (op->region != nullptr && op->region->handle == handle) cancel(*op);
-      op = after;
-    }
+    cancel_where([handle](const Op& op) { return op.region != nullptr && op.region->handle == handle; });
 }
 
 void Core::end_key(KeyTable::Slot* slot) {

@@ -78,34 +78,32 @@ void NativeEngine::wake_worker(uint64_t bytes) {
   core_.gate.notify();
 }
 
-Status NativeEngine::submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
-                                  uint64_t target_offset, int64_t imm, OpId* id) {
+// A write or a read: one range here, one range there.
+Status NativeEngine::submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm,
+                                  OpId* id) {
   Op* op = nullptr;
-  Status status = take_op(OpKind::kWrite, cookie, imm, &op);
+  Status status = take_op(kind, cookie, imm, &op);
   if (!status.ok()) return status;
-  Target target{.source_offset = offset, .target_offset = target_offset, .length = length};
-  status = use_region(*op, region, offset, length);
-  if (status.ok()) status = use_key(*op, key, target_offset, length, kAccessRemoteWrite, &target);
+  const uint32_t right = kind == OpKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
+  status = use_region(*op, region, target.source_offset, target.length);
+  if (status.ok()) status = use_key(*op, key, target.target_offset, target.length, right, &target);
   if (status.ok())
-    send(*op, length, id);
+    send(*op, target.length, id);
   else
     give_back(*op);
   return status;
 }
 
+Status NativeEngine::submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
+                                  uint64_t target_offset, int64_t imm, OpId* id) {
+  return submit_range(OpKind::kWrite, cookie, region, key,
+                      {.source_offset = offset, .target_offset = target_offset, .length = length}, imm, id);
+}
+
 Status NativeEngine::submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
                                  uint64_t target_offset, OpId* id) {
-  Op* op = nullptr;
-  Status status = take_op(OpKind::kRead, cookie, kNoImm, &op);
-  if (!status.ok()) return status;
-  Target target{.source_offset = offset, .target_offset = target_offset, .length = length};
-  status = use_region(*op, region, offset, length);
-  if (status.ok()) status = use_key(*op, key, target_offset, length, kAccessRemoteRead, &target);
-  if (status.ok())
-    send(*op, length, id);
-  else
-    give_back(*op);
-  return status;
+  return submit_range(OpKind::kRead, cookie, region, key,
+                      {.source_offset = offset, .target_offset = target_offset, .length = length}, kNoImm, id);
 }
 
 Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch,
