@@ -20,7 +20,7 @@ export ASYNCFABRIC_WERROR := ON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python check format build asan tsan bench docs wheel clean
+.PHONY: help demo test test-native test-python check format build asan tsan rxe gpu ptx bench docs wheel clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,7 +28,7 @@ help:  ## list the verbs
 # ---- set-up ---------------------------------------------------------------------------------------------------------
 
 # What must be there, and the Debian package that brings it. What cannot be installed is named, and the build then leaves
-# the libfabric provider or the native tests out and says so itself.
+# the libfabric or verbs provider or the native tests out and says so itself.
 $(STAMPS)/apt: Makefile
 	@mkdir -p $(STAMPS)
 	@need() { missing="$$missing $$1"; }; missing=""; \
@@ -40,6 +40,8 @@ $(STAMPS)/apt: Makefile
 	command -v c++ >/dev/null || need g++; \
 	[ -e /usr/include/rdma/fabric.h ] || need libfabric-dev; \
 	/sbin/ldconfig -p | grep -q 'libfabric\.so\.1' || need libfabric1; \
+	[ -e /usr/include/infiniband/verbs.h ] || need libibverbs-dev; \
+	/sbin/ldconfig -p | grep -q 'libibverbs\.so\.1' || need libibverbs1; \
 	[ -e /usr/include/gtest/gtest.h ] || need libgtest-dev; \
 	if [ -n "$$missing" ]; then \
 	  echo "installing:$$missing"; \
@@ -112,8 +114,39 @@ endef
 SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
 SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600
 
+# Set-up of its own: a list of packages, and a kernel that apt downloads and nobody installs. RXE_FLAGS go to tests/rxe/ring.py.
+RXE_FLAGS ?=
+RXE_PACKAGES = $$(grep -v '^\#' tests/rxe/packages.txt)
+
+$(STAMPS)/rxe-apt: tests/rxe/packages.txt
+	@mkdir -p $(STAMPS)
+	@missing=""; \
+	for package in $(RXE_PACKAGES); do \
+	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:$$missing"; \
+	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
+	    || { echo "rxe: cannot run here: apt could not install:$$missing"; exit 3; }; \
+	fi
+	@touch $@
+
+rxe: $(STAMPS)/rxe-apt build  ## ring 6: soft-RoCE in an emulated machine: native tests, conformance and failures over verbs
+	cd native && cmake --preset release >/dev/null && cmake --build --preset release -j $(JOBS) --target rxe_tests
+	$(BIN)/python tests/rxe/ring.py $(RXE_FLAGS)
+
 bench: build  ## limits of this machine, then our transfers beside them
 	for what in limits write pages notify scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
+
+# Needs no network: the Python of GPU_PYTHON has torch with CUDA, cupy and our dependencies, and builds in place.
+GPU_PYTHON ?= python3
+gpu:  ## on a machine with a GPU: build, tests, conformance over cuda, figures, compute-sanitizer; report in build/gpu-report
+	$(GPU_PYTHON) tests/gpu/run.py build/gpu-report
+
+ptx:  ## native/cuda/copy_pieces.cu as the text that the library carries; needs nvcc
+	nvcc -ptx -arch=compute_75 -o build/copy_pieces.ptx native/cuda/copy_pieces.cu
+	$(GPU_PYTHON) native/cuda/embed.py build/copy_pieces.ptx native/src/providers/cuda/kernel_text.h
 
 check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, clang-format, verifytypes, the house test
 	$(BIN)/ruff check --output-format concise .

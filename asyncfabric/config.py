@@ -17,8 +17,8 @@ POLLING_NUMBERS = {"adaptive": 0, "busy": 1, "manual": 2}
 class RailSpec:
     """One rail to open, parsed from `provider[:device][?key=value&...]`.
 
-    Providers: `local`, `tcp`, `shm`, `efa` (profiles of libfabric), and `fault+<provider>`.
-    Examples: `"local"`, `"tcp:lo"`, `"fault+local?seed=7&reorder=16"`.
+    Providers: `local`, `tcp`, `shm`, `efa` (profiles of libfabric), `verbs` (RoCE and
+    InfiniBand devices), and `fault+<provider>`. Examples: `"local"`, `"tcp:lo"`, `"verbs:mlx5_0?gid=3"`.
     """
 
     provider: str

@@ -140,9 +140,10 @@ LIBFABRIC_WORKLOADS = {"writes": 0, "pages": 1, "ping-pong": 2}
 
 def bench_libfabric(str profile, str workload, uint64_t op_bytes, uint64_t operations, uint64_t warmup, uint32_t window,
                     uint32_t pages, uint64_t region_bytes, int control_fd, bint initiator) -> dict:
-    """Run one end of the bare libfabric loop; both ends meet over `control_fd` with the same arguments.
+    """Run one end of the bare loop; both ends meet over `control_fd` with the same arguments.
 
-    For "pages", `operations` is the number of batches. Raises OSError with the loop's own sentence.
+    The profile "verbs" is the loop straight on libibverbs, every other one that on libfabric. For "pages", `operations`
+    is the number of batches. Raises OSError with the loop's own sentence.
     """
     cdef LoopConfig config
     cdef LoopResult result
@@ -156,13 +157,18 @@ def bench_libfabric(str profile, str workload, uint64_t op_bytes, uint64_t opera
     config.pages = pages
     config.rounds = <uint32_t> operations
     config.region_bytes = region_bytes
+    cdef bint verbs = profile == "verbs"
     with nogil:
-        if initiator:
+        if verbs and initiator:
+            error = verbs_initiator(config, control_fd, &result)
+        elif verbs:
+            error = verbs_target(config, control_fd, &result)
+        elif initiator:
             error = libfabric_initiator(config, control_fd, &result)
         else:
             error = libfabric_target(config, control_fd, &result)
     if error:
-        raise OSError(error, f"bare libfabric loop: {text_of(result.error)}")
+        raise OSError(error, f"bare {'libibverbs' if verbs else 'libfabric'} loop: {text_of(result.error)}")
     return {
         "verified": bool(result.verified),
         "seconds": result.seconds,

@@ -1,5 +1,5 @@
 # bench_api.pxd: what Cython sees of the bench loops, a twin of native/include/asyncfabric/bench.h and of
-# native/src/bench/{engine_loop,libfabric_loop}.h.
+# native/src/bench/{engine_loop,libfabric_loop,verbs_loop}.h.
 # Declarations only.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -100,3 +100,8 @@ cdef extern from "bench/libfabric_loop.h" namespace "asyncfabric::bench" nogil:
 
     int libfabric_target(const LoopConfig&, int, LoopResult*) except +
     int libfabric_initiator(const LoopConfig&, int, LoopResult*) except +
+
+
+cdef extern from "bench/verbs_loop.h" namespace "asyncfabric::bench" nogil:
+    int verbs_target(const LoopConfig&, int, LoopResult*) except +
+    int verbs_initiator(const LoopConfig&, int, LoopResult*) except +

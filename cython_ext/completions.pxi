@@ -12,7 +12,6 @@ cdef extern from *:
     }  // namespace asyncfabric
     """
     object named_tuple "asyncfabric::named_tuple"(object, tuple)
-    ssize_t read_fd "read"(int, void*, size_t) noexcept nogil
 
 
 cdef enum:
@@ -44,13 +43,19 @@ cdef class _CompletionRoom(_CounterRoom):
         return self.get().completion_fd()
 
     def arm(self):
-        """Arm the fd before sleeping; False when completions are waiting already."""
-        return self.get().arm()
+        """Arm the fd before sleeping; False when completions are waiting already. May linger for them a moment."""
+        cdef cpp_bool armed = False
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                armed = engine.arm()
+        finally:
+            self.leave()
+        return armed
 
     def disarm(self):
-        """Clear the fd after a wake-up; a clear fd is no error."""
-        cdef uint64_t rings = 0
-        read_fd(self.get().completion_fd(), &rings, sizeof(rings))
+        """Clear the fd after a wake-up, and do what a sleeping worker was not woken for; a clear fd is no error."""
+        self.get().disarm()
 
     def poll(self, Py_ssize_t limit):
         """Return up to `limit` completions, oldest first; never blocks."""

@@ -86,6 +86,23 @@ cdef class _CounterRoom(_DataRoom):
                 check(status, f"counter at {value} of {target}")
             PyErr_CheckSignals()
 
+    def counter_flag(self, uint64_t counter):
+        """Return the address of the counter's flag, a word that kernels may spin on."""
+        cdef uint64_t* word = NULL
+        check(self.get().counter_flag(counter, &word), "counter flag")
+        return <uintptr_t> word
+
+    def stream_wait(self, uint64_t counter, uintptr_t stream, int32_t device, uint64_t target):
+        """Make a CUDA stream wait until the count reaches target."""
+        cdef Status status
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.stream_wait(counter, <void*> stream, device, target)
+        finally:
+            self.leave()
+        check(status, f"stream {stream:#x} of cuda:{device} waiting for {target}")
+
     def open_watch(self):
         """Open a 64-bit word that starts at 0; returns (watch id, address of the word)."""
         cdef Status status

@@ -205,9 +205,10 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         void close_key(uint64_t) except +
         uint64_t peer_of_key(uint64_t) except +
 
-        Status submit_write(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, int64_t, uint64_t*) except +
+        Status submit_write(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, int64_t, uint64_t*,
+                            uint64_t) except +
         Status submit_read(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t*) except +
-        Status submit_write_pages(uint64_t, uint64_t, uint64_t, const PageBatch&, int64_t, uint64_t*) except +
+        Status submit_write_pages(uint64_t, uint64_t, uint64_t, const PageBatch&, int64_t, uint64_t*, uint64_t) except +
         Status submit_scatter(uint64_t, uint64_t, const ScatterTarget*, size_t, int64_t, uint64_t*) except +
         Status submit_signal(uint64_t, const uint64_t*, size_t, int64_t, uint64_t*) except +
         Status submit_send(uint64_t, uint64_t, const void*, size_t, uint64_t*) except +
@@ -220,6 +221,9 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         Status arm_counter(uint64_t, uint64_t, uint64_t) except +
         Status spin_counter(uint64_t, uint64_t, uint64_t, uint64_t*) except +
 
+        Status mark_stream(void*, int32_t, uint64_t*) except +
+        Status counter_flag(uint64_t, uint64_t**) except +
+        Status stream_wait(uint64_t, void*, int32_t, uint64_t) except +
         Status open_watch(uint64_t*, uint64_t**) except +
         Status arm_watch(uint64_t, uint64_t, uint64_t) except +
         void close_watch(uint64_t) except +
@@ -227,6 +231,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
 
         int completion_fd() except +
         cpp_bool arm() except +
+        void disarm() except +
         size_t poll(Completion*, size_t) except +
         cpp_bool next_message(uint64_t*, string*) except +
         size_t step() except +

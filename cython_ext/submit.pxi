@@ -6,14 +6,14 @@ cdef class _DataRoom(_ControlRoom):
     """Writes, reads, signals, sends. Not public: a floor of `Engine`."""
 
     def submit_write(self, uint64_t cookie, uint64_t region, uint64_t offset, uint64_t length, uint64_t key,
-                     uint64_t target_offset, int64_t imm):
-        """Write a range of a region to a range of a key; `imm` -1 counts nothing."""
+                     uint64_t target_offset, int64_t imm, uint64_t after=0):
+        """Write a range of a region to a range of a key; `imm` -1 counts nothing, `after` is a mark of a stream."""
         cdef Status status
         cdef uint64_t op = 0
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
-                status = engine.submit_write(cookie, region, offset, length, key, target_offset, imm, &op)
+                status = engine.submit_write(cookie, region, offset, length, key, target_offset, imm, &op, after)
         finally:
             self.leave()
         if not status.ok():
@@ -38,7 +38,7 @@ cdef class _DataRoom(_ControlRoom):
     def submit_write_pages(self, uint64_t cookie, uint64_t region, const int64_t[::1] source_pages not None,
                            uint64_t key, const int64_t[::1] target_pages not None, uint64_t page_bytes,
                            uint64_t source_stride, uint64_t target_stride, uint64_t source_offset,
-                           uint64_t target_offset, int64_t imm):
+                           uint64_t target_offset, int64_t imm, uint64_t after=0):
         """Write pages by two C-contiguous int64 index buffers, which the engine copies before this returns."""
         cdef Status status
         cdef uint64_t op = 0
@@ -56,7 +56,7 @@ cdef class _DataRoom(_ControlRoom):
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
-                status = engine.submit_write_pages(cookie, region, key, pages, imm, &op)
+                status = engine.submit_write_pages(cookie, region, key, pages, imm, &op, after)
         finally:
             self.leave()
         if not status.ok():
@@ -120,6 +120,19 @@ cdef class _DataRoom(_ControlRoom):
         if not status.ok():
             check(status, f"message of {length} bytes")
         return op
+
+    def mark_stream(self, uintptr_t stream, int32_t device):
+        """Mark what a CUDA stream was given so far; one later write may name the mark as `after`."""
+        cdef Status status
+        cdef uint64_t mark = 0
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.mark_stream(<void*> stream, device, &mark)
+        finally:
+            self.leave()
+        check(status, f"mark of stream {stream:#x} on cuda:{device}")
+        return mark
 
     def cancel(self, uint64_t op):
         """Stop posting an op; it drains and completes as cancelled."""

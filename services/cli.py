@@ -18,6 +18,8 @@ from asyncfabric_services.exits import DEADLINE, UNFIT
 COMMANDS = {
     "bench": ("asyncfabric_services.bench.commands", "bench"),
     "demo": ("asyncfabric_services.demo", "demo_command"),
+    "doctor": ("asyncfabric_services.doctor.command", "doctor"),
+    "topo": ("asyncfabric_services.topo.command", "topo"),
     "version": ("asyncfabric_services.version", "version"),
 }
 """Sub-command -> (module, attribute). A module that is not part of an installation hides its command."""

@@ -6,8 +6,11 @@ is never blamed. Async tests carry `@pytest.mark.anyio` and run under trio and u
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import gc
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -19,6 +22,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# A shell lets background jobs ignore SIGINT, and Python leaves it so: tests that press Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Children print their stacks when they are told to abort; see _dump_process_tree.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
@@ -40,6 +46,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run each async test under both event loops."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_driver() -> None:
+    """Load the NVIDIA driver where there is one: descriptors that it keeps for good are no leak of the first test."""
+    with contextlib.suppress(OSError, ImportError):
+        ctypes.CDLL("libcuda.so.1")
+        import torch
+
+        for ordinal in range(torch.cuda.device_count()):
+            for other in range(torch.cuda.device_count()):
+                torch.zeros(1, device=f"cuda:{ordinal}").to(f"cuda:{other}")
+        multiprocessing.resource_tracker.ensure_running()
 
 
 @pytest.fixture(autouse=True)

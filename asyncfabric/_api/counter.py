@@ -7,11 +7,12 @@ for all waiting tasks: the lowest target among them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, SupportsIndex
 
 from asyncfabric._api.checks import checked_index
 from asyncfabric._api.peer import Peer, PeerGroup
+from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError
 from asyncfabric._bridge.landing import Waiter
@@ -32,7 +33,11 @@ class CountWaiter(Waiter):
     __slots__ = ("peers", "target")
 
     def __init__(self, target: int, peers: tuple[Peer, ...]) -> None:
-        super().__init__()
+        self.ready = False
+        self.handle = None
+        self.leaving = False
+        self.error = None
+        self.since = monotonic()
         self.target = target
         self.peers = peers
 
@@ -120,6 +125,44 @@ class ImmCounter:
         except EngineStatusError as error:
             scene = faults.Scene(f"spinning on {self!r} for {goal} arrivals, {deadline:g} s")
             raise faults.refused(error, scene) from None
+
+    def stream_wait(self, stream: object, target: SupportsIndex) -> None:
+        """Make a CUDA stream wait until the value is at least `target`; returns at once, also inside a graph capture.
+
+        What is given to the stream afterwards sees the bytes of those arrivals. The stream waits as long as it takes:
+        after losing a peer, `close()` lets it go on.
+
+        Args:
+            stream: a torch.cuda.Stream, or the handle of a stream of the first GPU of this fabric.
+            target: the count to wait for, 0 or more.
+
+        Raises:
+            TypeError, ValueError: not a stream, or a bad target.
+            TransferError: no rail of this fabric drives the stream's GPU, or the driver refused.
+            BusyError: too many counters have a flag.
+            ClosedError: the counter or the fabric is closed.
+        """
+        goal = checked_index("target", target, 0, MAX_TARGET)
+        handle = stream_handle(stream)
+        self._check_open()
+        engine = self._stairwell.engine
+        try:
+            engine.stream_wait(self._id, handle, stream_device(stream, first_gpu(engine.rails())), goal)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene(f"a stream waiting for {goal} of {self!r}")) from None
+
+    @property
+    def flag_address(self) -> int:
+        """Address of 8 bytes that hold the value, or the largest int64 once the counter is closed.
+
+        For kernels to spin on: host memory that GPUs of this fabric reach at the same address. Read it as volatile, or
+        with acquire semantics.
+        """
+        self._check_open()
+        try:
+            return self._stairwell.engine.counter_flag(self._id)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene(f"the flag of {self!r}")) from None
 
     def close(self) -> None:
         """Stop counting; idempotent. Later arrivals are stale, they never reach the next counter of this `imm`."""

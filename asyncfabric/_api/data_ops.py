@@ -16,6 +16,7 @@ from asyncfabric._api.pages import check_pages, page_array
 from asyncfabric._api.peer import Peer, PeerGroup
 from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region import Region, RegionSlice
+from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
 from asyncfabric._api.transfer import Transfer
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
@@ -47,7 +48,13 @@ class DataOps:
     _peers: PeersKnown
 
     def write(
-        self, source: Region | RegionSlice, key: RegionKey, offset: SupportsIndex, imm: SupportsIndex | None = None
+        self,
+        source: Region | RegionSlice,
+        key: RegionKey,
+        offset: SupportsIndex,
+        imm: SupportsIndex | None = None,
+        *,
+        after: object = None,
     ) -> Transfer:
         """Write bytes of a local region to `offset` behind a peer's key.
 
@@ -56,6 +63,7 @@ class DataOps:
             key: the right to write, from the owner of the memory. Its peer is connected on first use.
             offset: first byte within the key's range.
             imm: counter at the target that gets 1 arrival once all bytes are visible there.
+            after: CUDA stream, or its handle: the bytes are read once it is past what it was given before this call.
 
         Raises:
             TypeError, ValueError: a bad argument: out of bounds, or a key without the right to write.
@@ -77,6 +85,11 @@ class DataOps:
             number = checked_imm(imm)
         stairwell = self._stairwell
         transfer = Transfer(stairwell, "write", (source, key), length)
+        if after is not None:
+            mark = self._mark(after, region)
+            return self._submit(
+                transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number, mark
+            )
         return self._submit(transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number)
 
     def write_pages(
@@ -92,6 +105,7 @@ class DataOps:
         source_offset: SupportsIndex = 0,
         target_offset: SupportsIndex = 0,
         imm: SupportsIndex | None = None,
+        after: object = None,
     ) -> Transfer:
         """Write many pages in one call: page source_pages[i] of the source to page target_pages[i] behind the key.
 
@@ -109,6 +123,7 @@ class DataOps:
             source_offset: where source page 0 begins.
             target_offset: where target page 0 begins.
             imm: counter at the target that gets one arrival per page.
+            after: as for `write`.
 
         Raises:
             TypeError, ValueError: a bad argument; for a page out of bounds the text names it and the bound.
@@ -133,11 +148,12 @@ class DataOps:
         if length != region._length:
             # The engine knows the bounds of the region only, so those of a slice are checked here.
             check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
-        shape = (size, from_stride, to_stride, start + from_offset, to_offset)
+        submit = stairwell.engine.submit_write_pages
+        shape: tuple[int, ...] = (size, from_stride, to_stride, start + from_offset, to_offset, number)
+        if after is not None:
+            shape = (*shape, self._mark(after, region))
         try:
-            return self._submit(
-                transfer, stairwell.engine.submit_write_pages, region._id, sources, opened.id, targets, *shape, number
-            )
+            return self._submit(transfer, submit, region._id, sources, opened.id, targets, *shape)
         except ValueError:
             check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
             check_pages("target_pages", targets, size, to_stride, to_offset, opened.length, repr(key))
@@ -277,6 +293,15 @@ class DataOps:
                 return
         del stairwell.parked[cookie]
         raise faults.refused(refusal, faults.Scene(transfer.describe())) from None
+
+    def _mark(self, stream: object, region: Region) -> int:
+        handle = stream_handle(stream)
+        engine = self._stairwell.engine
+        otherwise = region._device if region._device >= 0 else first_gpu(engine.rails())
+        try:
+            return engine.mark_stream(handle, stream_device(stream, otherwise))
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene("a write after a stream")) from None
 
     def _nothing(self, transfer: Transfer) -> Transfer:
         """Return a transfer of nothing, which has ended at once."""

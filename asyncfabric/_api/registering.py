@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.region import HOST, Region, make_region
-from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
+from asyncfabric._api.streams import first_gpu
+from asyncfabric._bridge.buffers import SOME_GPU, ResolvedBuffer, resolve_buffer
 from asyncfabric.errors import DeviceError
 from asyncfabric.types import ACCESS_BITS
 
@@ -37,7 +38,9 @@ async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: obje
     Cancellation: shielded until the engine answered; then the region is released again and it goes on.
     """
     memory = resolver(buffer)
-    _check_device(memory.device)
+    if memory.device == SOME_GPU:
+        memory = memory._replace(device=max(first_gpu(stairwell.engine.rails()), 0))
+    _check_device(stairwell, memory.device)
     if memory.readonly and access & ACCESS_BITS["write"]:
         raise ValueError(f"a read-only {type(buffer).__name__} may be registered with access 'read' or 'local' only")
     what = f"registering {memory.length} bytes of {type(buffer).__name__}"
@@ -63,21 +66,25 @@ async def allocate_region(stairwell: Stairwell, length: int, device: int, access
 
     Cancellation: shielded until the engine answered; then the region is released again and it goes on.
     """
-    _check_device(device)
+    _check_device(stairwell, device)
     what = f"allocating {length} bytes"
     call = submit_control(stairwell, what, stairwell.engine.submit_allocate, length, device, access)
     region_id = await _answered(stairwell, call)
+    if device != HOST:
+        address = stairwell.engine.region_info(region_id).base
+        return make_region(stairwell, region_id, address, length, device, access)
     # The view, not the engine's own address: it stays readable after release, until the last tensor over it is gone.
     view = stairwell.engine.region_memory(region_id)
     base = resolve_buffer(view).address
     return make_region(stairwell, region_id, base, length, device, access, keepalive=view)
 
 
-def _check_device(device: int) -> None:
-    if device != HOST:
+def _check_device(stairwell: Stairwell, device: int) -> None:
+    name = f"cuda:{device}"
+    if device != HOST and all(rail["device"] != name for rail in stairwell.engine.rails()):
         raise DeviceError(
-            f"memory of cuda:{device} needs the cuda provider, which is not in this build",
-            remedy="copy through memory of device 'cpu', or use a build with the cuda provider",
+            f"memory of {name} needs a rail of that GPU, and this fabric has none",
+            remedy=f"open the fabric with FabricConfig(rails=({name!r},)), or copy through memory of device 'cpu'",
         )
 
 

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     from asyncfabric._api.region import Region
 
 
+class _GpuBytes:
+    """Bytes of a GPU region as other frameworks take them; a tensor over them keeps the Region object alive."""
+
+    def __init__(self, region: Region, offset: int, length: int) -> None:
+        self.region = region
+        self.__cuda_array_interface__ = {
+            "shape": (length,),
+            "typestr": "|u1",
+            "data": (region._base + offset, False),
+            "version": 3,
+        }
+
+
 def tensor_over(
     region: Region, offset: int, length: int, dtype: DType, shape: tuple[int, ...] | list[int] | int | None
 ) -> Tensor:
@@ -50,4 +63,7 @@ def tensor_over(
     count = prod(sides)
     if count == 0:
         return torch.empty(sides, dtype=dtype)
+    if region.device != "cpu":
+        view = torch.as_tensor(_GpuBytes(region, offset, count * size), device=region.device)
+        return view.view(dtype).view(sides)
     return torch.frombuffer(region.memory, dtype=dtype, count=count, offset=offset).view(sides)

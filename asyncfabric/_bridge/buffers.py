@@ -8,12 +8,15 @@ caller did not import already.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 HOST = -1
 """Device number of host memory; other numbers are CUDA ordinals."""
+SOME_GPU = -2
+"""Memory of a GPU whose number its owner does not tell; the driver knows."""
 
 _DLPACK_CPU = 1
 _DLPACK_CUDA = 2
@@ -64,7 +67,9 @@ def resolve_buffer(buffer: object, border: Border | None = None) -> ResolvedBuff
     view = None if torch is not None and isinstance(buffer, torch.Tensor) else _view_of(buffer)
     if view is not None and "O" in view.format:
         raise TypeError(f"{name} holds Python objects, not bytes; it cannot be registered")
-    if border is not None:
+    if view is None and hasattr(buffer, "__cuda_array_interface__") and not hasattr(buffer, "__dlpack__"):
+        resolved = _from_cuda_interface(buffer)
+    elif border is not None:
         resolved = ResolvedBuffer(*border(buffer))
     elif view is not None:
         resolved = _from_view(view, name)
@@ -121,6 +126,24 @@ def _from_view(view: memoryview, name: str) -> ResolvedBuffer:
         release(ctypes.byref(filled))
     # The view stays exported, so a bytearray cannot be resized under the NIC.
     return ResolvedBuffer(address, view.nbytes, HOST, view.readonly, view)
+
+
+def _from_cuda_interface(buffer: Any) -> ResolvedBuffer:
+    """Read version 2 or 3 of the CUDA array interface, which names the address and not the device."""
+    facts = buffer.__cuda_array_interface__
+    shape, strides, size = tuple(facts["shape"]), facts.get("strides"), int(facts["typestr"][2:])
+    dense, expected = [], size
+    for side in reversed(shape):
+        dense.append(expected)
+        expected *= side
+    length = math.prod(shape) * size
+    if length and strides is not None and tuple(strides) != tuple(reversed(dense)):
+        raise ValueError(
+            f"{type(buffer).__name__} of shape {shape} and strides {tuple(strides)} is not C-contiguous;"
+            " register a contiguous copy, or the whole array that it is a view of"
+        )
+    address, readonly = facts["data"]
+    return ResolvedBuffer(int(address), length, SOME_GPU, bool(readonly), buffer)
 
 
 def _from_dlpack(buffer: Any) -> ResolvedBuffer:

@@ -141,7 +141,15 @@ class Engine(Protocol):
 
     # Data ops; return the op id, end as OP completions.
     def submit_write(
-        self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int, imm: int
+        self,
+        cookie: int,
+        region: int,
+        offset: int,
+        length: int,
+        key: int,
+        target_offset: int,
+        imm: int,
+        after: int = 0,
     ) -> int: ...
     def submit_read(self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int) -> int: ...
     def submit_write_pages(
@@ -157,7 +165,9 @@ class Engine(Protocol):
         source_offset: int,
         target_offset: int,
         imm: int,
+        after: int = 0,
     ) -> int: ...
+    def mark_stream(self, stream: int, device: int) -> int: ...
     def submit_scatter(
         self, cookie: int, region: int, targets: Sequence[tuple[int, int, int, int]], imm: int
     ) -> int: ...
@@ -172,6 +182,8 @@ class Engine(Protocol):
     def counter_value(self, counter: int) -> int: ...
     def arm_counter(self, counter: int, cookie: int, target: int) -> None: ...  # one COUNTER completion; replaces
     def spin_counter(self, counter: int, target: int, deadline_ns: int) -> int: ...  # value; kTimeout raises
+    def counter_flag(self, counter: int) -> int: ...
+    def stream_wait(self, counter: int, stream: int, device: int, target: int) -> None: ...
     def open_watch(self) -> tuple[int, int]: ...  # (watch id, address of the word)
     def watch_load(self, watch: int) -> int: ...
     def watch_store(self, watch: int, value: int) -> None: ...  # stores and wakes the worker

@@ -9,6 +9,7 @@ from typing import cast
 
 from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
 from asyncfabric._bridge.engine import Engine
+from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
 
@@ -20,6 +21,24 @@ def open_native_engine(config: FabricConfig) -> Engine:
     except ImportError as error:
         raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
     return cast(Engine, _native.Engine(config))
+
+
+def read_native_topology(root: str) -> NativeTopology:
+    """Read a machine's topology; see `asyncfabric.observe.topology`. Raises DeviceError when nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError as error:
+        raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
+    return _native.read_topology(root)
+
+
+def native_providers() -> frozenset[str]:
+    """Return the providers that were compiled in; none where nothing was."""
+    try:
+        from asyncfabric import _native
+    except ImportError:
+        return frozenset()
+    return frozenset(_native.build_info()["providers"])
 
 
 def resolve_native_buffer(buffer: object) -> ResolvedBuffer:

@@ -151,6 +151,20 @@ class FakeEngine(ControlCalls):
                 self._open().counters.check_open(counter)
             return value
 
+    def counter_flag(self, counter: int) -> int:
+        """Refuse: a fake has no GPU."""
+        raise refusal(StatusCode.UNSUPPORTED, f"the flag of counter {counter}")
+
+    def stream_wait(self, counter: int, stream: int, device: int, target: int) -> None:
+        """Refuse: a fake has no GPU."""
+        raise refusal(
+            StatusCode.UNSUPPORTED, f"stream {stream:#x} of cuda:{device} waiting for {target} of counter {counter}"
+        )
+
+    def mark_stream(self, stream: int, device: int) -> int:
+        """Refuse: a fake has no GPU."""
+        raise refusal(StatusCode.UNSUPPORTED, f"a mark of stream {stream:#x} of cuda:{device}")
+
     def open_watch(self) -> tuple[int, int]:
         """Open a 64-bit word; returns its handle and address."""
         with self.network.lock:

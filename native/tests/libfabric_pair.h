@@ -34,6 +34,22 @@ inline RailSpec spec_of(const std::string& text) {  // "tcp" or "tcp prov=tcp;of
   return spec;
 }
 
+// Every profile of libfabric that can be driven by hand. ofi-verbs needs an RDMA device: a NIC, or the machine of tests/rxe.
+inline const auto kProfiles = ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm", "ofi-verbs");
+
+inline std::string name_of_profile(const std::string& text) {
+  if (text == "ofi-verbs") return "verbs";
+  return text.find(';') != std::string::npos ? "rxm" : text;
+}
+
+inline std::string missing(const RailSpec& spec) {  // why it cannot be opened here; "": it can
+  if (spec.provider != "ofi-verbs") return "";
+  std::unique_ptr<Rail> rail;
+  std::string detail;
+  const Status status = open_libfabric_rail(spec, &rail, &detail);
+  return status.code == StatusCode::kNoProvider ? detail : "";
+}
+
 struct Side {
   explicit Side(const RailSpec& spec, size_t bytes = 1 << 20, uint32_t access = kAccessRemoteWrite | kAccessRemoteRead)
       : region(bytes) {

@@ -22,6 +22,9 @@ using libfabric::RailAddress;
 class LibfabricRefusal : public ::testing::TestWithParam<const char*> {
  protected:
   RailSpec spec() const { return spec_of(GetParam()); }
+  void SetUp() override {
+    if (const std::string reason = missing(spec()); !reason.empty()) GTEST_SKIP() << reason;
+  }
   bool shm() const { return spec().provider == "shm"; }
 };
 
@@ -62,7 +65,9 @@ TEST_P(LibfabricRefusal, RevokedKey) {
       link.post(stale, {&a, &b});
       ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.back().first == tag; })) << length << " hangs";
       if (!shm()) {
-        EXPECT_EQ(a.done.back().second.kind, StatusKind::kTransfer) << status_text(a.done.back().second.code);
+        const StatusKind kind = a.done.back().second.kind;  // verbs names the refusal, sockets only see a hang-up
+        EXPECT_TRUE(kind == StatusKind::kTransfer || kind == StatusKind::kStale)
+            << status_text(a.done.back().second.code);
       }
       link.post(link.signal(++tag, 7), {&a, &b});
       ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.back().first == tag; })) << "the link does not go on";
@@ -268,10 +273,8 @@ TEST_P(LibfabricRefusal, PeerThatIsGone) {
             10);
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, LibfabricRefusal, ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm"),
-                         [](const auto& info) {
-                           return std::string(info.param) == "tcp" ? "tcp" : info.index == 1 ? "rxm" : "shm";
-                         });
+INSTANTIATE_TEST_SUITE_P(Providers, LibfabricRefusal, kProfiles,
+                         [](const auto& info) { return name_of_profile(info.param); });
 
 TEST(LibfabricOpen, EfaSaysWhyItCannot) {
   std::unique_ptr<Rail> rail;

@@ -228,6 +228,16 @@ class LoopbackRail final : public Rail {
     const std::lock_guard<std::mutex> guard(hub_.lock);
     vanish();
   }
+  void raise(RailEventKind kind) {  // of the whole rail, or of the path to each of its peers
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    RailEvent event;
+    event.kind = kind;
+    if (kind == RailEventKind::kRailDown || kind == RailEventKind::kRailUp) return push(event);
+    for (LoopbackPeer* peer : peers_) {
+      event.peer = peer;
+      push(event);
+    }
+  }
   uint64_t posted() const {  // requests ever accepted
     const std::lock_guard<std::mutex> guard(hub_.lock);
     return posted_;

@@ -145,7 +145,7 @@ class LimitSide:
         def repeat(count: int) -> float:
             facts = self._run_libfabric(profile, workload, op_bytes, count, window, pages)
             if not facts["verified"]:
-                raise EnvironmentUnfit(f"the bare libfabric loop over {profile} delivered wrong bytes")
+                raise EnvironmentUnfit(f"the bare loop over {profile} delivered wrong bytes")
             self.libfabric_facts = facts
             return float(facts["seconds"])
 
@@ -153,7 +153,7 @@ class LimitSide:
             repeat(4)
         except EnvironmentUnfit:
             return None
-        return Contender(f"libfabric_{profile}", repeat)
+        return Contender("libibverbs" if profile == "verbs" else f"libfabric_{profile}", repeat)
 
     def libfabric_round_trip(self, profile: str, count: int) -> dict[str, Any] | None:
         """Return the facts of a bare libfabric ping-pong, None where the library is missing."""

@@ -11,7 +11,7 @@ import click
 
 from asyncfabric_services.quantities import DurationType, SizeListType, SizeType
 
-PROVIDERS = ("local", "tcp", "shm", "fault+local")
+PROVIDERS = ("local", "tcp", "shm", "verbs", "fault+local")
 KIB, MIB = 1 << 10, 1 << 20
 
 

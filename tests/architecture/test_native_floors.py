@@ -21,8 +21,9 @@ FLOORS = {
     "engine": {"engine", "provider", "base", "topology"},
     "topology": {"topology", "base"},
     "providers": {"provider", "base"},  # and the provider's own folder
-    "bench": {"bench", "base", "providers/libfabric"},  # the bare libfabric loop opens the library as the rail does
+    "bench": {"bench", "base", "providers/libfabric", "providers/verbs"},  # bare loops open libraries as rails do
 }
+BUILT_ON = {"providers/cuda": {"providers/local"}}  # the same rings, doorbells and watches; other copies
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 PROVIDER_FOLDERS = sorted(path.name for path in (SOURCE / "providers").iterdir() if path.is_dir())
 
@@ -32,6 +33,7 @@ def floor_of(inside: Path) -> set[str]:
     allowed = set(FLOORS[inside.parts[0]])
     if inside.parts[0] == "providers":
         allowed.add("/".join(inside.parts[:2]))
+        allowed |= BUILT_ON.get("/".join(inside.parts[:2]), set())
     return allowed
 
 
@@ -66,6 +68,8 @@ def test_native_includes_go_down_only() -> None:
         ("providers/local/rail.cc", "providers/libfabric/rail.h", False),
         ("providers/local/rail.cc", "providers/local/ring.h", True),
         ("providers/fault/rail.cc", "engine/core.h", False),
+        ("providers/cuda/rail.h", "providers/local/rail.h", True),
+        ("providers/local/rail.h", "providers/cuda/rail.h", False),
     ],
 )
 def test_the_check_finds_climbing_includes(inside: str, include: str, allowed: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,7 +19,16 @@ from asyncfabric.testing.conformance import FabricFactory
 
 SANITIZED = bool(os.environ.get("ASYNCFABRIC_EXPECT_SANITIZE"))  # set by `make asan` and `make tsan`
 SHUFFLED = "fault+local?reorder=16&seed={seed}"
+PACED = "fault+tcp?reorder=16&seed={seed}&eager_posts=1&posts_per_pass=32"  # unordered, at the pace of the efa profile
 LATE = "fault+local?delay_us=300&reorder=64&seed={seed}"
+
+
+def _rdma(provider: str, rails: int, *, far: bool = False) -> tuple[str, ...]:
+    """Return rails on RDMA devices of this machine: of the near half, or of the far half, with a network between."""
+    present = Path("/sys/class/infiniband")
+    devices = sorted(path.name for path in present.iterdir()) if present.is_dir() else []
+    first = len(devices) // 2 if far else 0
+    return tuple(f"{provider}:{devices[(first + n) % len(devices)]}" if devices else provider for n in range(rails))
 
 
 def _fabric(rails: tuple[str, ...], **options: object) -> Callable[[], object]:
@@ -33,7 +43,7 @@ def _fake(rails: int) -> Callable[[], object]:
 def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = None, **about: object) -> FabricFactory:
     # 256 fabrics of one process bring 700 threads, which share two cores with the connecting. Elsewhere the deadline is
     # waited for in vain, by the check of unreachable peers.
-    patience = 25.0 if "peers" not in about else 4.0
+    patience = float(about.pop("patience", 25.0 if "peers" not in about else 4.0))  # type: ignore[arg-type]
     if SANITIZED:  # threads cost ten times as much: fewer of them, and more time
         about = about | {"peers": min(int(about.get("peers", 32)), 32), "deadline": 300.0}
     return FabricFactory(
@@ -46,6 +56,9 @@ def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = 
 
 
 SLOW = {"deep_write_bytes": 64 * 1024, "peers": 16}
+# For the emulated machine of tests/rxe, where Python is a dozen times slower than here.
+SLOWEST = {"deep_write_bytes": 1024, "peers": 8, "deadline": 120.0, "patience": 12.0}
+HEAVY = SLOWEST | {"peers": 4}  # libfabric keeps 2 MiB of receives and a listener for each connection
 LIGHT = {"deep_write_bytes": 256 * 1024}
 
 RINGS: tuple[FabricFactory, ...] = (
@@ -61,9 +74,17 @@ RINGS: tuple[FabricFactory, ...] = (
     _native("tcp-2", ("tcp",) * 2, **SLOW),
     _native("shm-1", ("shm",), memory="foreign", names_stale_keys=False, **SLOW),
     _native("shm-2", ("shm",) * 2, names_stale_keys=False, **SLOW),
+    _native("verbs-1", _rdma("verbs", 1), _rdma("verbs", 1, far=True), memory="foreign", **SLOWEST),
+    _native("verbs-2", _rdma("verbs", 2), _rdma("verbs", 2, far=True), **SLOWEST),
+    _native("ofi-verbs-1", _rdma("ofi-verbs", 1), _rdma("ofi-verbs", 1, far=True), memory="foreign", **HEAVY),
+    _native("cuda-1-allocated", ("cuda:0",), device="cuda", **SLOW),
+    _native("cuda-1-foreign", ("cuda:0",), device="cuda", memory="foreign", **SLOW),
+    _native("cuda-1-host", ("cuda:0",), memory="foreign", **SLOW),
+    _native("cuda-across", ("cuda:0",), ("cuda:1",), device="cuda", **SLOW),
     _native("shuffled-1", (SHUFFLED.format(seed=1),), memory="foreign", peers=16, **LIGHT),
     _native("shuffled-3to2", tuple(SHUFFLED.format(seed=n) for n in (2, 3, 4)), (SHUFFLED.format(seed=5),) * 2,
             peers=16, **LIGHT),
+    _native("efa-like-2to1", tuple(PACED.format(seed=n) for n in (8, 9)), (PACED.format(seed=10),), **SLOW),
     _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), memory="foreign", peers=16, **LIGHT),
 )  # fmt: skip
 
@@ -118,6 +139,8 @@ def _cases() -> Iterator[object]:
 def test_conformance(factory: FabricFactory, check: conformance.Check, backend: str) -> None:
     if not factory.name.startswith("fake"):
         reason = _missing(_rails_of(factory))
+        if factory.open_target is not None:
+            reason = reason or _missing(factory.open_target.args[0].rails)  # type: ignore[attr-defined]
         if reason:
             pytest.skip(f"{factory.name} cannot be opened here: {reason}")
     conformance.run(check, factory, backend=backend)

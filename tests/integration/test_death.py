@@ -16,7 +16,7 @@ HOST_DEADLINE = 1.0
 SLACK = 1.5  # two shared cores: the deadline is the engine's, the slack is the machine's
 
 
-@pytest.mark.parametrize("rail", ["local", "shm", "tcp", "fault+local?reorder=16&delay_us=200"])
+@pytest.mark.parametrize("rail", ["local", "shm", "tcp", "verbs", "fault+local?reorder=16&delay_us=200"])
 def test_target_killed_mid_transfer(rail: str) -> None:
     need(rail)
     with party(rail, peer_deadline_network=2.0) as writer, party(rail) as target, party(rail) as other:
@@ -42,7 +42,7 @@ def test_target_killed_mid_transfer(rail: str) -> None:
         other.close()
 
 
-@pytest.mark.parametrize("rail", ["local", "shm", "tcp"])
+@pytest.mark.parametrize("rail", ["local", "shm", "tcp", "verbs"])
 def test_writer_killed_while_the_target_waits(rail: str) -> None:
     """Waiters that named the dead peer fail by name; the memory of the target is usable, its other peers go on."""
     need(rail)

@@ -17,6 +17,8 @@ RAILS = [
     pytest.param(("tcp",), "foreign", id="tcp"),
     pytest.param(("tcp", "tcp"), "allocated", id="tcp-2"),
     pytest.param(("shm",), "foreign", id="shm"),
+    pytest.param(("verbs",), "foreign", id="verbs"),
+    pytest.param(("verbs:rxe1", "verbs:rxe2"), "allocated", id="verbs-2"),
     pytest.param(("fault+local?reorder=32&delay_us=100&seed=3",), "foreign", id="late"),
 ]
 
@@ -50,7 +52,7 @@ def test_bytes_and_counts(rails: tuple[str, ...], memory: str) -> None:
         target.close()
 
 
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("rail", ["local", "tcp", "shm", "verbs"])
 def test_revoked_and_restarted_keys(rail: str) -> None:
     """INV-3 between processes: a revoked key, then the key of a process that was restarted."""
     need(rail)

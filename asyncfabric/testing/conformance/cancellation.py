@@ -41,7 +41,7 @@ async def _settle(pair: Pair) -> None:
         await counter.wait(number)
 
 
-def _scorch(memory: memoryview) -> None:
+def _scorch(memory: Any) -> None:
     memory[:] = bytes([SCORCH]) * len(memory)
 
 

@@ -107,6 +107,27 @@ async def check_surplus(factory: FabricFactory) -> None:
         assert await counter.wait(0) == 5
 
 
+async def check_arrivals_that_step_over_a_target(factory: FabricFactory) -> None:
+    """A batch of pages may count in one step: waits for less than all of it end as well."""
+    async with open_pair(factory) as pair:
+        region, _ = await pair.source(100 * 64)
+        exposed, _ = await pair.poisoned(100 * 64)
+        key = carried_key(exposed)
+        counter = pair.target.counter()
+        numbers = list(range(100))
+
+        async def wait(target: int) -> None:
+            assert await counter.wait(target) >= target
+
+        for turn in range(3):
+            async with anyio.create_task_group() as tasks:
+                for target in (7, 33, 99, 100):
+                    tasks.start_soon(wait, 100 * turn + target)
+                await anyio.lowlevel.checkpoint()
+                await pair.writer.write_pages(region, numbers, key, numbers, page_bytes=64, imm=counter.imm)
+        assert await counter.wait(300) == 300
+
+
 async def check_many_waiters(factory: FabricFactory) -> None:
     """Any number of tasks wait for different values of one counter."""
     async with open_pair(factory) as pair:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 import anyio
 
 from asyncfabric import Fabric, FabricAddress, Peer, Region, RegionKey
+from asyncfabric.testing.conformance.gpu_view import GpuView
 from asyncfabric.types import AccessMode
 
 MIB = 1 << 20
@@ -36,7 +37,8 @@ class FabricFactory:
         open_target: opens the target side where it differs (another number of rails); None: the same as `open`.
         name: shown in the ids of tests.
         rails: rails of what `open` opens.
-        memory: allocated (pages of the engine) or foreign (bytearrays of the caller).
+        memory: allocated (pages of the engine) or foreign (bytearrays, on a GPU tensors, of the caller).
+        device: where the memory is: cpu, or cuda for the GPU of each fabric's own rail.
         names_stale_keys: the writer always hears of a key that died before it wrote; otherwise the target's refusal may
             be all that happens, which keeps the memory safe (INV-3) but is heard of only by those who count.
         peers: how many fabrics may live at once, for the checks with many peers.
@@ -50,6 +52,7 @@ class FabricFactory:
     name: str = "fabric"
     rails: int = 1
     memory: Literal["allocated", "foreign"] = "allocated"
+    device: str = "cpu"
     names_stale_keys: bool = True
     peers: int = 256
     deep_write_bytes: int = MIB
@@ -78,7 +81,7 @@ class Pair:
         view_of(region)[:] = content
         return region, content
 
-    async def poisoned(self, length_bytes: int, *, access: AccessMode = "read-write") -> tuple[Region, memoryview]:
+    async def poisoned(self, length_bytes: int, *, access: AccessMode = "read-write") -> tuple[Region, Any]:
         """Return a region of the target filled with POISON, and its memory."""
         region = await memory_of(self.factory, self.target, length_bytes, access)
         memory = view_of(region)
@@ -91,15 +94,22 @@ class Pair:
 
 
 async def memory_of(factory: FabricFactory, fabric: Fabric, length_bytes: int, access: AccessMode) -> Region:
-    """Return a region of the kind of memory that the factory tests."""
+    """Return a region of the kind of memory that the factory tests, on the GPU of the fabric's rail if on any."""
+    device = "cpu" if factory.device == "cpu" else fabric.rails[0].device
     if factory.memory == "allocated":
-        return await fabric.allocate(length_bytes, access=access)
-    return await fabric.register(bytearray(length_bytes), access=access)
+        return await fabric.allocate(length_bytes, device=device, access=access)
+    if device == "cpu":
+        return await fabric.register(bytearray(length_bytes), access=access)
+    import torch
+
+    tensor = torch.zeros(length_bytes, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize(device)
+    return await fabric.register(tensor, access=access)
 
 
-def view_of(region: Region) -> memoryview:
-    """Return the bytes of a host region, writable."""
-    return region.memory
+def view_of(region: Region) -> Any:
+    """Return the bytes of a region, writable: a memoryview, or what looks like one for memory of a GPU."""
+    return region.memory if region.device == "cpu" else GpuView(region)
 
 
 def carried_key(region: Region, **rights: Any) -> RegionKey:
@@ -112,7 +122,7 @@ def carried_address(fabric: Fabric) -> FabricAddress:
     return FabricAddress.from_bytes(bytes(fabric.address))
 
 
-def assert_bytes(memory: memoryview, expected: bytes, what: str) -> None:
+def assert_bytes(memory: Any, expected: bytes, what: str) -> None:
     """Compare and name the first difference; a plain assert would print megabytes."""
     got = bytes(memory)
     if got == expected:
@@ -126,7 +136,7 @@ def assert_bytes(memory: memoryview, expected: bytes, what: str) -> None:
     )
 
 
-def assert_untouched(memory: memoryview, what: str) -> None:
+def assert_untouched(memory: Any, what: str) -> None:
     """Check that nothing was written over the poison."""
     assert_bytes(memory, bytes([POISON]) * len(memory), what)
 

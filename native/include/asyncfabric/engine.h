@@ -47,13 +47,16 @@ class Engine {
   virtual PeerId peer_of_key(KeyId key) const = 0;                             // 0 while its owner was never connected
   static Status check_address(std::string_view bytes, uint64_t* incarnation);  // parse only
 
+  // What a CUDA stream was given so far. One write may name it as `after`: its bytes leave when the stream is past it.
+  virtual Status mark_stream(void* stream, int32_t device, MarkId* out) = 0;
+
   // Data ops. `imm` is kNoImm or 0..kMaxImm. Bounds are checked here, locally and against the key.
   virtual Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
-                              uint64_t target_offset, int64_t imm, OpId* op) = 0;
+                              uint64_t target_offset, int64_t imm, OpId* op, MarkId after = 0) = 0;
   virtual Status submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
                              uint64_t target_offset, OpId* op) = 0;
   virtual Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
-                                    OpId* op) = 0;
+                                    OpId* op, MarkId after = 0) = 0;
   virtual Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count,
                                 int64_t imm, OpId* op) = 0;
   virtual Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) = 0;
@@ -67,6 +70,11 @@ class Engine {
   virtual uint64_t counter_value(CounterId counter) const = 0;
   virtual Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) = 0;  // replaces an earlier arming
   virtual Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) = 0;
+
+  // A word that kernels may spin on, at its own address: never less than the value once that has been seen, and the largest
+  // positive number when the counter is closed. kBusy: too many counters have one.
+  virtual Status counter_flag(CounterId counter, uint64_t** word) = 0;
+  virtual Status stream_wait(CounterId counter, void* stream, int32_t device, uint64_t target) = 0;
 
   // Watch words: 64-bit words that any thread or GPU kernel may store to.
   virtual Status open_watch(WatchId* out, uint64_t** word) = 0;

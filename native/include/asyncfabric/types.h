@@ -18,6 +18,7 @@ using KeyId = uint64_t;
 using OpId = uint64_t;
 using CounterId = uint64_t;
 using WatchId = uint64_t;
+using MarkId = uint64_t;
 
 constexpr uint32_t kImmBits = 20;
 constexpr uint32_t kMaxImm = (1u << kImmBits) - 1;  // largest value that users may name

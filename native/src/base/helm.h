@@ -15,8 +15,11 @@ class Helm {
   // Worker thread.
   void lock_as_worker() {
     for (uint32_t guests = guests_.load(std::memory_order_acquire); guests != 0;
-         guests = guests_.load(std::memory_order_acquire))
-      guests_.wait(guests, std::memory_order_acquire);
+         guests = guests_.load(std::memory_order_acquire)) {
+      worker_waits_.store(true, std::memory_order_seq_cst);
+      guests_.wait(guests, std::memory_order_seq_cst);
+      worker_waits_.store(false, std::memory_order_relaxed);
+    }
     mutex_.lock();
   }
   bool guest_waits() const { return guests_.load(std::memory_order_relaxed) != 0; }
@@ -27,7 +30,10 @@ class Helm {
    public:
     explicit Guest(Helm& helm) : helm_(helm) { helm_.guests_.fetch_add(1, std::memory_order_acq_rel); }
     ~Guest() {
-      if (helm_.guests_.fetch_sub(1, std::memory_order_acq_rel) == 1) helm_.guests_.notify_all();
+      // notify_all() is a system call even if nobody waits. Either we see the flag, or the worker's wait sees our leaving.
+      if (helm_.guests_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
+          helm_.worker_waits_.load(std::memory_order_seq_cst))
+        helm_.guests_.notify_all();
     }
     Guest(const Guest&) = delete;
     Guest& operator=(const Guest&) = delete;
@@ -42,6 +48,7 @@ class Helm {
  private:
   std::mutex mutex_;
   alignas(64) std::atomic<uint32_t> guests_{0};  // partner: guests count themselves, the worker waits for zero
+  std::atomic<bool> worker_waits_{false};        // partner: the worker sets it before it waits, the last guest looks
 };
 
 }  // namespace asyncfabric

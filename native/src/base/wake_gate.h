@@ -7,6 +7,7 @@
 #pragma once
 
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -23,9 +24,12 @@ class WakeGate {
 
   void prepare() { sleeping_.store(1, std::memory_order_seq_cst); }
 
+  // Reads the descriptor only if somebody rang. A ring that comes just now is met by the next finish().
   void finish() {
     sleeping_.store(0, std::memory_order_seq_cst);
-    drain();
+    if (rings_.load(std::memory_order_acquire) == rings_read_) return;
+    uint64_t rings = 0;
+    if (read(fd_.get(), &rings, sizeof rings) == sizeof rings) rings_read_ += rings;
   }
 
   bool sleeping() const { return sleeping_.load(std::memory_order_seq_cst) != 0; }
@@ -34,23 +38,16 @@ class WakeGate {
   bool notify() {
     if (sleeping_.load(std::memory_order_seq_cst) == 0) return false;
     if (sleeping_.exchange(0, std::memory_order_seq_cst) == 0) return false;  // another waker rings
-    ring();
-    return true;
-  }
-
-  void ring() {
+    rings_.fetch_add(1, std::memory_order_release);
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written =
-        write(fd_.get(), &one, sizeof one);  // EAGAIN: already readable, which is all we want
-  }
-
-  void drain() {
-    uint64_t count;
-    [[maybe_unused]] const ssize_t got = read(fd_.get(), &count, sizeof count);
+    [[maybe_unused]] const ssize_t written = write(fd_.get(), &one, sizeof one);
+    return true;
   }
 
  private:
   UniqueFd fd_;
+  uint64_t rings_read_ = 0;                        // sleeper
+  std::atomic<uint64_t> rings_{0};                 // partner: wakers count before they write, the sleeper compares
   alignas(64) std::atomic<uint32_t> sleeping_{0};  // partner: sleeper stores 1, wakers exchange 0
 };
 

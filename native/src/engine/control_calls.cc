@@ -14,9 +14,9 @@ std::string NativeEngine::last_error() const {
   return core_.last_error;
 }
 
-void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device,
-                              uint32_t access) {
-  const Memory memory{base, length, device, pages.memfd(), access};
+void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<DeviceMemory> device_pages, void* base,
+                              uint64_t length, int32_t device, uint32_t access) {
+  const Memory memory{base, length, device, device_pages ? device_pages->handle_fd() : pages.memfd(), access};
   std::vector<std::unique_ptr<LocalMemory>> handles(core_.rails.size());
   std::vector<std::string> rail_keys(core_.rails.size());
   Status status;
@@ -25,12 +25,14 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t
         core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
     if (!status.ok())
       core_.note_error("registering " + std::to_string(length) + " bytes on rail " + std::to_string(rail) + " (" +
-                       core_.rails[rail]->protocol + ") failed");
+                       core_.rails[rail]->protocol + ") failed" + reason(rail, device));
   }
+  if (device != kHostDevice && status.code == StatusCode::kUnsupported) status = {StatusCode::kNoProvider, status.raw};
   uint64_t handle = 0;
   if (status.ok()) {
     handle = core_.regions.insert([&](RegionEntry& region) {
       region.pages = std::move(pages);
+      region.device_pages = std::move(device_pages);
       region.base = static_cast<char*>(base);
       region.length = length;
       region.device = device;
@@ -57,16 +59,15 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, void* base, uint64_t
 Status NativeEngine::submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
   if (base == nullptr || length == 0 || access > 3) return StatusCode::kInvalidArgument;
-  if (device != kHostDevice) return StatusCode::kUnsupported;
-  core_.control.post([=, this] { add_region(cookie, Pages(), base, length, device, access); });
+  core_.control.post([=, this] { add_region(cookie, Pages(), nullptr, base, length, device, access); });
   return {};
 }
 
 Status NativeEngine::submit_allocate(uint64_t cookie, uint64_t length, int32_t device, uint32_t access) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
   if (length == 0 || length > 1ull << 46 || access > 3) return StatusCode::kInvalidArgument;
-  if (device != kHostDevice) return StatusCode::kUnsupported;
   core_.control.post([=, this] {
+    if (device != kHostDevice) return allocate_device(cookie, length, device, access);
     Pages pages;
     const Status status = Pages::allocate(length, &pages);
     if (!status.ok()) {
@@ -75,9 +76,35 @@ Status NativeEngine::submit_allocate(uint64_t cookie, uint64_t length, int32_t d
       return;
     }
     void* base = pages.base();
-    add_region(cookie, std::move(pages), base, length, device, access);
+    add_region(cookie, std::move(pages), nullptr, base, length, device, access);
   });
   return {};
+}
+
+// Control thread.
+void NativeEngine::allocate_device(uint64_t cookie, uint64_t length, int32_t device, uint32_t access) {
+  std::unique_ptr<DeviceMemory> pages;
+  const uint32_t rail = rail_of_device(device);
+  Status status = StatusCode::kNoProvider;
+  if (rail < core_.rails.size())
+    status = core_.at_rail(rail, [&](Rail& at) { return at.allocate_memory(length, device, &pages); });
+  if (!status.ok()) {
+    core_.note_error("allocating " + std::to_string(length) + " bytes on cuda:" + std::to_string(device) + " failed" +
+                     reason(rail, device));
+    answer(cookie, status, 0);
+    return;
+  }
+  void* base = pages->base();
+  add_region(cookie, Pages(), std::move(pages), base, length, device, access);
+}
+
+// What the rail said, as the end of a sentence.
+std::string NativeEngine::reason(uint32_t rail, int32_t device) const {
+  std::string why = rail < core_.rails.size() ? core_.rails[rail]->rail->why() : std::string();
+  if (why.empty() && device != kHostDevice && rail_of_device(device) == core_.rails.size())
+    why = "no rail of this fabric drives that GPU; FabricConfig(rails=('cuda:" + std::to_string(device) +
+          "',)) opens one";
+  return why.empty() ? why : ": " + why;
 }
 
 Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {

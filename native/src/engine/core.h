@@ -23,6 +23,7 @@
 #include "engine/counters.h"
 #include "engine/op.h"
 #include "engine/peer.h"
+#include "engine/rail_watch.h"
 #include "engine/region.h"
 #include "engine/watch.h"
 
@@ -30,7 +31,10 @@ namespace asyncfabric {
 
 constexpr uint64_t kShortestNapNs = 50'000;
 constexpr uint64_t kLongestNapNs = 5'000'000;
+constexpr uint64_t kLoopNaps = 10;  // naps are so much longer while the loop has the rails
 constexpr uint64_t kPulseNs = 50'000'000;
+constexpr uint64_t kBulkBytes = 256 * 1024;  // completions of so much may reach the loop a few passes later
+constexpr uint32_t kRingDelay = 3;           // passes
 
 struct RailState {
   std::unique_ptr<Rail> rail;
@@ -59,6 +63,7 @@ struct OutgoingMessage {
   PeerId peer = 0;
   uint32_t lane = 0;
   std::string bytes;
+  bool any_lane = true;  // false: it is about that lane
 };
 
 struct Core {
@@ -80,6 +85,9 @@ struct Core {
   Slab<Op> ops;
   WakeGate gate;       // wakes the worker
   WakeGate loop_gate;  // wakes the event loop
+  RailWatch rail_watch;
+  bool can_hand_over = false;     // adaptive, and no rail needs our cycles to move bytes or lacks a descriptor
+  std::atomic<uint64_t> arms{0};  // relaxed: how often the loop went to sleep, for the worker's guess
   SpscRing<Completion> ring;
   std::atomic<uint64_t> submitted{0};
   std::atomic<uint64_t> consumed{0};
@@ -92,25 +100,37 @@ struct Core {
   std::string last_error;  // newest failed control call, in words; guarded by error_mutex
   RegionTable regions;
   KeyTable keys;
+  SharedWords words;
   CounterTable counters;
-  WatchTable watches;
+  WatchTable watches{words};
   Trace trace;
   Tallies tallies;
   mutable std::mutex keys_mutex;  // rail keys and generations of regions
   std::mutex inbox_mutex;         // received user messages
   std::deque<std::pair<PeerId, std::string>> inbox;
+  std::mutex marks_mutex;
+  std::unordered_map<uint64_t, std::unique_ptr<StreamMark>>
+      marks;               // made, and not yet part of an op; guarded by marks_mutex
+  uint64_t next_mark = 1;  // likewise
   Control control;
 
   // ---- helm
   std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
   std::vector<std::unique_ptr<Peer>> peers;
   std::deque<OutgoingMessage> outgoing;
+  std::vector<Op*> marked;  // parked until a stream of the user has passed their mark
   std::vector<Completion> backlog;
+  bool ring_owed = false;   // completions are published, and the loop was not rung for them yet
+  bool hurry = false;       // something else than bulk is among them
+  uint32_t ring_delay = 0;  // passes since the ring is owed
   Op* live_first = nullptr;
   uint64_t live_count = 0;
   uint64_t draining = 0;  // ops with a drain deadline
   uint64_t next_tick_ns = 0;
   uint64_t nap_ns = kShortestNapNs;  // for rails without a descriptor: grows while nothing happens
+  uint64_t arms_seen = 0;
+  uint32_t vain_sleeps = 0;      // of the worker, before the loop may have the rails again: they woke it in vain
+  uint64_t worker_until_ns = 0;  // when the worker that sleeps will look by itself
   uint64_t close_cookie = 0;
   uint64_t close_until_ns = 0;
   bool close_pending = false;
@@ -119,18 +139,24 @@ struct Core {
   size_t step();
   bool settled() const;  // false: a sleeping worker has to be woken
   bool can_sleep();      // true: nothing to do until something rings
-  uint64_t sleep_limit_ns();
+  bool loop_may_have_rails() const;
+  bool loop_takes_rails();
+  uint64_t sleep_limit_ns(bool loop_has_rails);
   void publish(const Completion& completion);
   bool has_room() const;  // one more op would be taken
   void tell_writable();
   void note_error(std::string text);  // any thread
   void flush_completions();
+  void ring_loop();
+  bool bulk_waits() const;  // a rail has more to post than fitted into this pass
 
   // start.cc
   void start(Op& op);
   void restart_parked(Peer& peer);
   void plan(Op& op);
-  bool usable(const Lane& lane) const { return !lane.closed && rails[lane.rail]->up.load(std::memory_order_relaxed); }
+  size_t start_marked();
+  bool open(const Lane& lane) const { return !lane.closed && rails[lane.rail]->up.load(std::memory_order_relaxed); }
+  bool usable(const Lane& lane) const { return open(lane) && !lane.down; }
   LegQueue& queue_of(const Leg& leg);
   void enqueue(Op& op, uint32_t target, uint32_t lane, uint64_t begin, uint64_t end, bool counts_only);
 
@@ -162,6 +188,8 @@ struct Core {
   void drain_expired(Op& op);
   void quarantine(Op& op);
   void rail_down(uint32_t rail, Status status);
+  void path_changed(const RailPeer* path, bool down);
+  uint32_t way_round(const Peer& peer, uint32_t avoided) const;
   void begin_close(uint64_t cookie, bool cancel_unposted);
   void advance_close(uint64_t now);
 

@@ -13,6 +13,13 @@ constexpr uint32_t make_word(uint32_t state, uint32_t generation, uint32_t opens
 }
 constexpr CounterId make_id(uint32_t imm, uint32_t opens) { return uint64_t{opens & 0xffffff} << 32 | (imm + 1); }
 
+// Two threads may raise one flag: it only grows.
+void raise(uint64_t* flag, uint64_t value) {
+  std::atomic_ref word(*flag);
+  uint64_t now = word.load(std::memory_order_relaxed);
+  while (now < value && !word.compare_exchange_weak(now, value, std::memory_order_release)) {}
+}
+
 }  // namespace
 
 CounterTable::Entry& CounterTable::entry(uint32_t imm) {
@@ -65,6 +72,8 @@ CounterArrival CounterTable::arrive(uint32_t imm32) {
     if (!same) continue;  // open() is between its two stores
     // seq_cst: pairs with arm(): either we see its target or it sees our value.
     if (!target.value.compare_exchange_weak(value, value + worth_of(imm32), std::memory_order_seq_cst)) continue;
+    if (uint64_t* flag = target.flag.load(std::memory_order_seq_cst); flag != nullptr)
+      raise(flag, (value & kCountMask) + worth_of(imm32));
     CounterArrival arrival = reach(target, (value & kCountMask) + worth_of(imm32));
     arrival.early = state_of(word) == kUnused;
     return arrival;
@@ -117,6 +126,8 @@ void CounterTable::close(CounterId id) {
   if (target == nullptr) return;
   const uint32_t word = target->state.load(std::memory_order_relaxed);
   target->armed_target.store(kNever, std::memory_order_seq_cst);
+  if (uint64_t* flag = target->flag.exchange(nullptr, std::memory_order_seq_cst); flag != nullptr)
+    flag_words_->give_back(flag);
   target->state.store(make_word(kShut, generation_in(word), opens_in(word)), std::memory_order_release);
 }
 
@@ -133,6 +144,20 @@ bool CounterTable::arm(CounterId id, uint64_t cookie, uint64_t target) {
   armed->cookie.store(cookie, std::memory_order_release);
   armed->armed_target.store(target, std::memory_order_seq_cst);
   return (armed->value.load(std::memory_order_seq_cst) & kCountMask) >= target;
+}
+
+uint64_t* CounterTable::flag(CounterId id, SharedWords& words) {
+  const std::lock_guard lock(mutex_);
+  Entry* target = find(id);
+  if (target == nullptr) return nullptr;
+  uint64_t* flag = target->flag.load(std::memory_order_relaxed);
+  if (flag != nullptr) return flag;
+  flag_words_ = &words;
+  flag = words.take_flag();
+  if (flag == nullptr) return nullptr;
+  target->flag.store(flag, std::memory_order_seq_cst);
+  raise(flag, target->value.load(std::memory_order_seq_cst) & kCountMask);
+  return flag;
 }
 
 uint32_t CounterTable::generation(uint32_t imm) const {

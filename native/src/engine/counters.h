@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "asyncfabric/types.h"
+#include "engine/words.h"
 
 namespace asyncfabric {
 
@@ -46,6 +47,8 @@ class CounterTable {
   // True: target already reached; the caller lets the helm call check_armed(). False: a completion will come. Replaces.
   bool arm(CounterId id, uint64_t cookie, uint64_t target);
   uint32_t generation(uint32_t imm) const;
+  // A word that follows the value, for kernels and streams: taken from `words` at the first call. Null: closed, or none is free.
+  uint64_t* flag(CounterId id, SharedWords& words);
 
  private:
   static constexpr uint64_t kNever = ~0ull;
@@ -61,6 +64,8 @@ class CounterTable {
     std::atomic<uint64_t> value{0};  // opens << 56 | count; partner: helm swaps, open() re-tags, any thread loads
     std::atomic<uint64_t> armed_target{kNever};  // partner: loop thread stores, helm compares and swaps
     std::atomic<uint64_t> cookie{0};             // stored before armed_target
+    std::atomic<uint64_t*> flag{
+        nullptr};  // partner: flag() stores, then reads value; the helm adds to value, then loads
     std::atomic<uint32_t> state{
         kUnused};  // state | generation << 2 | opens << 8; partner: mutex holders store, helm loads
   };
@@ -70,7 +75,8 @@ class CounterTable {
   CounterArrival reach(Entry& target, uint64_t value);
   Entry* find(CounterId id) const;
 
-  std::mutex mutex_;  // open, close, and making of pages
+  std::mutex mutex_;  // open, close, flags, and making of pages
+  SharedWords* flag_words_ = nullptr;
   std::array<std::atomic<Page*>, ((kMaxImm + 1) >> kPageBits)> pages_{};
   std::array<std::unique_ptr<Page>, ((kMaxImm + 1) >> kPageBits)> owned_;
   uint32_t next_pick_ = kFirstPicked;

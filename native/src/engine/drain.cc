@@ -39,6 +39,10 @@ void Core::fail_op(Op& op, Status status, PeerId peer) {
   if (op.status.ok()) op.status = status;
   op.failed_peer = peer;
   op.parked = false;
+  if (op.mark) {
+    std::erase(marked, &op);
+    op.mark.reset();
+  }
   finish(op);
 }
 
@@ -116,6 +120,36 @@ void Core::quarantine(Op& op) {
   finish(op);
 }
 
+// Another lane to the peer that carries now; lanes.size(): there is none.
+uint32_t Core::way_round(const Peer& peer, uint32_t avoided) const {
+  for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
+    if (lane != avoided && usable(peer.lanes[lane])) return lane;
+  return static_cast<uint32_t>(peer.lanes.size());
+}
+
+// What is queued for the lane goes over another one, if there is one. Work that is partly posted stays: its parts are counted together
+// on this lane, and the rail says what became of the posted ones.
+void Core::path_changed(const RailPeer* path, bool down) {
+  for (const auto& peer : peers)
+    for (uint32_t index = 0; index < peer->lanes.size(); ++index) {
+      Lane& lane = peer->lanes[index];
+      if (path == nullptr || lane.handle.get() != path) continue;
+      lane.down = down;
+      const uint32_t other = way_round(*peer, index);
+      if (!down || other == peer->lanes.size()) continue;
+      for (LegQueue* queue : {&rails[lane.rail]->urgent, &rails[lane.rail]->bulk})
+        for (Leg* leg = queue->front(); leg != nullptr;) {
+          Leg* after = leg->after;
+          if (leg->lane == index && leg->op->targets[leg->target].peer == peer.get() && leg->cursor == leg->begin) {
+            queue->remove(leg);
+            leg->lane = other;
+            queue_of(*leg).push_back(leg);
+          }
+          leg = after;
+        }
+    }
+}
+
 void Core::rail_down(uint32_t down, Status status) {
   RailState& rail = *rails[down];
   rail.up.store(false, std::memory_order_relaxed);
@@ -126,8 +160,7 @@ void Core::rail_down(uint32_t down, Status status) {
       const Peer& peer = *op.targets[leg->target].peer;
       // Counted work that is partly posted is ambiguous: its parts were to be counted together on this lane. It fails by name.
       const bool movable = op.imm == kNoImm || leg->cursor == leg->begin;
-      uint32_t lane = 0;
-      while (lane < peer.lanes.size() && !usable(peer.lanes[lane])) ++lane;
+      const uint32_t lane = way_round(peer, leg->lane);
       if (!movable || lane == peer.lanes.size()) {
         fail_target(op, leg->target, status);  // takes all its legs out of the queues
         continue;

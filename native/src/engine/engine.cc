@@ -55,6 +55,10 @@ Status NativeEngine::start(std::string* detail) {
   for (const RailSpec& spec : core_.config.rails) {
     auto state = std::make_unique<RailState>();
     if (const Status status = open_rail(spec, &state->rail, detail); !status.ok()) return status;
+    if (const Status status = state->rail->share_words(core_.words.base(), core_.words.bytes()); !status.ok()) {
+      *detail = spec.provider + ": the words that kernels wait for could not be pinned";
+      return status;
+    }
     state->capabilities = state->rail->capabilities();
     const size_t plus = spec.provider.rfind('+');
     state->protocol = plus == std::string::npos ? spec.provider : spec.provider.substr(plus + 1);
@@ -69,6 +73,18 @@ Status NativeEngine::start(std::string* detail) {
     *detail = "the address of " + std::to_string(core_.rails.size()) + " rails is longer than " +
               std::to_string(kMaxAddressBytes) + " bytes";
     return StatusCode::kInvalidArgument;
+  }
+  std::vector<int> fds;
+  core_.can_hand_over = core_.config.polling == PollingMode::kAdaptive && core_.all_synchronous;
+  for (const auto& rail : core_.rails) {
+    const int fd = rail->rail->wait_fd();
+    if (fd >= 0) fds.push_back(fd);
+    core_.can_hand_over = core_.can_hand_over && fd >= 0;
+  }
+  if (const Status status = core_.rail_watch.open(core_.gate.fd(), core_.loop_gate.fd(), fds, core_.can_hand_over);
+      !status.ok()) {
+    *detail = "the descriptors of the rails could not be watched";
+    return status;
   }
   core_.control.start();
   if (core_.config.polling != PollingMode::kManual)
@@ -112,6 +128,8 @@ std::vector<PeerInfo> NativeEngine::peers() const {
 EngineStatistics NativeEngine::statistics() const {
   const Tallies& tallies = core_.tallies;
   EngineStatistics now;
+  Helm::Guest guest(core_.helm);  // between two passes, so that the numbers fit each other
+  const std::lock_guard lock(guest);
   now.ops_submitted = core_.submitted.load(std::memory_order_relaxed);
   now.ops_completed = tallies.ops_completed.get();
   now.ops_failed = tallies.ops_failed.get();
@@ -132,8 +150,6 @@ EngineStatistics NativeEngine::statistics() const {
   now.regions = regions_.load(std::memory_order_relaxed);
   now.registered_bytes = registered_bytes_.load(std::memory_order_relaxed);
   now.quarantined_regions = tallies.quarantined.get();
-  Helm::Guest guest(core_.helm);
-  const std::lock_guard lock(guest);
   now.peers = core_.peers.size();
   return now;
 }
@@ -160,7 +176,7 @@ Status NativeEngine::open_counter(int64_t imm, CounterId* out, uint32_t* imm_out
     if (confirmed) break;
     if (now_ns() > deadline) {
       core_.counters.close(*out);
-      core_.gate.ring();
+      core_.gate.notify();
       return StatusCode::kBusy;
     }
   }
@@ -215,17 +231,24 @@ Status NativeEngine::spin_counter(CounterId counter, uint64_t target, uint64_t d
   return status;
 }
 
+Status NativeEngine::counter_flag(CounterId counter, uint64_t** word) {
+  if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
+  *word = core_.counters.flag(counter, core_.words);
+  return *word != nullptr ? StatusCode::kOk : StatusCode::kBusy;
+}
+
+Status NativeEngine::stream_wait(CounterId counter, void* stream, int32_t device, uint64_t target) {
+  uint64_t* word = nullptr;
+  if (const Status status = counter_flag(counter, &word); !status.ok()) return status;
+  const uint32_t rail = rail_of_device(device);
+  if (rail == core_.rails.size()) return StatusCode::kUnsupported;
+  return core_.rails[rail]->rail->stream_wait(stream, word, target);
+}
+
 Status NativeEngine::arm_watch(WatchId watch, uint64_t cookie, uint64_t seen) {
   const Status status = core_.watches.arm(watch, cookie, seen);
   if (status.ok()) core_.gate.notify();
   return status;
-}
-
-bool NativeEngine::arm() {
-  core_.loop_gate.prepare();
-  if (core_.ring.empty() && !core_.backlogged.load(std::memory_order_seq_cst)) return true;
-  core_.loop_gate.finish();
-  return false;
 }
 
 size_t NativeEngine::poll(Completion* out, size_t capacity) {

@@ -24,6 +24,8 @@ size_t Core::poll(uint32_t rail_index) {
           break;
         case RailEventKind::kRailDown: rail_down(rail_index, event.status); break;
         case RailEventKind::kRailUp: rails[rail_index]->up.store(true, std::memory_order_relaxed); break;
+        case RailEventKind::kPathDown: path_changed(event.peer, true); break;
+        case RailEventKind::kPathUp: path_changed(event.peer, false); break;
       }
     }
     total += count;

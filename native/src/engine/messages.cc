@@ -14,6 +14,7 @@ void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t va
   OutgoingMessage message;
   message.peer = peer.id;
   message.lane = lane;
+  message.any_lane = type != MessageType::kHello;  // a hello shows that its lane works
   message.bytes.resize(kHeaderBytes + payload.size());
   encode_header({type, incarnation, peer.incarnation, value}, message.bytes.data());
   payload.copy(message.bytes.data() + kHeaderBytes, payload.size());
@@ -27,6 +28,9 @@ size_t Core::flush_outgoing() {
     outgoing.pop_front();
     Peer* peer = find_peer(message.peer);
     if (peer == nullptr || message.lane >= peer->lanes.size()) continue;
+    // A heartbeat that waits for a lane which is down would declare a living peer dead.
+    if (message.any_lane && !usable(peer->lanes[message.lane]))
+      if (const uint32_t other = way_round(*peer, message.lane); other < peer->lanes.size()) message.lane = other;
     Lane& lane = peer->lanes[message.lane];
     if (lane.closed || !lane.handle) continue;
     WorkRequest request;

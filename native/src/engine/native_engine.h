@@ -4,6 +4,7 @@
 
 #include "asyncfabric/engine.h"
 #include "engine/core.h"
+#include "engine/loop_turn.h"
 #include "engine/worker.h"
 
 namespace asyncfabric {
@@ -38,11 +39,12 @@ class NativeEngine final : public Engine {
   PeerId peer_of_key(KeyId key) const override;
 
   Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
-                      uint64_t target_offset, int64_t imm, OpId* op) override;
+                      uint64_t target_offset, int64_t imm, OpId* op, MarkId after) override;
   Status submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
                      uint64_t target_offset, OpId* op) override;
-  Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
-                            OpId* op) override;
+  Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm, OpId* op,
+                            MarkId after) override;
+  Status mark_stream(void* stream, int32_t device, MarkId* out) override;
   Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
                         OpId* op) override;
   Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) override;
@@ -55,14 +57,16 @@ class NativeEngine final : public Engine {
   uint64_t counter_value(CounterId counter) const override { return core_.counters.value(counter); }
   Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) override;
   Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) override;
+  Status counter_flag(CounterId counter, uint64_t** word) override;
+  Status stream_wait(CounterId counter, void* stream, int32_t device, uint64_t target) override;
   Status open_watch(WatchId* out, uint64_t** word) override { return core_.watches.open(out, word); }
   Status arm_watch(WatchId watch, uint64_t cookie, uint64_t seen) override;
   void close_watch(WatchId watch) override { core_.watches.close(watch); }
   void notify() override { core_.gate.notify(); }
 
-  int completion_fd() const override { return core_.loop_gate.fd(); }
+  int completion_fd() const override { return core_.rail_watch.loop_fd(); }
   bool arm() override;
-  void disarm() override { core_.loop_gate.finish(); }
+  void disarm() override;
   size_t poll(Completion* out, size_t capacity) override;
   bool next_message(PeerId* peer, std::string* payload) override;
   void set_trace(bool on) override { core_.trace.enable(on); }
@@ -74,17 +78,31 @@ class NativeEngine final : public Engine {
   Status take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out);
   Status use_region(Op& op, RegionId region, uint64_t offset, uint64_t length);
   Status use_key(Op& op, KeyId key, uint64_t offset, uint64_t length, uint32_t right, Target* target);
-  Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id);
+  Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id,
+                      MarkId after = 0);
+  void take_mark(Op& op, MarkId after);
+  uint32_t rail_of_device(int32_t device) const;
   void give_back(Op& op);
   void send(Op& op, uint64_t bytes, OpId* id);
   void wake_worker(uint64_t bytes);
 
+  // loop_calls.cc
+  bool has_completions() const;
+  size_t serve_rails(bool* quiet);
+  bool linger();
+  bool watch_ring();
+
   // control_calls.cc
-  void add_region(uint64_t cookie, Pages pages, void* base, uint64_t length, int32_t device, uint32_t access);
+  void add_region(uint64_t cookie, Pages pages, std::unique_ptr<DeviceMemory> device_pages, void* base, uint64_t length,
+                  int32_t device, uint32_t access);
+  void allocate_device(uint64_t cookie, uint64_t length, int32_t device, uint32_t access);
+  std::string reason(uint32_t rail, int32_t device) const;
   void answer(uint64_t cookie, Status status, uint64_t value);
 
   mutable Core core_;  // look-ups pin and unpin
   Worker worker_;
+  LoopTurn turn_;          // event loop
+  uint64_t armed_ns_ = 0;  // event loop
   std::atomic<uint64_t> regions_{0};
   std::atomic<uint64_t> registered_bytes_{0};
 };

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "asyncfabric/types.h"
@@ -54,11 +55,6 @@ struct Target {
   bool failed = false;
 };
 
-struct Page {
-  uint64_t source = 0;  // byte offset in the region
-  uint64_t target = 0;  // byte offset in the key's range
-};
-
 struct Op : MailLink {
   explicit Op(uint32_t slot_number) : slot(slot_number) { cancel_link.op = this; }
 
@@ -86,6 +82,7 @@ struct Op : MailLink {
   std::vector<Target> targets;
   std::vector<Page> pages;
   uint64_t page_bytes = 0;
+  std::unique_ptr<StreamMark> mark;  // a point in a stream of the user that must be passed before the first byte leaves
   std::vector<uint8_t> payload;
   std::vector<Leg> legs;
   uint32_t legs_left = 0;

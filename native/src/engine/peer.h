@@ -26,6 +26,7 @@ struct Lane {
   std::unique_ptr<RailPeer> handle;
   bool welcomed = false;  // they answered our hello on this lane
   bool closed = false;
+  bool down = false;  // nothing gets through now, but its rail works on it
 };
 
 constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask

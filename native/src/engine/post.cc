@@ -29,6 +29,13 @@ uint64_t page_run(const Op& op, const Leg& leg, uint64_t limit_bytes, uint64_t l
   return run;
 }
 
+// Pages of a list for a rail that takes them together: the engine's own cost is then per list, not per page.
+uint64_t list_run(const Op& op, const Leg& leg, const Capabilities& can, uint64_t limit_pages) {
+  constexpr uint64_t kMostBytes = 256ull << 20;
+  const uint64_t fitting = std::max<uint64_t>(kMostBytes / op.page_bytes, 1);
+  return std::min({leg.end - leg.cursor, limit_pages, uint64_t{can.list_pages}, fitting});
+}
+
 // Fills the next request of a leg and moves its cursor.
 void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uint32_t rail_index,
                   uint32_t counter_generation, WorkRequest& request, Made& made) {
@@ -56,11 +63,18 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
     if (op.kind == OpKind::kPages) {
       // One immediate can carry kMaxWorth pages; on an unordered rail each page carries its own.
       const uint64_t batch_left = kMaxWorth - leg.uncounted;
-      const uint64_t run = can.ordered ? page_run(op, leg, can.max_request_bytes, batch_left) : 1;
+      const bool as_list = can.list_pages != 0 && can.ordered && region.device != kHostDevice;
+      const uint64_t run = as_list       ? list_run(op, leg, can, batch_left)
+                           : can.ordered ? page_run(op, leg, can.max_request_bytes, batch_left)
+                                         : 1;
       const Page& page = op.pages[leg.cursor];
-      request.address = region.base + page.source;
-      request.remote_offset = key.offset + page.target;
+      request.address = region.base + (as_list ? 0 : page.source);
+      request.remote_offset = key.offset + (as_list ? 0 : page.target);
       request.length = run * op.page_bytes;
+      if (as_list) {
+        request.pages = &page;
+        request.page_count = static_cast<uint32_t>(run);
+      }
       leg.cursor += run;
       last = leg.cursor == leg.end;
       if (op.imm != kNoImm && !can.ordered) made.worth = 1;

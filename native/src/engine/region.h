@@ -16,7 +16,8 @@ namespace asyncfabric {
 struct Peer;
 
 struct RegionEntry {
-  Pages pages;  // empty for foreign memory
+  Pages pages;                                 // empty for foreign memory
+  std::unique_ptr<DeviceMemory> device_pages;  // likewise, on a GPU
   char* base = nullptr;
   uint64_t length = 0;
   int32_t device = kHostDevice;

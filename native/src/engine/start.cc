@@ -30,6 +30,19 @@ void Core::start(Op& op) {
     trace.point(TracePoint::kStart, op.cookie, op.bytes_total.load(std::memory_order_relaxed));
   }
   op.parked = false;
+  if (op.mark) {
+    const Status passed = op.mark->passed();
+    if (passed.code == StatusCode::kBusy) {
+      op.parked = true;
+      marked.push_back(&op);
+      return;
+    }
+    op.mark.reset();
+    if (!passed.ok()) {
+      fail_op(op, passed, 0);
+      return;
+    }
+  }
   // All targets must be ready before the first byte leaves: a parked op that is cancelled has sent nothing.
   for (Target& target : op.targets) {
     if (target.peer == nullptr) {
@@ -76,6 +89,22 @@ void Core::start(Op& op) {
   plan(op);
 }
 
+// Looked at by the host and not left to the GPU: what waits has sent nothing, can be cancelled, and holds up nobody behind it.
+size_t Core::start_marked() {
+  size_t started = 0;
+  for (size_t i = 0; i < marked.size();) {
+    Op& op = *marked[i];
+    if (op.mark->passed().code == StatusCode::kBusy) {
+      ++i;
+      continue;
+    }
+    marked.erase(marked.begin() + static_cast<ptrdiff_t>(i));  // in order: writes after one stream leave as they came
+    start(op);
+    ++started;
+  }
+  return started;
+}
+
 void Core::restart_parked(Peer& peer) {
   std::vector<Op*> parked;
   parked.swap(peer.parked);
@@ -114,8 +143,11 @@ void Core::plan(Op& op) {
     Target& target = op.targets[index];
     Peer& peer = *target.peer;
     size_t usable_lanes = 0;
+    // Lanes that are down serve when there is no other: their rails let work wait.
+    const bool any_usable =
+        std::any_of(peer.lanes.begin(), peer.lanes.end(), [this](const Lane& l) { return usable(l); });
     for (uint32_t lane = 0; lane < peer.lanes.size() && usable_lanes < kMaxLanes; ++lane) {
-      if (!usable(peer.lanes[lane])) continue;
+      if (any_usable ? !usable(peer.lanes[lane]) : !open(peer.lanes[lane])) continue;
       if (op.kind == OpKind::kRead && !rails[peer.lanes[lane].rail]->capabilities.read) continue;
       weights[usable_lanes] = peer.weights[lane];
       lanes[usable_lanes++] = lane;

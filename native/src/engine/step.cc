@@ -1,5 +1,6 @@
 // step.cc: one pass of the engine, and the look that decides whether the worker may sleep. Helm.
 #include <algorithm>
+#include <utility>
 
 #include "engine/core.h"
 
@@ -19,6 +20,7 @@ size_t Core::step() {
       cancel(op);
     ++events;
   }
+  if (!marked.empty()) events += start_marked();
   if (!outgoing.empty()) events += flush_outgoing();
   for (uint32_t rail = 0; rail < rails.size(); ++rail) {
     events += post(rail);
@@ -40,6 +42,7 @@ size_t Core::step() {
 }
 
 void Core::publish(const Completion& completion) {
+  hurry = hurry || completion.kind != CompletionKind::kOp || !completion.status.ok() || completion.bytes < kBulkBytes;
   if (!backlog.empty() || !ring.stage(completion)) backlog.push_back(completion);
 }
 
@@ -69,21 +72,38 @@ void Core::flush_completions() {
     backlog.erase(backlog.begin(), backlog.begin() + static_cast<ptrdiff_t>(moved));
     backlogged.store(!backlog.empty(), std::memory_order_seq_cst);
   }
-  if (!ring.has_staged()) return;
-  ring.publish();
+  if (ring.has_staged()) {
+    ring.publish();
+    ring_owed = true;
+  }
+  // Waking a sleeper costs this thread microseconds. While there is bulk left to copy nobody gains by hearing of each piece at
+  // once, so the ring is owed for a few passes; can_sleep() and Moment see that it is paid.
+  if (!ring_owed || (!hurry && ring_delay++ < kRingDelay && bulk_waits())) return;
+  ring_loop();
+}
+
+void Core::ring_loop() {
+  ring_owed = hurry = false;
+  ring_delay = 0;
   if (loop_gate.notify()) tallies.loop_wakes.add(1);
+}
+
+bool Core::bulk_waits() const {
+  return std::any_of(rails.begin(), rails.end(), [](const auto& rail) { return !rail->bulk.empty(); });
 }
 
 // After a guest's pass: is there anything that needs a thread which stays?
 bool Core::settled() const {
-  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || next_tick_ns == 0) return false;
+  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || next_tick_ns < worker_until_ns)
+    return false;
   for (const auto& rail : rails)
     if (!rail->urgent.empty() || !rail->bulk.empty()) return false;
   return true;
 }
 
 bool Core::can_sleep() {
-  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || ring.has_staged()) return false;
+  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || ring.has_staged() || ring_owed)
+    return false;
   for (const auto& rail : rails)
     if (rail->up.load(std::memory_order_relaxed) && (!rail->urgent.empty() || !rail->bulk.empty())) return false;
   for (size_t i = 0; i < rails.size(); ++i)
@@ -94,11 +114,28 @@ bool Core::can_sleep() {
   return true;
 }
 
-uint64_t Core::sleep_limit_ns() {
+// Then the worker need not spin either: it would only stand between the rails and the loop.
+bool Core::loop_may_have_rails() const {
+  return can_hand_over && vain_sleeps == 0 && live_count == 0 && loop_gate.sleeping();
+}
+
+// A loop that sleeps, or came to sleep since the worker's last look, will see the rails before the worker could wake it.
+bool Core::loop_takes_rails() {
+  const uint64_t seen = std::exchange(arms_seen, arms.load(std::memory_order_relaxed));
+  if (vain_sleeps != 0) {
+    --vain_sleeps;
+    return false;
+  }
+  return can_hand_over && live_count == 0 && (loop_gate.sleeping() || seen != arms_seen);
+}
+
+uint64_t Core::sleep_limit_ns(bool loop_has_rails) {
+  const uint64_t now = now_ns();
   uint64_t limit = 3'600'000'000'000ull;
-  if (next_tick_ns != ~0ull) {
-    const uint64_t now = now_ns();
-    limit = next_tick_ns > now ? next_tick_ns - now : 0;
+  if (next_tick_ns != ~0ull) limit = next_tick_ns > now ? next_tick_ns - now : 0;
+  if (loop_has_rails) {
+    limit = std::min(limit, std::min(nap_ns * kLoopNaps, kLongestNapNs));
+    nap_ns = std::min(nap_ns * 2, kLongestNapNs);
   }
   if (watches.any_armed()) limit = std::min<uint64_t>(limit, 50'000);  // stores to a word ring nothing
   for (const auto& rail : rails)
@@ -106,6 +143,7 @@ uint64_t Core::sleep_limit_ns() {
       limit = std::min(limit, live_count != 0 ? kShortestNapNs : nap_ns);
       nap_ns = std::min(nap_ns * 2, kLongestNapNs);
     }
+  worker_until_ns = now + limit;
   return limit;
 }
 

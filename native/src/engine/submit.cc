@@ -35,6 +35,7 @@ void NativeEngine::give_back(Op& op) {
   op.targets.clear();
   op.pages.clear();
   op.payload.clear();
+  op.mark.reset();
   core_.ops.give_back(&op);
 }
 
@@ -80,24 +81,50 @@ void NativeEngine::wake_worker(uint64_t bytes) {
 
 // A write or a read: one range here, one range there.
 Status NativeEngine::submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm,
-                                  OpId* id) {
+                                  OpId* id, MarkId after) {
   Op* op = nullptr;
   Status status = take_op(kind, cookie, imm, &op);
   if (!status.ok()) return status;
   const uint32_t right = kind == OpKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
+  take_mark(*op, after);
   status = use_region(*op, region, target.source_offset, target.length);
   if (status.ok()) status = use_key(*op, key, target.target_offset, target.length, right, &target);
-  if (status.ok())
+  if (status.ok()) {
     send(*op, target.length, id);
-  else
+  } else {
     give_back(*op);
+  }
   return status;
 }
 
+// A mark that was named before says nothing more: it was passed, or its op is not this one.
+void NativeEngine::take_mark(Op& op, MarkId after) {
+  if (after == 0) return;
+  const std::lock_guard lock(core_.marks_mutex);
+  if (auto found = core_.marks.extract(after); !found.empty()) op.mark = std::move(found.mapped());
+}
+
+uint32_t NativeEngine::rail_of_device(int32_t device) const {
+  for (uint32_t rail = 0; rail < core_.rails.size(); ++rail)
+    if (core_.rails[rail]->rail->info().device == "cuda:" + std::to_string(device)) return rail;
+  return static_cast<uint32_t>(core_.rails.size());
+}
+
+Status NativeEngine::mark_stream(void* stream, int32_t device, MarkId* out) {
+  const uint32_t rail = rail_of_device(device);
+  if (rail == core_.rails.size()) return StatusCode::kUnsupported;
+  std::unique_ptr<StreamMark> mark;
+  if (const Status status = core_.rails[rail]->rail->mark_stream(stream, &mark); !status.ok()) return status;
+  const std::lock_guard lock(core_.marks_mutex);
+  *out = core_.next_mark++;
+  core_.marks.emplace(*out, std::move(mark));
+  return {};
+}
+
 Status NativeEngine::submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
-                                  uint64_t target_offset, int64_t imm, OpId* id) {
+                                  uint64_t target_offset, int64_t imm, OpId* id, MarkId after) {
   return submit_range(OpKind::kWrite, cookie, region, key,
-                      {.source_offset = offset, .target_offset = target_offset, .length = length}, imm, id);
+                      {.source_offset = offset, .target_offset = target_offset, .length = length}, imm, id, after);
 }
 
 Status NativeEngine::submit_read(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
@@ -107,11 +134,12 @@ Status NativeEngine::submit_read(uint64_t cookie, RegionId region, uint64_t offs
 }
 
 Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch,
-                                        int64_t imm, OpId* id) {
+                                        int64_t imm, OpId* id, MarkId after) {
   Op* op = nullptr;
   Status status = take_op(OpKind::kPages, cookie, imm, &op);
   if (!status.ok()) return status;
   Target target;
+  take_mark(*op, after);
   status = use_region(*op, region, batch.source_offset, 0);
   if (status.ok()) status = use_key(*op, key, batch.target_offset, 0, kAccessRemoteWrite, &target);
   if (status.ok() && batch.count != 0) {

@@ -1,5 +1,5 @@
-// watch.h: 64-bit words that a GPU kernel or any thread stores to while the worker looks at them. A word stands alone on its cache
-// line. open, arm and close from any thread; look() at the helm.
+// watch.h: 64-bit words that a GPU kernel or any thread stores to while the worker looks at them. The
+// words lie in SharedWords. open, arm and close from any thread; look() at the helm.
 #pragma once
 
 #include <array>
@@ -8,11 +8,16 @@
 #include <mutex>
 
 #include "asyncfabric/types.h"
+#include "engine/words.h"
 
 namespace asyncfabric {
 
 class WatchTable {
  public:
+  explicit WatchTable(SharedWords& words) {
+    for (uint32_t slot = 0; slot < kWatches; ++slot) watches_[slot].word = words.watch(slot);
+  }
+
   Status open(WatchId* id, uint64_t** word) {
     const std::lock_guard lock(mutex_);
     for (uint32_t slot = 0; slot < kWatches; ++slot) {
@@ -20,10 +25,10 @@ class WatchTable {
       if (watch.open) continue;
       watch.open = true;
       ++watch.opens;
-      watch.word = 0;
+      std::atomic_ref(*watch.word).store(0, std::memory_order_relaxed);
       watch.armed.store(false, std::memory_order_relaxed);
       *id = uint64_t{watch.opens} << 32 | (slot + 1);
-      *word = &watch.word;
+      *word = watch.word;
       return {};
     }
     return StatusCode::kBusy;
@@ -56,7 +61,7 @@ class WatchTable {
     size_t count = 0;
     for (Watch& watch : watches_) {
       if (!watch.armed.load(std::memory_order_acquire)) continue;
-      const uint64_t value = std::atomic_ref(watch.word).load(std::memory_order_acquire);
+      const uint64_t value = std::atomic_ref(*watch.word).load(std::memory_order_acquire);
       if (value == watch.seen.load(std::memory_order_relaxed)) continue;
       const uint64_t cookie = watch.cookie.load(std::memory_order_relaxed);
       if (!watch.armed.exchange(false, std::memory_order_seq_cst)) continue;  // closed meanwhile
@@ -68,9 +73,9 @@ class WatchTable {
   }
 
  private:
-  static constexpr uint32_t kWatches = 256;
+  static constexpr uint32_t kWatches = SharedWords::kWatchWords;
   struct alignas(64) Watch {
-    uint64_t word = 0;  // stored by kernels and threads, loaded with acquire
+    uint64_t* word = nullptr;  // stored by kernels and threads, loaded with acquire
     std::atomic<uint64_t> seen{0};
     std::atomic<uint64_t> cookie{0};
     std::atomic<bool> armed{false};  // partner: arm sets, look and close clear

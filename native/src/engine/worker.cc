@@ -3,28 +3,13 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <sys/epoll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
+#include <utility>
 
 namespace asyncfabric {
 
 Status Worker::start() {
-  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_) return {StatusCode::kInternal, errno};
-  std::vector<int> fds{core_.gate.fd()};
-  for (const auto& rail : core_.rails)
-    if (rail->rail->wait_fd() >= 0) fds.push_back(rail->rail->wait_fd());
-  for (const int fd : fds) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return {StatusCode::kInternal, errno};
-  }
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "af-worker");
   return {};
@@ -32,7 +17,7 @@ Status Worker::start() {
 
 void Worker::stop() {
   stopping_.store(true, std::memory_order_seq_cst);
-  core_.gate.ring();
+  core_.gate.notify();  // sleep() looks at stopping_ after it armed the gate
   if (thread_.joinable()) thread_.join();
 }
 
@@ -44,20 +29,30 @@ void Worker::run() {
     sched_setaffinity(0, sizeof cpus, &cpus);  // a core that is not ours to use is no reason to fail
   }
   const bool busy = core_.config.polling == PollingMode::kBusy;
-  uint64_t idle_since = 0;
+  const bool polls =
+      std::any_of(core_.rails.begin(), core_.rails.end(), [](const auto& rail) { return rail->rail->wait_fd() < 0; });
+  uint64_t idle_since = 0, last_event = 0;
+  bool worked = false;
   while (!stopping_.load(std::memory_order_relaxed)) {
     core_.helm.lock_as_worker();
     const size_t events = core_.step();
+    const bool loop_watches = events == 0 && core_.loop_may_have_rails();
     core_.helm.unlock();
     if (events != 0) {
       idle_since = 0;
+      worked = true;
       continue;
     }
     cpu_pause();
     if (busy) continue;
     const uint64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
-    if (now - idle_since < core_.config.spin_ns) continue;
+    if (std::exchange(worked, false)) last_event = now;
+    if (!loop_watches && (now - idle_since < spin_ns_ || (polls && now - last_event < kPollingSpinNs))) {
+      // Beyond the spin that was asked for the core is only borrowed: whoever wants it gets it.
+      if (now - idle_since > core_.config.spin_ns) sched_yield();
+      continue;
+    }
     sleep();
     idle_since = 0;
   }
@@ -68,7 +63,8 @@ void Worker::sleep() {
   core_.gate.prepare();
   // Looked at after prepare(): whoever rings later finds us sleeping, whoever rang before is seen here.
   const bool sleepy = core_.can_sleep() && !stopping_.load(std::memory_order_seq_cst);
-  const uint64_t limit = sleepy ? core_.sleep_limit_ns() : 0;
+  const bool loop_has_rails = sleepy && core_.loop_takes_rails();
+  const uint64_t limit = sleepy ? core_.sleep_limit_ns(loop_has_rails) : 0;
   if (sleepy) {
     core_.tallies.sleeps.add(1);
     core_.trace.point(TracePoint::kSleep, 0, limit);
@@ -78,7 +74,11 @@ void Worker::sleep() {
     core_.gate.finish();
     return;
   }
-  if (limit != 0) wait(limit);
+  if (limit != 0) {
+    const uint64_t before = now_ns();
+    core_.rail_watch.sleep(loop_has_rails, limit);
+    adapt_spin(loop_has_rails ? kLongSleepNs : now_ns() - before);
+  }
   core_.helm.lock_as_worker();
   core_.gate.finish();
   for (const auto& rail : core_.rails) rail->rail->cancel_wait();
@@ -86,17 +86,14 @@ void Worker::sleep() {
   core_.helm.unlock();
 }
 
-void Worker::wait(uint64_t limit_ns) {
-  std::array<epoll_event, 16> events;
-  const timespec limit{static_cast<time_t>(limit_ns / 1'000'000'000), static_cast<long>(limit_ns % 1'000'000'000)};
-#ifdef SYS_epoll_pwait2
-  if (syscall(SYS_epoll_pwait2, epoll_.get(), events.data(), static_cast<int>(events.size()), &limit, nullptr,
-              size_t{0}) >= 0 ||
-      errno != ENOSYS)
-    return;
-#endif
-  epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-             static_cast<int>(std::min<uint64_t>(limit_ns / 1'000'000 + 1, 60'000)));
+// A sleep that turns out short costs both ends more than spinning through it: the peer pays for the ring, we for the wake-up. So
+// while work keeps coming in short gaps the spin grows to span them, and a long sleep takes it back.
+void Worker::adapt_spin(uint64_t slept_ns) {
+  const uint64_t asked = core_.config.spin_ns;
+  if (slept_ns < kShortSleepNs)
+    spin_ns_ = std::min(spin_ns_ * 2, asked * kMostSpins);
+  else if (slept_ns >= kLongSleepNs)
+    spin_ns_ = asked;
 }
 
 }  // namespace asyncfabric

@@ -4,16 +4,14 @@
 
 #include <atomic>
 #include <thread>
-#include <vector>
 
-#include "base/unique_fd.h"
 #include "engine/core.h"
 
 namespace asyncfabric {
 
 class Worker {
  public:
-  explicit Worker(Core& core) : core_(core) {}
+  explicit Worker(Core& core) : core_(core), spin_ns_(core.config.spin_ns) {}
   ~Worker() { stop(); }
 
   Status start();
@@ -22,10 +20,16 @@ class Worker {
  private:
   void run();
   void sleep();
-  void wait(uint64_t limit_ns);
+  void adapt_spin(uint64_t slept_ns);
+
+  static constexpr uint64_t kShortSleepNs = 100'000;
+  static constexpr uint64_t kLongSleepNs = 1'000'000;
+  static constexpr uint64_t kMostSpins = 5;
+  static constexpr uint64_t kPollingSpinNs =
+      1'000'000;  // a rail without a descriptor is met by naps only, which cost 50 us and more
 
   Core& core_;
-  UniqueFd epoll_;
+  uint64_t spin_ns_;  // worker thread
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-// catalog.cc: the only file that names the providers.
+// catalog.cc: the only file that names the providers. Those whose headers were missing at build time are left out.
 #include "provider/catalog.h"
 
 #include <string_view>
@@ -7,9 +7,13 @@ namespace asyncfabric {
 
 // Each provider folder defines exactly one of these.
 Status open_local_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
+Status open_cuda_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
 Status open_fault_rail(const RailSpec& spec, OpenRail inner, std::unique_ptr<Rail>* out, std::string* detail);
 #ifdef ASYNCFABRIC_WITH_LIBFABRIC
 Status open_libfabric_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
+#endif
+#ifdef ASYNCFABRIC_WITH_VERBS
+Status open_verbs_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
 #endif
 
 namespace {
@@ -22,11 +26,13 @@ struct Entry {
 };
 
 constexpr Entry kEntries[] = {
-    {"local", open_local_rail},
+    {"local", open_local_rail},   {"cuda", open_cuda_rail},
 #ifdef ASYNCFABRIC_WITH_LIBFABRIC
-    {"tcp", open_libfabric_rail},
-    {"shm", open_libfabric_rail},
-    {"efa", open_libfabric_rail},
+    {"tcp", open_libfabric_rail}, {"shm", open_libfabric_rail},
+    {"efa", open_libfabric_rail}, {"ofi-verbs", open_libfabric_rail},
+#endif
+#ifdef ASYNCFABRIC_WITH_VERBS
+    {"verbs", open_verbs_rail},
 #endif
 };
 

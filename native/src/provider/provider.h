@@ -16,8 +16,9 @@
 namespace asyncfabric {
 
 struct Capabilities {
-  bool ordered = false;  // an immediate is delivered after all earlier writes of the same (rail, peer) are visible, and
-                         // a signalled completion implies all earlier requests of the same (rail, peer) completed
+  bool ordered =
+      false;  // an immediate that carries data is delivered after all earlier writes of the same (rail, peer) are
+              // visible, and its completion implies that they completed. An empty signal may overtake them.
   bool synchronous = false;  // post() has moved the data when it returns; its completions come with the next poll
   bool read = false;
   bool concurrent_control = false;  // [control] calls may overlap [helm] calls
@@ -25,7 +26,8 @@ struct Capabilities {
   bool same_host_only = false;
   uint64_t max_request_bytes = 1ull << 30;  // longer writes are split by the engine
   uint64_t step_bytes = ~0ull;              // how much may be posted in one pass (synchronous rails keep this small)
-  uint32_t max_send_bytes = 16384;          // two-sided messages, at least kMaxMessageBytes + 1024
+  uint32_t list_pages = 0;          // > 0: a request whose local memory is on a GPU may be a list of so many pages
+  uint32_t max_send_bytes = 16384;  // two-sided messages, at least kMaxMessageBytes + 1024
 };
 
 // Memory to register. `memfd` >= 0 when the engine allocated the pages itself: base is a MAP_SHARED mapping of memfd at 0.
@@ -35,6 +37,14 @@ struct Memory {
   int32_t device = kHostDevice;
   int memfd = -1;
   uint32_t access = 0;
+};
+
+// Memory of a GPU that a rail allocated for the engine; freed when destroyed, after each rail released it.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual void* base() const = 0;
+  virtual int handle_fd() const = 0;  // what Memory.memfd is for such memory: the allocation's shareable handle
 };
 
 // Opaque handles; each rail derives its own.
@@ -51,6 +61,18 @@ class RailPeer {
   virtual ~RailPeer() = default;
 };
 
+// A point in a stream of the user.
+class StreamMark {
+ public:
+  virtual ~StreamMark() = default;
+  virtual Status passed() = 0;  // [helm] kBusy: not yet
+};
+
+struct Page {
+  uint64_t source = 0;  // byte offset in the region
+  uint64_t target = 0;  // byte offset in the key's range
+};
+
 enum class WorkKind : uint8_t { kWrite, kRead, kSend };
 
 struct WorkRequest {
@@ -65,17 +87,22 @@ struct WorkRequest {
   const void* address = nullptr;   // local bytes; kSend: payload, copied or sent before post returns
   uint64_t remote_offset = 0;      // from the start of the registered memory behind `remote`
   uint64_t length = 0;
-  uint64_t tag = 0;  // comes back in RailEvent
+  const Page* pages =
+      nullptr;  // a list: length bytes in `page_count` pages of one size, whose offsets count from `address`
+  uint32_t page_count = 0;  // and `remote_offset`; read before post returns
+  uint64_t tag = 0;         // comes back in RailEvent
 };
 
-enum class RailEventKind : uint8_t { kDone, kImmediate, kMessage, kPeerLost, kRailDown, kRailUp };
+// kPathDown: requests to this one peer do not get through now, and the rail works on it; the peer may live. Until kPathUp what
+// is posted to it may be refused as busy, and is better posted over another rail.
+enum class RailEventKind : uint8_t { kDone, kImmediate, kMessage, kPeerLost, kRailDown, kRailUp, kPathDown, kPathUp };
 
 struct RailEvent {
   RailEventKind kind = RailEventKind::kDone;
   Status status;
   uint64_t tag = 0;               // kDone
   uint32_t imm = 0;               // kImmediate: the bytes that came before it are visible to this thread
-  RailPeer* peer = nullptr;       // kPeerLost
+  RailPeer* peer = nullptr;       // kPeerLost, kPathDown, kPathUp
   const uint8_t* data = nullptr;  // kMessage: valid until the next poll
   uint32_t length = 0;
 };
@@ -91,6 +118,16 @@ class Rail {
   virtual const Capabilities& capabilities() const = 0;
   virtual RailInfo info() const = 0;
   virtual std::string address() const = 0;  // bounded by 512 bytes; what a peer's connect() needs
+
+  // [control] Only rails of a GPU know these. `why()` says in a sentence what the last [control] call refused, "" if nothing.
+  virtual Status allocate_memory(uint64_t, int32_t, std::unique_ptr<DeviceMemory>*) { return StatusCode::kUnsupported; }
+  virtual std::string why() const { return {}; }
+  // Lets kernels reach words of the host at their own address until the rail closes. Called once, before the worker runs.
+  virtual Status share_words(void*, uint64_t) { return {}; }
+  // Any thread: makes a stream of the user wait until the shared word is at least `value`.
+  virtual Status stream_wait(void*, const uint64_t*, uint64_t) { return StatusCode::kUnsupported; }
+  // Any thread: what a stream was given so far, to be asked about at the helm.
+  virtual Status mark_stream(void*, std::unique_ptr<StreamMark>*) { return StatusCode::kUnsupported; }
 
   // [control]
   virtual Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) = 0;

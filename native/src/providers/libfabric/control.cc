@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "providers/libfabric/cached_keys.h"
 #include "providers/libfabric/cemetery.h"
 #include "providers/libfabric/errors.h"
 #include "providers/libfabric/orphans.h"
@@ -56,6 +57,12 @@ Status LibfabricRail::open(const Library& library, const Profile& profile, Info 
   std::unique_ptr<Device> device;
   if (const Status status = Device::open(library, profile, std::move(info), &device, detail); !status.ok())
     return status;
+  if (profile.keys_may_be_cached && hands_out_cached_keys(*device)) {
+    *detail =
+        "libfabric keeps registrations in a cache (FI_MR_CACHE_MAX_COUNT is not 0, or another library of this process "
+        "asked first): revoked keys would still write";
+    return StatusCode::kUnsupported;
+  }
   std::unique_ptr<LibfabricRail> rail(new LibfabricRail(std::move(device), pace));
   Status status = MessageBuffers::open(*rail->device_, &rail->buffers_);
   if (status.ok()) status = rail->buffers_->post_all_receives();
@@ -64,7 +71,12 @@ Status LibfabricRail::open(const Library& library, const Profile& profile, Info 
               rail->device_->info().fabric_attr->prov_name + " could not be set up: " + library.fi_strerror(status.raw);
     return status;
   }
-  if (profile.same_host_only) note_open(rail->device_->endpoint_name());
+  if (profile.same_host_only) {
+    note_open(rail->device_->endpoint_name());
+    rail->own_segment_ = SegmentLock::open(shm_segment_name(rail->device_->endpoint_name()));
+    rail->warden_ = SegmentWarden::shared();
+    if (rail->warden_ == nullptr) return {StatusCode::kNoMemory, errno};
+  }
   *out = std::move(rail);
   return StatusCode::kOk;
 }
@@ -83,7 +95,7 @@ struct LibfabricRail::Everything final : Remains {
     }
     device->close_endpoint();
     buffers.reset();
-    if (device->profile().binds_address) close_orphans_of(device->endpoint_name());
+    if (device->profile().over_sockets) close_orphans_of(device->endpoint_name());
   }
 };
 
@@ -102,7 +114,10 @@ LibfabricRail::~LibfabricRail() {
 }
 
 // shm: the target fetches from our memory, also after our endpoint is closed. So let it finish what it has, for a while.
+// verbs: see its profile.
 void LibfabricRail::settle() {
+  if (const uint64_t settle_ns = device_->profile().settle_ns; settle_ns != 0)
+    for (const uint64_t settled = now_ns() + settle_ns; now_ns() < settled;) progress_into_stash();
   if (!capabilities_.same_host_only) return;
   const uint64_t deadline = now_ns() + kSettleNs;
   const auto busy = [](const std::shared_ptr<PeerState>& peer) { return peer->submitted > 0 && !peer->same_process; };
@@ -184,6 +199,8 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
   if (capabilities_.same_host_only) {
     state->process = ProcessWatch::open(remote.name);
     if (state->process == nullptr || state->process->ended()) return StatusCode::kPeerUnreachable;
+    state->segment = SegmentLock::open(shm_segment_name(remote.name));
+    warden_->watch(shm_owner(shm_segment_name(remote.name)));
     state->same_process = note_link(device_->endpoint_name(), remote.name);
     // libfabric would follow the pointer of a segment that this process has unmapped.
     if (!state->same_process && is_own_shm_name(remote.name)) return StatusCode::kPeerUnreachable;
@@ -228,6 +245,7 @@ bool LibfabricRail::flush(PeerState& peer) {
   if (!silent && !can_silence) return false;
   if (peer.same_process) return true;  // stays mapped until the rail goes
   if (peer.own_endpoint != nullptr) {
+    if (device_->profile().settle_ns != 0) progress_into_stash();
     peer.own_endpoint.reset();
     progress_into_stash();  // nothing in the CQ may name a context that is given back below
   }

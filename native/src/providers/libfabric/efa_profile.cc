@@ -1,6 +1,10 @@
-// efa_profile.cc: AWS Elastic Fabric Adapter, protocol SRD: reliable, unordered, no wait object.
+// efa_profile.cc: AWS Elastic Fabric Adapter, protocol SRD: reliable, unordered, no wait object (so no .wait_fd: the worker naps).
 // Written from the documentation of the provider and of the library; it was never run on the hardware. Everything that can
-// run without it is shared with tcp and shm.
+// run without it is shared with tcp and shm, and the engine's side (unordered rail, this pace) is tested over the fault provider.
+// What the shared code does for it: a write has one local and one remote segment, else the provider would emulate a write with
+// immediate by sends (submit_write); an empty one names a registered word at both ends (scratch); CQ data must have 32 bits
+// (control.cc); FI_EAGAIN until the first handshake waits in the backlog; one endpoint serves all peers, so disconnect() cannot
+// flush and says so. Messages may overtake each other: the engine numbers them. Not here yet: FI_HMEM, so no GPU memory.
 #include <cstring>
 
 #include "providers/libfabric/profile.h"
@@ -9,8 +13,8 @@ namespace asyncfabric::libfabric {
 namespace {
 
 // Options newer than the 1.17 headers, by their numbers in rdma/fi_endpoint.h. An older library answers that it does not know
-// them, which is as good as having turned them off: there the shm transfer is chosen by the environment (FI_EFA_ENABLE_SHM_TRANSFER)
-// and CUDA is never called unless FI_HMEM was asked for.
+// them, which is as good as having turned them off: there settings.cc turns the shm transfer off, and CUDA is never called
+// unless FI_HMEM was asked for. Newer ones answer EOPNOTSUPP to the CUDA option only where device memory needs CUDA calls.
 constexpr int kOptCudaApiPermitted = 10;       // FI_OPT_CUDA_API_PERMITTED, libfabric 1.18, bool
 constexpr int kOptSharedMemoryPermitted = 11;  // FI_OPT_SHARED_MEMORY_PERMITTED, libfabric 1.19, bool
 
@@ -43,7 +47,9 @@ const Profile& efa_profile() {
       .providers = {"efa"},
       .eager_posts = 1,
       .posts_per_pass = 32,  // flooding the device lowers the rate of small packets
-      .name_bytes = 32,
+      .name_bytes = 32,      // GID, queue pair number, queue key
+      // Registrations of an application that promised FI_MR_LOCAL are not cached, say its sources: asked, not believed.
+      .keys_may_be_cached = true,
       .shape_hints = shape_hints,
       .configure_endpoint = configure_endpoint,
   };

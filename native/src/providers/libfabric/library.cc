@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "providers/libfabric/settings.h"
 #include "providers/libfabric/signals.h"
 
 namespace asyncfabric::libfabric {
@@ -47,6 +48,7 @@ std::unique_ptr<Library> load(const std::string& name, std::string* detail) {
     *detail = library->path + " is libfabric " + library->version + ", but 1.17 or newer is needed";
     return nullptr;
   }
+  initialise(*library);
   return library;
 }
 

@@ -9,6 +9,7 @@
 #include "providers/libfabric/contexts.h"
 #include "providers/libfabric/fids.h"
 #include "providers/libfabric/process.h"
+#include "providers/libfabric/segment_lock.h"
 #include "providers/libfabric/wire.h"
 
 namespace asyncfabric::libfabric {
@@ -20,6 +21,7 @@ struct PeerState {
   fid_ep* endpoint = nullptr;
   fi_addr_t address = FI_ADDR_UNSPEC;
   std::unique_ptr<ProcessWatch> process;  // same-host transports: the peer's process
+  std::unique_ptr<SegmentLock> segment;   // shm: what a post to this peer would spin on
   ContextList requests;                   // posted and not reported, in order
   Context* backlog = nullptr;             // the first of them that libfabric has not taken
   uint64_t last_sequence = 0;             // given to the newest submitted request
@@ -33,6 +35,7 @@ struct PeerState {
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
   bool in_backlog = false;     // is in the rail's list of peers with a backlog
   bool closed = false;         // disconnected: new requests fail at once
+  bool broken = false;         // its endpoint is to be replaced at the end of this pass
   bool lost = false;           // its process died
   bool same_process = false;   // shm: its segment must stay mapped, see cemetery.h
   RailPeer* handle = nullptr;  // the engine's; null: given back, or the rail opened this connection itself

@@ -82,6 +82,32 @@ void LibfabricRail::break_stream(PeerState& peer, Status status) {
   if (!peer.closed && !peer.lost) (void)introduce(peer);  // the first introduction may be among what was lost
 }
 
+// At the end of a pass, so before the engine can post anything that would travel on a new connection.
+void LibfabricRail::rebuild_broken() {
+  if (!any_broken_) return;
+  any_broken_ = false;
+  for (const std::shared_ptr<PeerState>& peer : peers_)
+    if (peer->broken && !peer->closed) rebuild(*peer);
+}
+
+// The queue pair is in error and everything that was on it or waits for it fails; the engine may post again after this poll.
+void LibfabricRail::rebuild(PeerState& peer) {
+  const Status status{StatusCode::kTransport, FI_ECONNABORTED};
+  break_stream(peer, status);
+  progress_into_stash();
+  peer.own_endpoint.reset();
+  progress_into_stash();  // nothing in the CQ may name a context that is given back below
+  while (!peer.requests.empty()) finish(*peer.requests.head, status);
+  peer.broken = false;
+  std::string detail;
+  if (device_->open_endpoint(&peer.own_endpoint, &detail).ok()) {
+    peer.endpoint = peer.own_endpoint.get();
+    return;
+  }
+  peer.endpoint = nullptr;
+  lose(peer);
+}
+
 size_t LibfabricRail::poll(std::span<RailEvent> events) {
   room_ = events;
   filled_ = 0;
@@ -100,6 +126,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
     const size_t limit = std::min(kReadAtOnce, room_.size() - filled_);
     if (read_cq(limit) < limit) break;
   }
+  rebuild_broken();
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
   filled_ = 0;
@@ -108,6 +135,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
 
 // Also drives the progress of providers that have no thread of their own.
 size_t LibfabricRail::read_cq(size_t limit) {
+  if (own_segment_ != nullptr && own_segment_->held()) return 0;
   std::array<fi_cq_data_entry, kReadAtOnce> entries;
   const ssize_t count = fi_cq_read(device_->cq(), entries.data(), std::min(limit, entries.size()));
   if (count == -FI_EAVAIL) {
@@ -151,9 +179,13 @@ void LibfabricRail::take_error() {
     if (context->peer == nullptr || !context->submitted || context->done) return;
     PeerState& peer = *context->peer;
     const int number = error.err != 0 ? error.err : FI_EIO;
-    const Status status = diagnose(peer, number);
+    const auto name = device_->profile().name_failure;
+    const Status status = name != nullptr ? name(number, error.prov_errno) : diagnose(peer, number);
     finish(*context, status);
-    if (device_->profile().acknowledged && connection_broke(number)) break_stream(peer, status);
+    if (device_->profile().rebuilds_after_failure)
+      peer.broken = any_broken_ = true;
+    else if (device_->profile().acknowledged && connection_broke(number))
+      break_stream(peer, status);
   } else if (buffers_->owns(error.op_context)) {
     buffers_->repost(static_cast<ReceiveSlot*>(error.op_context));  // an oversized or broken message
   }
@@ -184,7 +216,7 @@ void LibfabricRail::take_message(ReceiveSlot* slot, size_t length) {
 // at its address any more; asked once per burst of errors, on this path only.
 Status LibfabricRail::diagnose(PeerState& peer, int error) {
   const Status status = status_of_work(error);
-  if (!device_->profile().binds_address || !connection_broke(error)) return status;
+  if (!device_->profile().over_sockets || !connection_broke(error)) return status;
   if (!peer.lost && now_ns() >= peer.next_probe_ns) {
     if (refuses_connections(peer.remote)) lose(peer);
     peer.next_probe_ns = now_ns() + kProbeAgainNs;

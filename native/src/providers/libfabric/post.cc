@@ -10,9 +10,8 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer leaves room for others
-// Where completions wait for the target's word, it is asked for this often: more often costs the target a message each, more
-// rarely drains the sender's window before the word comes.
-constexpr uint64_t kAskEvery = 16;
+// Where completions wait for the target's word, it is asked for once in ask_every requests or so many bytes: more often costs the
+// target a message each, more rarely drains the sender's window before the word comes.
 constexpr uint64_t kAskBytes = 256 * 1024;
 constexpr size_t kReserved = 256;  // contexts for the rail's own messages, without which others might never complete
 
@@ -145,8 +144,10 @@ void LibfabricRail::cover() {
 
 ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
   PeerState& peer = *context.peer;
-  context.acknowledges |= device_->profile().acknowledged &&
-                          (peer.last_sequence - peer.asked >= kAskEvery || peer.unasked_bytes >= kAskBytes);
+  if (peer.segment != nullptr && peer.segment->held()) return -FI_EAGAIN;
+  const Profile& profile = device_->profile();
+  context.acknowledges |=
+      profile.acknowledged && (peer.last_sequence - peer.asked >= profile.ask_every || peer.unasked_bytes >= kAskBytes);
   ssize_t error = 0;
   switch (request.kind) {
     case WorkKind::kWrite: error = submit_write(context, request); break;

@@ -25,8 +25,12 @@ uint64_t pid_namespace() {
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
+int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+
+}  // namespace
+
 // "asyncfabric_<pid>_<namespace>_...": the pid, or 0 when the name is not ours or the pid means nothing here.
-pid_t owner_of(std::string_view name) {
+pid_t shm_owner(std::string_view name) {
   if (!name.starts_with(kOurs)) return 0;
   name.remove_prefix(kOurs.size());
   pid_t pid = 0;
@@ -39,14 +43,6 @@ pid_t owner_of(std::string_view name) {
   return space == pid_namespace() && pid > 0 ? pid : 0;
 }
 
-pid_t owner_of_endpoint(std::string_view name) {
-  return name.starts_with(kScheme) ? owner_of(name.substr(kScheme.size())) : 0;
-}
-
-int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
-
-}  // namespace
-
 std::string make_shm_name() {
   uint32_t salt = 0;
   if (getrandom(&salt, sizeof salt, 0) != sizeof salt) salt = static_cast<uint32_t>(getpid());
@@ -54,20 +50,41 @@ std::string make_shm_name() {
          "_" + std::to_string(salt);
 }
 
-void sweep_shm_segments() {
+namespace {
+
+template <typename Wanted>
+std::vector<std::string> find_segments(Wanted wanted) {
+  std::vector<std::string> names;
   DIR* directory = opendir("/dev/shm");
-  if (directory == nullptr) return;
-  while (const dirent* entry = readdir(directory)) {
-    const pid_t pid = owner_of(entry->d_name);
-    if (pid != 0 && kill(pid, 0) != 0 && errno == ESRCH) (void)shm_unlink(("/" + std::string(entry->d_name)).c_str());
-  }
+  if (directory == nullptr) return names;
+  while (const dirent* entry = readdir(directory))
+    if (const pid_t pid = shm_owner(entry->d_name); pid != 0 && wanted(pid)) names.emplace_back(entry->d_name);
   closedir(directory);
+  return names;
 }
 
-bool is_own_shm_name(std::string_view endpoint_name) { return owner_of_endpoint(endpoint_name) == getpid(); }
+}  // namespace
+
+std::vector<std::string> shm_segments_of(pid_t pid) {
+  return find_segments([pid](pid_t owner) { return owner == pid; });
+}
+
+void sweep_shm_segments() {
+  for (const std::string& name : find_segments([](pid_t owner) { return kill(owner, 0) != 0 && errno == ESRCH; }))
+    (void)shm_unlink(("/" + name).c_str());
+}
+
+std::string_view shm_segment_name(std::string_view endpoint_name) {
+  if (!endpoint_name.starts_with(kScheme)) return {};
+  std::string_view name = endpoint_name.substr(kScheme.size());
+  name = name.substr(0, name.find('\0'));
+  return name.starts_with(kOurs) ? name : std::string_view();
+}
+
+bool is_own_shm_name(std::string_view endpoint_name) { return shm_owner(shm_segment_name(endpoint_name)) == getpid(); }
 
 std::unique_ptr<ProcessWatch> ProcessWatch::open(std::string_view endpoint_name) {
-  const pid_t pid = owner_of_endpoint(endpoint_name);
+  const pid_t pid = shm_owner(shm_segment_name(endpoint_name));
   if (pid == 0) return nullptr;
   const int pidfd = open_pidfd(pid);
   if (pidfd < 0 && errno != ESRCH) return nullptr;

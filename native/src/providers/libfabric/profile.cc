@@ -9,8 +9,6 @@
 namespace asyncfabric::libfabric {
 namespace {
 
-constexpr const char* kDefaultAddress = "127.0.0.1";  // never listen to a network unless told to
-
 int get_info(const Library& library, const char* node, uint64_t flags, const fi_info* hints, fi_info** out) {
   static std::mutex mutex;  // the first call initialises every provider of the library
   const std::lock_guard<std::mutex> guard(mutex);
@@ -48,7 +46,7 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
     if (!selection.address.empty())
       node = selection.address.c_str();
     else if (selection.device.empty())
-      node = kDefaultAddress;
+      node = profile.default_address;
   }
   fi_info* found = nullptr;
   const int error = get_info(library, node, node != nullptr ? FI_SOURCE : 0, hints.get(), &found);
@@ -70,7 +68,7 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
 }  // namespace
 
 const Profile* find_profile(std::string_view name) {
-  for (const Profile* profile : {&tcp_profile(), &shm_profile(), &efa_profile()})
+  for (const Profile* profile : {&tcp_profile(), &shm_profile(), &efa_profile(), &verbs_profile()})
     if (profile->name == name) return profile;
   return nullptr;
 }

@@ -16,6 +16,7 @@
 #include "providers/libfabric/memory.h"
 #include "providers/libfabric/messages.h"
 #include "providers/libfabric/peer.h"
+#include "providers/libfabric/segment_warden.h"
 
 namespace asyncfabric::libfabric {
 
@@ -93,6 +94,8 @@ class LibfabricRail final : public Rail {
   void retire(Context& context);
   bool reportable(const Context& context) const;
   void break_stream(PeerState& peer, Status status);
+  void rebuild_broken();
+  void rebuild(PeerState& peer);
   void emit(const RailEvent& event, ReceiveSlot* slot);
   size_t read_cq(size_t limit);
   void take_entry(const fi_cq_data_entry& entry);
@@ -113,6 +116,8 @@ class LibfabricRail final : public Rail {
   PeerState* path_to(const RailAddress& address);
 
   std::shared_ptr<Device> device_;
+  std::unique_ptr<SegmentLock> own_segment_;  // shm: what our progress would spin on
+  std::shared_ptr<SegmentWarden> warden_;     // shm
   Capabilities capabilities_;
   Pace pace_;
   std::unique_ptr<ContextPool> contexts_;
@@ -126,6 +131,7 @@ class LibfabricRail final : public Rail {
   uint32_t polls_ = 0;
   uint32_t post_mark_ = 0;
   bool cover_wanted_ = false;
+  bool any_broken_ = false;
   std::vector<Inbound> inbound_;
   uint64_t fence_number_ = 0;
 };

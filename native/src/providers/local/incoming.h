@@ -59,7 +59,7 @@ class Incoming {
   void hang_up() const { shutdown(socket_.get(), SHUT_RDWR); }  // any thread: both ends learn of it
 
   // Any thread: may the peer still be copying into `slot`?
-  bool may_touch(uint32_t slot) const { return ring_.active_slot() == slot + 1 && !process_->gone(); }
+  bool may_touch(uint32_t slot) const { return ring_.names(slot) && !process_->gone(); }
 
   // [helm] Moves entries into `events`; returns how many. Stops when events or shelf are full.
   size_t drain(std::span<RailEvent> events, MessageShelf& shelf, Regions& regions, const Copier& copier);

@@ -31,6 +31,14 @@ struct Deferred {
   bool signalled = true;
 };
 
+// What a rail built on this one keeps per connection.
+class Companion {
+ public:
+  virtual ~Companion() = default;
+};
+
+class PeerHandle;
+
 struct Outgoing : std::enable_shared_from_this<Outgoing> {
   Outgoing(std::shared_ptr<Mapping> segment, uint32_t entries) : ring(std::move(segment), entries) {}
 
@@ -61,6 +69,8 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
   bool waits = false;              // is in the list of connections with deferred completions
   std::vector<Deferred> deferred;  // FIFO: [deferred_head, size)
   size_t deferred_head = 0;
+  std::unique_ptr<Companion> companion;
+  PeerHandle* handle = nullptr;  // while the engine has one
 
   bool has_deferred() const { return deferred_head < deferred.size(); }
   // The front always awaits: only requests behind a bounced one are deferred, and settle() takes them along with it.
@@ -71,8 +81,13 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
 class PeerHandle : public RailPeer {
  public:
   explicit PeerHandle(std::shared_ptr<Outgoing> outgoing, std::function<void(Outgoing&)> on_close)
-      : link(std::move(outgoing)), on_close_(std::move(on_close)) {}
-  ~PeerHandle() override { on_close_(*link); }
+      : link(std::move(outgoing)), on_close_(std::move(on_close)) {
+    link->handle = this;
+  }
+  ~PeerHandle() override {
+    link->handle = nullptr;
+    on_close_(*link);
+  }
   const std::shared_ptr<Outgoing> link;
 
  private:

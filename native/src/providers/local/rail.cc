@@ -35,6 +35,15 @@ const uint64_t kProbeWord = random_word();
 }  // namespace
 
 Status LocalRail::open(const Options& options, std::unique_ptr<Rail>* out, std::string* detail) {
+  std::unique_ptr<Rooms> rooms;
+  if (const Status status = make_rooms(options, &rooms, detail); !status.ok()) return status;
+  std::unique_ptr<LocalRail> rail(new LocalRail(options, std::move(rooms)));
+  if (const Status status = rail->start_service(detail); !status.ok()) return status;
+  *out = std::move(rail);
+  return {};
+}
+
+Status LocalRail::make_rooms(const Options& options, std::unique_ptr<Rooms>* out, std::string* detail) {
   Reception reception;
   std::shared_ptr<Mapping> board;
   std::shared_ptr<Mapping> bell;
@@ -63,9 +72,7 @@ Status LocalRail::open(const Options& options, std::unique_ptr<Rail>* out, std::
   auto own = std::make_shared<Doorbell>(std::move(bell), std::move(doorbell));
   auto rooms = std::make_unique<Rooms>(options, std::move(board), std::move(own));
   rooms->reception = std::move(reception);
-  std::unique_ptr<LocalRail> rail(new LocalRail(options, std::move(rooms)));
-  if (status = rail->rooms_->service.start(options.tracer, detail); !status.ok()) return status;
-  *out = std::move(rail);
+  *out = std::move(rooms);
   return {};
 }
 

@@ -38,7 +38,8 @@ class LocalRail : public Rail {
   bool prepare_wait() override;
   void cancel_wait() override;
 
- private:
+ protected:
+  // A rail built on this one, for memory that needs other ways of copying (providers/cuda), starts from an open LocalRail's parts.
   // Everything that depends on the shared files; built by open().
   struct Rooms {
     Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<Doorbell> doorbell)
@@ -62,6 +63,13 @@ class LocalRail : public Rail {
   };
 
   LocalRail(const Options& options, std::unique_ptr<Rooms> rooms);
+
+  // Makes the shared files and starts the service of a rail that was just constructed.
+  static Status make_rooms(const Options& options, std::unique_ptr<Rooms>* out, std::string* detail);
+  Status start_service(std::string* detail) { return rooms_->service.start(options_.tracer, detail); }
+  Status enter(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key);  // of any device
+  Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote) const;  // what the owner's board says
+  Status reach(RemoteHandle& remote) const;                                          // a way to host memory
 
   Status shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
                      const UniqueFd& segment_file);

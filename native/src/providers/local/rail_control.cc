@@ -28,6 +28,11 @@ class LocalHandle : public LocalMemory {
 }  // namespace
 
 Status LocalRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
+  if (memory.device != kHostDevice) return StatusCode::kUnsupported;
+  return enter(memory, out, key);
+}
+
+Status LocalRail::enter(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
   uint32_t slot = 0;
   const Status status = rooms_->regions.add(memory, &slot, key);
   if (status.ok()) *out = std::make_unique<LocalHandle>(slot);
@@ -142,37 +147,48 @@ Status LocalRail::ask_file(Outgoing& link, uint32_t slot, uint64_t generation, U
 }
 
 Status LocalRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
+  auto remote = std::make_unique<RemoteHandle>();
+  Status status = look_up(peer, key, *remote);
+  if (status.ok() && (remote->access & kTraitDevice) != 0) status = StatusCode::kUnsupported;
+  if (status.ok()) status = reach(*remote);
+  if (status.ok()) *out = std::move(remote);
+  return status;
+}
+
+Status LocalRail::look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote) const {
   RegionKey wanted;
   if (const Status status = decode_key(key, &wanted); !status.ok()) return status;
   const std::shared_ptr<Outgoing>& link = static_cast<PeerHandle&>(peer).link;
   if (link->lost.load(std::memory_order_acquire) || link->board().closed.load(std::memory_order_relaxed) != 0)
     return StatusCode::kPeerDead;
   const RegionSlot& words = link->board().slots[wanted.slot];
-  auto remote = std::make_unique<RemoteHandle>();
-  remote->slot = wanted.slot;
-  remote->generation = wanted.generation;
+  remote.slot = wanted.slot;
+  remote.generation = wanted.generation;
   // Base, length and traits belong to the generation when it is the same before and after they are read.
   if (words.generation.load(std::memory_order_seq_cst) != wanted.generation) return StatusCode::kStaleKey;
-  remote->base = words.base.load(std::memory_order_relaxed);
-  remote->length = words.length.load(std::memory_order_relaxed);
-  remote->access = words.traits.load(std::memory_order_acquire);
+  remote.base = words.base.load(std::memory_order_relaxed);
+  remote.length = words.length.load(std::memory_order_relaxed);
+  remote.access = words.traits.load(std::memory_order_acquire);
   if (words.generation.load(std::memory_order_seq_cst) != wanted.generation) return StatusCode::kStaleKey;
-  if (remote->length == 0 || remote->base + remote->length < remote->base) return StatusCode::kInvalidArgument;
+  if (remote.length == 0 || remote.base + remote.length < remote.base) return StatusCode::kInvalidArgument;
+  remote.link = link;
+  return {};
+}
 
-  const bool same_process = link->process->pid() == getpid();
+Status LocalRail::reach(RemoteHandle& remote) const {
+  Outgoing& link = *remote.link;
+  const bool same_process = link.process->pid() == getpid();
   if (same_process && options_.foreign == ForeignChoice::kAuto) {
-    remote->direct = reinterpret_cast<uint8_t*>(remote->base);
-  } else if ((remote->access & kTraitMemfd) != 0) {
+    remote.direct = reinterpret_cast<uint8_t*>(remote.base);
+  } else if ((remote.access & kTraitMemfd) != 0) {
     UniqueFd file;
-    if (const Status status = ask_file(*link, wanted.slot, wanted.generation, &file); !status.ok()) return status;
-    if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote->length, &remote->mapping);
+    if (const Status status = ask_file(link, remote.slot, remote.generation, &file); !status.ok()) return status;
+    if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote.length, &remote.mapping);
         !status.ok())
       return status;
-    remote->mapping->populate(0, remote->length);
-    remote->direct = remote->mapping->data();
+    remote.mapping->populate(0, remote.length);
+    remote.direct = remote.mapping->data();
   }
-  remote->link = link;
-  *out = std::move(remote);
   return {};
 }
 

@@ -52,7 +52,6 @@ void Regions::publish(uint32_t slot, const Held& held, std::string* key) {
 }
 
 Status Regions::add(const Memory& memory, uint32_t* slot, std::string* key) {
-  if (memory.device != kHostDevice) return StatusCode::kUnsupported;
   if (memory.base == nullptr || memory.length == 0) return StatusCode::kInvalidArgument;
   Held held;
   held.base = reinterpret_cast<uint64_t>(memory.base);
@@ -65,6 +64,7 @@ Status Regions::add(const Memory& memory, uint32_t* slot, std::string* key) {
     if (!held.file) return {StatusCode::kNoMemory, errno};
     held.traits |= kTraitMemfd;
   }
+  if (memory.device != kHostDevice) held.traits |= kTraitDevice;
   const std::lock_guard lock(mutex_);
   if (free_.empty()) {
     if (held_.size() == kMaxRegions) return StatusCode::kNoMemory;
@@ -151,7 +151,8 @@ Regions::Access::Access(Regions& regions, uint32_t slot, uint64_t generation, ui
   const uint64_t size = words.length.load(std::memory_order_relaxed);
   if (offset > size || length > size - offset) {
     status_ = StatusCode::kOutOfBounds;
-  } else if ((words.traits.load(std::memory_order_relaxed) & right) == 0) {
+  } else if ((words.traits.load(std::memory_order_relaxed) & right) == 0 ||
+             (words.traits.load(std::memory_order_relaxed) & kTraitDevice) != 0) {
     status_ = StatusCode::kAccessDenied;
   } else {
     data_ = reinterpret_cast<uint8_t*>(words.base.load(std::memory_order_relaxed)) + offset;

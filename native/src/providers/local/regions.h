@@ -3,6 +3,7 @@
 // bounced transfers.
 //   writer: active_slot = slot (seq_cst); generation != key's -> refuse; copy; active_slot = 0
 //   owner:  change generation (seq_cst); wait until no active_slot names the slot, or its process is gone
+// Copy engines go on after a post: for them one of held_slots stands in for active_slot until the copy has landed.
 // So each copy that began under the old generation is over when revoke() returns, and none begins later.
 #pragma once
 

@@ -165,7 +165,13 @@ class RingConsumer {
     return segment_->data() + layout_.staging() + offset;
   }
 
-  uint32_t active_slot() const { return header_->active_slot.load(std::memory_order_seq_cst); }
+  // Does the producer say that it may be touching the region?
+  bool names(uint32_t slot) const {
+    if (header_->active_slot.load(std::memory_order_seq_cst) == slot + 1) return true;
+    for (const std::atomic<uint32_t>& held : header_->held_slots)
+      if (held.load(std::memory_order_seq_cst) == slot + 1) return true;
+    return false;
+  }
 
  private:
   std::shared_ptr<Mapping> segment_;

@@ -11,12 +11,13 @@
 
 namespace asyncfabric::local {
 
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLayoutVersion = 2;
 constexpr uint32_t kMaxConnections = 1024;  // incoming connections of one rail
 constexpr uint32_t kMaxRegions = 32768;     // registered regions of one rail; untouched slots cost no memory
 constexpr uint32_t kMaxSendBytes = 16384;
 constexpr uint64_t kMaxRequestBytes = 1ull << 20;
 constexpr uint32_t kStagingBytes = 2u << 20;  // lazily backed: two requests of the largest size, for bounced transfers
+constexpr uint32_t kMaxHolds = 16;            // regions of one peer that copy engines write to at a time
 constexpr uint32_t kMinEntries = 8;
 constexpr uint32_t kMaxEntries = 65536;
 constexpr size_t kPageBytes = 4096;
@@ -25,7 +26,8 @@ constexpr size_t kLineBytes = 64;
 // ---- Board
 
 constexpr uint64_t kBoardMagic = 0x31647261'6f426661ull;
-constexpr uint64_t kTraitMemfd = 1ull << 32;  // low half of `traits`: Access bits
+constexpr uint64_t kTraitMemfd = 1ull << 32;   // low half of `traits`: Access bits
+constexpr uint64_t kTraitDevice = 1ull << 33;  // memory of a GPU: no processor may touch it
 
 struct RegionSlot {
   std::atomic<uint64_t> generation;  // 0: free. Partner: Segment.active_slot of each connection (INV-3)
@@ -61,6 +63,8 @@ struct SegmentHeader {
   uint32_t version;
   uint32_t entries;
   alignas(kLineBytes) std::atomic<uint32_t> active_slot;  // writer: slot + 1 while it may touch that region, else 0
+  // The same for copies that outlive a post, made by a copy engine: as many regions of one peer may be under way.
+  alignas(kLineBytes) std::atomic<uint32_t> held_slots[kMaxHolds];
   alignas(kLineBytes) std::atomic<uint32_t> producer_waiting;  // partner: a full producer sets, the consumer clears it
   alignas(kLineBytes) std::atomic<uint64_t> head;  // entries consumed. Partner: consumer stores, producer loads
 };

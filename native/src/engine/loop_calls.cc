@@ -1,0 +1,98 @@
+// loop_calls.cc: how the event loop goes to sleep and wakes up. Event loop's thread, as a guest at the helm while the worker sleeps.
+#include "engine/native_engine.h"
+
+namespace asyncfabric {
+
+namespace {
+
+constexpr int kGuestPasses = 4;       // of the event loop, before it calls the worker for what keeps coming
+constexpr uint32_t kVainSleeps = 16;  // of the worker, after the rails woke the loop for nothing
+
+}  // namespace
+
+bool NativeEngine::has_completions() const {
+  return !core_.ring.empty() || core_.backlogged.load(std::memory_order_seq_cst);
+}
+
+bool NativeEngine::arm() {
+  if (has_completions()) return false;
+  if (core_.can_hand_over && turn_.worth_lingering() && core_.gate.sleeping() && linger()) return false;
+  if (core_.config.polling == PollingMode::kBusy && turn_.worth_lingering() && watch_ring()) return false;
+  core_.loop_gate.prepare();
+  if (has_completions()) {
+    core_.loop_gate.finish();
+    return false;
+  }
+  core_.arms.fetch_add(1, std::memory_order_relaxed);
+  armed_ns_ = now_ns();
+  return true;
+}
+
+// The loop may have been woken by a rail.
+void NativeEngine::disarm() {
+  core_.loop_gate.finish();
+  if (!core_.can_hand_over && core_.config.polling != PollingMode::kBusy) return;
+  turn_.slept(now_ns() - armed_ns_, core_.config.spin_ns);
+  if (!core_.can_hand_over) return;
+  if (!core_.gate.sleeping()) return;
+  Helm::Guest guest(core_.helm);
+  bool quiet = false;
+  if (guest.try_lock()) {
+    const size_t events = serve_rails(&quiet);
+    if (events != 0 && !has_completions()) {  // arrivals that nobody here waits for: the worker's, for a while
+      core_.vain_sleeps = kVainSleeps;
+      quiet = false;
+    }
+    guest.unlock();
+  }
+  if (!quiet) core_.gate.notify();
+}
+
+// At the helm, while the worker sleeps: does what is to do and arms the rails again, as if the worker had. Not quiet: wake it.
+size_t NativeEngine::serve_rails(bool* quiet) {
+  size_t events = 0;
+  *quiet = false;
+  for (int pass = 0; pass < kGuestPasses && core_.gate.sleeping() && !*quiet; ++pass) {
+    for (const auto& rail : core_.rails) rail->rail->cancel_wait();
+    events += core_.step();
+    *quiet = core_.settled() && core_.can_sleep();
+  }
+  return events;
+}
+
+// Who gave the worker a core of its own has one for the loop as well: an answer that comes soon is met awake, since falling asleep
+// and being rung costs more than it took to come. True: completions came.
+bool NativeEngine::watch_ring() {
+  const uint64_t until = now_ns() + core_.config.spin_ns;
+  while (!has_completions() && now_ns() < until) cpu_pause();
+  const bool came = has_completions();
+  turn_.lingered(!came);
+  return came;
+}
+
+// Looks at the rails for a moment before sleeping; peers need not ring meanwhile. True: completions came.
+bool NativeEngine::linger() {
+  const uint64_t until = now_ns() + core_.config.spin_ns;
+  bool quiet = false;
+  {
+    Helm::Guest guest(core_.helm);
+    if (!guest.try_lock()) return false;
+    if (!core_.gate.sleeping()) {
+      guest.unlock();
+      return false;
+    }
+    for (const auto& rail : core_.rails) rail->rail->cancel_wait();
+    while (!has_completions() && now_ns() < until) {
+      if (core_.step() == 0) cpu_pause();
+      if (!core_.settled()) break;
+    }
+    (void)serve_rails(&quiet);
+    guest.unlock();
+  }
+  if (!quiet) core_.gate.notify();
+  const bool came = has_completions();
+  turn_.lingered(!came);
+  return came;
+}
+
+}  // namespace asyncfabric

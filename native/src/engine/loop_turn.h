@@ -1,0 +1,32 @@
+// loop_turn.h: when the event loop, about to sleep, should linger for the answer instead. Event loop's thread.
+// Going to sleep and being woken costs both ends more than a short spin. So after two sleeps that turned out short the next one
+// begins with a spin; each spin in vain doubles the number of short sleeps that are asked for before the next try, so that two
+// programs which share a core, where spinning only delays the answer, stop doing it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace asyncfabric {
+
+class LoopTurn {
+ public:
+  bool worth_lingering() const { return short_sleeps_ >= asked_; }
+
+  void lingered(bool in_vain) {
+    asked_ = in_vain ? std::min(asked_ * 2, kMostAsked) : kFewestAsked;
+    if (in_vain) short_sleeps_ = 0;
+  }
+
+  void slept(uint64_t ns, uint64_t spin_ns) { short_sleeps_ = ns < kShortSpins * spin_ns ? short_sleeps_ + 1 : 0; }
+
+ private:
+  static constexpr uint32_t kFewestAsked = 2;
+  static constexpr uint32_t kMostAsked = 4096;
+  static constexpr uint64_t kShortSpins = 4;  // waking up is a part of the sleep
+
+  uint32_t short_sleeps_ = 0;
+  uint32_t asked_ = kFewestAsked;
+};
+
+}  // namespace asyncfabric

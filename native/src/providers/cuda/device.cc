@@ -1,0 +1,53 @@
+// device.cc: see device.h.
+#include "providers/cuda/device.h"
+
+namespace asyncfabric::cuda {
+
+Status Device::open(int ordinal, std::shared_ptr<Device>* out, std::string* detail) {
+  const Driver* driver = open_driver(detail);
+  if (driver == nullptr) return StatusCode::kNoProvider;
+  if (ordinal < 0 || ordinal >= driver->devices) {
+    *detail = "cuda: there is no device " + std::to_string(ordinal) + "; this process sees " +
+              std::to_string(driver->devices) + " GPU(s), numbered from 0";
+    return StatusCode::kNoProvider;
+  }
+  std::shared_ptr<Device> device(new Device(*driver, ordinal));
+  CUresult result = driver->cuDeviceGet(&device->handle_, ordinal);
+  if (result == kSuccess) result = driver->cuDevicePrimaryCtxRetain(&device->context_, device->handle_);
+  if (result != kSuccess) {
+    device->context_ = nullptr;
+    *detail = "cuda: device " + std::to_string(ordinal) + ": " + driver->complaint("cuDevicePrimaryCtxRetain", result);
+    return {StatusCode::kNoProvider, result};
+  }
+  driver->cuDeviceGetUuid(&device->uuid_, device->handle_);
+  char name[128] = {};
+  driver->cuDeviceGetName(name, sizeof name - 1, device->handle_);
+  device->name_ = name;
+  for (const auto& [which, what] : {std::pair{kAttributeUnifiedAddressing, "unified addressing"},
+                                    {kAttributeHostPointerForRegistered, "host pointers of registered memory"},
+                                    {kAttributeVmm, "virtual memory management"},
+                                    {kAttributePosixHandles, "memory handles as file descriptors"},
+                                    {kAttributeStreamMemOps64, "64-bit stream memory operations"}}) {
+    if (device->attribute(which) != 0) continue;
+    *detail = "cuda: device " + std::to_string(ordinal) + " (" + device->name_ + ") has no " + what;
+    return StatusCode::kNoProvider;
+  }
+  *out = std::move(device);
+  return {};
+}
+
+Device::~Device() {
+  if (context_ != nullptr) driver_.cuDevicePrimaryCtxRelease_v2(handle_);
+}
+
+int Device::attribute(int which) const {
+  int value = 0;
+  return driver_.cuDeviceGetAttribute(&value, which, handle_) == kSuccess ? value : 0;
+}
+
+Status Device::status(CUresult result) {
+  if (result == kSuccess) return {};
+  return {result == kOutOfMemory ? StatusCode::kNoMemory : StatusCode::kTransport, result};
+}
+
+}  // namespace asyncfabric::cuda

@@ -1,0 +1,87 @@
+// rail.h: CudaRail: one GPU. Connections, notices, messages and host memory are those of the local rail that it is built on; it
+// adds memory of GPUs and the copies that touch it. rail.cc: opening and the helm's calls; rail_control.cc: the control calls.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "providers/cuda/copy_desk.h"
+#include "providers/cuda/flights.h"
+#include "providers/cuda/memory.h"
+#include "providers/local/rail.h"
+
+namespace asyncfabric::cuda {
+
+struct Options {
+  int device = 0;
+  ListMode lists = ListMode::kKernel;  // lists=kernel|batch|single: how lists of small copies are made
+  uint32_t lanes = 1;                  // lanes=1..4: streams that share a large copy
+  local::Options local;
+};
+
+Status parse_options(const RailSpec& spec, Options* out, std::string* detail);
+
+class CudaMemory final : public LocalMemory {
+ public:
+  std::unique_ptr<LocalMemory> entry;  // of the local rail
+  std::shared_ptr<Pinned> pinned;      // host memory
+  Passport passport;
+  uint64_t base = 0;
+  bool on_gpu = false;
+};
+
+class CudaRemote final : public local::RemoteHandle {
+ public:
+  std::unique_ptr<Visit> visit;    // memory of a GPU
+  std::shared_ptr<Pinned> pinned;  // host memory of another process
+  uint64_t copy_base = 0;          // where our copy engines reach it; 0: not at all
+  bool on_gpu = false;
+};
+
+class CudaRail final : public local::LocalRail {
+ public:
+  static Status open(const Options& options, std::unique_ptr<Rail>* out, std::string* detail);
+  ~CudaRail() override;
+
+  const Capabilities& capabilities() const override { return cuda_capabilities_; }
+  RailInfo info() const override;
+
+  Status allocate_memory(uint64_t length, int32_t device, std::unique_ptr<DeviceMemory>* out) override;
+  std::string why() const override { return why_; }
+  Status share_words(void* base, uint64_t length) override;
+  Status stream_wait(void* stream, const uint64_t* word, uint64_t value) override;
+  Status mark_stream(void* stream, std::unique_ptr<StreamMark>* out) override;
+  Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
+  Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) override;
+  Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) override;
+  Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) override;
+  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
+  Status disconnect(RailPeer& peer) override;
+
+  PostResult post(std::span<const WorkRequest> requests) override;
+  size_t poll(std::span<RailEvent> events) override;
+  bool prepare_wait() override;
+
+ private:
+  CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::shared_ptr<Device> device,
+           std::unique_ptr<CopyDesk> desk);
+
+  size_t post_local(std::span<const WorkRequest> rest, Status* status);
+  bool take_off(const WorkRequest& request);  // false: no room now
+  void settle();
+  bool land(local::Outgoing& link, Flights& flights);
+
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<CopyDesk> desk_;
+  Capabilities cuda_capabilities_;
+  std::vector<std::shared_ptr<local::Outgoing>> flying_;  // connections with flights
+  local::DoneQueue done_;
+  std::shared_ptr<Pinned> words_;
+  std::string why_;  // [control]
+  bool down_ = false;
+  bool told_down_ = false;
+};
+
+}  // namespace asyncfabric::cuda

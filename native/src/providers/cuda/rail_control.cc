@@ -1,0 +1,130 @@
+// rail_control.cc: the control calls of a cuda rail: memory, connections, what streams of the user wait for. See rail.h.
+#include <unistd.h>
+
+#include "providers/cuda/rail.h"
+
+namespace asyncfabric::cuda {
+namespace {
+
+class Mark final : public StreamMark {
+ public:
+  Mark(std::shared_ptr<Device> device, CUevent event) : device_(std::move(device)), event_(event) {}
+  ~Mark() override { device_->driver().cuEventDestroy_v2(event_); }
+  Status passed() override {
+    const CUresult result = device_->driver().cuEventQuery(event_);
+    return result == kNotReady ? Status(StatusCode::kBusy) : Device::status(result);
+  }
+
+ private:
+  std::shared_ptr<Device> device_;
+  CUevent event_;
+};
+
+}  // namespace
+
+Status CudaRail::allocate_memory(uint64_t length, int32_t device, std::unique_ptr<DeviceMemory>* out) {
+  why_.clear();
+  if (device != device_->ordinal()) return StatusCode::kUnsupported;
+  return GpuPages::allocate(device_, length, out, &why_);
+}
+
+Status CudaRail::share_words(void* base, uint64_t length) {
+  words_ = Pinned::hold(device_, base, length);
+  return words_ != nullptr ? Status() : Status(StatusCode::kNoMemory);
+}
+
+Status CudaRail::stream_wait(void* stream, const uint64_t* word, uint64_t value) {
+  if (words_ == nullptr) return StatusCode::kUnsupported;
+  const Scope scope(*device_);
+  return Device::status(device_->driver().cuStreamWaitValue64_v2(
+      static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word), value, kWaitGreaterOrEqual));
+}
+
+Status CudaRail::mark_stream(void* stream, std::unique_ptr<StreamMark>* out) {
+  const Scope scope(*device_);
+  CUevent event = nullptr;
+  CUresult result = device_->driver().cuEventCreate(&event, kEventDisableTiming);
+  if (result == kSuccess) {
+    *out = std::make_unique<Mark>(device_, event);
+    result = device_->driver().cuEventRecord(event, static_cast<CUstream>(stream));
+  }
+  return Device::status(result);
+}
+
+Status CudaRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
+  why_.clear();
+  auto made = std::make_unique<CudaMemory>();
+  made->base = reinterpret_cast<uint64_t>(memory.base);
+  made->on_gpu = memory.device != kHostDevice;
+  Memory entry = memory;
+  UniqueFd handle;
+  if (made->on_gpu) {
+    if (const Status status = export_memory(*device_, memory, &made->passport, &handle, &why_); !status.ok())
+      return status;
+    entry.memfd = handle.get();
+  } else {
+    made->pinned = Pinned::hold(device_, memory.base, memory.length);
+  }
+  std::string entry_key;
+  const Status status = enter(entry, &made->entry, &entry_key);
+  if (!status.ok()) return status;
+  *key = encode_passport(entry_key, made->passport);
+  *out = std::move(made);
+  return {};
+}
+
+Status CudaRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) {
+  auto& held = static_cast<CudaMemory&>(memory);
+  std::string entry_key;
+  const Status status = LocalRail::revoke_memory(*held.entry, patience_ns, &entry_key);
+  if (status.ok()) *new_key = encode_passport(entry_key, held.passport);
+  return status;
+}
+
+Status CudaRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) {
+  auto& held = static_cast<CudaMemory&>(*memory);
+  const Status status = LocalRail::release_memory(held.entry, patience_ns);
+  if (!status.ok()) return status;
+  desk_->drain();  // our own copies; none is left when the engine closes in order
+  memory.reset();
+  return {};
+}
+
+Status CudaRail::connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) {
+  const Status status = LocalRail::connect(address, patience_ns, out);
+  if (status.ok()) { static_cast<local::PeerHandle&>(**out).link->companion = std::make_unique<Flights>(); }
+  return status;
+}
+
+Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
+  why_.clear();
+  std::string_view entry_key;
+  Passport passport;
+  if (const Status status = decode_passport(key, &entry_key, &passport); !status.ok()) return status;
+  auto remote = std::make_unique<CudaRemote>();
+  if (const Status status = look_up(peer, entry_key, *remote); !status.ok()) return status;
+  local::Outgoing& link = *remote->link;
+  const bool own_process = link.process->pid() == getpid();
+  remote->on_gpu = (remote->access & local::kTraitDevice) != 0;
+  if (remote->on_gpu != (passport.kind != Export::kHost)) return StatusCode::kInvalidArgument;
+  if (!remote->on_gpu) {
+    if (const Status status = reach(*remote); !status.ok()) return status;
+    // Memory that the peer's engine did not allocate is not mapped here; between hosts' memories the kernel copies it.
+    if (remote->direct != nullptr) {
+      remote->copy_base = reinterpret_cast<uint64_t>(remote->direct);
+      if (!own_process) remote->pinned = Pinned::hold(device_, remote->direct, remote->length);
+    }
+  } else {
+    UniqueFd handle;
+    if (passport.kind == Export::kHandle)
+      if (const Status status = ask_file(link, remote->slot, remote->generation, &handle); !status.ok()) return status;
+    const Status status = Visit::open(device_, passport, remote->length, handle.get(), own_process ? remote->base : 0,
+                                      &remote->visit, &why_);
+    if (!status.ok()) return status;
+    remote->copy_base = remote->visit->base();
+  }
+  *out = std::move(remote);
+  return {};
+}
+
+}  // namespace asyncfabric::cuda

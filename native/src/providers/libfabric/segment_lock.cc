@@ -1,0 +1,65 @@
+// segment_lock.cc: see segment_lock.h. Facts about the layout: libfabric 1.17, prov/shm, read off a live segment.
+#include "providers/libfabric/segment_lock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "providers/libfabric/process.h"
+
+namespace asyncfabric::libfabric {
+namespace {
+
+constexpr size_t kHeadBytes = 4096;
+
+struct SegmentHead {
+  static constexpr uint8_t kVersion = 4;
+  uint8_t version;
+  uint8_t reserved;
+  uint16_t flags;
+  int32_t pid;
+  uint8_t can_copy_peer;
+  uint8_t can_copy_self;
+  uint32_t buffers_per_peer;
+  uint64_t base_address;
+  pthread_spinlock_t lock;
+};
+static_assert(offsetof(SegmentHead, lock) == 24);
+
+int word_of(const volatile pthread_spinlock_t* lock) {
+  return __atomic_load_n(reinterpret_cast<const volatile int*>(lock), __ATOMIC_RELAXED);
+}
+
+}  // namespace
+
+std::unique_ptr<SegmentLock> SegmentLock::open(std::string_view segment) {
+  const int file = shm_open(("/" + std::string(segment)).c_str(), O_RDWR | O_CLOEXEC, 0);
+  if (file < 0) return nullptr;
+  void* mapped = mmap(nullptr, kHeadBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (mapped == MAP_FAILED) return nullptr;
+  std::unique_ptr<SegmentLock> lock(new SegmentLock(mapped));
+  const auto* head = static_cast<const SegmentHead*>(mapped);
+  if (head->version != SegmentHead::kVersion || head->pid != shm_owner(segment)) return nullptr;
+  return lock;
+}
+
+SegmentLock::SegmentLock(void* head) : head_(head) {
+  pthread_spinlock_t own;
+  pthread_spin_init(&own, PTHREAD_PROCESS_PRIVATE);
+  free_ = word_of(&own);
+  pthread_spin_destroy(&own);
+}
+
+SegmentLock::~SegmentLock() { munmap(head_, kHeadBytes); }
+
+bool SegmentLock::held() const { return word_of(&static_cast<const SegmentHead*>(head_)->lock) != free_; }
+
+void SegmentLock::free() { pthread_spin_unlock(&static_cast<SegmentHead*>(head_)->lock); }
+
+}  // namespace asyncfabric::libfabric

@@ -1,0 +1,260 @@
+// exchange.cc: the service thread's loop and the half that opens connections; incoming.cc has the other half.
+#include "providers/verbs/exchange.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace asyncfabric::verbs {
+namespace {
+
+constexpr uint64_t kFirstGapNs = 20'000'000;
+constexpr uint64_t kLongestGapNs = 500'000'000;
+constexpr uint32_t kByes = 4;
+constexpr uint64_t kFarewellNs = 100'000'000;  // what closing a rail may wait for its last datagrams to leave
+
+}  // namespace
+
+Exchange::Exchange(const Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
+                   std::shared_ptr<Handover> handover)
+    : device_(device), cq_(cq), receives_(receives), box_(std::move(box)), handover_(std::move(handover)) {
+  address_.incarnation = random_word();
+  address_.gid = device_.gid().gid;
+  address_.lid = device_.lid();
+  address_.mtu = static_cast<uint8_t>(device_.mtu());
+  address_.ethernet = device_.ethernet() ? 1 : 0;
+  address_.qpn = box_->qpn();
+  address_.qkey = box_->qkey();
+}
+
+Exchange::~Exchange() {
+  handover_->stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status Exchange::start(std::string* detail) {
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  for (const int fd : {box_->fd(), handover_->jobs_fd(), device_.context()->async_fd}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      *detail = std::string("verbs: epoll: ") + std::strerror(errno);
+      return {StatusCode::kInternal, errno};
+    }
+  }
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "af-verbs");
+  return {};
+}
+
+void Exchange::run() {
+  const auto take = [this](std::string_view bytes) { take_datagram(bytes); };
+  uint64_t next = ~0ull;
+  while (!handover_->stopping()) {
+    int limit_ms = -1;
+    if (next != ~0ull) {
+      const uint64_t now = now_ns();
+      limit_ms = next > now ? static_cast<int>(std::min<uint64_t>((next - now) / 1'000'000 + 1, 60'000)) : 0;
+    }
+    std::array<epoll_event, 4> events;
+    (void)epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), limit_ms);
+    take_device_events();
+    take_jobs();
+    box_->collect(take);
+    next = do_timers(now_ns());
+  }
+  for (auto& [id, out] : outgoing_)
+    if (out.met) {
+      Datagram bye;
+      bye.kind = DatagramKind::kBye;
+      bye.connection = id;
+      post(out.connection->remote, bye);
+    }
+  for (const uint64_t until = now_ns() + kFarewellNs; !box_->idle() && now_ns() < until;) box_->collect(take);
+}
+
+void Exchange::take_device_events() {
+  ibv_async_event event{};
+  while (device_.library().ibv_get_async_event(device_.context(), &event) == 0) {
+    News news;
+    bool tells = true;
+    switch (event.event_type) {
+      case IBV_EVENT_PORT_ERR:
+      case IBV_EVENT_PORT_ACTIVE:
+        news.kind = event.event_type == IBV_EVENT_PORT_ERR ? NewsKind::kPortDown : NewsKind::kPortUp;
+        news.status =
+            event.event_type == IBV_EVENT_PORT_ERR ? Status(StatusCode::kRailDown, event.event_type) : Status();
+        tells = event.element.port_num == device_.port();
+        break;
+      case IBV_EVENT_DEVICE_FATAL:
+      case IBV_EVENT_CQ_ERR:
+        news.kind = NewsKind::kPortDown;
+        news.status = {StatusCode::kRailDown, event.event_type};
+        break;
+      case IBV_EVENT_SRQ_LIMIT_REACHED: news.kind = NewsKind::kReceivesLow; break;
+      default: tells = false;  // of queue pairs: their completions say the same; of GIDs and LIDs: addresses stay
+    }
+    device_.library().ibv_ack_async_event(&event);
+    if (!tells) continue;
+    if (news.kind == NewsKind::kPortUp)
+      for (auto& [id, out] : outgoing_)
+        if (out.asked != 0) out.next_try_ns = 0, out.gap_ns = 0;
+    handover_->tell(std::move(news));
+  }
+}
+
+void Exchange::take_jobs() {
+  for (Job& job : handover_->jobs()) {
+    switch (job.kind) {
+      case JobKind::kConnect: {
+        Outgoing& out = outgoing_[job.connection->id];
+        out.connection = job.connection;
+        begin(out, (1u << kLanes) - 1);
+        break;
+      }
+      case JobKind::kRebuild: {
+        job.old.qp.reset();
+        const auto found = outgoing_.find(job.connection->id);
+        if (found == outgoing_.end() || found->second.closing) break;
+        if (found->second.asked == 0)
+          begin(found->second, job.lanes);
+        else
+          found->second.wanted |= job.lanes;
+        break;
+      }
+      case JobKind::kClose: {
+        const auto found = outgoing_.find(job.id);
+        if (found == outgoing_.end()) break;
+        Outgoing& out = found->second;
+        out.closing = true;
+        out.asked = out.wanted = 0;
+        for (QueuePair& pair : out.pairs) pair.qp.reset();
+        out.next_try_ns = out.gap_ns = 0;
+        break;
+      }
+      case JobKind::kForgotten: retiring_.erase(job.qpn); break;
+    }
+  }
+}
+
+uint64_t Exchange::do_timers(uint64_t now) {
+  uint64_t next = ~0ull;
+  for (auto at = outgoing_.begin(); at != outgoing_.end();) {
+    Outgoing& out = at->second;
+    if (!out.closing && !out.met && now >= out.connection->connect_until_ns) give_up(out, StatusCode::kPeerUnreachable);
+    if (now >= out.next_try_ns) try_again(out, now);
+    if (out.closing && out.byes > kByes) {
+      at = outgoing_.erase(at);
+      continue;
+    }
+    next = std::min(next, out.next_try_ns);
+    if (!out.met && !out.closing) next = std::min(next, out.connection->connect_until_ns);
+    ++at;
+  }
+  return next;
+}
+
+void Exchange::begin(Outgoing& out, uint8_t lanes) {
+  out.asked = lanes;
+  out.wanted = static_cast<uint8_t>(out.wanted & ~lanes);
+  ++out.attempt;
+  out.next_try_ns = out.gap_ns = 0;
+  if (const Status status = build(out, lanes); !status.ok()) give_up(out, status);
+}
+
+// Our own ends, so that their numbers are known. They go on when the answer names the others.
+Status Exchange::build(Outgoing& out, uint8_t lanes) {
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if ((lanes >> lane & 1) == 0) continue;
+    QueueSizes wanted;
+    wanted.sends = lane == kBulkLane ? device_.options().depth : std::min(kSignalDepth, device_.options().depth);
+    wanted.receives = lane == kSignalLane ? kCreditReceives : 0;
+    wanted.inline_bytes = kInlineBytes;
+    out.pairs[lane] = {};
+    if (const Status status = make_queue_pair(device_, cq_, nullptr, wanted, &out.pairs[lane]); !status.ok())
+      return status;
+  }
+  return {};
+}
+
+void Exchange::try_again(Outgoing& out, uint64_t now) {
+  out.gap_ns = out.gap_ns == 0 ? kFirstGapNs : std::min(out.gap_ns * 2, kLongestGapNs);
+  out.next_try_ns = now + out.gap_ns;
+  Datagram datagram;
+  datagram.connection = out.connection->id;
+  if (out.closing) {
+    datagram.kind = DatagramKind::kBye;
+    ++out.byes;
+  } else if (out.asked != 0) {
+    datagram.attempt = out.attempt;
+    datagram.lanes = out.asked;
+    for (size_t lane = 0; lane < kLanes; ++lane)
+      if (out.pairs[lane].qp) datagram.ends[lane] = {out.pairs[lane].qp->qp_num, out.pairs[lane].psn};
+  } else {
+    out.next_try_ns = ~0ull;
+    return;
+  }
+  post(out.connection->remote, datagram);
+}
+
+void Exchange::take_reply(const Datagram& reply) {
+  const auto found = outgoing_.find(reply.connection);
+  if (found == outgoing_.end()) return;
+  Outgoing& out = found->second;
+  if (reply.kind == DatagramKind::kByeReply) {
+    if (out.closing) outgoing_.erase(found);
+    return;
+  }
+  if (out.asked == 0 || reply.attempt != out.attempt) return;  // an answer that came twice or too late
+  if (reply.kind == DatagramKind::kRefusal) {
+    give_up(out, {reply.code == ESTALE ? StatusCode::kPeerDead : StatusCode::kPeerRejected, reply.code});
+    return;
+  }
+  if (reply.lanes != out.asked) return;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if ((out.asked >> lane & 1) == 0) continue;
+    Status status = ready_to_receive(device_, out.pairs[lane], out.connection->remote, reply.ends[lane]);
+    if (status.ok()) status = ready_to_send(device_, out.pairs[lane]);
+    if (status.ok()) continue;
+    give_up(out, status);
+    return;
+  }
+  News news;
+  news.kind = NewsKind::kReady;
+  news.connection = out.connection;
+  news.lanes = out.asked;
+  news.credits = reply.credits;
+  for (size_t lane = 0; lane < kLanes; ++lane) news.pairs[lane] = std::exchange(out.pairs[lane], {});
+  out.met = true;
+  out.asked = 0;
+  out.next_try_ns = ~0ull;
+  handover_->tell(std::move(news));
+  if (out.wanted != 0) begin(out, out.wanted);
+}
+
+void Exchange::give_up(Outgoing& out, Status status) {
+  News news;
+  news.kind = NewsKind::kGivenUp;
+  news.connection = out.connection;
+  news.status = status;
+  handover_->tell(std::move(news));
+  out.asked = out.wanted = 0;
+  for (QueuePair& pair : out.pairs) pair.qp.reset();
+  out.closing = true;  // they may have built their ends: tell them
+  out.next_try_ns = out.gap_ns = 0;
+}
+
+void Exchange::post(const RailAddress& to, Datagram datagram) {
+  datagram.target = to.incarnation;
+  datagram.sender = address_;
+  (void)box_->send(to, encode(datagram));
+}
+
+}  // namespace asyncfabric::verbs

@@ -1,0 +1,98 @@
+// exchange.h: the service thread of a verbs rail: builds queue pairs with the service threads of other rails, and reads the device's
+// events. Creating and connecting queue pairs are slow system calls, so none of them ever runs at the helm.
+//   us: make queue pairs       kRequest(both ends, random PSNs) ---->  make the other ends, ready to receive
+//   ready to receive and send  <---- kReply(their ends, credits)
+// One round trip. A request is repeated until it is answered, a repeated one gets the same answer, and answers to an earlier attempt are
+// dropped, so lost, doubled and crossing datagrams are harmless. A broken lane takes the same way with the next attempt number.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "providers/verbs/connection.h"
+#include "providers/verbs/handover.h"
+#include "providers/verbs/postbox.h"
+#include "providers/verbs/receives.h"
+
+namespace asyncfabric::verbs {
+
+constexpr uint32_t kWindow = 8;          // messages that one connection may have under way
+constexpr uint32_t kSpareSlots = 64;     // receives for signals on the lane that they share with messages
+constexpr uint32_t kMaxWindows = 256;    // connections with receives of their own; more share the spare ones
+constexpr uint32_t kMaxIncoming = 4096;  // hostile requests must not grow without bound
+constexpr uint32_t kSignalDepth = 128;   // requests of the lane of small signals
+constexpr uint32_t kCreditReceives = 4;  // receives of a sender's end, for credits
+constexpr uint32_t kCreditSends = 4;     // credits that a receiver's end may have under way
+constexpr uint32_t kInlineBytes = 220;
+
+class Exchange {
+ public:
+  Exchange(const Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
+           std::shared_ptr<Handover> handover);
+  ~Exchange();  // says goodbye and joins
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  const RailAddress& address() const { return address_; }
+  Status start(std::string* detail);
+
+ private:
+  // A connection that we make, while we make it; and all that is left of it later.
+  struct Outgoing {
+    std::shared_ptr<Connection> connection;
+    uint32_t attempt = 0;
+    uint8_t asked = 0;   // lanes of the attempt that is under way; 0: none is
+    uint8_t wanted = 0;  // lanes that broke meanwhile
+    bool met = false;    // it was built once
+    bool closing = false;
+    uint32_t byes = 0;
+    std::array<QueuePair, kLanes> pairs;
+    uint64_t next_try_ns = ~0ull;
+    uint64_t gap_ns = 0;
+  };
+  // The other ends of a peer's connection.
+  struct Incoming {
+    uint32_t attempt = 0;
+    bool has_window = false;
+    std::array<QueuePair, kLanes> pairs;
+    std::string answer;
+  };
+
+  void run();
+  void take_jobs();
+  void take_device_events();
+  uint64_t do_timers(uint64_t now);
+
+  // outgoing
+  void begin(Outgoing& out, uint8_t lanes);
+  Status build(Outgoing& out, uint8_t lanes);
+  void try_again(Outgoing& out, uint64_t now);
+  void take_reply(const Datagram& reply);
+  void give_up(Outgoing& out, Status status);
+
+  // incoming
+  void take_datagram(std::string_view bytes);
+  void take_request(const Datagram& request);
+  Status answer(Incoming& in, const Datagram& request, Datagram* reply);
+  void forget(QueuePair pair, bool posts_credits);
+  void take_bye(const Datagram& bye);
+  void post(const RailAddress& to, Datagram datagram);
+
+  const Device& device_;
+  ibv_cq* cq_;
+  const Receives& receives_;
+  std::unique_ptr<Postbox> box_;
+  std::shared_ptr<Handover> handover_;
+  RailAddress address_;
+  UniqueFd epoll_;
+  std::map<uint64_t, Outgoing> outgoing_;
+  std::map<uint64_t, Incoming> incoming_;
+  std::map<uint32_t, QueuePair> retiring_;  // by number: the helm may still post to them
+  uint32_t windows_ = 0;                    // blocks of receives that were made
+  uint32_t free_windows_ = 0;               // ... and whose connection ended
+  std::thread thread_;
+};
+
+}  // namespace asyncfabric::verbs

@@ -1,0 +1,85 @@
+// handover.h: the two letter boxes between the helm and a rail's service thread: jobs go there, news come back. Each has a lock that is
+// held for a push or a swap, and an eventfd that wakes the other side. Nothing of the data path passes here.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "providers/verbs/queue_pair.h"
+
+namespace asyncfabric::verbs {
+
+struct Connection;
+struct ReceiveBlock;
+
+enum class JobKind : uint8_t {
+  kConnect,    // build both lanes
+  kRebuild,    // `lanes` broke and are empty; `old` are their queue pairs
+  kClose,      // the connection is over: say goodbye
+  kForgotten,  // nobody posts to the incoming queue pair `qpn` any more
+};
+
+struct Job {
+  JobKind kind = JobKind::kConnect;
+  std::shared_ptr<Connection> connection;
+  uint8_t lanes = 0;
+  QueuePair old;
+  uint64_t id = 0;  // kClose: of the connection
+  uint32_t qpn = 0;
+};
+
+enum class NewsKind : uint8_t {
+  kReady,         // `pairs` of `lanes` of `connection` carry
+  kGivenUp,       // `connection` could not be made, or its peer is gone: `status`
+  kIncoming,      // `qp` receives what a peer sends, and takes our credits back to it
+  kIncomingGone,  // `qpn` does not any more: answer with kForgotten
+  kReceives,      // `block`: more room for messages
+  kReceivesLow,   // the device says that receives run out
+  kAbandoned,     // the engine dropped the handle of `connection`
+  kPortDown,      // `status`
+  kPortUp,
+};
+
+struct News {
+  NewsKind kind = NewsKind::kReady;
+  std::shared_ptr<Connection> connection;
+  uint8_t lanes = 0;
+  std::array<QueuePair, kLanes> pairs;
+  uint32_t credits = 0;
+  ibv_qp* qp = nullptr;
+  uint32_t qpn = 0;
+  std::shared_ptr<ReceiveBlock> block;
+  Status status;
+};
+
+class Handover {
+ public:
+  Handover();
+  bool ok() const { return static_cast<bool>(jobs_fd_) && static_cast<bool>(news_fd_); }
+
+  void ask(Job job);        // to the service thread
+  std::vector<Job> jobs();  // service thread: takes them all
+  void stop();              // the service thread ends
+  bool stopping() const { return stopping_.load(std::memory_order_acquire); }
+  int jobs_fd() const { return jobs_fd_.get(); }
+
+  void tell(News news);  // to the helm; from any thread
+  bool has_news() const { return has_news_.load(std::memory_order_acquire); }
+  std::vector<News> news();  // helm: takes them all
+  int news_fd() const { return news_fd_.get(); }
+
+ private:
+  std::mutex jobs_mutex_;
+  std::vector<Job> jobs_;
+  std::mutex news_mutex_;
+  std::vector<News> news_;
+  std::atomic<bool> has_news_{false};  // partner: tell() sets it under the lock, news() clears it under the lock
+  std::atomic<bool> stopping_{false};  // partner: stop() before its ring, the service thread after it woke
+  UniqueFd jobs_fd_;
+  UniqueFd news_fd_;
+};
+
+}  // namespace asyncfabric::verbs

@@ -1,0 +1,126 @@
+// incoming.cc: the half of the exchange that answers: the other ends of connections that peers open. Service thread.
+#include <algorithm>
+#include <cerrno>
+
+#include "providers/verbs/exchange.h"
+
+namespace asyncfabric::verbs {
+
+void Exchange::take_datagram(std::string_view bytes) {
+  Datagram datagram;
+  if (!parse(bytes, &datagram)) return;
+  switch (datagram.kind) {
+    case DatagramKind::kRequest: take_request(datagram); break;
+    case DatagramKind::kBye: take_bye(datagram); break;
+    case DatagramKind::kReply:
+    case DatagramKind::kRefusal:
+    case DatagramKind::kByeReply:
+      if (datagram.target == address_.incarnation) take_reply(datagram);
+      break;
+  }
+}
+
+void Exchange::take_request(const Datagram& request) {
+  Datagram reply;
+  reply.kind = DatagramKind::kReply;
+  reply.connection = request.connection;
+  reply.attempt = request.attempt;
+  reply.lanes = request.lanes;
+  if (request.target != address_.incarnation || request.sender.ethernet != address_.ethernet) {
+    reply.kind = DatagramKind::kRefusal;
+    reply.code = request.target != address_.incarnation ? ESTALE : EPROTO;
+    post(request.sender, reply);
+    return;
+  }
+  if (request.lanes == 0) return;
+  auto found = incoming_.find(request.connection);
+  if (found == incoming_.end()) {
+    if (incoming_.size() >= kMaxIncoming) {
+      reply.kind = DatagramKind::kRefusal;
+      reply.code = ENOSPC;
+      post(request.sender, reply);
+      return;
+    }
+    found = incoming_.emplace(request.connection, Incoming{}).first;
+  }
+  Incoming& in = found->second;
+  if (request.attempt < in.attempt) return;  // late: a newer one was answered already
+  if (request.attempt > in.attempt) {
+    const Status status = answer(in, request, &reply);
+    if (!status.ok()) {
+      reply.kind = DatagramKind::kRefusal;
+      reply.code = static_cast<uint16_t>(status.raw != 0 ? status.raw : EIO);
+    }
+    in.attempt = request.attempt;
+    reply.target = request.sender.incarnation;
+    reply.sender = address_;
+    in.answer = encode(reply);
+  }
+  (void)box_->send(request.sender, in.answer);
+}
+
+Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) {
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if ((request.lanes >> lane & 1) == 0) continue;
+    forget(std::exchange(in.pairs[lane], {}), lane == kSignalLane);
+    QueuePair& pair = in.pairs[lane];
+    const bool signals = lane == kSignalLane;
+    Status status = make_queue_pair(device_, cq_, signals ? receives_.messages() : receives_.counts(),
+                                    {signals ? kCreditSends : 1, 0, 0}, &pair);
+    if (status.ok()) status = ready_to_receive(device_, pair, request.sender, request.ends[lane]);
+    if (status.ok() && signals) status = ready_to_send(device_, pair);
+    if (!status.ok()) {
+      pair = {};
+      return status;
+    }
+    reply->ends[lane] = {pair.qp->qp_num, pair.psn};
+    if (!signals) continue;
+    if (!in.has_window && free_windows_ != 0) {
+      --free_windows_;
+      in.has_window = true;
+    } else if (!in.has_window && windows_ < kMaxWindows) {
+      News room;
+      room.kind = NewsKind::kReceives;
+      if (ReceiveBlock::make(device_, kWindow, &room.block).ok()) {
+        handover_->tell(std::move(room));
+        ++windows_;
+        in.has_window = true;
+      }
+    }
+    // Before the answer leaves: the first message finds the helm knowing whose it is.
+    News news;
+    news.kind = NewsKind::kIncoming;
+    news.qp = pair.qp.get();
+    news.qpn = pair.qp->qp_num;
+    news.credits = in.has_window ? kWindow : 1;
+    reply->credits = static_cast<uint16_t>(news.credits);
+    handover_->tell(std::move(news));
+  }
+  return {};
+}
+
+// The helm may be about to give credits through it: it goes when the helm says so.
+void Exchange::forget(QueuePair pair, bool posts_credits) {
+  if (!pair.qp || !posts_credits) return;  // a bulk end goes at once: only the peer ever used it
+  News news;
+  news.kind = NewsKind::kIncomingGone;
+  news.qpn = pair.qp->qp_num;
+  const uint32_t qpn = news.qpn;
+  retiring_[qpn] = std::move(pair);
+  handover_->tell(std::move(news));
+}
+
+void Exchange::take_bye(const Datagram& bye) {
+  Datagram reply;
+  reply.kind = DatagramKind::kByeReply;
+  reply.connection = bye.connection;
+  const auto found = incoming_.find(bye.connection);
+  if (found != incoming_.end() && bye.target == address_.incarnation) {
+    if (found->second.has_window) ++free_windows_;
+    for (size_t lane = 0; lane < kLanes; ++lane) forget(std::move(found->second.pairs[lane]), lane == kSignalLane);
+    incoming_.erase(found);
+  }
+  post(bye.sender, reply);
+}
+
+}  // namespace asyncfabric::verbs

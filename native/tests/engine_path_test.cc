@@ -1,0 +1,122 @@
+// engine_path_test.cc: lanes and rails that fall silent and come back, over two loopback rails on each side: unposted work goes round, what
+// cannot go round waits or fails by name, messages keep flowing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine_pair.h"
+
+namespace asyncfabric::testing {
+namespace {
+
+constexpr size_t kSize = 1 << 20;
+
+struct TwoRails : ::testing::Test {
+  TwoRails()
+      : pair(Pair::manual({"loopback", "", {{"burst", "4"}, {"depth", "4"}}}), 2, 2),
+        source(kSize, 7),
+        target(kSize, 0) {
+    for (const auto& [number, rail] : LoopbackHub::shared().rails) rails.push_back(rail);  // a0 a1 b0 b1
+    from = pair.add_region(*pair.a, source);
+    key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), kSize, *pair.a);
+    uint32_t imm = 0;
+    EXPECT_TRUE(pair.b->engine->open_counter(5, &counter, &imm).ok());
+    EXPECT_TRUE(pair.wait(*pair.a, write(64)).status.ok());  // connected, the key is attached
+  }
+  ~TwoRails() override {
+    for (LoopbackRail* rail : rails) rail->hold(false);
+  }
+
+  uint64_t write(uint64_t length) {
+    const uint64_t cookie = pair.a->cookie();
+    OpId op = 0;
+    EXPECT_TRUE(pair.a->engine->submit_write(cookie, from, 0, length, key, 0, 5, &op).ok());
+    return cookie;
+  }
+  void turns(int count) {
+    for (int i = 0; i < count; ++i) pair.turn();
+  }
+
+  Pair pair;
+  std::vector<uint8_t> source, target;
+  std::vector<LoopbackRail*> rails;
+  RegionId from = 0;
+  KeyId key = 0;
+  CounterId counter = 0;
+};
+
+TEST_F(TwoRails, NewWorkAvoidsAPathThatIsDownAndComesBack) {
+  rails[0]->raise(RailEventKind::kPathDown);
+  turns(2);
+  const uint64_t before = rails[0]->posted();
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(pair.wait(*pair.a, write(kSize)).status.ok());
+  EXPECT_EQ(rails[0]->posted(), before);
+  rails[0]->raise(RailEventKind::kPathUp);
+  turns(2);
+  EXPECT_TRUE(pair.wait(*pair.a, write(kSize)).status.ok());
+  EXPECT_GT(rails[0]->posted(), before);
+  EXPECT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) == 10; }));
+}
+
+// The first rail holds the 4 requests that fit, the rest of its share waits in the engine when the path falls silent: that goes over the
+// other rail, what is held is reported when the rail knows.
+TEST_F(TwoRails, UnpostedWorkGoesRoundAndNothingIsCountedTwice) {
+  rails[0]->hold(true);
+  std::vector<uint64_t> cookies;
+  for (int i = 0; i < 40; ++i) cookies.push_back(write(64));
+  const auto finished = [&] {
+    return std::count_if(cookies.begin(), cookies.end(),
+                         [&](uint64_t cookie) { return pair.a->done.contains(cookie); });
+  };
+  turns(50);
+  EXPECT_EQ(rails[0]->queued(), 4u);
+  EXPECT_EQ(finished(), 20);
+  rails[0]->raise(RailEventKind::kPathDown);
+  EXPECT_TRUE(pair.until([&] { return finished() == 36; }, 2));
+  EXPECT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) == 37; }, 2));
+  rails[0]->hold(false);
+  for (const uint64_t cookie : cookies) EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+  turns(50);
+  EXPECT_EQ(pair.b->engine->counter_value(counter), 41u);
+}
+
+TEST_F(TwoRails, WithoutAnotherWayWorkWaits) {
+  for (LoopbackRail* rail : {rails[0], rails[1]}) {
+    rail->hold(true);
+    rail->raise(RailEventKind::kPathDown);
+  }
+  turns(2);
+  const uint64_t cookie = write(kSize);
+  turns(50);
+  EXPECT_FALSE(pair.a->done.contains(cookie)) << "a path that is being mended is no reason to fail";
+  for (LoopbackRail* rail : {rails[0], rails[1]}) {
+    rail->hold(false);
+    rail->raise(RailEventKind::kPathUp);
+  }
+  EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+}
+
+TEST_F(TwoRails, MessagesGoRoundARailThatIsDown) {
+  for (const RailEventKind kind : {RailEventKind::kPathDown, RailEventKind::kRailDown}) {
+    rails[0]->raise(kind);
+    turns(2);
+    rails[0]->hold(true);  // whatever went there would wait for ever
+    // A new key: its owner is asked, by a message, before the first use.
+    std::vector<uint8_t> more(4096, 1);
+    const KeyId fresh = pair.give_key(*pair.b, pair.add_region(*pair.b, more), 4096, *pair.a);
+    const uint64_t cookie = pair.a->cookie();
+    OpId op = 0;
+    ASSERT_TRUE(pair.a->engine->submit_write(cookie, from, 0, 64, fresh, 0, 5, &op).ok());
+    EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+    const uint64_t sent = pair.a->cookie();
+    const std::string payload = "hello";
+    ASSERT_TRUE(pair.a->engine->submit_send(sent, pair.a->engine->peers().at(0).id, payload.data(), 5, &op).ok());
+    EXPECT_TRUE(pair.wait(*pair.a, sent).status.ok());
+    rails[0]->hold(false);
+    rails[0]->raise(kind == RailEventKind::kPathDown ? RailEventKind::kPathUp : RailEventKind::kRailUp);
+    turns(2);
+  }
+}
+
+}  // namespace
+}  // namespace asyncfabric::testing

@@ -1,0 +1,71 @@
+"""The list of all groups of checks, in the order in which they are printed, and for which providers each matters.
+
+A new group is a room with a frozen Facts, a `read_...(root)` and a `check_...(facts, asked)`, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncfabric.errors import FabricError
+from asyncfabric_services.doctor.cores import check_cores, read_cores
+from asyncfabric_services.doctor.finding import PROVIDERS, Asked, Finding, Verdict
+from asyncfabric_services.doctor.gpu import check_gpu, read_gpu
+from asyncfabric_services.doctor.kernel import check_kernel, read_kernel
+from asyncfabric_services.doctor.libraries import check_libraries, read_libraries
+from asyncfabric_services.doctor.limits import check_limits, read_limits
+from asyncfabric_services.doctor.memory import check_memory, read_memory
+from asyncfabric_services.doctor.pcie import check_pcie, read_pcie
+from asyncfabric_services.doctor.ptrace import check_ptrace, read_ptrace
+from asyncfabric_services.doctor.rdma import check_rdma, read_rdma
+from asyncfabric_services.doctor.trials import check_trials, read_trials
+
+
+@dataclass(frozen=True)
+class Group:
+    """One room; `matters_for`: the providers for whose sake it is asked."""
+
+    name: str
+    read: Callable[[Path], Any]
+    check: Callable[[Any, Asked], list[Finding]]
+    matters_for: frozenset[str]
+
+
+ALL = frozenset(PROVIDERS)
+NICS = frozenset({"verbs", "efa"})
+
+GROUPS = (
+    Group("kernel", read_kernel, check_kernel, ALL),
+    Group("cores", read_cores, check_cores, ALL),
+    Group("limits", read_limits, check_limits, ALL),
+    Group("memory", read_memory, check_memory, frozenset({"local", "shm"})),
+    Group("ptrace", read_ptrace, check_ptrace, frozenset({"local", "shm"})),
+    Group("libraries", read_libraries, check_libraries, ALL - {"local"}),
+    Group("rdma", read_rdma, check_rdma, NICS),
+    Group("pcie", read_pcie, check_pcie, NICS | {"cuda"}),
+    Group("gpu", read_gpu, check_gpu, NICS | {"cuda"}),
+)
+
+
+def examine(root: Path, asked: Asked, groups: Sequence[Group] = GROUPS) -> Iterator[Finding]:
+    """Yield findings as they are known; the trials of rails come last. Blocks for about a second."""
+    for group in groups:
+        if not asked or group.matters_for & asked:
+            yield from _looked(group, root, asked)
+    providers = tuple(name for name in PROVIDERS if not asked or name in asked)
+    trials = Group("trials", lambda root: read_trials(root, providers), check_trials, ALL)
+    yield from _looked(trials, root, asked)
+
+
+def _looked(group: Group, root: Path, asked: Asked) -> list[Finding]:
+    """Return what a group says; a room that cannot even look is a failure of its own and does not stop the others."""
+    try:
+        facts = group.read(root)
+    except (FabricError, OSError, ValueError) as error:
+        fix = getattr(error, "remedy", "") or "please report it with the output of `asyncfabric topo --save`"
+        why = error.args[0] if isinstance(error, FabricError) else error  # str() of ours would say the remedy too
+        return [Finding(group.name, Verdict.FAIL, f"could not be looked at: {why}", fix)]
+    return group.check(facts, asked)

@@ -1,0 +1,53 @@
+"""The child of trials.py: two fabrics with one rail each, one write with an immediate, checked bytes, a JSON answer."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from typing import Any
+
+import trio
+
+import asyncfabric as af
+
+LENGTH = 4096
+DEADLINE_S = 15.0
+
+
+async def one_write(rail: str) -> dict[str, Any]:
+    """Write once and say what arrived. Cancellation: both fabrics are closed."""
+    config = af.FabricConfig(rails=(rail,))
+    async with af.open_fabric(config) as target, af.open_fabric(config) as source:
+        (opened,) = source.rails
+        said: dict[str, Any] = {"rail_device": opened.device, "library": opened.library, "version": opened.version}
+        inbox, outbox = await target.allocate(LENGTH), await source.allocate(LENGTH)
+        payload = secrets.token_bytes(LENGTH)
+        memoryview(outbox)[:] = payload
+        counter = target.counter()
+        key = inbox.key(access="write")
+        await source.connect(target.address)
+        started = time.perf_counter()
+        with trio.move_on_after(DEADLINE_S) as scope:
+            await source.write(outbox[0:LENGTH], key, 0, imm=counter.imm)
+            await counter.wait(1)
+        said |= {"seconds": time.perf_counter() - started, "imm_arrived": counter.value == 1}
+        if scope.cancelled_caught:
+            said["error"] = f"no arrival within {DEADLINE_S:g} s"
+        elif bytes(memoryview(inbox)) != payload:
+            said["error"] = "the bytes that arrived differ"
+        return said
+
+
+def main(rail: str) -> None:
+    """Try, and print the answer."""
+    try:
+        said = trio.run(one_write, rail)
+    except af.FabricError as error:
+        said = {"error": str(error.args[0]), "remedy": error.remedy}  # str(error) would say the remedy too
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,32 @@
+"""The drawing as text: branches, then who serves whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncfabric.observe.topology import Topology
+from asyncfabric_services.topo.outline import Box, outline
+from asyncfabric_services.topo.words import distances_of, headline, names_of, worker_words
+
+
+def draw_text(topology: Topology) -> str:
+    """Return the whole drawing."""
+    lines = [headline(topology)]
+    lines += _branches(outline(topology).children, "")
+    lines += ["", "who serves whom"]
+    for group in topology.groups:
+        name = f"GPU {group.gpu}" if group.gpu >= 0 else "host"
+        words = [names_of(topology, group.nics) or "no NIC", distances_of(topology, group), worker_words(group)]
+        lines.append(f"  {name:<6}  " + "; ".join(word for word in words if word))
+    if topology.spare_nics:
+        lines.append(f"  spare   {names_of(topology, topology.spare_nics)}")
+    lines += [f"note: {note}" for note in topology.notes]
+    return "\n".join(lines)
+
+
+def _branches(boxes: list[Box], indent: str) -> Iterator[str]:
+    for index, box in enumerate(boxes):
+        last = index == len(boxes) - 1
+        arrow = f"  <-> {box.partners}" if box.partners else ""
+        yield f"{indent}{'└─' if last else '├─'} {box.label}{arrow}"
+        yield from _branches(box.children, indent + ("   " if last else "│  "))

@@ -1,0 +1,30 @@
+#!/bin/bash
+# ring.sh: what `make rxe` runs in the guest: the native tests over RDMA devices, then pytest over the rings that use them.
+# Arguments go to pytest instead of the standard choice. Every part runs even when an earlier one failed; the status is the worst.
+set -u
+python=$PWD/.venv/bin/python
+status=0
+worst() { [ "$1" -gt "$status" ] && status=$1; }
+
+# The watchdog of the outside would bite a machine that is a dozen times slower.
+run_pytest() {
+  echo "==== pytest $*"
+  ASYNCFABRIC_TEST_WATCHDOG_S=280 "$python" -P -m pytest -q -o faulthandler_timeout=280 --color=no --durations=5 "$@"
+  worst $?
+}
+
+if [ $# -eq 0 ]; then
+  for binary in build/native-release/verbs_*_test build/native-release/libfabric_{rail,refusal,process}_test; do
+    filter='*'
+    case $binary in *libfabric*) filter='*/verbs' ;; esac
+    echo "==== $binary"
+    "$binary" --gtest_filter="$filter" --gtest_brief=1
+    worst $?
+  done
+  run_pytest tests/rxe
+  run_pytest tests/conformance/test_conformance.py -k 'verbs and not ofi'
+  run_pytest tests/conformance/test_conformance.py -k 'ofi-verbs'  # by itself: a crash of libfabric takes the process along
+else
+  run_pytest "$@"
+fi
+exit $status

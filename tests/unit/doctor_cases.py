@@ -1,0 +1,165 @@
+"""Facts of machines that are well and of machines that are not, for each check of `asyncfabric doctor`.
+
+Each check must appear here with facts that it complains about: test_doctor_checks.py refuses a check that cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asyncfabric.observe.topology import NicKind
+from asyncfabric_services.doctor.cores import CoreFacts
+from asyncfabric_services.doctor.gpu import GpuFacts
+from asyncfabric_services.doctor.kernel import KernelFacts
+from asyncfabric_services.doctor.libraries import Library, LibraryFacts
+from asyncfabric_services.doctor.limits import UNLIMITED, LimitFacts
+from asyncfabric_services.doctor.memory import MemoryFacts
+from asyncfabric_services.doctor.pcie import PcieFacts
+from asyncfabric_services.doctor.ptrace import PtraceFacts
+from asyncfabric_services.doctor.rdma import Gid, RdmaFacts, RdmaPort
+from asyncfabric_services.doctor.trials import Trial, TrialFacts
+
+KERNEL = KernelFacts("6.8.0", {})
+CORES = CoreFacts(online=192, allowed=192, quota=None, clock="tsc", far_nics=())
+LIMITS = LimitFacts(locked_bytes=UNLIMITED, may_lock=False, files=65536, most_files=65536, nics=True)
+MEMORY = MemoryFacts("madvise", "never", "", 512 << 30, 511 << 30)
+PTRACE = PtraceFacts(scope=1, error="")
+FABRIC = Library("libfabric.so.1", "/usr/lib/libfabric.so.1.20.0", "1.17", "")
+IBVERBS = Library("libibverbs.so.1", "/usr/lib/libibverbs.so.1.14.44.0", "1.14.44.0", "")
+CUDA = Library("libcuda.so.1", "/usr/lib/libcuda.so.550.54.15", "12.4", "")
+NOWHERE = "cannot open shared object file: No such file or directory"
+LIBRARIES = LibraryFacts(
+    (FABRIC, IBVERBS, CUDA), {"libibverbs.so.1": "RDMA devices", "libcuda.so.1": "an NVIDIA driver"}
+)
+V2 = Gid(3, "0000:0000:0000:0000:0000:ffff:0a00:0005", "RoCE v2", "eth1")
+V2_LINK_LOCAL = Gid(1, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth1")
+V1 = Gid(0, "0000:0000:0000:0000:0000:ffff:0a00:0005", "IB/RoCE v1", "eth1")
+ROCE = RdmaPort("mlx5_0", 1, NicKind.ROCE, active=True, gids=(V1, V2_LINK_LOCAL, V2), mtu=9000)
+RDMA = RdmaFacts((ROCE,))
+PCIE = PcieFacts({"0000:16:00.0": False}, {"0000:18:00.0": True})
+OPEN_DRIVER = "NVIDIA UNIX Open Kernel Module for x86_64  570.86.15"
+CLOSED_DRIVER = "NVIDIA UNIX x86_64 Kernel Module  535.161.08"
+GPU = GpuFacts(gpus=8, rdma_nics=8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="")
+GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
+TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
+
+
+def _library(library: Library, **changes: Any) -> LibraryFacts:
+    changed = replace(library, **changes)
+    return replace(LIBRARIES, libraries=tuple(changed if one is library else one for one in LIBRARIES.libraries))
+
+
+def _trial(name: str, **changes: Any) -> TrialFacts:
+    return TrialFacts((GOOD_TRIAL, replace(Trial(name, True, True, imm_arrived=True), **changes)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """With these facts, and these providers asked for, this check says this."""
+
+    group: str
+    facts: Any
+    check: str
+    verdict: str
+    asked: frozenset[str] = frozenset()
+    says: str = ""
+
+
+def _case(group: str, facts: Any, check: str, verdict: str, says: str = "", *asked: str) -> Case:
+    return Case(group, facts, check, verdict, frozenset(asked), says)
+
+
+CASES = [
+    _case("kernel", KERNEL, "kernel", "ok", "6.8.0"),
+    _case("kernel", KernelFacts("5.4", {"MADV_POPULATE_WRITE": "Invalid argument"}), "kernel", "warn", "POPULATE"),
+    _case("kernel", KernelFacts("4.18", {"pidfd_open": "Function not implemented"}), "kernel", "fail", "pidfd_open"),
+    _case("cores", CORES, "cores for polling", "ok", "192 of 192"),
+    _case("cores", replace(CORES, online=2, allowed=2), "cores for polling", "warn"),
+    _case("cores", replace(CORES, quota=8.0), "cores for polling", "warn", "quota 8"),
+    _case("cores", replace(CORES, quota=0.5), "cores for polling", "fail", "quota 0.5"),
+    _case("cores", CORES, "CPU affinity", "ok"),
+    _case("cores", replace(CORES, far_nics=("mlx5_0",)), "CPU affinity", "warn", "mlx5_0"),
+    _case("cores", CORES, "clock source", "ok", "tsc"),
+    _case("cores", replace(CORES, clock="hpet"), "clock source", "warn", "hpet"),
+    _case("cores", replace(CORES, clock=None), "clock source", "warn", "unknown"),
+    _case("limits", LIMITS, "memlock limit", "ok", "unlimited"),
+    _case("limits", replace(LIMITS, locked_bytes=64 << 10), "memlock limit", "fail", "64 KiB"),
+    _case("limits", replace(LIMITS, locked_bytes=64 << 10, may_lock=True), "memlock limit", "ok", "CAP_IPC_LOCK"),
+    _case("limits", replace(LIMITS, locked_bytes=64 << 10, nics=False), "memlock limit", "n.a."),
+    _case("limits", replace(LIMITS, locked_bytes=64 << 10, nics=False), "memlock limit", "fail", "", "verbs"),
+    _case("limits", LIMITS, "file descriptors", "ok", "65536"),
+    _case("limits", replace(LIMITS, files=1024), "file descriptors", "warn", "hard limit is 65536"),
+    _case("limits", replace(LIMITS, files=128, most_files=128), "file descriptors", "fail", "128"),
+    _case("memory", MEMORY, "huge pages", "ok"),
+    _case("memory", replace(MEMORY, collapse_error="Invalid argument"), "huge pages", "warn", "Invalid argument"),
+    _case("memory", replace(MEMORY, thp=None, collapse_error="x"), "huge pages", "warn", "not in this kernel"),
+    _case("memory", MEMORY, "/dev/shm", "ok"),
+    _case("memory", replace(MEMORY, shm_bytes=64 << 20, shm_free_bytes=60 << 20), "/dev/shm", "warn", "64 MiB"),
+    _case("memory", replace(MEMORY, shm_free_bytes=1 << 20), "/dev/shm", "warn"),
+    _case("memory", replace(MEMORY, shm_free_bytes=1 << 20), "/dev/shm", "fail", "", "shm"),
+    _case("memory", replace(MEMORY, shm_bytes=None), "/dev/shm", "n.a."),
+    _case("memory", replace(MEMORY, shm_bytes=None), "/dev/shm", "fail", "", "shm"),
+    _case("ptrace", PTRACE, "ptrace policy", "ok", "ptrace_scope 1"),
+    _case("ptrace", PtraceFacts(2, "Operation not permitted"), "ptrace policy", "warn", "Operation not permitted"),
+    _case("libraries", LIBRARIES, "libfabric", "ok", "libfabric.so.1.20.0"),
+    _case("libraries", _library(FABRIC, file="", error=NOWHERE), "libfabric", "n.a.", NOWHERE),
+    _case("libraries", _library(FABRIC, file="", error=NOWHERE), "libfabric", "fail", "tcp needs it", "tcp"),
+    _case("libraries", _library(FABRIC, version="1.9"), "libfabric", "fail", "1.9"),
+    _case("libraries", _library(FABRIC, others=("/opt/efa/libfabric.so.1",)), "libfabric", "warn", "/opt/efa"),
+    _case("libraries", LIBRARIES, "libibverbs", "ok"),
+    _case("libraries", _library(IBVERBS, file="", error=NOWHERE), "libibverbs", "fail", "RDMA devices"),
+    _case("libraries", replace(_library(IBVERBS, file="", error=NOWHERE), devices={}), "libibverbs", "n.a."),
+    _case("libraries", LIBRARIES, "libcuda", "ok", "12.4"),
+    _case("libraries", _library(CUDA, error="cuInit failed with CUDA error 999"), "libcuda", "fail", "999"),
+    _case("libraries", replace(_library(CUDA, error="cuInit failed"), devices={}), "libcuda", "warn", "cuInit"),
+    _case("rdma", RDMA, "RDMA devices", "ok", "mlx5_0 (roce)"),
+    _case("rdma", RdmaFacts(()), "RDMA devices", "n.a."),
+    _case("rdma", RdmaFacts(()), "RDMA devices", "fail", "verbs needs it", "verbs"),
+    _case("rdma", RdmaFacts((), ("0000:18:00.0",)), "RDMA devices", "warn", "0000:18:00.0"),
+    _case("rdma", RdmaFacts((), ("0000:18:00.0",)), "RDMA devices", "fail", "0000:18:00.0", "verbs"),
+    _case("rdma", RdmaFacts((replace(ROCE, kind=NicKind.IWARP),)), "RDMA devices", "fail", "iwarp", "verbs"),
+    _case("rdma", RDMA, "RDMA devices", "fail", "roce", "efa"),
+    _case("rdma", RDMA, "RDMA ports", "ok", "1 of 1"),
+    _case("rdma", RdmaFacts((ROCE, replace(ROCE, number=2, active=False))), "RDMA ports", "warn", "mlx5_0:2"),
+    _case("rdma", RdmaFacts((replace(ROCE, active=False),)), "RDMA ports", "fail", "all 1"),
+    _case("rdma", RDMA, "RoCE GIDs", "ok", "mlx5_0:1 index 3 (10.0.0.5)"),
+    _case("rdma", RdmaFacts((replace(ROCE, gids=(V1,)),)), "RoCE GIDs", "warn", "no RoCE v2"),
+    _case("rdma", RdmaFacts((replace(ROCE, gids=()),)), "RoCE GIDs", "fail", "no address at all"),
+    _case("rdma", RdmaFacts((replace(ROCE, gids=(V1, V2_LINK_LOCAL)),)), "RoCE GIDs", "warn", "no IPv4"),
+    _case("rdma", RDMA, "RoCE MTU", "ok", "9000"),
+    _case("rdma", RdmaFacts((replace(ROCE, mtu=1500),)), "RoCE MTU", "warn", "mlx5_0:1 (1500)"),
+    _case("pcie", PCIE, "PCIe ACS", "ok"),
+    _case("pcie", replace(PCIE, redirects={"0000:16:00.0": True}), "PCIe ACS", "warn", "0000:16:00.0"),
+    _case("pcie", replace(PCIE, redirects={"0000:16:00.0": None}), "PCIe ACS", "warn", "cannot read 1 of 1"),
+    _case("pcie", replace(PCIE, redirects={}), "PCIe ACS", "n.a."),
+    _case("pcie", PCIE, "relaxed ordering", "ok"),
+    _case("pcie", replace(PCIE, relaxed={"0000:18:00.0": False}), "relaxed ordering", "warn", "0000:18:00.0"),
+    _case("pcie", replace(PCIE, relaxed={"0000:18:00.0": None}), "relaxed ordering", "warn", "cannot read"),
+    _case("pcie", replace(PCIE, relaxed={}), "relaxed ordering", "n.a."),
+    _case("gpu", GPU, "GPUs", "ok", "570.86.15"),
+    _case("gpu", replace(GPU, driver=None), "GPUs", "fail", "not loaded"),
+    _case("gpu", replace(GPU, gpus=0), "GPUs", "n.a."),
+    _case("gpu", replace(GPU, gpus=0), "GPUs", "fail", "cuda needs it", "cuda"),
+    _case("gpu", GPU, "GPU memory to NICs", "ok", "DMA-BUF"),
+    _case("gpu", replace(GPU, driver=CLOSED_DRIVER, peermem="nvidia_peermem"), "GPU memory to NICs", "ok", "peermem"),
+    _case("gpu", replace(GPU, driver=CLOSED_DRIVER), "GPU memory to NICs", "warn", "neither"),
+    _case("gpu", replace(GPU, kernel=(5, 4)), "GPU memory to NICs", "warn", "neither"),
+    _case("gpu", replace(GPU, rdma_nics=0), "GPU memory to NICs", "n.a."),
+    _case("trials", TRIALS, "usable", "ok", "local"),
+    _case("trials", TrialFacts((replace(GOOD_TRIAL, error="refused"),)), "usable", "fail", "no rail works"),
+    _case("trials", TrialFacts((Trial("local", False, True),)), "usable", "fail"),
+    _case("trials", TRIALS, "rail local", "ok", "1.0 ms"),
+    _case("trials", TrialFacts((replace(GOOD_TRIAL, imm_arrived=False),)), "rail local", "fail", "never arrived"),
+    _case("trials", TRIALS, "rail efa", "n.a.", "nothing here"),
+    _case("trials", TRIALS, "rail efa", "fail", "nothing here", "efa"),
+    _case("trials", _trial("tcp", error="no answer within 30 s"), "rail tcp", "fail", "no answer"),
+    _case("trials", _trial("tcp", error="libfabric could not be opened (x)"), "rail tcp", "n.a.", "be opened"),
+    _case("trials", _trial("tcp", error="libfabric could not be opened (x)"), "rail tcp", "fail", "opened", "tcp"),
+    _case("trials", _trial("shm", error="died by SIGSEGV"), "rail shm", "fail", "SIGSEGV"),
+    _case("trials", _trial("verbs", error="refused"), "rail verbs", "fail", "refused"),
+    _case("trials", _trial("verbs", chosen="mlx5_3", error="refused"), "rail verbs:mlx5_3", "fail", "refused"),
+    _case("trials", _trial("verbs", error="rxe0 could not be opened"), "rail verbs", "fail", "rxe0"),
+    _case("trials", _trial("cuda", built=False), "rail cuda", "n.a.", "not in this build"),
+    _case("trials", _trial("cuda", built=False), "rail cuda", "fail", "not in this build", "cuda"),
+]  # fmt: skip
