@@ -36,10 +36,10 @@ def find_initramfs(cache: Path, kernel: Kernel) -> Path:
     made_of = hashlib.sha256(repr((kernel.release, NEEDED, WELCOME)).encode() + init).hexdigest()[:16]
     path = cache / f"initramfs-{kernel.release}-{made_of}.gz"
     if not path.exists():
+        modules = {path.name: content for path, content in load_order(kernel)}
         busybox = shutil.which("busybox", path="/bin:/usr/bin")
         if busybox is None:
             raise CannotRunError("busybox is missing (apt-get install busybox-static)")
-        modules = {path.name: content for path, content in load_order(kernel)}
         unfinished = path.with_suffix(".part")
         unfinished.write_bytes(gzip.compress(archive(Path(busybox).read_bytes(), modules, init), 1))
         unfinished.rename(path)

@@ -33,8 +33,7 @@ void NativeEngine::disarm() {
   core_.loop_gate.finish();
   if (!core_.can_hand_over && core_.config.polling != PollingMode::kBusy) return;
   turn_.slept(now_ns() - armed_ns_, core_.config.spin_ns);
-  if (!core_.can_hand_over) return;
-  if (!core_.gate.sleeping()) return;
+  if (!core_.can_hand_over || !core_.gate.sleeping()) return;
   Helm::Guest guest(core_.helm);
   bool quiet = false;
   if (guest.try_lock()) {
@@ -72,7 +71,7 @@ bool NativeEngine::watch_ring() {
 
 // Looks at the rails for a moment before sleeping; peers need not ring meanwhile. True: completions came.
 bool NativeEngine::linger() {
-  const uint64_t until = now_ns() + core_.config.spin_ns;
+  const uint64_t until = now_ns() + turn_.patience(core_.config.spin_ns);
   bool quiet = false;
   {
     Helm::Guest guest(core_.helm);
