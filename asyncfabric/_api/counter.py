@@ -7,7 +7,7 @@ for all waiting tasks: the lowest target among them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from time import monotonic, monotonic_ns
+from time import monotonic_ns
 from typing import TYPE_CHECKING, SupportsIndex
 
 from asyncfabric._api.checks import checked_index
@@ -33,11 +33,7 @@ class CountWaiter(Waiter):
     __slots__ = ("peers", "target")
 
     def __init__(self, target: int, peers: tuple[Peer, ...]) -> None:
-        self.ready = False
-        self.handle = None
-        self.leaving = False
-        self.error = None
-        self.since = monotonic()
+        super().__init__()
         self.target = target
         self.peers = peers
 

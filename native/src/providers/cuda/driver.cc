@@ -1,44 +1,35 @@
 // driver.cc: dlopen of libcuda, once per process. Runs on the thread that opens a rail.
 #include "providers/cuda/driver.h"
 
-#include <dlfcn.h>
-
-#include <cstdlib>
 #include <memory>
-#include <mutex>
+
+#include "base/shared_library.h"
 
 namespace asyncfabric::cuda {
 namespace {
 
 constexpr const char* kName = "libcuda.so.1";
 
-std::string real_path(void* symbol) {
-  Dl_info where{};
-  if (dladdr(symbol, &where) == 0 || where.dli_fname == nullptr) return kName;
-  std::unique_ptr<char, decltype(&std::free)> resolved(realpath(where.dli_fname, nullptr), std::free);
-  return resolved ? resolved.get() : where.dli_fname;
-}
-
-std::unique_ptr<Driver> load(std::string* detail) {
-  void* handle = dlopen(kName, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+std::unique_ptr<Driver> load(const std::string& name, std::string* detail) {
+  std::string why;
+  void* handle = open_shared_library(name, &why);
   if (handle == nullptr) {
-    const char* why = dlerror();
-    *detail = "cuda: the NVIDIA driver's library could not be opened (" + std::string(why != nullptr ? why : kName) +
+    *detail = "cuda: the NVIDIA driver's library could not be opened (" + why +
               "); it comes with the driver of a machine that has a GPU";
     return nullptr;
   }
   auto driver = std::make_unique<Driver>();
-#define X(result, symbol, parameters)                                                                \
-  driver->symbol = reinterpret_cast<decltype(driver->symbol)>(dlsym(handle, #symbol));               \
-  if (driver->symbol == nullptr) {                                                                   \
-    *detail = "cuda: " + std::string(kName) + " has no " #symbol ": a driver for CUDA 12 is needed"; \
-    return nullptr;                                                                                  \
+#define X(result, symbol, parameters)                                                        \
+  driver->symbol = reinterpret_cast<decltype(driver->symbol)>(find_symbol(handle, #symbol)); \
+  if (driver->symbol == nullptr) {                                                           \
+    *detail = "cuda: " + name + " has no " #symbol ": a driver for CUDA 12 is needed";       \
+    return nullptr;                                                                          \
   }
   ASYNCFABRIC_CUDA_SYMBOLS(X)
 #undef X
   driver->cuMemcpyBatchAsync_v2 =
-      reinterpret_cast<decltype(driver->cuMemcpyBatchAsync_v2)>(dlsym(handle, "cuMemcpyBatchAsync_v2"));
-  driver->path = real_path(reinterpret_cast<void*>(driver->cuInit));
+      reinterpret_cast<decltype(driver->cuMemcpyBatchAsync_v2)>(find_symbol(handle, "cuMemcpyBatchAsync_v2"));
+  driver->path = file_of_symbol(reinterpret_cast<void*>(driver->cuInit), name);
   if (const CUresult result = driver->cuInit(0); result != kSuccess) {
     *detail = "cuda: " + driver->complaint("cuInit", result) + ": no usable GPU in this process";
     return nullptr;
@@ -61,11 +52,8 @@ std::string Driver::complaint(const char* call, CUresult result) const {
 }
 
 const Driver* open_driver(std::string* detail) {
-  static std::mutex mutex;
-  static std::unique_ptr<Driver>& opened = *new std::unique_ptr<Driver>();  // never destroyed, like the library
-  const std::lock_guard lock(mutex);
-  if (opened == nullptr) opened = load(detail);  // a failure is not kept: the driver may be loaded later
-  return opened.get();
+  static auto& drivers = *new LoadedLibraries<Driver>();  // never destroyed, like the library
+  return drivers.open(kName, detail, load);
 }
 
 }  // namespace asyncfabric::cuda

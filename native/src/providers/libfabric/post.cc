@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "provider/request_check.h"
 #include "providers/libfabric/errors.h"
 #include "providers/libfabric/rail.h"
 
@@ -18,19 +19,7 @@ constexpr size_t kReserved = 256;  // contexts for the rail's own messages, with
 }  // namespace
 
 Status LibfabricRail::check(const WorkRequest& request) const {
-  if (request.kind == WorkKind::kSend)
-    return request.length <= kPayloadBytes ? Status() : Status(StatusCode::kInvalidArgument);
-  if (request.remote == nullptr)
-    return request.length == 0 && request.has_imm ? Status() : Status(StatusCode::kInvalidArgument);
-  const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
-  if (request.remote_offset > key.length || request.length > key.length - request.remote_offset)
-    return StatusCode::kOutOfBounds;
-  const uint32_t right = request.kind == WorkKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
-  if ((key.access & right) == 0) return StatusCode::kAccessDenied;
-  if (request.length == 0) return StatusCode::kOk;
-  const auto* local = static_cast<const Registration*>(request.local);
-  if (local == nullptr) return StatusCode::kInvalidArgument;
-  return local->contains(request.address, request.length) ? Status() : Status(StatusCode::kOutOfBounds);
+  return check_request<RemoteRegion, Registration>(request, kPayloadBytes, capabilities_.max_request_bytes);
 }
 
 Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool internal) {

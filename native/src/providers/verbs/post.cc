@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "provider/request_check.h"
 #include "providers/verbs/errors.h"
 #include "providers/verbs/memory.h"
 #include "providers/verbs/rail.h"
@@ -24,20 +25,7 @@ uint64_t work_id(const Connection& connection, const Lane& lane, uint32_t positi
 }  // namespace
 
 Status VerbsRail::check(const WorkRequest& request) const {
-  if (request.kind == WorkKind::kSend)
-    return request.length <= kPayloadBytes ? Status() : Status(StatusCode::kInvalidArgument);
-  if (request.remote == nullptr)
-    return request.length == 0 && request.has_imm ? Status() : Status(StatusCode::kInvalidArgument);
-  const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
-  if (request.remote_offset > key.length || request.length > key.length - request.remote_offset)
-    return StatusCode::kOutOfBounds;
-  const uint32_t right = request.kind == WorkKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
-  if ((key.access & right) == 0) return StatusCode::kAccessDenied;
-  if (request.length == 0) return {};
-  if (request.length > capabilities_.max_request_bytes) return StatusCode::kInvalidArgument;
-  const auto* local = static_cast<const Registration*>(request.local);
-  if (local == nullptr) return StatusCode::kInvalidArgument;
-  return local->contains(request.address, request.length) ? Status() : Status(StatusCode::kOutOfBounds);
+  return check_request<RemoteRegion, Registration>(request, kPayloadBytes, capabilities_.max_request_bytes);
 }
 
 Lane& VerbsRail::lane_for(Connection& connection, const WorkRequest& request) const {
