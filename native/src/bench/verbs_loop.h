@@ -4,7 +4,7 @@
 // Both calls block, busy-poll, need no GIL, and meet over a socket (`control_fd`, bidirectional, owned by the caller).
 #pragma once
 
-#include "bench/libfabric_loop.h"
+#include "bench/bare_loop.h"
 
 namespace asyncfabric::bench {
 
