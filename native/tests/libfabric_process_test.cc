@@ -144,7 +144,7 @@ TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
     EXPECT_TRUE(status.ok() || status.kind == kind) << status_text(status.code) << " " << status.raw;
   if (a.rail->capabilities().reports_peer_loss) {
     ASSERT_TRUE(pump_until({&a}, [&] { return a.lost.size() == 1; }));
-    EXPECT_EQ(a.lost[0], dead.peer.get());
+    EXPECT_EQ(a.lost[0].first, dead.peer.get());
   }
   a.done.clear();
   for (uint64_t i = 0; i < 50; ++i) {

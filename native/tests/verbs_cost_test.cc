@@ -83,6 +83,26 @@ TEST(VerbsCost, PagesCostOneImmediateAndFewDoorbells) {
   }
 }
 
+// To 64 peers: each has a queue pair of its own, so each piece is one of each.
+TEST(VerbsCost, AScatterTo64PeersIsOneOfEachForEach) {
+  NEED_VERBS();
+  constexpr uint64_t kPeers = 64;
+  Side a(device_a()), b(device_b());
+  std::vector<std::unique_ptr<Link>> links;
+  for (uint64_t i = 0; i < kPeers; ++i) links.push_back(std::make_unique<Link>(a, b));
+  Counted at_a, at_b;
+  std::vector<WorkRequest> pieces;
+  for (uint64_t i = 0; i < kPeers; ++i) pieces.push_back(links[i]->write_imm(i * 4096, i * 4096, 4096, i, 1));
+  write_and_wait(a, b, pieces, kPeers, at_a, at_b);
+  const verbs::Figures before = a.figures();
+  const uint64_t allocated = allocations;
+  write_and_wait(a, b, pieces, kPeers, at_a, at_b);
+  EXPECT_EQ(allocations - allocated, 0u);
+  EXPECT_EQ(a.figures().work_requests - before.work_requests, kPeers);
+  EXPECT_EQ(a.figures().doorbells - before.doorbells, kPeers);
+  EXPECT_EQ(a.figures().completions - before.completions, kPeers);
+}
+
 TEST(VerbsCost, AWarmRailDoesNotAllocate) {
   NEED_VERBS();
   Side a(device_a()), b(device_b());
