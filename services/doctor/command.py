@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,7 +16,7 @@ HERE = Path("/")
 
 @click.command()
 @click.option("--provider", "providers", multiple=True, type=click.Choice(PROVIDERS), help="Only what this one needs.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(providers: tuple[str, ...], as_json: bool) -> int:
     """Say whether this machine can move bytes, and what to change; rails that it could use are opened and tried."""
     from asyncfabric_services.doctor.groups import examine
@@ -25,10 +24,10 @@ def doctor(providers: tuple[str, ...], as_json: bool) -> int:
     findings = []
     for finding in examine(HERE, frozenset(providers)):
         findings.append(finding)
-        if not as_json:
+        if as_json:
+            click.echo(json.dumps(plain(finding)))
+        else:
             print_finding(finding)
-    if as_json:
-        click.echo(json.dumps(plain(findings), indent=2))
     return status_of(findings)
 
 
@@ -40,12 +39,13 @@ def status_of(findings: list[Finding]) -> int:
 def print_finding(finding: Finding) -> None:
     """Print one line, and the fix below it where there is one to make."""
     mark = click.style(f"{finding.verdict:<5}", fg=COLOURS[finding.verdict])
-    click.echo(f"{mark} {finding.check:<19} {finding.found}")
+    click.echo(f"{mark} {finding.check:<19} {finding.detail}")
     if finding.fix and finding.verdict is not Verdict.ABSENT:
         click.echo(f"{'':<26}fix: {finding.fix}")
 
 
-def plain(findings: list[Finding]) -> dict[str, Any]:
-    """Return the findings as JSON values."""
-    lines = [{"check": f.check, "verdict": str(f.verdict), "found": f.found, "fix": f.fix} for f in findings]
-    return {"usable": status_of(findings) == FINE, "checks": lines}
+def plain(finding: Finding) -> dict[str, str]:
+    """Return what scripts read: ok, warn or fail; what is not here and need not be is fine."""
+    if finding.verdict is Verdict.ABSENT:
+        return {"check": finding.check, "verdict": "ok", "detail": f"not here: {finding.detail}", "fix": ""}
+    return {"check": finding.check, "verdict": str(finding.verdict), "detail": finding.detail, "fix": finding.fix}

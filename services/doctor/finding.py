@@ -24,7 +24,7 @@ class Finding:
 
     check: str
     verdict: Verdict
-    found: str
+    detail: str
     fix: str = ""
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ def main() -> int:
         "--cache", type=Path, default=ROOT / "build" / "rxe", help="where kernel and initramfs are kept"
     )
     parser.add_argument("--kernel", type=Path, help="an unpacked kernel package to use instead of the cached one")
-    parser.add_argument("--limit", type=float, default=570.0, help="seconds after which the guest is ended")
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds after which the guest is ended")
     parser.add_argument("--memory", type=int, default=2048, help="MiB of the guest")
     parser.add_argument("--cpus", type=int, default=2, help="processors of the guest")
     parser.add_argument("--shell", help="run this command of bash instead of the tests")

@@ -26,7 +26,7 @@ def finding_of(case: Case) -> Finding:
 def test_a_check_says_what_its_facts_mean(case: Case) -> None:
     finding = finding_of(case)
     assert finding.verdict == case.verdict, finding
-    assert case.says in finding.found
+    assert case.says in finding.detail
     assert finding.verdict == "ok" or finding.fix
 
 
@@ -50,7 +50,17 @@ def test_a_complaint_without_a_fix_is_refused() -> None:
 def test_only_failures_change_the_status(verdicts: str, status: int) -> None:
     findings = [Finding("a", Verdict(verdict), "b", "c") for verdict in verdicts.split()]
     assert status_of(findings) == status
-    assert plain(findings)["usable"] is (status == 0)
+    assert any(plain(finding)["verdict"] == "fail" for finding in findings) is (status == 3)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said", "detail"),
+    [("ok", "ok", "b"), ("warn", "warn", "b"), ("fail", "fail", "b"), ("n.a.", "ok", "not here: b")],
+)
+def test_scripts_read_three_verdicts(verdict: str, said: str, detail: str) -> None:
+    row = plain(Finding("a", Verdict(verdict), "b", "c"))
+    assert (row["check"], row["verdict"], row["detail"]) == ("a", said, detail)
+    assert (row["fix"] == "c") == (verdict != "n.a.")
 
 
 def test_a_room_that_cannot_look_fails_and_does_not_stop_the_others() -> None:
@@ -60,7 +70,7 @@ def test_a_room_that_cannot_look_fails_and_does_not_stop_the_others() -> None:
     groups = (Group("limits", broken, check_kernel, frozenset(PROVIDERS)), GROUPS[0])
     first, second, *_ = examine(Path("/"), frozenset({"cuda"}), groups)
     assert (first.check, first.verdict) == ("limits", "fail")
-    assert "Permission denied" in first.found
+    assert "Permission denied" in first.detail
     assert second.check == "kernel"
 
 
