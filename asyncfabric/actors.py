@@ -1,0 +1,42 @@
+"""Actors: tasks with bounded mailboxes and typed handlers, asked the same here and in other processes.
+
+    class Add(Message[int]):
+        a: int
+        b: int
+
+    class Adder(Actor):
+        @handles(Add)
+        async def add(self, message: Add) -> int:
+            return message.a + message.b
+
+The public door of `asyncfabric._orchestration`; it re-exports and holds no logic. Runs on trio. docs/explain/actors.md
+tells the rules.
+"""
+
+from asyncfabric._orchestration.actor import Actor, handles
+from asyncfabric._orchestration.link import Identity, Link
+from asyncfabric._orchestration.message import Message
+from asyncfabric._orchestration.node import Node, open_node
+from asyncfabric._orchestration.policy import Policy, Strategy
+from asyncfabric._orchestration.reference import Reference
+from asyncfabric._orchestration.supervisor import Supervisor
+from asyncfabric._orchestration.trace import trace_context
+from asyncfabric.errors import ActorDied, ActorError, RemoteError
+
+__all__ = [
+    "Actor",
+    "ActorDied",
+    "ActorError",
+    "Identity",
+    "Link",
+    "Message",
+    "Node",
+    "Policy",
+    "Reference",
+    "RemoteError",
+    "Strategy",
+    "Supervisor",
+    "handles",
+    "open_node",
+    "trace_context",
+]
