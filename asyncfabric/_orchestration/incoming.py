@@ -18,7 +18,7 @@ from asyncfabric._orchestration.death import raised_by
 from asyncfabric._orchestration.link import Identity, Link
 from asyncfabric._orchestration.outgoing import WINDOW
 from asyncfabric._orchestration.request import Request, Withdrawn
-from asyncfabric.errors import ActorDied, ActorError, PeerError
+from asyncfabric.errors import ActorDied, ActorError, ClosedError, PeerError
 
 if TYPE_CHECKING:
     from asyncfabric._orchestration.life import Life
@@ -114,14 +114,17 @@ class Incoming:
                 await self._send(sender, wire.Accepted(number=number))
                 reply = wire.Answer(number=number, body=_raw(await request.outcome(), life))
             else:
-                reply = wire.Accepted(number=number) if not request.settled else _failed(number, Withdrawn())
+                reply = wire.Accepted(number=number) if request.is_in else _failed(number, Withdrawn())
         except (ActorError, Withdrawn, TypeError) as error:
             reply = _failed(number, error)
         if isinstance(reply, wire.Failed) and request.scope.cancel_called:
             await request.finished.wait()  # a confirmed cancellation says that nothing runs any more
         self._requests.pop((sender, number), None)
         _less(self._calls, sender)
-        await self._send(sender, reply)
+        try:
+            await self._send(sender, reply)
+        except ValueError as error:  # larger than the link takes
+            await self._send(sender, _failed(number, raised_by(error, life.words)))
 
     async def _reply(self, to: Identity, frame: wire.AnyFrame) -> None:
         try:
@@ -132,7 +135,7 @@ class Incoming:
     async def _send(self, to: Identity, frame: wire.AnyFrame) -> None:
         try:
             await self._link.send(to, wire.CHANNEL, wire.encoded(frame))
-        except PeerError as error:
+        except (PeerError, ClosedError) as error:
             logger.debug("an answer to %s was not sent: %s", to, error)
 
 

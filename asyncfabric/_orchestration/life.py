@@ -99,7 +99,7 @@ class Life:
 
     def stop_when_empty(self) -> None:
         """Refuse new messages; end when those in the mailbox were handled."""
-        self.mailbox.seal(self.refusal)
+        self._drop(self.mailbox.seal(self.refusal), self.refusal)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Live: start, handle messages, stop.
@@ -202,12 +202,18 @@ class Life:
     def _end(self, death: Death, *, failed: bool = False) -> None:
         if failed:
             self.death = death
-        self.mailbox.seal(lambda: death.error(self.words))
-        for request in self.mailbox.empty():
-            request.fail(death.error(self.words))
-            request.finish()
+        def refusal() -> ActorDied:
+            return death.error(self.words)
+
+        self._drop(self.mailbox.seal(refusal), refusal)
+        self._drop(self.mailbox.empty(), refusal)
         for request in self._running:
             request.fail(death.error(self.words))
+
+    def _drop(self, requests: list[Request], refusal: Callable[[], ActorDied]) -> None:
+        for request in requests:
+            request.fail(refusal())
+            request.finish()
 
 
 def failure_in(error: BaseException) -> BaseException | None:

@@ -8,15 +8,11 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
-import msgspec
 from anyio.abc import ObjectReceiveStream
 
+from asyncfabric._control.messages import Identity
 
-class Identity(msgspec.Struct, frozen=True):
-    """One life of one node: a name or an address alone would confuse a node with its successor."""
-
-    name: str
-    incarnation: int
+__all__ = ["Arrival", "Identity", "Link", "SessionChange"]
 
 
 class Arrival(Protocol):
@@ -75,7 +71,10 @@ class Link(Protocol):
         ...
 
     async def send(self, to: Identity, channel: str, body: bytes, trace: str | None = None) -> None:
-        """Send to a peer; waits for room. Raises PeerError when the peer is lost or unknown."""
+        """Send to a peer; waits for room. Raises PeerError when the peer is lost, draining or unknown.
+
+        Cancellation: nothing was sent.
+        """
         ...
 
     def listen(self, channel: str) -> AbstractAsyncContextManager[ObjectReceiveStream[Arrival]]:

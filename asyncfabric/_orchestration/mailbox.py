@@ -142,16 +142,20 @@ class Mailbox(Generic[T]):
         self._fill()
         return place.item
 
-    def seal(self, refusal: Callable[[], Exception]) -> None:
-        """Refuse new items and those in line with what `refusal` returns; what is in the box can still be taken.
+    def seal(self, refusal: Callable[[], Exception]) -> list[T]:
+        """Refuse new items with what `refusal` returns; what is in the box can still be taken. Returns those in line.
 
         The first refusal stays: the mailbox ends once.
         """
         if self._refusal is None:
             self._refusal = refusal
+        refused = []
         while self._line:
-            self._line.popleft()._move("refused")
+            place = self._line.popleft()
+            place._move("refused")
+            refused.append(place.item)
         self._taker.unpark_all()
+        return refused
 
     def empty(self) -> list[T]:
         """Take everything that is in the box, oldest first."""

@@ -17,7 +17,7 @@ from asyncfabric._orchestration.link import Identity, Link
 from asyncfabric._orchestration.message import Message, answer_type, kind_of
 from asyncfabric._orchestration.reference import Reference
 from asyncfabric._orchestration.trace import trace_context
-from asyncfabric.errors import LocalProtocolError, PeerError, RemoteError, RemoteProtocolError
+from asyncfabric.errors import ClosedError, LocalProtocolError, PeerError, RemoteError, RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 WINDOW = 64  # calls of one node to one actor that are not in its mailbox yet; the receiver refuses more
@@ -132,12 +132,9 @@ class Outgoing:
         self._pending[frame.number] = pending
         try:
             await self._link.send(pending.peer, wire.CHANNEL, wire.encoded(frame), trace_context.get())
-        except PeerError as error:
+        except (PeerError, ClosedError) as error:
             pending.failure = error
             pending.settle()
-        except trio.Cancelled:
-            await self._cancel(pending, frame.number)  # it may have left
-            raise
 
     async def _or_cancel(self, pending: _Pending, number: int, until: trio.Event) -> None:
         try:
@@ -152,7 +149,7 @@ class Outgoing:
             try:
                 await self._link.send(pending.peer, wire.CHANNEL, wire.encoded(wire.Cancel(number=number)))
                 await pending.settled.wait()
-            except PeerError:
+            except (PeerError, ClosedError):
                 return  # a lost node cancels what we asked for
         if scope.cancelled_caught:
             logger.warning("%s did not confirm a cancelled call in %g s", pending.words, self._cancel_deadline_s)

@@ -221,7 +221,7 @@ class Supervisor:
             had_ended = child.ended.is_set()
             await child.stop(because)
             if child.failure is not None and not had_ended and verdict is None and late is None:
-                late = self._verdict(child)
+                late = None if self._may_mend() else self._verdict(child)
         if late is not None and verdict is None:
             raise late
 

@@ -6,17 +6,22 @@ that senders wait for, a PeerError for the lost and the unknown; the tests of li
 
 from __future__ import annotations
 
-import secrets
+import itertools
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+import anyio.lowlevel
+from anyio.abc import ObjectReceiveStream
 
-from asyncfabric._orchestration.link import Identity
-from asyncfabric.errors import PeerError
+from asyncfabric._control.messages import Identity
+from asyncfabric.errors import BusyError, PeerError
+
+T = TypeVar("T")
+LARGEST_BODY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +43,21 @@ class FakeSessionChange:
 
 
 class FakeLinkNetwork:
-    """Where fake links find each other. `room` is how many messages wait at a listener before senders wait."""
+    """Where fake links find each other. `room` is how many messages of one sender wait before it waits."""
 
     def __init__(self, room: int = 16) -> None:
         """Make an empty network."""
         self._room = room
         self._links: dict[str, FakeLink] = {}
+        self._incarnations = itertools.count(1)
 
     def link(self, name: str) -> FakeLink:
         """Return a new life of a node of this name; an earlier one is lost to its peers."""
         address = f"fake://{name}"
         if address in self._links:
             self.lose(self._links[address], "its successor came")
-        link = self._links[address] = FakeLink(self, Identity(name, secrets.randbits(63) or 1), address, self._room)
+        link = FakeLink(self, Identity(name, next(self._incarnations)), address, self._room)
+        self._links[address] = link
         return link
 
     def lose(self, link: FakeLink, reason: str = "it was lost on demand") -> None:
@@ -60,8 +67,8 @@ class FakeLinkNetwork:
         for peer in list(link._peers.values()):
             link._part(peer, reason)
 
-    def partition(self, one: FakeLink, other: FakeLink, reason: str = "the network was cut") -> None:
-        """Part two nodes; both hear of it and both live on."""
+    def cut(self, one: FakeLink, other: FakeLink, reason: str = "the network was cut") -> None:
+        """Part two nodes; both hear of it, both live on, and they can connect again."""
         one._part(other, reason)
 
     def _at(self, address: str) -> FakeLink | None:
@@ -75,109 +82,120 @@ class FakeLink:
         """Not for users."""
         self.identity = identity
         self.address = address
-        self.unheard = 0  # messages on channels that nobody listens to
         self._network = network
         self._room = room
         self._peers: dict[Identity, FakeLink] = {}
-        self._listeners: dict[str, MemoryObjectSendStream[FakeArrival]] = {}
-        self._watchers: list[MemoryObjectSendStream[FakeSessionChange]] = []
-        self._parted: dict[Identity, anyio.Event] = {}
+        self._inboxes: dict[str, _Queue[FakeArrival]] = {}
+        self._listening: set[str] = set()
+        self._watchers: list[_Queue[FakeSessionChange]] = []
+        self._lines: dict[tuple[Identity, str], anyio.Lock] = {}
 
     async def connect(self, address: str) -> Identity:
         """Connect to a peer; both sides see it ready. Raises PeerError when nobody is there."""
         await anyio.lowlevel.checkpoint()
         peer = self._network._at(address)
-        if peer is None:
-            raise PeerError(f"nobody is at {address}")
+        if peer is None or self._network._at(self.address) is not self:
+            raise PeerError(f"nobody is at {address}, or we are lost")
         if peer.identity not in self._peers:
             for one, other in ((self, peer), (peer, self)):
                 one._peers[other.identity] = other
-                one._parted[other.identity] = anyio.Event()
                 one._tell(FakeSessionChange(other.identity, "ready", "connected"))
         return peer.identity
 
     async def send(self, to: Identity, channel: str, body: bytes, trace: str | None = None) -> None:
         """Send to a peer; waits for room there. Raises PeerError when the peer is lost or unknown.
 
-        Cancellation: the message was not sent.
+        Cancellation: nothing was sent.
         """
+        if not isinstance(body, bytes):
+            raise TypeError(f"body must be bytes, got {type(body).__name__}")
+        if len(body) > LARGEST_BODY:
+            raise ValueError(f"body has {len(body)} bytes, {to} takes {LARGEST_BODY}")
         await anyio.lowlevel.checkpoint()
-        peer = self._peers.get(to)
-        if peer is None:
-            raise PeerError(f"{to} is lost or was never connected")
-        listener = peer._listeners.get(channel)
-        if listener is None:
-            peer.unheard += 1
-            return
-        try:
-            listener.send_nowait(FakeArrival(self.identity, bytes(body), trace))
-        except anyio.WouldBlock:
-            await self._send_with_patience(peer, listener, FakeArrival(self.identity, bytes(body), trace))
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            peer.unheard += 1
+        async with self._lines.setdefault((to, channel), anyio.Lock()):  # senders of one channel keep their order
+            peer = self._connected(to)
+            inbox = peer._inbox(channel)
+            while sum(arrival.sender == self.identity for arrival in inbox.items) >= self._room:
+                await inbox.change()
+                self._connected(to)
+            inbox.put(FakeArrival(self.identity, body, trace))
 
     @asynccontextmanager
-    async def listen(self, channel: str) -> AsyncIterator[MemoryObjectReceiveStream[FakeArrival]]:
-        """Receive what peers send on a channel. Raises ValueError when somebody listens already."""
-        if channel in self._listeners:
-            raise ValueError(f"channel {channel!r} is listened to already")
-        sender, receiver = anyio.create_memory_object_stream[FakeArrival](self._room)
-        self._listeners[channel] = sender
+    async def listen(self, channel: str) -> AsyncIterator[ObjectReceiveStream[FakeArrival]]:
+        """Receive what peers send on a channel, what came before included. Raises BusyError for a second listener."""
+        if channel in self._listening:
+            raise BusyError(f"channel {channel!r} is listened to already")
+        self._listening.add(channel)
         try:
-            with sender, receiver:
-                yield receiver
+            yield self._inbox(channel)
         finally:
-            del self._listeners[channel]
+            self._listening.remove(channel)
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[MemoryObjectReceiveStream[FakeSessionChange]]:
+    async def watch(self) -> AsyncIterator[ObjectReceiveStream[FakeSessionChange]]:
         """Receive what becomes of sessions; those that are ready now come first."""
-        # As many changes as a test makes: a bounded stream would make losing a peer wait for whoever watches.
-        sender, receiver = anyio.create_memory_object_stream[FakeSessionChange](float("inf"))
+        changes: _Queue[FakeSessionChange] = _Queue()
         for peer in self._peers:
-            sender.send_nowait(FakeSessionChange(peer, "ready", "connected"))
-        self._watchers.append(sender)
+            changes.put(FakeSessionChange(peer, "ready", "present state"))
+        self._watchers.append(changes)
         try:
-            with sender, receiver:
-                yield receiver
+            yield changes
         finally:
-            self._watchers.remove(sender)
+            self._watchers.remove(changes)
 
     async def disconnect(self, peer: Identity) -> None:
         """End the session with a peer; both sides hear of it."""
         await anyio.lowlevel.checkpoint()
         other = self._peers.get(peer)
         if other is not None:
-            self._part(other, "disconnected")
+            self._part(other, "left")
 
-    async def _send_with_patience(
-        self, peer: FakeLink, listener: MemoryObjectSendStream[FakeArrival], arrival: FakeArrival
-    ) -> None:
-        parted = self._parted[peer.identity]
-        lost = False
+    def _connected(self, to: Identity) -> FakeLink:
+        peer = self._peers.get(to)
+        if peer is None:
+            raise PeerError(f"{to} is lost or was never connected")
+        return peer
 
-        async def give_up() -> None:
-            nonlocal lost
-            await parted.wait()
-            lost = True
-            tasks.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(give_up)
-            try:
-                await listener.send(arrival)
-            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-                peer.unheard += 1
-            tasks.cancel_scope.cancel()
-        if lost:
-            raise PeerError(f"{peer.identity} was lost while a message waited for room")
+    def _inbox(self, channel: str) -> _Queue[FakeArrival]:
+        return self._inboxes.setdefault(channel, _Queue())
 
     def _part(self, peer: FakeLink, reason: str) -> None:
         for one, other in ((self, peer), (peer, self)):
             if one._peers.pop(other.identity, None) is not None:
-                one._parted.pop(other.identity).set()
                 one._tell(FakeSessionChange(other.identity, "lost", reason))
+            for inbox in one._inboxes.values():
+                inbox.wake()  # who waits for room looks again
 
     def _tell(self, change: FakeSessionChange) -> None:
         for watcher in self._watchers:
-            watcher.send_nowait(change)
+            watcher.put(change)
+
+
+class _Queue(ObjectReceiveStream[T], Generic[T]):
+    """What waits for one receiver."""
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self._changed = anyio.Event()
+
+    def put(self, item: T) -> None:
+        self.items.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def change(self) -> None:
+        await self._changed.wait()
+
+    async def receive(self) -> T:
+        await anyio.lowlevel.checkpoint()
+        while not self.items:
+            await self.change()
+        item = self.items.popleft()
+        self.wake()
+        return item
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
