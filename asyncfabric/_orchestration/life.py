@@ -202,6 +202,7 @@ class Life:
     def _end(self, death: Death, *, failed: bool = False) -> None:
         if failed:
             self.death = death
+
         def refusal() -> ActorDied:
             return death.error(self.words)
 
