@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from asyncfabric.errors import ActorDied, ActorError, RemoteError
+from asyncfabric.errors import ActorDied, ActorError, FabricError, RemoteError
 
 LONGEST_TRACEBACK = 16 * 1024  # characters
 
@@ -51,7 +51,7 @@ def death_from(error: BaseException, here: str) -> Death:
     earlier = earlier_failure(first)
     if earlier is not None:
         words = f"{type(first).__name__}: {first_line(first)}"
-        return Death(words, earlier.origin, earlier.kind, earlier.traceback, first)
+        return Death(words, earlier.origin, earlier.kind, earlier.traceback, root_of(earlier))
     words = f"{type(first).__name__}: {first_line(first)}" if first_line(first) else type(first).__name__
     return Death(words, here, type(first).__qualname__, told(first), first)
 
@@ -83,9 +83,16 @@ def earlier_failure(error: BaseException | None) -> ActorError | None:
     return None
 
 
+def root_of(error: BaseException) -> BaseException:
+    """Return the error at the beginning of a chain of causes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text."""
-    text = str(error)
+    text = str(error.args[0]) if isinstance(error, FabricError) else str(error)  # without the remedy
     return text.splitlines()[0] if text else ""
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,10 +34,10 @@ MAX_REPLIES = 1024  # refusals that one node does not read; then it is disconnec
 class Incoming:
     """The calls of other nodes."""
 
-    def __init__(self, node: Node, link: Link, nursery: trio.Nursery) -> None:
+    def __init__(self, node: Node, link: Link) -> None:
         self._node = node
         self._link = link
-        self._nursery = nursery
+        self._nursery: trio.Nursery | None = None
         self._requests: dict[tuple[Identity, int], Request] = {}
         self._lines: Counter[tuple[Identity, str]] = Counter()  # calls before a full mailbox
         self._calls: Counter[Identity] = Counter()
@@ -43,6 +45,15 @@ class Incoming:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @contextmanager
+    def answering(self, nursery: trio.Nursery) -> Iterator[None]:
+        """Answer calls from tasks of this nursery while the context is open."""
+        self._nursery = nursery
+        try:
+            yield
+        finally:
+            self._nursery = None
 
     def receive(self, sender: Identity, frame: wire.Call | wire.Lookup | wire.Cancel, trace: str | None) -> None:
         """Take a call, in the order in which they arrive; answers leave from tasks of their own."""
@@ -73,9 +84,9 @@ class Incoming:
         self._replies[to] += 1
         if self._replies[to] == MAX_REPLIES:
             logger.warning("%s reads no answers: it is disconnected", to)
-            self._nursery.start_soon(self._link.disconnect, to)
+            self._start(self._link.disconnect, to)
         if self._replies[to] < MAX_REPLIES:
-            self._nursery.start_soon(self._reply, to, frame)
+            self._start(self._reply, to, frame)
         else:
             _less(self._replies, to)
 
@@ -97,7 +108,7 @@ class Incoming:
         in_line = None if request.is_in else line
         if in_line is not None:
             self._lines[in_line] += 1
-        self._nursery.start_soon(self._serve, sender, frame.number, request, life, in_line)
+        self._start(self._serve, sender, frame.number, request, life, in_line)
 
     async def _serve(
         self, sender: Identity, number: int, request: Request, life: Life, in_line: tuple[Identity, str] | None
@@ -125,6 +136,10 @@ class Incoming:
             await self._send(sender, reply)
         except ValueError as error:  # larger than the link takes
             await self._send(sender, _failed(number, raised_by(error, life.words)))
+
+    def _start(self, function: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(function, *arguments)
 
     async def _reply(self, to: Identity, frame: wire.AnyFrame) -> None:
         try:

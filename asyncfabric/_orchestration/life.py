@@ -151,6 +151,8 @@ class Life:
                 try:
                     request = await self.mailbox.take()
                 except EndOfMailbox:
+                    if self.because is not None:
+                        await trio.sleep_forever()  # forewarned: its supervisor ends it when its turn comes
                     return
                 self._running.add(request)
                 if self.actor.concurrency == 1:

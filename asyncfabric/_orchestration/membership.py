@@ -132,7 +132,7 @@ class Membership:
             await changed.wait()
 
     def least_loaded(self, role: str) -> Member | None:
-        """Return the ready member of a role with the least load, what this node assigned included; None if none is ready.
+        """Return the ready member of a role with the least load, with what this node assigned; None if none is ready.
 
         Of equals, the one that this node assigned least to, then the first by name.
         """

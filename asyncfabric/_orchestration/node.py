@@ -14,6 +14,7 @@ import trio
 
 from asyncfabric._orchestration.child import Child
 from asyncfabric._orchestration.death import Death, first_leaf
+from asyncfabric._orchestration.floor import Floor
 from asyncfabric._orchestration.life import Life, handling
 from asyncfabric._orchestration.link import Identity, Link
 from asyncfabric._orchestration.message import check_message
@@ -234,54 +235,34 @@ async def open_node(
     identity = link.identity if link is not None else Identity(name, secrets.randbits(63) or 1)
     node = Node(identity, policy or Policy(), cancel_deadline_s)
     raised: Exception | None = None
-    failed: list[ActorError] = []
     async with trio.open_nursery() as nursery:
-        root = trio.CancelScope(shield=True)
-        ended = trio.Event()
-
-        async def supervise(task_status: trio.TaskStatus[None]) -> None:
-            try:
-                with root:
-                    await node.supervisor.run(task_status.started)
-            except Exception as error:
-                first = first_leaf(error)
-                if not isinstance(first, ActorError):
-                    raise
-                failed.append(first)
-            finally:
-                ended.set()
-                nursery.cancel_scope.cancel()
-
-        # Shielded: actors that stop, and asks that are being cancelled, still need the link.
-        carrying = trio.CancelScope(shield=True)
-
-        async def carry(link: Link, task_status: trio.TaskStatus[Remote]) -> None:
-            with carrying:
-                await Remote.run_for(node, link, cancel_deadline_s, task_status)
-
-        if link is not None:
-            node._remote = await nursery.start(carry, link)
-        await nursery.start(supervise)
-        token = current_node.set(node)
+        floor = Floor(nursery)
         try:
-            yield node
+            # Not nursery.start: a start that is cancelled waits for its task, and these are shielded.
+            if link is not None:
+                node._remote = remote = Remote(node, link, cancel_deadline_s)
+                await floor.start(remote.run)
+            await floor.start(node.supervisor.run)
+            token = current_node.set(node)
+            try:
+                yield node
+            finally:
+                current_node.reset(token)
         except Exception as error:
             raised = error
         finally:
-            current_node.reset(token)
-            root.cancel()
-            with trio.CancelScope(shield=True):
-                await ended.wait()
+            await floor.aclose()
             node._closed = True
-            carrying.cancel()
-    if failed and raised is not None and not _follows(raised, failed[0]):
-        raise ExceptionGroup(f"node {name} failed, and so did what ran in it", [failed[0], raised])
-    if failed:
-        raise failed[0]
-    if raised is not None:
-        raise raised
+            nursery.cancel_scope.cancel()
+    if floor.failure is None:
+        if raised is not None:
+            raise raised
+    elif raised is None or _follows(raised, floor.failure):
+        raise floor.failure
+    else:
+        raise ExceptionGroup(f"node {name} failed, and so did what ran in it", [floor.failure, raised])
 
 
-def _follows(error: Exception, failure: ActorError) -> bool:
+def _follows(error: Exception, failure: Exception) -> bool:
     first = first_leaf(error)
-    return isinstance(first, ActorError) and first.origin == failure.origin
+    return isinstance(first, ActorError) and isinstance(failure, ActorError) and first.origin == failure.origin

@@ -7,6 +7,7 @@ be hostile); a caller whose frame cannot be read but tells its number gets a ref
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -28,33 +29,28 @@ logger = logging.getLogger(__name__)
 class Remote:
     """Calls to and from other nodes, over one link."""
 
-    def __init__(self, node: Node, link: Link, nursery: trio.Nursery, cancel_deadline_s: float) -> None:
+    def __init__(self, node: Node, link: Link, cancel_deadline_s: float) -> None:
         self.protocol_errors = 0
+        self._link = link
         self._outgoing = Outgoing(link, cancel_deadline_s)
-        self._incoming = Incoming(node, link, nursery)
+        self._incoming = Incoming(node, link)
 
-    @classmethod
-    async def run_for(
-        cls,
-        node: Node,
-        link: Link,
-        cancel_deadline_s: float,
-        task_status: trio.TaskStatus[Remote] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Pump the link's streams until cancelled; starts with the Remote itself.
+    async def run(self, started: Callable[[], None]) -> None:
+        """Pump the link's streams until cancelled; calls `started` when calls can be made.
 
         Cancellation: ends the pumps, and the answers that were being sent.
         """
         async with (
-            link.listen(wire.CHANNEL) as arrivals,
-            link.watch() as changes,
+            self._link.listen(wire.CHANNEL) as arrivals,
+            self._link.watch() as changes,
             trio.open_nursery() as nursery,
         ):
-            remote = cls(node, link, nursery, cancel_deadline_s)
-            nursery.start_soon(remote._pump_changes, changes)
-            task_status.started(remote)
-            await remote._pump_arrivals(arrivals)
-            remote._outgoing.lose_all("the link was closed")
+            nursery.start_soon(self._pump_changes, changes)
+            started()
+            with self._incoming.answering(nursery):
+                async for arrival in arrivals:
+                    self._receive(arrival)
+            self._outgoing.lose_all("the link was closed")
 
     async def call(self, to: Reference, message: Message[Any], *, asked: bool) -> Any:
         """Ask or tell an actor on another node; see `Outgoing.call`.
@@ -69,10 +65,6 @@ class Remote:
         Cancellation: as told there.
         """
         return await self._outgoing.lookup(node, name)
-
-    async def _pump_arrivals(self, arrivals: ObjectReceiveStream[Arrival]) -> None:
-        async for arrival in arrivals:
-            self._receive(arrival)
 
     async def _pump_changes(self, changes: ObjectReceiveStream[SessionChange]) -> None:
         async for change in changes:
