@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import trio
-from actor_schedule import TaskCensus, run_example
+from actor_schedule import TaskCensus, dice, run_example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric._orchestration.mailbox import EndOfMailbox, Mailbox
+from asyncfabric._orchestration.mailbox import EndOfMailbox, Mailbox, Place
 from asyncfabric.actors import Actor, ActorDied, Message, Node, Reference, handles, open_node
 from asyncfabric.testing.fake_link import FakeLinkNetwork
 
@@ -81,6 +81,33 @@ def test_sv3_a_mailbox_drops_nothing(
 
     run_example(seed, example)
     told_alright(taken, told, given_up, certain=True)
+
+
+@given(
+    capacity=st.integers(1, 3), does=st.lists(st.sampled_from(["enter", "enter", "take", "withdraw"]), max_size=30),
+    seed=SEEDS,
+)  # fmt: skip
+def test_sv3_places_keep_their_order(capacity: int, does: list[str], seed: int) -> None:
+    """As the pump of a link uses it: places are taken without an await, and some are withdrawn."""
+
+    async def example(census: TaskCensus) -> None:
+        choose = dice(seed)
+        mailbox: Mailbox[int] = Mailbox(capacity)
+        expected: list[Place[int]] = []
+        for number, what in enumerate(does):
+            if what == "enter":
+                expected.append(mailbox.enter(number))
+            elif what == "withdraw" and expected:
+                assert expected.pop(choose.randrange(len(expected))).withdraw()
+            elif what == "take" and expected:
+                assert await mailbox.take() == expected.pop(0).item
+            assert [place.where for place in expected[:capacity]] == ["box"] * len(expected[:capacity])
+            assert {place.where for place in expected[capacity:]} <= {"line"}
+            assert mailbox.waiting == len(expected[capacity:])
+        for place in expected:
+            assert await mailbox.take() == place.item
+
+    run_example(seed, example)
 
 
 @given(
