@@ -53,6 +53,7 @@ class World:
     """What really happened, against which errors are compared."""
 
     booms: dict[int, str] = field(default_factory=dict)  # number of the failure -> life whose code raised it
+    first: dict[str, int] = field(default_factory=dict)  # life -> number of its first failure
     running: Counter[str] = field(default_factory=Counter)  # tasks of each life
     lives: dict[str, str] = field(default_factory=dict)  # name -> present life
     faults: list[str] = field(default_factory=list)
@@ -60,6 +61,7 @@ class World:
     def boom(self, life: str) -> Boom:
         number = len(self.booms)
         self.booms[number] = life
+        self.first.setdefault(life, number)
         return Boom(f"boom-{number}!")
 
     def look_at(self, error: ActorError) -> None:
@@ -71,17 +73,20 @@ class World:
             self.faults.append(f"the traceback of {error} shows no first failure")
         elif self.booms[numbers[-1]] != error.origin:
             self.faults.append(f"{error.origin} is blamed for boom-{numbers[-1]} of {self.booms[numbers[-1]]}")
+        elif self.first[error.origin] != numbers[-1]:
+            self.faults.append(f"boom-{numbers[-1]} is told, but the first of {error.origin} was another")
 
 
 class Subject(Actor):
     mailbox_capacity = 2
     concurrency = 2
 
-    def __init__(self, world: World, tasks: int, children: int, drain: float) -> None:
+    def __init__(self, world: World, tasks: int, children: int, drain: float, echo: bool) -> None:
         self.world = world
         self.tasks = tasks
         self.children = children
         self.drain = drain
+        self.echo = echo
 
     async def on_start(self) -> None:
         words, name = self.reference.words, self.reference.name
@@ -92,7 +97,7 @@ class Subject(Actor):
         for _ in range(self.tasks):
             self.start_soon(self._run, float("inf"))
         for number in range(self.children):
-            await self.spawn(Subject, self.world, 1, 0, self.drain, name=f"c{number}")
+            await self.spawn(Subject, self.world, 1, 0, self.drain, self.echo, name=f"c{number}")
 
     async def on_stop(self) -> None:
         words = self.reference.words
@@ -125,9 +130,13 @@ class Subject(Actor):
         self.world.running[words] += 1
         try:
             await trio.sleep(seconds)
-        finally:
+        except trio.Cancelled:
             with trio.CancelScope(shield=True):
                 await trio.sleep(self.drain)  # as transfers drain
+            if self.echo:
+                raise self.world.boom(words) from None  # a failure that cancelling brought about
+            raise
+        finally:
             self.world.running[words] -= 1
 
 
@@ -137,7 +146,8 @@ POLICIES = st.builds(
     restarts=st.integers(0, 3),
     within_s=st.sampled_from([0.5, 5.0, 100.0]),
 )
-LEAVES = st.tuples(st.just("actor"), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 0.1]))
+LEAVES = st.tuples(st.just("actor"), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 0.1]),
+                   st.booleans())  # fmt: skip
 TREES = st.recursive(LEAVES, lambda below: st.tuples(POLICIES, st.lists(below, min_size=1, max_size=3)), max_leaves=6)
 STEPS = st.lists(
     st.tuples(
@@ -153,7 +163,7 @@ STEPS = st.lists(
 async def grow(parent: Supervisor, tree: object, world: World, name: str) -> None:
     assert isinstance(tree, tuple)
     if tree[0] == "actor":
-        await parent.spawn(Subject, world, tree[1], tree[2], tree[3], name=name)
+        await parent.spawn(Subject, world, *tree[1:], name=name)
         return
     supervisor = await parent.supervise(name, tree[0])
     for number, below in enumerate(tree[1]):

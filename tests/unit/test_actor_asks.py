@@ -112,6 +112,28 @@ async def test_a_failed_ask_is_the_askers_and_the_actor_lives_on() -> None:
         assert await worker.ask(Add(1, 1)) == 2
 
 
+async def test_the_first_failure_of_a_group_is_told() -> None:
+    class Group(Worker):
+        @handles(Fail)
+        async def fail(self, message: Fail) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._second)
+                await trio.testing.wait_all_tasks_blocked()
+                raise LookupError("the first")
+
+        async def _second(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise OSError("the second")
+
+    async with open_node("here") as node:
+        worker = await node.spawn(Group, name="worker")
+        with pytest.raises(RemoteError, match="raised LookupError: the first") as caught:
+            await worker.ask(Fail(""))
+        assert caught.value.kind == "LookupError"
+
+
 async def test_a_failed_tell_ends_the_actor_and_rises_from_the_node() -> None:
     log: list[object] = []
     with pytest.raises(ActorDied, match="worker failed: LookupError") as caught:
