@@ -15,10 +15,13 @@ tells the rules.
 
 from asyncfabric._orchestration.actor import Actor, handles
 from asyncfabric._orchestration.link import Identity, Link
+from asyncfabric._orchestration.membership import Drains, Gone, Joined, Loaded, Member, MemberChange, Membership
 from asyncfabric._orchestration.message import Message
 from asyncfabric._orchestration.node import Node, open_node
+from asyncfabric._orchestration.peer_keeper import PeerKeeper, open_peer_keeper
 from asyncfabric._orchestration.policy import Policy, Strategy
 from asyncfabric._orchestration.reference import Reference
+from asyncfabric._orchestration.region_ledger import LedgerRow, RegionLedger, RegionOwner
 from asyncfabric._orchestration.supervisor import Supervisor
 from asyncfabric._orchestration.trace import trace_context
 from asyncfabric.errors import ActorDied, ActorError, RemoteError
@@ -27,16 +30,28 @@ __all__ = [
     "Actor",
     "ActorDied",
     "ActorError",
+    "Drains",
+    "Gone",
     "Identity",
+    "Joined",
+    "LedgerRow",
     "Link",
+    "Loaded",
+    "Member",
+    "MemberChange",
+    "Membership",
     "Message",
     "Node",
+    "PeerKeeper",
     "Policy",
     "Reference",
+    "RegionLedger",
+    "RegionOwner",
     "RemoteError",
     "Strategy",
     "Supervisor",
     "handles",
     "open_node",
+    "open_peer_keeper",
     "trace_context",
 ]
