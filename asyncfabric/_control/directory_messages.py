@@ -52,9 +52,10 @@ class Registered(Struct, frozen=True, tag="registered"):
 
 
 class Unregistered(Struct, frozen=True, tag="unregistered"):
-    """You are not in (any more): register. Answers Renew and DrainMe of unknown nodes."""
+    """You are not in. Register `again`, or do not: a later incarnation of your name is in."""
 
     reason: Text
+    again: bool
 
 
 class Snapshot(Struct, frozen=True, tag="snapshot"):
@@ -79,8 +80,8 @@ Request = Register | Renew | DrainMe | LeaveMe | WatchFrom
 News = Registered | Unregistered | Snapshot | Changes | Settled
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_news = msgspec.msgpack.Decoder(News)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_news: msgspec.msgpack.Decoder[News] = msgspec.msgpack.Decoder(News)
 
 
 def encode(message: Request | News) -> bytes:
