@@ -82,6 +82,8 @@ class SessionTable(Handshake):
         config = self.config
         times = [peer.drain_deadline_ns for peer in self.roster.peers.values() if peer.state == "draining"]
         for session in self.sessions.values():
+            if self._is_draining(session):
+                continue
             times.append(session.sent_ns + config.heartbeat_ns)
             dialing = session.state == "dialing"
             times.append(session.deadline_ns if dialing else session.heard_ns + config.peer_deadline_ns)
@@ -122,8 +124,8 @@ class SessionTable(Handshake):
             if peer.state == "draining" and now >= peer.drain_deadline_ns:
                 self._lose(peer, f"did not drain within {config.drain_deadline_ns / SECOND_NS:g} s")
         for session in list(self.sessions.values()):
-            if session.path not in self.sessions:
-                continue  # it was lost with the peer's other session
+            if session.path not in self.sessions or self._is_draining(session):
+                continue  # it was lost with the peer's other session; a drain has a deadline of its own
             if session.state == "dialing":
                 if now >= session.deadline_ns:
                     self._end(session, f"no answer within {config.connect_deadline_ns / SECOND_NS:g} s")
@@ -224,17 +226,21 @@ class SessionTable(Handshake):
         session = self.sessions.get(event.path)
         if session is None or session.nonce != event.session:
             return  # lost meanwhile: nobody to give credit to
+        if self._is_draining(session):
+            return  # no more parcels come, and after our last frame the peer may be gone
         total = session.receives.take(event.channel, event.cost)
         if total is not None:
             self._say(session, Credit(event.channel, total))
 
+    def _is_draining(self, session: Session) -> bool:
+        return session.identity is not None and self.roster.peers[session.identity].state == "draining"
+
     def _leave(self, identity: Identity) -> None:
         peer = self.roster.peers.get(identity)
-        if peer is None or peer.leaving:
-            return
+        if peer is None or peer.state == "draining":
+            return  # gone, or on the way: when the peer leaves us, our part is said
         peer.leaving = True
-        if peer.state == "ready":
-            self._drain(peer, "we leave")
+        self._drain(peer, "we leave")
         self._say(peer.way_out, Drain())
 
     def _drain(self, peer: Peer, reason: str) -> None:
