@@ -14,6 +14,7 @@ tells the rules.
 """
 
 from asyncfabric._orchestration.actor import Actor, handles
+from asyncfabric._orchestration.directory_changes import labels_of, member_changes
 from asyncfabric._orchestration.link import Identity, Link
 from asyncfabric._orchestration.membership import Drains, Gone, Joined, Loaded, Member, MemberChange, Membership
 from asyncfabric._orchestration.message import Message
@@ -51,6 +52,8 @@ __all__ = [
     "Strategy",
     "Supervisor",
     "handles",
+    "labels_of",
+    "member_changes",
     "open_node",
     "open_peer_keeper",
     "trace_context",

@@ -124,12 +124,9 @@ class Membership:
             await self._changed.wait()
         return found
 
-    async def views(self) -> AsyncIterator[tuple[Member, ...]]:
-        """Yield all members, now and after changes; changes that come while the caller is busy come together."""
-        while True:
-            changed = self._changed
-            yield self.members(state=None)
-            await changed.wait()
+    def views(self) -> AsyncIterator[tuple[Member, ...]]:
+        """Iterate over all members, now and after changes; changes that come while the caller is busy come together."""
+        return _Views(self)
 
     def least_loaded(self, role: str) -> Member | None:
         """Return the ready member of a role with the least load, with what this node assigned; None if none is ready.
@@ -152,3 +149,18 @@ class Membership:
     def _weight(self, member: Member) -> tuple[float, int, str]:
         assigned = self._assigned[member.identity]
         return member.load + assigned, assigned, member.identity.name
+
+
+class _Views(AsyncIterator[tuple[Member, ...]]):
+    """Not an async generator: one that is left in the middle has to be closed, and nothing here needs closing."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._seen: trio.Event | None = None
+
+    async def __anext__(self) -> tuple[Member, ...]:
+        await trio.lowlevel.checkpoint()
+        if self._seen is not None:
+            await self._seen.wait()
+        self._seen = self._membership._changed
+        return self._membership.members(state=None)

@@ -216,6 +216,41 @@ async def test_cancelling_an_ask_ends_its_handler_first(opener: Opener) -> None:
         assert await two.worker.ask(Add(1, 1)) == 2
 
 
+async def test_a_cancelled_ask_waits_for_its_handler_also_when_the_actor_dies(opener: Opener) -> None:
+    class Drainer(Worker):
+        concurrency = 2
+
+        @handles(Wait)
+        async def wait(self, message: Wait) -> str:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.log.append("draining")
+                with trio.CancelScope(shield=True):
+                    await self.gate.wait()
+                self.log.append("drained")
+
+    async def asker(scope: trio.CancelScope) -> None:
+        with scope:
+            await drainer.ask(Wait())
+        two.log.append("ended")
+
+    async with two_nodes(opener) as two:
+        here = await two.far.spawn(Drainer, two.log, two.gate, name="drainer")
+        drainer = await two.near.lookup(two.far.identity, here.name)
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(asker, scope)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            scope.cancel()
+            await until(two.log, "draining")
+            with pytest.raises(ActorDied):
+                await drainer.ask(Break())
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            two.gate.set()
+        assert two.log == ["draining", "drained", "ended"]
+
+
 async def test_cancelled_messages_that_wait_are_taken_back(opener: Opener) -> None:
     async with two_nodes(opener) as two:
         async with trio.open_nursery() as nursery:
