@@ -7,17 +7,17 @@ nursery. The first failure is noted where it happens (SV-1), and at that moment 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
+from asyncfabric._orchestration.context import current_node, handling, inside
 from asyncfabric._orchestration.death import Death, death_from, raised_by
 from asyncfabric._orchestration.mailbox import EndOfMailbox, Mailbox
 from asyncfabric._orchestration.message import kind_of
 from asyncfabric._orchestration.policy import Policy
-from asyncfabric._orchestration.reference import Reference, current_node
+from asyncfabric._orchestration.reference import Reference
 from asyncfabric._orchestration.request import Request
 from asyncfabric._orchestration.supervisor import Supervisor
 from asyncfabric._orchestration.trace import trace_context
@@ -26,9 +26,6 @@ from asyncfabric.errors import ActorDied, ClosedError
 if TYPE_CHECKING:
     from asyncfabric._orchestration.actor import Actor
     from asyncfabric._orchestration.node import Node
-
-handling: ContextVar[Life | None] = ContextVar("asyncfabric_handling", default=None)
-"""The life whose handler runs; None outside of handlers."""
 
 
 class Life:
@@ -111,6 +108,7 @@ class Life:
         actor = self.actor
         actor._life = self
         current_node.set(self.node)  # what `spawn` was called from may be another node, or a request with its trace
+        inside.set(self)
         handling.set(None)
         trace_context.set(None)
         try:

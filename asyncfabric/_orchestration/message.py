@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import typing
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 A = TypeVar("A")
 
 
-class Message(msgspec.Struct, Generic[A], frozen=True):
+if TYPE_CHECKING:
+    from msgspec import Struct as FrozenStruct  # checkers want each subclass to say `frozen=True` again; at run time
+else:  # subclasses inherit it, so they are not asked to
+
+    class FrozenStruct(msgspec.Struct, frozen=True):
+        """Base whose subclasses are frozen without saying so."""
+
+
+class Message(FrozenStruct, Generic[A]):
     """Base of messages: `class Add(Message[int]): a: int; b: int` is answered with an int.
 
     Messages are frozen. In one process the object itself is handed over, so do not change what it holds; to another

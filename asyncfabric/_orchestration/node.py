@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from asyncfabric._orchestration.child import Child
+from asyncfabric._orchestration.context import current_node, handling
 from asyncfabric._orchestration.death import Death, first_leaf
 from asyncfabric._orchestration.floor import Floor
-from asyncfabric._orchestration.life import Life, handling
+from asyncfabric._orchestration.life import Life
 from asyncfabric._orchestration.link import Identity, Link
 from asyncfabric._orchestration.message import check_message
 from asyncfabric._orchestration.policy import Policy
-from asyncfabric._orchestration.reference import ANY_LIFE, Reference, current_node
+from asyncfabric._orchestration.reference import ANY_LIFE, Reference
 from asyncfabric._orchestration.remote import Remote
 from asyncfabric._orchestration.request import Request
 from asyncfabric._orchestration.supervisor import Supervisor
@@ -86,6 +87,9 @@ class Node:
 
     async def stop(self, name: str) -> None:
         """End an actor or a supervisor that was started by this node's `spawn` or `supervise`, for good.
+
+        Raises:
+            ValueError: called from inside of it.
 
         Cancellation: shielded until it has ended.
         """

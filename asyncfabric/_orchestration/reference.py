@@ -6,11 +6,11 @@ one life of one node; `named()` makes one that follows restarts.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from asyncfabric._orchestration.context import current_node
 from asyncfabric._orchestration.link import Identity
 from asyncfabric._orchestration.message import Message
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 ANY_LIFE = 0
-
-current_node: ContextVar[Node | None] = ContextVar("asyncfabric_node", default=None)
-"""The node of the running task; references that came in a message go through it."""
 
 
 class Reference(msgspec.Struct, frozen=True, dict=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from asyncfabric._orchestration.child import Child
+from asyncfabric._orchestration.context import inside
 from asyncfabric._orchestration.death import Death, death_from
 from asyncfabric._orchestration.policy import Policy
 from asyncfabric.errors import ActorDied, ClosedError
@@ -91,13 +92,20 @@ class Supervisor:
     async def stop(self, name: str) -> None:
         """End a child for good and return when nothing of it runs. `name` is as it was spawned; unknown is no error.
 
+        Raises:
+            ValueError: called from inside of it, so it would wait for itself.
+
         Cancellation: shielded until the child has ended.
         """
         child = self._children.get(f"{self._name}/{name}" if self._name else name)
         await trio.lowlevel.checkpoint()
-        if child is not None:
-            await child.stop(Death("it was stopped"))
-            self._forget(child)
+        if child is None:
+            return
+        here = inside.get()
+        if here is not None and here.node is self._node and f"{here.reference.name}/".startswith(f"{child.name}/"):
+            raise ValueError(f"{here.words} stops {child.name} and waits for its own end; Actor.stop() ends an actor")
+        await child.stop(Death("it was stopped"))
+        self._forget(child)
 
     async def ready(self) -> None:
         """Return when children can be spawned.

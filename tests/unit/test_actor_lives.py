@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from actor_cast import Add, Break, Fail, Note, Wait, Worker
 
-from asyncfabric.actors import ActorDied, Message, Policy, Reference, handles, open_node
+from asyncfabric.actors import ActorDied, Message, Policy, Reference, RemoteError, handles, open_node
 
 pytestmark = pytest.mark.trio
 
@@ -172,3 +172,18 @@ async def test_tasks_and_children_of_an_actor_end_with_it() -> None:
         assert log.count("beside ended") == 1
     assert log.count("beside ended") == 2
     assert log.count("start") == log.count("stop") - 2 == 2
+
+
+async def test_who_would_wait_for_its_own_end_is_told() -> None:
+    class Suicidal(Worker):
+        @handles(Fail)
+        async def fail(self, message: Fail) -> None:
+            await self.node.stop(message.text)
+
+    async with open_node("here") as node:
+        supervisor = await node.supervise("s", Policy())
+        worker = await supervisor.spawn(Suicidal, name="worker")
+        with pytest.raises(RemoteError, match="ValueError: s/worker#1 on here stops s and waits for its own end"):
+            await worker.ask(Fail("s"))
+        await worker.ask(Fail("other"))
+        assert node.supervisor.children == ("s",)
