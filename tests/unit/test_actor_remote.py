@@ -201,6 +201,7 @@ async def test_a_death_tells_all_who_wait_and_later_ones(opener: Opener) -> None
             two.gate.set()
         assert {error.origin for error in errors} == {"worker#1 on far"}
         assert all("raise InternalError" in error.traceback for error in errors)
+        await trio.testing.wait_all_tasks_blocked(0.01)
         with pytest.raises(ActorDied, match="restarted as #2 after: InternalError"):
             await two.worker.ask(Add(1, 1))
         assert await two.worker.named().ask(Add(1, 1)) == 2
