@@ -85,15 +85,41 @@ class StaleKeyError(FabricError):
 
 
 class ActorError(FabricError):
-    """An actor failed."""
+    """An actor failed.
+
+    Attributes:
+        actor: who was asked, as `name#incarnation on node`.
+        origin: whose code failed first, in the same form; the same as `actor` unless the failure came from elsewhere.
+        kind: name of the type of the first failure, empty when nothing raised.
+        traceback: text of the first failure's traceback, also when it was in another process.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        raw: int = 0,
+        actor: str = "",
+        origin: str = "",
+        kind: str = "",
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message, remedy=remedy, raw=raw)
+        self.actor = actor
+        self.origin = origin
+        self.kind = kind
+        self.traceback = traceback
+        if traceback:
+            self.add_note(f"the first failure was in {origin}:\n{traceback.rstrip()}")
 
 
 class ActorDied(ActorError):
-    """The actor that was asked died."""
+    """The actor that was asked died, was stopped or its node was lost; it may have seen the message."""
 
 
 class RemoteError(ActorError):
-    """The actor that was asked raised."""
+    """The actor that was asked raised, in this process or in another; it lives on."""
 
 
 class InternalError(FabricError):

@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": ("asyncfabric_services.bench.commands", "bench"),
     "demo": ("asyncfabric_services.demo", "demo_command"),
     "doctor": ("asyncfabric_services.doctor.command", "doctor"),
+    "keys": ("asyncfabric_services.keys.command", "keys"),
     "topo": ("asyncfabric_services.topo.command", "topo"),
     "version": ("asyncfabric_services.version", "version"),
 }

@@ -1,0 +1,177 @@
+"""How sessions begin: Hello from the dialer, Welcome from the other side, and whom they may not be with.
+
+Pure; the half of `session_table` that knows names, incarnations and keys (the rules are in `roster`). A Hello of the
+incarnation that we have a session with means one of two things. It dialed that session: then it lost it, and so do
+we, before the new one begins. We dialed it: then both dialed at once, and the new path joins the peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncfabric._control.events import Action, Change, Dial, Dialed, Emit, Path, Received, SessionChange
+from asyncfabric._control.messages import (
+    ENVELOPE_BYTES,
+    Envelope,
+    Hello,
+    Identity,
+    Message,
+    Refusal,
+    Welcome,
+    encode,
+)
+from asyncfabric._control.protocol_errors import REASONS, ProtocolErrors
+from asyncfabric._control.roster import Roster
+from asyncfabric._control.session import Peer, Session, SessionConfig
+from asyncfabric._control.window import ReceiveWindow, SendWindow, largest_body
+
+ANSWERS_PER_HEARTBEAT = 64  # more refusals than that would let a flood of garbage double itself
+
+
+class Handshake:
+    """The beginnings; `SessionTable` adds the rest."""
+
+    def __init__(
+        self,
+        me: Identity,
+        config: SessionConfig,
+        address: str,
+        capabilities: tuple[str, ...],
+        nonce: Callable[[], int],
+    ) -> None:
+        self.me = me
+        self.config = config
+        self.address = address
+        self.capabilities = capabilities
+        self.sessions: dict[Path, Session] = {}
+        self.roster = Roster(me)
+        self.errors = ProtocolErrors(str(me))
+        self.now_ns = 0
+        self.actions: list[Action] = []
+        self._nonce = nonce
+        self._answers = ANSWERS_PER_HEARTBEAT
+        self._answers_until_ns = 0
+
+    def _dial(self, event: Dial) -> None:
+        session = self._new_session(event.path, self._nonce(), event.address, event.key, dialed=True)
+        self.sessions[event.path] = session
+        self._say_hello(session)
+
+    def _new_session(self, path: Path, nonce: int, address: str, key: str, *, dialed: bool) -> Session:
+        return Session(
+            path=path,
+            nonce=nonce,
+            dialed=dialed,
+            address=address,
+            key=key,
+            state="dialing",
+            receives=ReceiveWindow(self.config.window_bytes),
+            sends=SendWindow(0),
+            heard_ns=self.now_ns,
+            sent_ns=self.now_ns,
+            deadline_ns=self.now_ns + self.config.connect_deadline_ns,
+        )
+
+    def _say_hello(self, session: Session) -> None:
+        config = self.config
+        hello = Hello(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes)
+        self._emit(session.path, Envelope(self.me, session.nonce, 0, None, hello))
+        session.sent_ns = self.now_ns
+
+    def _say_welcome(self, session: Session) -> None:
+        config = self.config
+        welcome = Welcome(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes)
+        self._emit(session.path, Envelope(self.me, session.nonce, 0, None, welcome))
+        session.sent_ns = self.now_ns
+
+    def _on_hello(self, event: Received, envelope: Envelope, hello: Hello) -> None:
+        sender, nonce = envelope.sender, envelope.session
+        here = self.sessions.get(event.path)
+        if here is not None and (here.dialed or here.identity != sender):
+            reason = "unexpected" if here.dialed else "sender"
+            self._refuse(event.path, nonce, reason, f"Hello of {sender} on a path of {here.identity}")
+            return
+        if here is not None and here.nonce == nonce:
+            if here.next_in == 1:
+                self._say_welcome(here)  # ours was lost, or is on its way
+            else:
+                self.errors.count("replayed", f"Hello of {sender}")
+            return
+        if objection := self.roster.objection(sender, event.key):
+            self._refuse(event.path, nonce, objection, f"Hello of {sender}")
+            return
+        if not self.roster.opens(sender, nonce):
+            self._refuse(event.path, nonce, "replayed", f"Hello of {sender}")
+            return
+        self._replace(sender)
+        known = self.roster.peers.get(sender)
+        if known is not None and any(not session.dialed for session in known.sessions):
+            self._lose(known, "the peer connected anew")
+        session = self._new_session(event.path, nonce, hello.address, event.key, dialed=False)
+        self._ready(session, sender, hello)
+        self._say_welcome(session)
+
+    def _on_welcome(self, event: Received, session: Session, envelope: Envelope, welcome: Welcome) -> None:
+        if session.identity is not None or not session.dialed:
+            self.errors.count("replayed", f"Welcome of {envelope.sender}")
+            return
+        if objection := self.roster.objection(envelope.sender, session.key):
+            self.errors.count(objection, f"Welcome of {envelope.sender}")
+            self._end(session, f"{envelope.sender} answered, but {REASONS[objection]}")
+            return
+        self._replace(envelope.sender)
+        self._ready(session, envelope.sender, welcome)
+        assert isinstance(session.path, int)
+        self.actions.append(Dialed(session.path, envelope.sender))
+
+    def _replace(self, sender: Identity) -> None:
+        """A new incarnation of a known name: the old one is lost, and never heard again."""
+        before = self.roster.predecessor(sender)
+        if before is not None:
+            self.roster.retire(before.identity)
+            self._lose(before, f"replaced by {sender}")
+
+    def _ready(self, session: Session, identity: Identity, facts: Hello | Welcome) -> None:
+        session.state = "ready"
+        session.identity = identity
+        session.address = session.address or facts.address
+        session.capabilities = facts.capabilities
+        session.heard_ns = self.now_ns
+        session.sends = SendWindow(facts.window_bytes)
+        session.largest_body = max(0, min(facts.max_frame_bytes - ENVELOPE_BYTES, largest_body(facts.window_bytes)))
+        self.sessions[session.path] = session
+        peer = self.roster.peers.get(identity)
+        if peer is not None:
+            peer.sessions.append(session)
+            return
+        peer = Peer(identity, session.key, [session])
+        self.roster.add(peer)
+        self.actions.append(Change(SessionChange(identity, "ready", f"session {session.nonce:x}")))
+
+    # ---- speaking
+
+    def _say(self, session: Session, message: Message, trace: str | None = None) -> None:
+        self._emit(session.path, Envelope(self.me, session.nonce, session.next_out, trace, message))
+        session.next_out += 1
+        session.sent_ns = self.now_ns
+
+    def _refuse(self, path: Path, nonce: int, reason: str, detail: str) -> None:
+        """Count a frame that is not taken, and answer it with a typed error, a bounded number of times."""
+        self.errors.count(reason, detail)
+        if self.now_ns >= self._answers_until_ns:
+            self._answers_until_ns = self.now_ns + self.config.heartbeat_ns
+            self._answers = ANSWERS_PER_HEARTBEAT
+        if self._answers > 0:
+            self._answers -= 1
+            self._emit(path, Envelope(self.me, nonce, 0, None, Refusal(reason, f"{REASONS[reason]}: {detail}"[:500])))
+
+    def _emit(self, path: Path, envelope: Envelope) -> None:
+        self.actions.append(Emit(path, encode(envelope)))
+
+    # ---- what the other half gives
+
+    def _lose(self, peer: Peer, reason: str, *, tell: bool = True) -> None:
+        raise NotImplementedError
+
+    def _end(self, session: Session, reason: str, *, tell: bool = True) -> None:
+        raise NotImplementedError

@@ -1,0 +1,51 @@
+"""The reasons for which frames are not taken, and their counts. Logs the first of each reason, then each doubling.
+
+Pure but for the log; on the event loop's thread. What is done about a reason is decided by the session table.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+log = logging.getLogger("asyncfabric.control")
+
+REASONS: Final = {
+    "oversized": "the frame is larger than the limit",
+    "parts": "the message has not exactly one frame",
+    "magic": "the frame is none of asyncfabric",
+    "version": "the schema version is unknown",
+    "malformed": "the frame is no MessagePack envelope",
+    "tag": "the kind of message is unknown",
+    "types": "a field has the wrong type or is out of range",
+    "unauthenticated": "the key is not trusted, or there is none",
+    "sender": "the frame names another sender than its session",
+    "own_name": "the peer has the name of this process",
+    "name_taken": "a live peer of this name has another key",
+    "retired": "the sender is an earlier incarnation of its name",
+    "unknown_session": "there is no such session, it may have been lost",
+    "unexpected": "the kind of message does not belong into this state",
+    "replayed": "the frame was received before",
+    "gap": "frames before this one were lost",
+    "overrun": "the peer sent more than it has credit for",
+    "channels": "the peer opened too many channels",
+    "credit": "the peer gave credit for what was never sent",
+    "refused_by_peer": "the peer did not take a frame of ours",
+}
+"""Reason -> what it means; the keys of `LinkStatistics.protocol_errors`."""
+
+
+class ProtocolErrors:
+    """Counts by reason."""
+
+    def __init__(self, owner: str) -> None:
+        self.counts = dict.fromkeys(REASONS, 0)
+        self._owner = owner
+
+    def count(self, reason: str, detail: str) -> None:
+        """Count one; the log gets the 1st, 2nd, 4th, 8th ... of a reason, so that a flood fills no disk."""
+        count = self.counts[reason] = self.counts[reason] + 1
+        if count & (count - 1) == 0:
+            log.warning(
+                "%s: protocol error %s (%d so far): %s: %s", self._owner, reason, count, REASONS[reason], detail
+            )

@@ -1,0 +1,78 @@
+"""A task that serves one edge-triggered fd: it hands over what has come, and tries again what waits for room.
+
+On the event loop's thread; knows no zmq. The fd of a ZeroMQ socket becomes readable when the state of the socket may
+have changed, and says nothing more until the socket was asked; so `wake` exists for whoever asked the socket meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+
+BATCH = 256  # messages that one socket hands over before other tasks get a turn
+
+
+class Pump:
+    """Serves one socket; `run` is its task, `receive` hands over one message and returns False when there is none."""
+
+    def __init__(
+        self, fd: int, receive: Callable[[], bool], flush: Callable[[], None], release: Callable[[], None]
+    ) -> None:
+        self.closed = False
+        self._fd = fd
+        self._receive = receive
+        self._flush = flush
+        self._release = release
+        self._woken = anyio.Event()
+        self._served = anyio.Event()
+        self._scope = anyio.CancelScope()
+
+    async def run(self) -> None:
+        """Serve until closed; then release the socket.
+
+        Cancellation: releases the socket.
+        """
+        with self._scope:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._wait_for_edges)
+                    while True:
+                        self._woken = anyio.Event()
+                        while self._serve(BATCH):
+                            await anyio.lowlevel.checkpoint()
+                        self._served.set()
+                        await self._woken.wait()
+            finally:
+                self.closed = True
+                self._release()
+
+    async def _wait_for_edges(self) -> None:
+        while True:
+            await anyio.wait_readable(self._fd)
+            self._served = anyio.Event()
+            self._woken.set()
+            await self._served.wait()  # until then the fd may still be readable for what is known
+
+    def _serve(self, limit: int) -> bool:
+        """Hand over at most `limit` messages; return whether more may wait."""
+        self._flush()
+        left = limit
+        while left and not self.closed and self._receive():
+            left -= 1
+        return left == 0
+
+    def drain(self) -> None:
+        """Hand over all that has come."""
+        while self._serve(BATCH):
+            pass
+
+    def wake(self) -> None:
+        """Look at the socket soon."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """End the task, which releases the socket."""
+        self.closed = True
+        self._scope.cancel()

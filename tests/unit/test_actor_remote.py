@@ -1,0 +1,425 @@
+"""Actors of another node, over the fake link and over the real one: the same as here, and what only distance brings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from actor_links import KINDS, Opener, link_opener
+
+from asyncfabric._orchestration import wire
+from asyncfabric._orchestration.link import Link
+from asyncfabric.actors import (
+    Actor,
+    ActorDied,
+    Message,
+    Node,
+    Policy,
+    Reference,
+    RemoteError,
+    handles,
+    open_node,
+    trace_context,
+)
+from asyncfabric.errors import InternalError, LocalProtocolError, PeerError
+from asyncfabric.testing.fake_link import FakeLink, FakeLinkNetwork
+
+pytestmark = pytest.mark.trio
+
+
+class Add(Message[int]):
+    a: int
+    b: int
+
+
+class Fail(Message[None]):
+    text: str
+
+
+class Break(Message[None]):
+    """Ends the actor, also when asked."""
+
+
+class Wait(Message[str]):
+    """Answered when the gate opens."""
+
+
+class Note(Message[None]):
+    number: int
+
+
+class Relay(Message[int]):
+    to: Reference
+    a: int
+    b: int
+
+
+class Trace(Message[str | None]):
+    """Answered with the trace context of the handler."""
+
+
+class Local(Message[object]):
+    """Answered with what cannot leave the process."""
+
+
+class Worker(Actor):
+    mailbox_capacity = 2
+
+    def __init__(self, log: list[object], gate: trio.Event) -> None:
+        self.log = log
+        self.gate = gate
+
+    @handles(Add)
+    async def add(self, message: Add) -> int:
+        return message.a + message.b
+
+    @handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        raise LookupError(message.text)
+
+    @handles(Break)
+    async def break_(self, message: Break) -> None:
+        raise InternalError("broken on demand")
+
+    @handles(Wait)
+    async def wait(self, message: Wait) -> str:
+        self.log.append("waiting")
+        try:
+            await self.gate.wait()
+        except trio.Cancelled:
+            self.log.append("cancelled")
+            with trio.CancelScope(shield=True):
+                await trio.testing.wait_all_tasks_blocked()
+            self.log.append("drained")
+            raise
+        return "open"
+
+    @handles(Note)
+    async def note(self, message: Note) -> None:
+        self.log.append(message.number)
+
+    @handles(Relay)
+    async def relay(self, message: Relay) -> int:
+        return await message.to.ask(Add(message.a, message.b))
+
+    @handles(Trace)
+    async def trace(self, message: Trace) -> str | None:
+        return trace_context.get()
+
+    @handles(Local)
+    async def local(self, message: Local) -> object:
+        return self
+
+
+@dataclass
+class Two:
+    near: Node
+    far: Node
+    near_link: Link
+    far_link: Link
+    worker: Reference  # lives far, asked from near
+    log: list[object]
+    gate: trio.Event
+
+
+@pytest.fixture(params=KINDS)
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    return link_opener(str(request.param), tmp_path)
+
+
+@asynccontextmanager
+async def two_nodes(opener: Opener, restarts: int = 1) -> AsyncIterator[Two]:
+    async with AsyncExitStack() as stack:
+        near_link = await stack.enter_async_context(opener("near"))
+        far_link = await stack.enter_async_context(opener("far"))
+        far = await stack.enter_async_context(open_node("far", far_link, policy=Policy(restarts=restarts)))
+        near = await stack.enter_async_context(open_node("near", near_link))
+        await near_link.connect(far_link.address)
+        log: list[object] = []
+        gate = trio.Event()
+        await far.spawn(Worker, log, gate, name="worker")
+        worker = await near.lookup(far.identity, "worker")
+        yield Two(near, far, near_link, far_link, worker, log, gate)
+
+
+async def until(log: list[object], entry: object) -> None:
+    while entry not in log:
+        await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_the_same_as_here(opener: Opener) -> None:
+    async with two_nodes(opener) as two:
+        assert two.worker == two.far.reference("worker")
+        assert await two.worker.ask(Add(2, 3)) == 5
+        await two.worker.tell(Note(7))
+        assert await two.worker.named().ask(Add(1, 1)) == 2
+        assert two.log == [7]
+
+
+async def test_errors_travel_with_their_traceback(opener: Opener) -> None:
+    async with two_nodes(opener) as two:
+        with pytest.raises(RemoteError, match="raised LookupError: no page") as caught:
+            await two.worker.ask(Fail("no page"))
+        assert caught.value.kind == "LookupError"
+        assert caught.value.origin == two.worker.words == "worker#1 on far"
+        assert "raise LookupError(message.text)" in caught.value.traceback
+        assert await two.worker.ask(Add(1, 1)) == 2
+
+
+async def test_a_reference_in_a_message_leads_back(opener: Opener) -> None:
+    async with two_nodes(opener) as two:
+        home = await two.near.spawn(Worker, [], trio.Event(), name="home")
+        assert await two.worker.ask(Relay(home, 20, 3)) == 23
+        await two.near.stop("home")
+        with pytest.raises(RemoteError, match="raised ActorDied"):
+            await two.worker.ask(Relay(home, 20, 3))
+
+
+async def test_a_death_tells_all_who_wait_and_later_ones(opener: Opener) -> None:
+    errors: list[ActorDied] = []
+
+    async def asker(message: Message[object]) -> None:
+        with pytest.raises(ActorDied, match="broken on demand") as caught:
+            await two.worker.ask(message)
+        errors.append(caught.value)
+
+    async with two_nodes(opener) as two:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.worker.ask, Wait())
+            await until(two.log, "waiting")
+            nursery.start_soon(asker, Break())
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            for _ in range(6):
+                nursery.start_soon(asker, Add(1, 1))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            two.gate.set()
+        assert {error.origin for error in errors} == {"worker#1 on far"}
+        assert all("raise InternalError" in error.traceback for error in errors)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        with pytest.raises(ActorDied, match="restarted as #2 after: InternalError"):
+            await two.worker.ask(Add(1, 1))
+        assert await two.worker.named().ask(Add(1, 1)) == 2
+
+
+async def test_cancelling_an_ask_ends_its_handler_first(opener: Opener) -> None:
+    async with two_nodes(opener) as two:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.worker.ask, Wait())
+            await until(two.log, "waiting")
+            nursery.cancel_scope.cancel()
+        assert two.log == ["waiting", "cancelled", "drained"]
+        assert await two.worker.ask(Add(1, 1)) == 2
+
+
+async def test_a_cancelled_ask_waits_for_its_handler_also_when_the_actor_dies(opener: Opener) -> None:
+    class Drainer(Worker):
+        concurrency = 2
+
+        @handles(Wait)
+        async def wait(self, message: Wait) -> str:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.log.append("draining")
+                with trio.CancelScope(shield=True):
+                    await self.gate.wait()
+                self.log.append("drained")
+
+    async def asker(scope: trio.CancelScope) -> None:
+        with scope:
+            await drainer.ask(Wait())
+        two.log.append("ended")
+
+    async with two_nodes(opener) as two:
+        here = await two.far.spawn(Drainer, two.log, two.gate, name="drainer")
+        drainer = await two.near.lookup(two.far.identity, here.name)
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(asker, scope)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            scope.cancel()
+            await until(two.log, "draining")
+            with pytest.raises(ActorDied):
+                await drainer.ask(Break())
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            two.gate.set()
+        assert two.log == ["draining", "drained", "ended"]
+
+
+async def test_cancelled_messages_that_wait_are_taken_back(opener: Opener) -> None:
+    async with two_nodes(opener) as two:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.worker.ask, Wait())
+            await until(two.log, "waiting")
+            async with trio.open_nursery() as cancelled:
+                for number in range(2, 102):  # more than the window lets through
+                    cancelled.start_soon(two.worker.ask, Note(number))
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                cancelled.cancel_scope.cancel()
+            await two.worker.tell(Note(500))
+            two.gate.set()
+        assert await two.worker.ask(Add(1, 1)) == 2
+        assert two.log == ["waiting", 500]
+
+
+async def test_a_full_mailbox_makes_tellers_wait_and_keeps_their_order(opener: Opener) -> None:
+    told: list[int] = []
+
+    async def teller() -> None:
+        for number in range(10):
+            await two.worker.tell(Note(number))
+            told.append(number)
+
+    async with two_nodes(opener) as two:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.worker.ask, Wait())
+            await until(two.log, "waiting")
+            nursery.start_soon(teller)
+            while len(told) < 2:
+                await trio.testing.wait_all_tasks_blocked(0.001)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert told == [0, 1]
+            two.gate.set()
+        assert await two.worker.ask(Add(0, 0)) == 0
+        assert two.log == ["waiting", *range(10)]
+
+
+async def test_many_askers_of_one_full_actor_are_all_answered(opener: Opener) -> None:
+    answers: list[int] = []
+
+    async def asker(number: int) -> None:
+        answers.append(await two.worker.ask(Add(number, 0)))
+
+    async with two_nodes(opener) as two:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.worker.ask, Wait())
+            await until(two.log, "waiting")
+            for number in range(200):
+                nursery.start_soon(asker, number)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            two.gate.set()
+        assert sorted(answers) == list(range(200))
+
+
+async def test_misuse_is_the_same_from_afar(opener: Opener) -> None:
+    class Unknown(Message[None]):
+        pass
+
+    class Odd(Message[None]):
+        what: object
+
+    async with two_nodes(opener) as two:
+        with pytest.raises(TypeError, match="no handler for Unknown; it handles Add"):
+            await two.worker.ask(Unknown())
+        with pytest.raises(TypeError, match="Odd cannot be sent to another process"):
+            await two.worker.ask(Odd(object()))
+        with pytest.raises(RemoteError, match="TypeError: Encoding objects of type"):
+            await two.worker.ask(Local())
+        with pytest.raises(ActorDied, match="nothing of that name"):
+            await two.near.lookup(two.far.identity, "nobody")
+        with pytest.raises(ActorDied, match="nothing of that name"):
+            await Reference(two.far.identity, "nobody", 4).ask(Add(1, 1))
+        assert await two.worker.ask(Add(1, 1)) == 2
+
+
+async def test_the_trace_context_travels(opener: Opener) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with two_nodes(opener) as two:
+        assert await two.worker.ask(Trace()) is None
+        token = trace_context.set(trace)
+        assert await two.worker.ask(Trace()) == trace
+        home = await two.near.spawn(Worker, [], trio.Event(), name="home")
+        assert await home.ask(Trace()) == trace
+        trace_context.reset(token)
+        assert await home.ask(Trace()) is None
+
+
+async def test_a_lost_node_fails_its_askers_and_frees_what_it_asked_for(opener: Opener) -> None:
+    async with two_nodes(opener) as two, trio.open_nursery() as nursery:
+
+        async def asker() -> None:
+            with pytest.raises(ActorDied, match=r"worker#1 on far died: .*far") as caught:
+                await two.worker.ask(Wait())
+            assert isinstance(caught.value.__cause__, PeerError)
+            two.log.append("told")
+
+        nursery.start_soon(asker)
+        await until(two.log, "waiting")
+        await two.near_link.disconnect(two.far.identity)
+        await until(two.log, "told")
+        await until(two.log, "drained")
+        with pytest.raises(ActorDied):
+            await two.worker.ask(Add(1, 1))
+
+
+async def test_what_is_no_frame_is_counted_and_refused(opener: Opener) -> None:
+    async with two_nodes(opener) as two, two.near_link.watch():
+        newer = {"type": "call", "number": 7, "version": 2}
+        stranger = {"type": "teleport", "number": 8, "version": 1}
+        for body in (b"", b"\xc1", b"\x93\x01\x02\x03", wire.encoded(newer), wire.encoded(stranger)):
+            await two.near_link.send(two.far.identity, wire.CHANNEL, body)
+        cycle = wire.encoded({"type": "cancel", "number": 9, "version": 1})
+        await two.near_link.send(two.far.identity, wire.CHANNEL, cycle)
+        assert await two.worker.ask(Add(1, 1)) == 2
+        assert two.far.protocol_errors == 5
+
+
+async def test_a_frame_of_another_version_is_refused_by_number() -> None:
+    network = FakeLinkNetwork()
+    here, there = network.link("here"), network.link("there")
+    async with open_node("there", there) as node, here.listen(wire.CHANNEL) as answers:
+        await here.connect(there.address)
+        await here.send(there.identity, wire.CHANNEL, wire.encoded({"type": "call", "number": 7, "version": 2}))
+        answer = wire.decoded((await answers.receive()).body)
+        assert isinstance(answer, wire.Failed)
+        assert (answer.number, answer.outcome) == (7, "refused")
+        assert "cannot be read" in answer.reason
+        assert node.protocol_errors == 1
+
+
+async def test_more_calls_than_the_window_are_refused_and_harm_nobody() -> None:
+    network = FakeLinkNetwork(room=1000)
+    here, there = network.link("here"), network.link("there")
+    async with open_node("there", there) as node, here.listen(wire.CHANNEL) as answers:
+        await here.connect(there.address)
+        gate = trio.Event()
+        await node.spawn(Worker, [], gate, name="worker")
+        await send_calls(here, there, [Wait(), *[Add(1, 1)] * 90])
+        outcomes = [wire.decoded((await answers.receive()).body) for _ in range(3 + 24)]
+        refused = [frame for frame in outcomes if isinstance(frame, wire.Failed)]
+        assert len(refused) == 24  # 1 is handled, 2 are in the mailbox, 64 in line
+        assert {frame.outcome for frame in refused} == {"refused"}
+        gate.set()
+        answered = [wire.decoded((await answers.receive()).body) for _ in range(64 + 67)]
+        assert sum(isinstance(frame, wire.Answer) for frame in answered) == 67
+
+
+async def send_calls(here: FakeLink, there: FakeLink, messages: list[Message[object]]) -> None:
+    for number, message in enumerate(messages):
+        body = msgspec.Raw(wire.encoded(message))
+        kind = type(message).__name__
+        call = wire.Call(number=number, actor="worker", incarnation=0, kind=kind, body=body, asked=True)
+        await here.send(there.identity, wire.CHANNEL, wire.encoded(call))
+
+
+async def test_a_refused_call_is_our_protocol_error() -> None:
+    network = FakeLinkNetwork()
+    here, there = network.link("here"), network.link("there")
+    async with open_node("here", here) as node, there.listen(wire.CHANNEL) as calls:
+        await here.connect(there.address)
+
+        async def refuse() -> None:
+            call = wire.decoded((await calls.receive()).body)
+            failed = wire.Failed(number=call.number, outcome="refused", reason="too many")
+            await there.send(here.identity, wire.CHANNEL, wire.encoded(failed))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refuse)
+            with pytest.raises(LocalProtocolError, match="too many"):
+                await Reference(there.identity, "worker", 0).bound(node).ask(Add(1, 1))

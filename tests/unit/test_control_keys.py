@@ -1,0 +1,95 @@
+"""Key files, trust lists and `asyncfabric keys`: modes, refusals, and what the errors teach."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from asyncfabric._control import LinkKeys, make_keys, read_keys
+from asyncfabric._control.keys import add_trusted, public_file, trust_file, write_keys
+from asyncfabric.errors import DeviceError
+from asyncfabric_services.keys.command import keys
+
+OTHER = "ab" * 32
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "folder" / "node.key"
+    write_keys(path, *make_keys())
+    return path
+
+
+def test_key_files_are_private_and_are_read_back(file: Path) -> None:
+    found = read_keys(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert public_file(file).read_text().strip() == found.public
+    assert found.trusted == {found.public} and found.secret not in repr(found)
+    assert len({found.public, found.secret, *make_keys()}) == 4
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o644])
+def test_a_secret_that_others_can_read_is_refused(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with pytest.raises(DeviceError, match=rf"mode {mode:04o}.*chmod 600"):
+        read_keys(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "no line 'public'"), ("public abc\nsecret abc\n", "64 hex digits"), ("\x00\xff garbage", "no line 'public'")],
+)
+def test_a_broken_key_file_is_told_apart(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    with pytest.raises(DeviceError, match=told):
+        read_keys(file)
+
+
+def test_a_missing_key_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"no key file .*asyncfabric keys new"):
+        read_keys(tmp_path / "none")
+
+
+def test_trust_lists_hold_keys_remarks_and_nothing_else(file: Path) -> None:
+    assert add_trusted(trust_file(file), OTHER.upper(), "the other\nnode")
+    assert not add_trusted(trust_file(file), OTHER)
+    assert read_keys(file).trusted == {OTHER, read_keys(file).public}
+    assert trust_file(file).read_text() == f"{OTHER} # the other node\n"
+    trust_file(file).write_text(f"# remark\n\n{OTHER}\nnonsense\n")
+    with pytest.raises(DeviceError, match="line 4"):
+        read_keys(file)
+
+
+def test_keys_of_the_wrong_form_are_refused() -> None:
+    with pytest.raises(ValueError, match="public must be 64 hex digits"):
+        LinkKeys("abc", OTHER)
+    with pytest.raises(ValueError, match="no public key"):
+        LinkKeys(OTHER, OTHER, frozenset(["xyz"]))
+
+
+def test_the_command_makes_shows_and_trusts(tmp_path: Path) -> None:
+    run, path = CliRunner().invoke, tmp_path / "a.key"
+    made = run(keys, ["new", str(path), "--json"], standalone_mode=False)
+    public = json.loads(made.output)["public"]
+    assert public == read_keys(path).public and read_keys(path).secret not in made.output
+    run(keys, ["new", str(tmp_path / "b.key")], standalone_mode=False)
+    added = run(keys, ["trust", str(tmp_path / "b.key.pub"), "--file", str(path)], standalone_mode=False)
+    assert "is trusted now" in added.output
+    shown = json.loads(run(keys, ["show", str(path), "--json"], standalone_mode=False).output)
+    assert shown["trusted"] == [read_keys(tmp_path / "b.key").public]
+    plain = run(keys, ["show", str(path)], standalone_mode=False).output
+    assert public in plain and read_keys(path).secret not in plain
+
+
+def test_the_command_never_overwrites_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.key"
+    CliRunner().invoke(keys, ["new", str(path)])
+    before = path.read_text()
+    again = CliRunner().invoke(keys, ["new", str(path)])
+    assert again.exit_code == 2 and "never overwritten" in again.output and path.read_text() == before
+    bad = CliRunner().invoke(keys, ["trust", "abc", "--file", str(path)])
+    assert bad.exit_code == 2 and "no public key" in bad.output
