@@ -1,0 +1,1 @@
+"""asyncfabric.kv: KvCache streaming."""
