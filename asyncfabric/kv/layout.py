@@ -34,7 +34,7 @@ BOUNDS = {
 """Least and most of each number: layouts come from other processes, so that no product of them may grow absurd."""
 
 SHARED_FIELDS = ("layers", "kv_heads", "head_dim", "dtype", "order", "context_bytes", "model")
-"""What two nodes must have in common. Page sizes and tensor parallelism may differ: those are planned (see relayout)."""
+"""What two nodes must have in common. Page sizes and tensor parallelism may differ: `relayout` plans for those."""
 
 
 class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,8 +80,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"MLA keeps one latent per token: kv_heads must be 1, got {self.kv_heads}")
         if self.kv_heads % self.tp_size and self.tp_size % self.kv_heads:
             raise ValueError(
-                f"kv_heads {self.kv_heads} and tp_size {self.tp_size}: one must be a multiple of the other, so that each"
-                " rank keeps whole heads"
+                f"kv_heads {self.kv_heads} and tp_size {self.tp_size}: one must be a multiple of the other, so that"
+                " each rank keeps whole heads"
             )
         if self.page_bytes > 1 << 31:
             raise ValueError(f"a page of {self.page_bytes} bytes is beyond 2 GiB; check head_dim and page_tokens")

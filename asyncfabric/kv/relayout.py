@@ -142,6 +142,13 @@ def context_rank(source: KvLayout, rotation: int = 0) -> int:
     return rotation % source.tp_size
 
 
+def writes_anything(source: KvLayout, target: KvLayout, rotation: int = 0) -> bool:
+    """Return whether a source rank has pages or the context to write to a target rank; others get no offer."""
+    if target.context_bytes and context_rank(source, rotation) == source.tp_rank:
+        return True
+    return any(serves(source, target, layer, rotation) for layer in range(source.layers))
+
+
 def expected_arrivals(source: KvLayout, target: KvLayout, tokens: int, rotation: int = 0) -> Ints:
     """Return what the target counts in each layer, from all source ranks together; the context is one more.
 
