@@ -88,7 +88,8 @@ class Warden:
             try:
                 await fence()
             except FabricError as error:
-                logger.warning("fencing a pool failed, its quarantined pages stay so: %s", error)
+                level = logging.WARNING if self.failed_fences == 1 else logging.DEBUG
+                logger.log(level, "fencing a pool failed, nothing can be received until it succeeds: %s", error)
                 await anyio.sleep(FENCE_RETRY_S)
 
     def look(self) -> None:
