@@ -22,6 +22,8 @@ _MAGIC = b"kv"
 _PART_BYTES = 8192 - _HEAD.size
 _MAX_PARTIAL = 64
 """Unfinished messages of one sender that are kept; the oldest gives way."""
+_MAX_PARTS = 2 * MAX_FRAME_BYTES // _PART_BYTES
+"""Parts of all of them together."""
 
 
 class Messenger(Protocol):
@@ -145,4 +147,7 @@ class FabricMessenger:
             return b"".join(found[each] for each in range(parts) if each in found)
         if len(partial) > _MAX_PARTIAL:
             del partial[next(iter(partial))]
+        if sum(len(each) for each in partial.values()) > _MAX_PARTS:
+            del self._partial[sender]
+            raise RemoteProtocolError(f"more than {_MAX_PARTS} parts of messages that are never finished")
         return None

@@ -16,7 +16,7 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric import BusyError, ClosedError, Fabric, Region, RegionSlice
+from asyncfabric import BusyError, ClosedError, Fabric, Region, RegionKey, RegionSlice
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.lease import KvLease
 from asyncfabric.kv.ledger import LedgerReport, PageLedger
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("asyncfabric.kv")
+
+KEYS_KEPT = 1024
+"""Keys of peers that stay opened: one for each pool that is streamed to, and one for each of its context slots."""
 
 _numbers = count()
 """Lease numbers of the process: they name leases on the wire, where two pools of one fabric must not be mixed up."""
@@ -69,6 +72,7 @@ class KvPool:
         self.ledger = ledger
         self.warden = Warden(ledger, region, contexts)
         self._leases: dict[int, KvLease] = {}
+        self._keys: dict[bytes, RegionKey] = {}
         self._queue: deque[_Ticket] = deque()
         self._closed = False
         on_host = region.device == "cpu"
@@ -200,6 +204,18 @@ class KvPool:
         """
         await self.warden.until_open()
         self._check_open()
+
+    def key_of(self, data: bytes) -> RegionKey:
+        """Return a peer's key from its bytes; the same bytes give the same object, so that its owner is asked once.
+
+        Raises:
+            ValueError: the bytes are no key.
+        """
+        key = self._keys.pop(data, None) or RegionKey.from_bytes(data)
+        self._keys[data] = key  # the newest at the end
+        if len(self._keys) > KEYS_KEPT:
+            del self._keys[next(iter(self._keys))]
+        return key
 
     def take_back(self, lease: KvLease) -> bool:
         """Take the pages of a lease back; called by KvLease.release."""

@@ -15,7 +15,7 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric import BusyError, ClosedError, Fabric, FabricError, RegionKey, RegionSlice, Transfer
+from asyncfabric import BusyError, ClosedError, Fabric, FabricError, RegionSlice, Transfer
 from asyncfabric._bridge.status import StatusCode
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.messages import KvOffer
@@ -46,8 +46,8 @@ class KvStream:
         self._pool = pool
         self._plan = KvPlan(pool.layout, offer.layout, offer.tokens, offer.rotation)
         self._placed = self._plan.place(source_pages, offer.block_table())
-        self._pages_key = RegionKey.from_bytes(offer.pages_key)
-        self._context_key = RegionKey.from_bytes(offer.context_key) if offer.context_key else None
+        self._pages_key = pool.key_of(offer.pages_key)
+        self._context_key = pool.key_of(offer.context_key) if offer.context_key else None
         self._pushed = [0] * pool.layout.layers
         self._backlog: deque[tuple[int, Batch]] = deque()
         self._transfers: list[Transfer] = []

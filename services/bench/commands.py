@@ -124,7 +124,7 @@ def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
 @bench.command()
 @fabric_options
 @sizes_option("64KiB", "Sizes of a page of one layer.", "--page-bytes")
-@click.option("--pages", type=click.IntRange(1), default=1024, show_default=True, help="Pages of one stream.")
+@click.option("--pages", type=click.IntRange(1), default=4096, show_default=True, help="Pages of one stream.")
 @click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of one stream.")
 def kv(layers: int, **arguments: Any) -> int:
     """Measure streams of KvCache layers between two pools, and what they cost the source's event loop."""

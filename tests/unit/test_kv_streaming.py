@@ -48,6 +48,7 @@ class Scene:
     pool: KvPool
     inbox: KvInbox
     sources: list[Source] = field(default_factory=list)
+    messengers: list[FabricMessenger] = field(default_factory=list)
 
     @property
     def addresses(self) -> list[af.FabricAddress]:
@@ -145,9 +146,10 @@ async def scene(
             messenger = FabricMessenger(target)
             inbox = await stack.enter_async_context(open_inbox(target, pool, messenger, confirm_s=confirm_s))
             tasks.start_soon(deliver, messenger, [inbox])
-            found = Scene(target, pool, inbox)
+            found = Scene(target, pool, inbox, messengers=[messenger])
             for fabric, own in homes:
                 post = FabricMessenger(fabric)
+                found.messengers.append(post)
                 source = Source(fabric, own, None)  # type: ignore[arg-type]  # known in a moment
 
                 async def serve(job: KvJob, source: Source = source) -> None:
@@ -324,20 +326,56 @@ async def test_a_layout_that_does_not_fit_is_refused_by_its_field(opening: Any, 
         await idle(found)
 
 
-async def test_the_deadline_of_a_lease(opening: Any) -> None:
-    """Both ends give up by themselves: the leaseholder with TimeoutError, the source by stopping."""
+async def test_a_source_stops_by_itself_at_the_deadline(opening: Any) -> None:
     layout = KvLayout(**SHAPE)
 
     async def never(source: Source, job: KvJob) -> None:
         await anyio.sleep_forever()
 
     async with scene(opening, layout, layout, never) as found:
-        deadline = anyio.current_time() + 0.05
-        lease = await found.pool.lease("request", tokens=16, deadline=deadline)
-        async with lease, found.inbox.request(lease, found.addresses, layout, 16) as request:
-            with pytest.raises((TimeoutError, af.TransferError), match="deadline"):
-                await request.wait()
+        lease = await found.pool.lease("request", tokens=16, deadline=anyio.current_time() + 0.05)
+        async with lease, found.inbox.request(lease, found.addresses, layout, 16):
+            await found.sources[0].outbox.drained()
         await idle(found)
+        assert found.pool.warden.fences == 0
+
+
+async def test_a_leaseholder_gives_up_at_the_deadline(opening: Any) -> None:
+    """Also when the source does not keep it."""
+    layout = KvLayout(**SHAPE)
+    begun, over = anyio.Event(), anyio.Event()
+
+    async def deaf(source: Source, job: KvJob) -> None:
+        begun.set()
+        with anyio.CancelScope(shield=True):
+            await over.wait()
+
+    async with scene(opening, layout, layout, deaf, confirm_s=0.02) as found:
+        lease = await found.pool.lease("request", tokens=16, deadline=anyio.current_time() + 0.1)
+        async with lease, found.inbox.request(lease, found.addresses, layout, 16) as request:
+            await begun.wait()
+            with pytest.raises(TimeoutError, match=r"passed its deadline; 0 of 12 pieces had arrived"):
+                await request.wait()
+        over.set()
+        async with await found.pool.lease("all", pages=64):
+            assert found.pool.warden.fences == 1
+
+
+async def test_offers_longer_than_a_message_of_the_fabric(opening: Any) -> None:
+    """3,000 pages need 12 KB in the offer; garbage between its parts is counted and dropped."""
+    layout = KvLayout(layers=1, kv_heads=1, head_dim=1, page_tokens=1, dtype="uint8")
+    async with scene(opening, layout, layout, pages=3000) as found:
+        source = found.sources[0]
+        peer = await found.target.connect(source.fabric.address)
+        one_part = b"kv" + bytes(10) + b"\0\1"
+        for garbage in (b"", b"x" * 100, b"kv" + bytes(12), b"kv" + bytes(10) + b"\xff\xff", one_part + b"?"):
+            await found.target.send(peer, garbage)
+        lease = await found.pool.lease("request", pages=3000)
+        async with lease, found.inbox.request(lease, found.addresses, layout, 3000) as request:
+            await request.wait()
+            assert holds(found.pool, lease.pages, content_of(layout, 3000))
+        await idle(found)
+        assert found.messengers[1].refused == 5
 
 
 async def test_a_forged_message_changes_nothing(opening: Any) -> None:
