@@ -172,7 +172,10 @@ class KvOutbox:
         except Exception as error:
             self.failures += 1
             reason = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-            logger.exception("serving lease %d of fabric %016x failed", offer.lease, offer.target)
+            trouble = None if isinstance(error, FabricError) else error  # the fabric's errors say where they are from
+            logger.warning(
+                "serving lease %d of fabric %016x failed: %s", offer.lease, offer.target, reason, exc_info=trouble
+            )
         finally:
             del self._jobs[offer.target, offer.lease]
             stopped = self._machine.ended(

@@ -49,7 +49,7 @@ class KvStream:
         self._pages_key = pool.key_of(offer.pages_key)
         self._context_key = pool.key_of(offer.context_key) if offer.context_key else None
         self._pushed = [0] * pool.layout.layers
-        self._backlog: deque[tuple[int, Batch]] = deque()
+        self._backlog: deque[tuple[int, Batch, object]] = deque()
         self._transfers: list[Transfer] = []
         self._context_sent = False
         self._ended = False
@@ -73,7 +73,7 @@ class KvStream:
         mine = context_rank(self.layout, self.offer.rotation) == self.layout.tp_rank
         return self.layout.context_bytes > 0 and mine
 
-    def push(self, layer: int, tokens_ready: int) -> int:
+    def push(self, layer: int, tokens_ready: int, *, after: object = None) -> int:
         """Post what has become complete in one layer now that its first `tokens_ready` tokens are in place.
 
         Each page goes once, whatever the chunks: complete pages at once, the last one with the last token. Never waits.
@@ -81,6 +81,7 @@ class KvStream:
         Args:
             layer: the layer that was computed.
             tokens_ready: tokens in place, counted from the first of the request; grows.
+            after: CUDA stream that computes them: the pages are read once it is past what it was given before.
 
         Returns:
             The pieces that this push added.
@@ -101,7 +102,7 @@ class KvStream:
         if not self._plan.serves(layer):
             return 0
         batches = self._placed.batches(begin, end)
-        self._backlog.extend((layer, batch) for batch in batches)
+        self._backlog.extend((layer, batch, after) for batch in batches)
         self._post()
         return sum(len(batch.source_offsets) for batch in batches)
 
@@ -188,7 +189,7 @@ class KvStream:
         """Post from the backlog until it is empty or the engine has no room."""
         offer = self.offer
         while self._backlog:
-            layer, batch = self._backlog[0]
+            layer, batch, after = self._backlog[0]
             try:
                 transfer = self._fabric.write_pages(
                     self._pool.region,
@@ -201,6 +202,7 @@ class KvStream:
                     source_offset=layer * self.layout.layer_bytes(self._pool.pages),
                     target_offset=layer * offer.layout.layer_bytes(offer.pool_pages),
                     imm=offer.imm_of(layer),
+                    after=after,
                 )
             except BusyError:
                 return
