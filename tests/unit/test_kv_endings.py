@@ -125,13 +125,16 @@ async def test_a_layout_that_does_not_fit_is_refused_by_its_field(opening: Any, 
 
 async def test_a_source_stops_by_itself_at_the_deadline(opening: Any) -> None:
     layout = KvLayout(**SHAPE)
+    begun = anyio.Event()
 
     async def never(source: Source, job: KvJob) -> None:
+        begun.set()
         await anyio.sleep_forever()
 
     async with scene(opening, layout, layout, never) as found:
         lease = await found.pool.lease("request", tokens=16, deadline=anyio.current_time() + 0.05)
         async with lease, found.inbox.request(lease, found.addresses, layout, 16):
+            await begun.wait()
             await found.sources[0].outbox.drained()
         await idle(found)
         assert found.pool.warden.fences == 0
