@@ -119,3 +119,25 @@ def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
     options = options_of(arguments)
     title = f"scatter over {options.provider}, {options.polling}"
     return measured(title, lambda report: run_scatter(options, report, sizes), arguments)
+
+
+@bench.command()
+@fabric_options
+@sizes_option("64KiB", "Sizes of a page of one layer.", "--page-bytes")
+@click.option("--pages", type=click.IntRange(1), default=4096, show_default=True, help="Pages of one stream.")
+@click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of one stream.")
+def kv(layers: int, **arguments: Any) -> int:
+    """Measure streams of KvCache layers between two pools, and what they cost the source's event loop."""
+    from asyncfabric_services.bench.kv_run import run_kv
+    from asyncfabric_services.bench.kv_workload import layout_of
+
+    options = options_of(arguments)
+    for size in options.page_sizes:
+        try:
+            layout_of(size, layers)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--page-bytes") from None
+        if size * layers > options.region_bytes:
+            raise click.BadParameter(f"{layers} pages of {format_size(size)} do not fit", param_hint="--region")
+    title = f"KvCache streams over {options.provider}, {options.memory} memory, {options.polling}"
+    return measured(title, lambda report: run_kv(options, report, layers), arguments)
