@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from asyncfabric_services.runner.page_shape import PageShape
 from asyncfabric_services.runner.tokenizer import BYTE_VOCABULARY, ByteTokenizer, CheckpointTokenizer, Tokenizer
@@ -82,18 +83,14 @@ def load_model(choice: ModelChoice, *, page_tokens: int, name: str | None = None
     if choice.path is None:
         model, tokenizer = _random_model(choice), ByteTokenizer()
     else:
+        disable_progress_bar()  # its bars would be in the log, and it starts a thread for them
         model = AutoModelForCausalLM.from_pretrained(
             choice.path, dtype="auto", local_files_only=True, use_safetensors=True
         )
         tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(choice.path, local_files_only=True))
     model.eval()
     config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ValueError(f"the runner pages full attention only; this model has layers of {sorted(kinds)}")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in UNEVEN_ROPES:
-        raise ValueError(f"rope type {rope!r} makes answers depend on the other requests of a batch; not supported")
+    refuse_unpageable(config)
     shape = PageShape(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
@@ -111,6 +108,16 @@ def load_model(choice: ModelChoice, *, page_tokens: int, name: str | None = None
         end_tokens=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         weights=_fingerprint(model),
     )
+
+
+def refuse_unpageable(config: Any) -> None:
+    """Raise ValueError for the configuration of a model whose cache this runner cannot page."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ValueError(f"the runner pages full attention only; this model has layers of {sorted(kinds)}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in UNEVEN_ROPES:
+        raise ValueError(f"rope type {rope!r} makes answers depend on the other requests of a batch; not supported")
 
 
 def _random_model(choice: ModelChoice) -> Any:
