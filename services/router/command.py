@@ -28,10 +28,17 @@ def local(loaded: Loaded) -> int:
     """
     try:
         from asyncfabric_services.router.local_service import serve_local
+        from asyncfabric_services.router.server import StartError
     except ModuleNotFoundError as error:
         raise EnvironmentUnfit(f"{error}; install it with: pip install 'asyncfabric[serve]'") from None
     open_log(loaded.settings.log.level, loaded.settings.log.form)
-    trio.run(partial(serve_local, loaded.settings, _announce))
+    try:
+        trio.run(partial(serve_local, loaded.settings, _announce))
+    except* StartError as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise click.UsageError(str(first)) from None
     return FINE
 
 

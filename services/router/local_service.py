@@ -16,8 +16,8 @@ from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.local_backend import LocalLimits, open_local_backend
-from asyncfabric_services.router.server import Doorway, serve_until, set_on_signals
-from asyncfabric_services.runner.model import ModelChoice, load_model
+from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
+from asyncfabric_services.runner.model import LoadedModel, ModelChoice, load_model
 from asyncfabric_services.settings.schema import ModelSection, Settings
 
 _log = logging.getLogger(__name__)
@@ -41,10 +41,19 @@ def node_name(settings: Settings) -> str:
     return settings.node.name or f"{socket.gethostname()}-{os.getpid()}"
 
 
+def _load(settings: Settings) -> LoadedModel:
+    try:
+        return load_model(
+            model_choice(settings.model), page_tokens=settings.cache.page_tokens, name=settings.model.name or None
+        )
+    except (OSError, ValueError) as error:  # what transformers raises for a folder that is no checkpoint
+        raise StartError(f"the model cannot be loaded: {error}") from error
+
+
 async def serve_local(settings: Settings, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once.
 
-    Raises ValueError when the model or the memory for its pages does not fit together, OSError when it cannot listen.
+    Raises StartError, perhaps in groups, when the model cannot be loaded or has no page, or when it cannot listen.
 
     Cancellation: ends without a drain.
     """
@@ -54,16 +63,10 @@ async def serve_local(settings: Settings, on_listening: Callable[[str], None]) -
     async with trio.open_nursery() as nursery:
         nursery.start_soon(set_on_signals, stop, nursery.cancel_scope)
         torch.set_num_threads(settings.model.threads)
-        loaded = await trio.to_thread.run_sync(
-            lambda: load_model(
-                model_choice(settings.model),
-                page_tokens=settings.cache.page_tokens,
-                name=settings.model.name or None,
-            )
-        )
+        loaded = await trio.to_thread.run_sync(_load, settings)
         pages = settings.cache.memory // loaded.shape.pool_bytes(1)
         if pages < 1:
-            raise ValueError(
+            raise StartError(
                 f"cache.memory is {settings.cache.memory} bytes, one page of all layers needs "
                 f"{loaded.shape.pool_bytes(1)}"
             )

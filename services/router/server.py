@@ -28,6 +28,10 @@ BACKLOG = 1024
 _log = logging.getLogger(__name__)
 
 
+class StartError(Exception):
+    """A node cannot start as its settings say; the text is for people."""
+
+
 @dataclass(frozen=True, slots=True)
 class Doorway:
     """Where and how to listen.
@@ -55,12 +59,15 @@ async def serve_until(
 ) -> None:
     """Serve `app` until `stop` is set, then drain; returns when nothing is left.
 
-    `on_listening` is told the address, for example `http://127.0.0.1:8000`. Raises OSError when it cannot listen.
+    `on_listening` is told the address, for example `http://127.0.0.1:8000`. Raises StartError when it cannot listen.
 
     Cancellation: closes all connections at once, without a drain.
     """
     config = Config()
-    config.bind = [f"fd://{_listen(doorway)}"]
+    try:
+        config.bind = [f"fd://{_listen(doorway)}"]
+    except OSError as error:
+        raise StartError(f"cannot listen on {doorway.host} port {doorway.port}: {error.strerror}") from error
     config.graceful_timeout = doorway.drain_seconds * (1 - FINISH_SHARE) / 2
     config.accesslog = None
     config.errorlog = logging.getLogger("asyncfabric_services.http")

@@ -103,6 +103,7 @@ class Batcher:
         try:
             yield answer
         finally:
+            member.leaving = True  # or the next pass would take it along before this task runs again, and so would all
             with trio.CancelScope(shield=True):
                 while any(member is passing for passing, _ in self._passing):
                     await self._pass_over.wait()

@@ -31,6 +31,7 @@ class Member:
         table: its pages; empty while it waits.
         computed: tokens whose keys and values are in the pages.
         finished: whether the answer is complete.
+        leaving: whether it only waits for the pass in progress; it is in no later one.
     """
 
     tokens: list[int]
@@ -40,6 +41,7 @@ class Member:
     table: list[int] = field(default_factory=list)
     computed: int = 0
     finished: bool = False
+    leaving: bool = False
     chooser: Chooser = field(init=False)
     last: int = field(init=False)
 
@@ -125,7 +127,7 @@ class Roster:
         budget = self._chunk_tokens
         for member in self._running:
             left = len(member.tokens) - member.computed
-            if member.finished or left == 0:
+            if member.finished or member.leaving or left == 0:
                 continue
             count = 1 if left == 1 else min(left, budget)  # a decoding request never waits for others' prompts
             if count:

@@ -31,6 +31,8 @@ class ScriptedBackend:
         inside: requests whose scope is entered.
         left: requests whose scope was left.
         refusal: raised at the door.
+        said: tokens that it said so far.
+        max_tokens: of its model.
         failure: raised instead of a token when no permit is left.
     """
 
@@ -41,6 +43,7 @@ class ScriptedBackend:
         self.refusal: Exception | None = None
         self.failure: Exception | None = None
         self.said = 0
+        self.max_tokens = 1000
         self._more = trio.Event()
 
     def permit(self, count: int) -> None:
@@ -50,7 +53,7 @@ class ScriptedBackend:
         self._more = trio.Event()
 
     def models(self) -> Sequence[ModelCard]:
-        return [ModelCard("tiny", ByteTokenizer(), 1000)]
+        return [ModelCard("tiny", ByteTokenizer(), self.max_tokens)]
 
     def capacity(self) -> Capacity:
         return Capacity(len(self.inside), 0, 8)

@@ -83,8 +83,9 @@ async def test_requests_that_come_and_go_get_the_answers_of_the_lonely() -> None
     assert answers == {index: alone(lonely, prompt, 6 + index) for index, prompt in enumerate(prompts)}
 
 
+@pytest.mark.parametrize("_", range(8))  # trio runs tasks in random order
 @pytest.mark.trio
-async def test_a_request_that_leaves_in_a_pass_keeps_its_pages_until_the_pass_is_over() -> None:
+async def test_a_request_that_leaves_in_a_pass_keeps_its_pages_until_the_pass_is_over(_: int) -> None:
     async with running() as (batcher, runner, roster, supply):
         runner.gate.clear()
         left = trio.Event()
@@ -108,6 +109,7 @@ async def test_a_request_that_leaves_in_a_pass_keeps_its_pages_until_the_pass_is
             await left.wait()
             assert supply.free == supply.pages
             assert roster.running == 0
+            assert len(runner.passes) == 1, "a request that leaves was taken along into the next pass"
 
 
 @pytest.mark.trio
