@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import trio
 
 from asyncfabric_services.health.condition import Condition
-from asyncfabric_services.router.fault import draining, overloaded
+from asyncfabric_services.router.fault import not_ready, overloaded
 
 
 class Place:
@@ -39,7 +39,7 @@ class Desk:
     def check(self) -> None:
         """Raise the ApiFault that a request would get that came now."""
         if not self._condition.ready:
-            raise draining()
+            raise not_ready(self._condition.state)
         if len(self._places) >= self._most:
             raise overloaded(f"{len(self._places)} requests are being answered, which is the most: try again")
 

@@ -51,10 +51,10 @@ def overloaded(message: str) -> ApiFault:
     return ApiFault(429, message, kind="rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
 
 
-def draining() -> ApiFault:
-    """Return the answer of a node that is going away."""
-    message = "this node is draining and takes no new requests: ask again, another node will answer"
-    return ApiFault(503, message, kind="server_error", code="draining", retry_after=RETRY_SECONDS)
+def not_ready(state: str) -> ApiFault:
+    """Return the answer of a node that is starting, going away or broken; `state` is the error's code."""
+    message = f"this node is {state} and takes no new requests: ask again, another node will answer"
+    return ApiFault(503, message, kind="server_error", code=state, retry_after=RETRY_SECONDS)
 
 
 def drained() -> ApiFault:
@@ -78,7 +78,7 @@ def fault_of(error: BaseException) -> ApiFault | None:
     if isinstance(error, BusyError):
         return overloaded(str(error))
     if isinstance(error, ClosedError):
-        return draining()
+        return not_ready("draining")
     if isinstance(error, BrokenError | FabricError):
         return ApiFault(502, str(error), kind="server_error", code="backend_failed")
     if isinstance(error, ValueError):
