@@ -99,6 +99,8 @@ class Batcher:
             raise ClosedError("the runner has stopped", remedy="ask another node")
         self._roster.join(member)
         answer = self._answers[member] = Answer()
+        if member.finished:
+            answer.end()  # its one token came with its pages
         self._work.set()
         try:
             yield answer

@@ -23,14 +23,18 @@ from asyncfabric_services.runner.sampling import Sampling
 class Member:
     """One request in the roster.
 
+    A decode node that leased pages itself and received the prompt's keys and values gives `table` and `computed`, and
+    calls `take` with the logits that it received, before it joins; such pages stay the caller's.
+
     Attributes:
         tokens: the prompt, then the answer so far.
         max_tokens: the longest answer.
         sampling: how tokens are chosen.
         end_tokens: tokens that end the answer and are not part of it.
-        table: its pages; empty while it waits.
+        table: its pages; empty while it waits for pages of the roster.
         computed: tokens whose keys and values are in the pages.
         finished: whether the answer is complete.
+        own_pages: whether its pages were given and not leased by the roster.
         leaving: whether it only waits for the pass in progress; it is in no later one.
     """
 
@@ -42,6 +46,7 @@ class Member:
     computed: int = 0
     finished: bool = False
     leaving: bool = False
+    own_pages: bool = field(init=False)
     chooser: Chooser = field(init=False)
     last: int = field(init=False)
 
@@ -49,6 +54,9 @@ class Member:
         """Check that there is something to do."""
         if not self.tokens or self.max_tokens < 1:
             raise ValueError(f"a request needs a prompt and an answer, got {len(self.tokens)} and {self.max_tokens}")
+        if not 0 <= self.computed <= len(self.tokens) or (self.computed and not self.table):
+            raise ValueError(f"computed must be in 0..{len(self.tokens)}, with pages, got {self.computed}")
+        self.own_pages = bool(self.table)
         self.chooser = Chooser(self.sampling)
         self.last = len(self.tokens) + self.max_tokens
 
@@ -97,7 +105,9 @@ class Roster:
     def join(self, member: Member) -> None:
         """Queue a request; BusyError when the queue is full, ValueError when the pool can never hold it."""
         needed = self._pages(member)
-        if needed > self._supply.pages:
+        if member.own_pages and len(member.table) < needed:
+            raise ValueError(f"{needed} pages are needed, {len(member.table)} were given")
+        if needed > self._supply.pages and not member.own_pages:
             raise ValueError(
                 f"{len(member.tokens)} prompt tokens and {member.max_tokens} to answer need {needed} pages, "
                 f"the pool has {self._supply.pages}"
@@ -117,8 +127,9 @@ class Roster:
             self._waiting.remove(member)
         if member in self._running:
             self._running.remove(member)
-        self._supply.release(member.table)
-        member.table = []
+        if not member.own_pages:
+            self._supply.release(member.table)
+            member.table = []
         self._admit()
 
     def plan(self) -> Plan:
@@ -151,12 +162,13 @@ class Roster:
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._most_running:
-            needed = self._pages(self._waiting[0])
-            if needed > self._supply.free:
-                return  # in order: a long request must not starve behind short ones
-            member = self._waiting.popleft()
-            member.table = self._supply.lease(needed)
-            self._running.append(member)
+            member = self._waiting[0]
+            if not member.own_pages:
+                needed = self._pages(member)
+                if needed > self._supply.free:
+                    return  # in order: a long request must not starve behind short ones
+                member.table = self._supply.lease(needed)
+            self._running.append(self._waiting.popleft())
 
     def _pages(self, member: Member) -> int:
         return -(-(member.last - 1) // self._page_tokens)  # the last token is never fed back

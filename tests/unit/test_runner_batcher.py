@@ -137,6 +137,25 @@ async def test_leaving_disturbs_nobody_and_lets_the_next_one_in() -> None:
     assert len(answers["leaves"]) == 3
 
 
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.trio
+async def test_a_prompt_whose_pages_came_from_elsewhere_is_continued(count: int) -> None:
+    """What a decode node does: it leased the pages, another runner wrote them, and the last logits came along."""
+    prompt, theirs, ours = prompt_of(50), [5, 9, 2, 7], [300, 17, 44, 203]
+    other = make_runner()
+    logits = other.prefill(prompt, theirs, chunk_tokens=16)
+    async with running() as (batcher, runner, _, supply):
+        lent = supply.lease(320)  # the pool of a decode node is not the roster's to lend
+        runner.pool[:, ours] = other.pool[:, theirs]
+        member = member_of(prompt, count, table=ours, computed=50)
+        first = member.take(logits)
+        async with batcher.generate(member) as tokens:
+            rest = [token async for token in tokens]
+        assert member.table == ours
+        supply.release(lent)
+    assert [first, *rest] == alone(make_runner(), prompt, count)
+
+
 @pytest.mark.trio
 async def test_a_pass_that_fails_harms_its_requests_and_not_the_next() -> None:
     async with running() as (batcher, runner, _, supply):

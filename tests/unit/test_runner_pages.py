@@ -169,6 +169,17 @@ def test_one_too_many_is_refused_and_leaves_no_trace() -> None:
     assert supply.free == 9
 
 
+def test_pages_that_were_given_must_do() -> None:
+    roster, supply = make_roster(pages=10)
+    with pytest.raises(ValueError, match="3 pages are needed, 2 were given"):
+        roster.join(member_of([1] * 32, 2, table=[0, 1]))
+    roster.join(member_of([1] * 32, 1, table=[0, 1]))
+    assert supply.free == 10
+    for computed, table in ((3, []), (-1, [0]), (33, [0, 1, 2])):
+        with pytest.raises(ValueError, match="computed must be in"):
+            member_of([1] * 32, 1, table=table, computed=computed)
+
+
 def test_the_last_token_of_an_answer_needs_no_place() -> None:
     roster, supply = make_roster(pages=10)
     roster.join(member_of([1] * 15, 2))
