@@ -17,9 +17,11 @@ from asyncfabric_services.exits import DEADLINE, UNFIT
 
 COMMANDS = {
     "bench": ("asyncfabric_services.bench.commands", "bench"),
+    "config": ("asyncfabric_services.settings.command", "config"),
     "demo": ("asyncfabric_services.demo", "demo_command"),
     "doctor": ("asyncfabric_services.doctor.command", "doctor"),
     "keys": ("asyncfabric_services.keys.command", "keys"),
+    "serve": ("asyncfabric_services.router.command", "serve"),
     "topo": ("asyncfabric_services.topo.command", "topo"),
     "version": ("asyncfabric_services.version", "version"),
 }

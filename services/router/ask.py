@@ -1,0 +1,190 @@
+"""From the JSON body of `/v1/completions` and `/v1/chat/completions` to what a backend is asked. Pure."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncfabric_services.router import field
+from asyncfabric_services.router.backend import GenerateRequest, ModelCard
+from asyncfabric_services.router.fault import ApiFault
+from asyncfabric_services.runner.sampling import Sampling
+
+MOST_STOPS = 4
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+SHARED = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options")
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False, 0),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+"""Fields of the API that this server has not, with the values that ask for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the router allows.
+
+    Attributes:
+        default_tokens: length of an answer when the request does not say.
+        deadline_seconds: of a request that does not say, and the longest that one may say.
+    """
+
+    default_tokens: int
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request as its client meant it.
+
+    Attributes:
+        request: for the backend.
+        card: the model.
+        chat: whether the answer is a message or a text.
+        stream: whether it is sent piece by piece.
+        usage_at_end: whether a stream ends with the counts of tokens.
+        stops: strings that end the answer.
+    """
+
+    request: GenerateRequest
+    card: ModelCard
+    chat: bool
+    stream: bool
+    usage_at_end: bool
+    stops: tuple[str, ...]
+
+
+def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limits, deadline_seconds: float) -> Ask:
+    """Read a body; raises ApiFault with the status, the field and the reason."""
+    body = _object(raw)
+    own = ("messages", "max_completion_tokens") if chat else ("prompt",)
+    field.refuse_unknown(body, (*SHARED, *own, *IGNORED, *NEUTRAL))
+    field.refuse_unsupported(body, NEUTRAL)
+    card = _card(field.string(body, "model"), cards)
+    prompt = _chat_prompt(body, card) if chat else _text_prompt(body, card)
+    room = card.max_tokens - len(prompt)
+    if room < 1:
+        raise _too_long(card, len(prompt), 1, "messages" if chat else "prompt")
+    wanted = field.integer(body, "max_completion_tokens", 1, 1 << 31) if chat else None
+    wanted = wanted or field.integer(body, "max_tokens", 1, 1 << 31)
+    if wanted is not None and wanted > room:
+        raise _too_long(card, len(prompt), wanted, "max_tokens")
+    stream = field.flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and (not isinstance(options, dict) or not stream):
+        raise field.wrong("stream_options", "expected an object, and stream to be true", "invalid_value")
+    seed = field.integer(body, "seed", -(1 << 63), (1 << 63) - 1)
+    return Ask(
+        request=GenerateRequest(
+            id=secrets.token_hex(12),
+            model=card.name,
+            prompt=tuple(prompt),
+            max_tokens=wanted or min(room, limits.default_tokens),
+            sampling=Sampling(
+                temperature=field.number(body, "temperature", 0, 2, 1.0),
+                top_p=field.number(body, "top_p", 1e-9, 1, 1.0),
+                seed=secrets.randbits(63) if seed is None else seed,
+            ),
+            deadline_seconds=deadline_seconds,
+        ),
+        card=card,
+        chat=chat,
+        stream=stream,
+        usage_at_end=field.flag(options or {}, "include_usage"),
+        stops=field.strings(body, "stop", MOST_STOPS),
+    )
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ApiFault(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiFault(400, f"the body must be a JSON object, got {type(body).__name__}", code="invalid_json")
+    return body
+
+
+def _card(name: str, cards: Sequence[ModelCard]) -> ModelCard:
+    for card in cards:
+        if card.name == name:
+            return card
+    there = ", ".join(sorted(card.name for card in cards)) or "none"
+    message = f"the model {name!r} does not exist here; there is: {there}"
+    raise ApiFault(404, message, param="model", code="model_not_found")
+
+
+def _text_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise field.wrong("prompt", "this field is required", "missing_required_parameter")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a batch of one
+    if isinstance(prompt, str):
+        tokens = card.tokenizer.encode(_encodable("prompt", prompt))
+    elif isinstance(prompt, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
+        beyond = [one for one in prompt if not 0 <= one < card.tokenizer.vocabulary]
+        if beyond:
+            most = card.tokenizer.vocabulary - 1
+            raise field.wrong("prompt", f"token ids are 0..{most}, got {beyond[0]}", "invalid_value")
+        tokens = prompt
+    else:
+        raise field.wrong("prompt", "expected one string or one list of token ids", "invalid_type")
+    if not tokens:
+        raise field.wrong("prompt", "expected at least one token, got none", "invalid_value")
+    return tokens
+
+
+def _chat_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise field.wrong("messages", "expected a list of at least one message", "invalid_type")
+    chat = []
+    for index, message in enumerate(messages):
+        param = f"messages[{index}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise field.wrong(param, "expected an object with role and content", "invalid_type")
+        text = _content(param, message.get("content"))
+        chat.append({"role": message["role"], "content": _encodable(param, text)})
+    try:
+        return card.tokenizer.encode_chat(chat)
+    except Exception as error:  # templates of checkpoints are programs: they refuse roles and orders by raising
+        raise field.wrong("messages", f"the model's chat template refuses them: {error}", "invalid_value") from None
+
+
+def _content(param: str, content: Any) -> str:
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    if not isinstance(content, str):
+        raise field.wrong(f"{param}.content", "expected a string or a list of text parts", "invalid_type")
+    return content
+
+
+def _encodable(param: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise field.wrong(param, "the text holds half a surrogate pair", "invalid_value") from None
+    return text
+
+
+def _too_long(card: ModelCard, prompt: int, wanted: int, param: str) -> ApiFault:
+    message = (
+        f"the model {card.name!r} takes {card.max_tokens} tokens in all: the prompt has {prompt} and the answer may "
+        f"have {wanted}; shorten the prompt or ask for fewer tokens"
+    )
+    return ApiFault(400, message, param=param, code="context_length_exceeded")

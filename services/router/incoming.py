@@ -1,0 +1,61 @@
+"""What comes in with a request: its body, its deadline, and the news that the client has gone. On the event loop."""
+
+from __future__ import annotations
+
+import trio
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from asyncfabric_services.quantities import parse_duration
+from asyncfabric_services.router.fault import ApiFault
+
+MOST_BODY_BYTES = 8 << 20
+DEADLINE_HEADER = "x-asyncfabric-deadline"
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had asked."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the whole body; raises ApiFault 413 past MOST_BODY_BYTES and ClientGone when the client leaves.
+
+    Cancellation: what came is lost.
+    """
+    parts: list[bytes] = []
+    length = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        length += len(part)
+        if length > MOST_BODY_BYTES:
+            raise ApiFault(413, f"the body is longer than {MOST_BODY_BYTES} bytes", code="body_too_long")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def read_deadline(scope: Scope, most_seconds: float) -> float:
+    """Return the seconds that the request may take: what its header says, at most `most_seconds`."""
+    text = Headers(scope=scope).get(DEADLINE_HEADER)
+    if text is None:
+        return most_seconds
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise ApiFault(400, f"header {DEADLINE_HEADER}: {error}", param=DEADLINE_HEADER) from None
+    if seconds <= 0:
+        raise ApiFault(400, f"header {DEADLINE_HEADER}: expected more than 0, got {text!r}", param=DEADLINE_HEADER)
+    return min(seconds, most_seconds)
+
+
+async def wait_gone(receive: Receive, scope: trio.CancelScope) -> None:
+    """Cancel `scope` when the client has closed its connection.
+
+    Cancellation: ends the watch.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,88 @@
+"""`asyncfabric serve local`: one process that is a whole OpenAI server. Wiring of settings, backend and HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import torch
+import trio
+from prometheus_client import CollectorRegistry
+
+from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.router.app import router_app
+from asyncfabric_services.router.ask import Limits
+from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.local_backend import LocalLimits, open_local_backend
+from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
+from asyncfabric_services.runner.model import LoadedModel, ModelChoice, load_model
+from asyncfabric_services.settings.schema import ModelSection, Settings
+
+_log = logging.getLogger(__name__)
+
+
+def model_choice(section: ModelSection) -> ModelChoice:
+    """Return the model that the settings name."""
+    return ModelChoice(
+        path=section.path,
+        layers=section.layers,
+        hidden=section.hidden,
+        query_heads=section.query_heads,
+        kv_heads=section.kv_heads,
+        max_tokens=section.max_tokens,
+        seed=section.seed,
+    )
+
+
+def node_name(settings: Settings) -> str:
+    """Return the name of this node."""
+    return settings.node.name or f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _load(settings: Settings) -> LoadedModel:
+    try:
+        return load_model(
+            model_choice(settings.model), page_tokens=settings.cache.page_tokens, name=settings.model.name or None
+        )
+    except (OSError, ValueError) as error:  # what transformers raises for a folder that is no checkpoint
+        raise StartError(f"the model cannot be loaded: {error}") from error
+
+
+async def serve_local(settings: Settings, on_listening: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once.
+
+    Raises StartError, perhaps in groups, when the model cannot be loaded or has no page, or when it cannot listen.
+
+    Cancellation: ends without a drain.
+    """
+    condition = Condition(node_name(settings), "local")
+    registry = CollectorRegistry()
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(set_on_signals, stop, nursery.cancel_scope)
+        torch.set_num_threads(settings.model.threads)
+        loaded = await trio.to_thread.run_sync(_load, settings)
+        pages = settings.cache.memory // loaded.shape.pool_bytes(1)
+        if pages < 1:
+            raise StartError(
+                f"cache.memory is {settings.cache.memory} bytes, one page of all layers needs "
+                f"{loaded.shape.pool_bytes(1)}"
+            )
+        batch = settings.batch
+        limits = LocalLimits(pages, batch.chunk_tokens, batch.most_running, batch.most_waiting)
+        async with open_local_backend(loaded, limits, registry) as backend:
+            desk = Desk(condition, settings.router.most_requests)
+            app = router_app(
+                backend,
+                desk,
+                condition,
+                registry,
+                Limits(settings.router.default_tokens, settings.router.deadline),
+            )
+            http = settings.http
+            doorway = Doorway(http.host, http.port, http.drain, http.stall)
+            _log.info("serving", extra={"fields": {"model": loaded.name, "pages": pages, "name": condition.name}})
+            await serve_until(app, desk, condition, doorway, stop, on_listening)
+        nursery.cancel_scope.cancel()

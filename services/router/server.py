@@ -1,0 +1,112 @@
+"""The HTTP server of a node: hypercorn under trio, SIGTERM, and the drain between the two.
+
+Drain: new requests are answered 503 while the listener stays open, so that clients and load balancers read a
+reason and not a refused connection; running ones go on; what is left near the deadline is cut off with an error; then
+the listener closes and the server ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from starlette.applications import Starlette
+
+from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.router.desk import Desk
+
+FINISH_SHARE = 0.8  # of the drain deadline is for answers, the rest for goodbyes
+BACKLOG = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """A node cannot start as its settings say; the text is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doorway:
+    """Where and how to listen.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on, 0 for a free one.
+        drain_seconds: from the wish to stop until the server has ended.
+        stall_seconds: a client that takes no bytes for this long is disconnected.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    drain_seconds: float = 30.0
+    stall_seconds: float = 30.0
+
+
+async def serve_until(
+    app: Starlette,
+    desk: Desk,
+    condition: Condition,
+    doorway: Doorway,
+    stop: trio.Event,
+    on_listening: Callable[[str], None],
+) -> None:
+    """Serve `app` until `stop` is set, then drain; returns when nothing is left.
+
+    `on_listening` is told the address, for example `http://127.0.0.1:8000`. Raises StartError when it cannot listen.
+
+    Cancellation: closes all connections at once, without a drain.
+    """
+    config = Config()
+    try:
+        config.bind = [f"fd://{_listen(doorway)}"]
+    except OSError as error:
+        raise StartError(f"cannot listen on {doorway.host} port {doorway.port}: {error.strerror}") from error
+    config.graceful_timeout = doorway.drain_seconds * (1 - FINISH_SHARE) / 2
+    config.accesslog = None
+    config.errorlog = logging.getLogger("asyncfabric_services.http")
+    config.include_server_header = False
+    close = trio.Event()
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(partial(serve, app, config, shutdown_trigger=close.wait, mode="asgi"))  # type: ignore[arg-type]
+        condition.state = "ready"
+        on_listening(addresses[0])
+        await stop.wait()
+        condition.state, condition.reason = "draining", "the node was told to stop"
+        _log.info("draining", extra={"fields": {"requests": desk.count, "seconds": doorway.drain_seconds}})
+        with trio.move_on_after(doorway.drain_seconds * FINISH_SHARE):
+            await desk.wait_empty()
+        left = desk.cut_off()
+        if left:
+            _log.warning("the drain deadline cut requests off", extra={"fields": {"requests": left}})
+            with trio.move_on_after(doorway.drain_seconds * (1 - FINISH_SHARE) / 2):
+                await desk.wait_empty()
+        close.set()
+
+
+async def set_on_signals(stop: trio.Event, scope: trio.CancelScope) -> None:
+    """Set `stop` at the first SIGTERM or SIGINT, cancel `scope` at the second.
+
+    Cancellation: gives the signals back to whoever had them.
+    """
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            if stop.is_set():
+                scope.cancel()
+            stop.set()
+
+
+def _listen(doorway: Doorway) -> int:
+    """Return the descriptor of a listening socket, owned by the caller; accepted sockets inherit its options."""
+    family = socket.AF_INET6 if ":" in doorway.host else socket.AF_INET
+    listener = socket.create_server((doorway.host, doorway.port), family=family, backlog=BACKLOG)
+    # hypercorn's sends cannot be cancelled: the kernel ends a connection whose client reads nothing (RFC 5482).
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(doorway.stall_seconds * 1000))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener.detach()

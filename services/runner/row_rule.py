@@ -1,0 +1,106 @@
+"""The rounding rule: a row of a product must not depend on which other rows are computed with it.
+
+Matrix libraries choose their kernels by the number of rows, and kernels add in different orders: a token decoded alone
+and the same token decoded in a batch of eight differ in the last bits, and where two logits are that close, in the
+answer. Here every product has its rows padded to a multiple of `unit` and cut at `most`, two numbers between which this
+library on this machine was measured, when the model was loaded, to give each row the same bits. (The cause and the
+remedy are told in "Defeating Nondeterminism in LLM Inference", Thinking Machines, 2025.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+UNITS = (4, 8, 16)
+STRICT = 16
+MOST = 512
+KEYS = (16, 272, 1040)
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """Rows of a product are padded to a multiple of `unit`, and no product has more than `most` rows."""
+
+    unit: int = STRICT
+    most: int = STRICT
+
+    def __post_init__(self) -> None:
+        """Check that a full product is a whole number of units."""
+        if self.unit < 1 or self.most < self.unit or self.most % self.unit:
+            raise ValueError(f"most must be a multiple of unit >= 1, got unit {self.unit} and most {self.most}")
+
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return rows [n][in] times weight [out][in], plus bias: [n][out]."""
+        return self._cut(rows, lambda part: torch.nn.functional.linear(part, weight, bias))
+
+    def product(self, rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """Return the batched product of rows [b][n][k] and others [b][k][m]: [b][n][m]."""
+        return self._cut(rows, lambda part: torch.bmm(part, others))
+
+    def _cut(self, rows: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        count = rows.shape[-2]
+        padding = -count % self.unit
+        if padding:
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, padding))
+        if rows.shape[-2] <= self.most:
+            out = multiply(rows.contiguous())
+        else:
+            out = torch.cat([multiply(part.contiguous()) for part in torch.split(rows, self.most, dim=-2)], dim=-2)
+        return out[..., :count, :]
+
+
+@torch.inference_mode()
+def measure_rule(weights: Iterable[torch.Tensor], kv_heads: int, head_dim: int) -> RowRule:
+    """Find the smallest unit for which rows of every product keep their bits; strict tiles when there is none.
+
+    Products are those of the shapes of `weights`, and those of attention over KEYS. Strict tiles are products of
+    exactly STRICT rows: one kernel, so one order of additions, wherever a row stands.
+    """
+    shapes = {(weight.shape, weight.dtype, weight.device): weight for weight in weights}
+    products: list[tuple[Multiply, torch.Tensor, int]] = [
+        (torch.nn.functional.linear, weight, weight.shape[-1]) for weight in shapes.values()
+    ]
+    for dtype, device in {(dtype, device) for _, dtype, device in shapes}:
+        for length in KEYS:
+            keys = _noise(kv_heads, length, head_dim).to(device, dtype)
+            products += [(torch.bmm, keys.transpose(1, 2), head_dim), (torch.bmm, keys, length)]
+    for unit in UNITS:
+        if all(_keeps_bits(multiply, others, width, unit) for multiply, others, width in products):
+            return RowRule(unit, MOST)
+    return RowRule()
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def _keeps_bits(multiply: Multiply, others: torch.Tensor, width: int, unit: int) -> bool:
+    rows = _noise(*others.shape[:-2], MOST, width).to(others.device, others.dtype)
+    whole = multiply(rows, others)
+    for count in (unit, 2 * unit, 3 * unit, 5 * unit, 8 * unit, MOST // 2):
+        # The last rows are put first: where a row stands must not matter either.
+        for chosen in (slice(0, count), slice(MOST - count, MOST)):
+            if not torch.equal(multiply(rows[..., chosen, :].contiguous(), others), whole[..., chosen, :]):
+                return False
+    return True
+
+
+def install(model: Any, kv_heads: int, head_dim: int) -> RowRule:
+    """Measure the rule for `model` and make all its linear layers follow it; returns the rule for its attention."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    rule = measure_rule((linear.weight for linear in linears), kv_heads, head_dim)
+    for linear in linears:
+        linear.forward = partial(_forward, rule, linear)  # type: ignore[method-assign]
+    return rule
+
+
+def _forward(rule: RowRule, linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    return rule.linear(rows, linear.weight, linear.bias).view(*inputs.shape[:-1], linear.weight.shape[0])

@@ -1,0 +1,102 @@
+# ruff: noqa: RUF009  # key() returns a dataclasses.field, made anew at each call
+"""Every key of the configuration, with its type, default and range: one dataclass of sections. Reads nothing.
+
+At most 40 keys: a test counts. A key is added here when a service reads it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+MOST_KEYS = 40
+DURATION, SIZE = "duration", "size"
+Duration = Annotated[float, DURATION]
+"""Seconds; written `30s`, `250ms`."""
+Size = Annotated[int, SIZE]
+"""Bytes; written `64KiB`, `1.5GiB`."""
+
+
+def key(default: Any, text: str, least: float | None = None, most: float | None = None) -> Any:
+    """Return a field with its description and, for numbers, its range."""
+    return field(default=default, metadata={"text": text, "least": least, "most": most})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSection:
+    """Who this node is."""
+
+    name: str = key("", "name of this node; empty: host name and process id")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSection:
+    """The HTTP endpoint."""
+
+    host: str = key("127.0.0.1", "address to listen on; loopback unless told otherwise")
+    port: int = key(8000, "port to listen on; 0 picks a free one", 0, 65535)
+    drain: Duration = key(30.0, "how long running requests may go on after SIGTERM", 0.1, 3600)
+    stall: Duration = key(30.0, "a client that takes no bytes for this long is disconnected", 0.1, 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """The model to run: a checkpoint, or a seeded random model when `path` is empty."""
+
+    path: Path | None = key(None, "folder of a checkpoint with safetensors")
+    name: str = key("", "what requests call it; empty: name of the folder")
+    layers: int = key(8, "layers of the random model", 1, 256)
+    hidden: int = key(512, "width of the random model", 16, 16384)
+    query_heads: int = key(16, "query heads of the random model", 1, 256)
+    kv_heads: int = key(8, "key/value heads of the random model", 1, 256)
+    max_tokens: int = key(32768, "longest prompt and answer of the random model", 2, 1 << 20)
+    seed: int = key(0, "seed of the random model's weights", 0, (1 << 63) - 1)
+    threads: int = key(1, "compute threads", 1, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSection:
+    """The paged cache."""
+
+    memory: Size = key(256 << 20, "memory for pages", 1)
+    page_tokens: int = key(16, "tokens of one page", 1, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSection:
+    """Continuous batching."""
+
+    chunk_tokens: int = key(256, "prompt tokens of one pass; more delay the answers beside it", 1, 1 << 16)
+    most_running: int = key(32, "requests computed together", 1, 4096)
+    most_waiting: int = key(256, "requests that wait for pages; one more is answered 429", 0, 1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSection:
+    """What the router allows."""
+
+    most_requests: int = key(512, "requests inside; one more is answered 429", 1, 1 << 16)
+    default_tokens: int = key(256, "length of an answer when the request does not say", 1, 1 << 20)
+    deadline: Duration = key(120.0, "of a request; a header can shorten it", 0.001, 86400)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """The log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = key("info", "least level that is logged")
+    form: Literal["text", "json"] = key("text", "text, or one JSON object per line")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a node."""
+
+    node: NodeSection = field(default_factory=NodeSection)
+    http: HttpSection = field(default_factory=HttpSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    cache: CacheSection = field(default_factory=CacheSection)
+    batch: BatchSection = field(default_factory=BatchSection)
+    router: RouterSection = field(default_factory=RouterSection)
+    log: LogSection = field(default_factory=LogSection)
