@@ -217,7 +217,7 @@ class Link:
 
     @asynccontextmanager
     async def _listen(self, channel: str) -> AsyncIterator[MemoryObjectReceiveStream[Arrival]]:
-        async with self._board.inbox(channel).listen(self._tasks, self._config.listener_frames) as arrivals:
+        with self._board.inbox(channel).listen(self._config.listener_frames) as arrivals:
             yield arrivals
 
     def _check_open(self) -> None:

@@ -1,18 +1,17 @@
 """Where arrivals and changes wait for the tasks that take them: inboxes of channels, outlets of watchers.
 
-On the event loop's thread. Each has one forwarding task while somebody listens; nothing here knows sockets. Inboxes are
-bounded by the credit of their senders, outlets by the number of peers that one knows.
+On the event loop's thread; nothing here knows sockets. Inboxes are bounded by the credit of their senders, outlets by
+the number of peers that one knows.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
-from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncfabric._control.events import Arrival, SessionChange
@@ -23,22 +22,43 @@ MAX_UNSEEN_CHANGES: Final = 4096
 Taken = Callable[[], None]
 
 
+class Arrivals(MemoryObjectReceiveStream[Arrival]):
+    """The stream of a listener. Whenever something is taken from it, its inbox fills it again.
+
+    No task stands between inbox and stream: one that is cancelled as it hands an arrival over cannot know who has it.
+    """
+
+    def __init__(self, stream: MemoryObjectReceiveStream[Arrival], refill: Callable[[], None]) -> None:
+        super().__init__(stream._state)
+        self._refill = refill
+
+    def receive_nowait(self) -> Arrival:
+        """Return the next arrival, or raise what the base class raises."""
+        arrival = super().receive_nowait()
+        self._refill()
+        return arrival
+
+
 class Inbox:
     """Arrivals of one channel in the order in which they came."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.listened = False
         self._waiting: deque[tuple[Arrival, Taken]] = deque()
-        self._filled = anyio.Event()
+        self._stream: MemoryObjectSendStream[Arrival] | None = None  # of the present listener
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def listened(self) -> bool:
+        """Whether somebody listens."""
+        return self._stream is not None
+
     def put(self, arrival: Arrival, taken: Taken) -> None:
         """Add an arrival; `taken` is called when the listener's stream has it, and gives its sender credit."""
         self._waiting.append((arrival, taken))
-        self._filled.set()
+        self._fill()
 
     def forget(self, sender: Identity) -> int:
         """Drop what a sender sent; return how much that was."""
@@ -46,58 +66,46 @@ class Inbox:
         self._waiting = deque(item for item in self._waiting if item[0].sender != sender)
         return before - len(self._waiting)
 
-    @asynccontextmanager
-    async def listen(self, tasks: TaskGroup, frames: int) -> AsyncIterator[MemoryObjectReceiveStream[Arrival]]:
+    @contextmanager
+    def listen(self, frames: int) -> Iterator[MemoryObjectReceiveStream[Arrival]]:
         """Give the arrivals to one task. What it did not take when it leaves waits for the next.
 
         Raises:
             BusyError: another task listens.
-
-        Cancellation: nothing is lost.
         """
-        if self.listened:
+        if self._stream is not None:
             raise BusyError(
                 f"channel {self.channel!r} has a listener", remedy="one task listens on a channel and hands on"
             )
-        send, receive = anyio.create_memory_object_stream[Arrival](frames)
-        scope = anyio.CancelScope()
-        self.listened = True
-        tasks.start_soon(self._forward, send, scope)
+        self._stream, plain = anyio.create_memory_object_stream[Arrival](frames)
+        arrivals = Arrivals(plain, self._fill)
+        plain.close()
+        self._fill()
         try:
-            yield receive
+            yield arrivals
         finally:
-            self._put_back(receive)
-            receive.close()
-            send.close()
-            scope.cancel()
-            self.listened = False
+            self._stream.close()
+            self._stream = None
+            unread: list[Arrival] = []
+            try:
+                while True:
+                    unread.append(arrivals.receive_nowait())
+            except (anyio.EndOfStream, anyio.ClosedResourceError):
+                pass  # nothing more, or the listener closed its stream and with it threw away what was there
+            arrivals.close()
+            # Credit for these was given when they left the inbox.
+            self._waiting.extendleft((arrival, _nothing) for arrival in reversed(unread))
 
-    def _put_back(self, stream: MemoryObjectReceiveStream[Arrival]) -> None:
-        """Keep what the listener did not take. It has had its credit, or gets it in `_forward`: not again here."""
-        unread: list[Arrival] = []
-        try:
-            while True:
-                unread.append(stream.receive_nowait())
-        except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.EndOfStream):
-            pass  # nothing more, or the listener closed its stream and with it threw away what was there
-        self._waiting.extendleft((arrival, _nothing) for arrival in reversed(unread))
-
-    async def _forward(self, stream: MemoryObjectSendStream[Arrival], scope: anyio.CancelScope) -> None:
-        with scope:
-            while True:
-                while not self._waiting:
-                    self._filled = anyio.Event()
-                    await self._filled.wait()
-                arrival, taken = self._waiting.popleft()
-                try:
-                    await stream.send(arrival)
-                except anyio.BrokenResourceError:
-                    self._waiting.appendleft((arrival, taken))
-                    return
-                except anyio.get_cancelled_exc_class():
-                    taken()  # the listener leaves, and its last look into the stream has found this one
-                    raise
-                taken()
+    def _fill(self) -> None:
+        """Move arrivals into the stream while it has room."""
+        while self._waiting and self._stream is not None:
+            arrival, taken = self._waiting[0]
+            try:
+                self._stream.send_nowait(arrival)
+            except (anyio.WouldBlock, anyio.BrokenResourceError):
+                return  # full, or closed by its listener: senders wait either way
+            self._waiting.popleft()
+            taken()
 
 
 def _nothing() -> None:

@@ -38,6 +38,7 @@ _MONITORED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_NO_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _DIAL_FAULTS = {
     zmq.EVENT_DISCONNECTED: "the connection was closed",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake broke: does the listener have this key?",
@@ -98,6 +99,7 @@ class ZmqWire:
         self._unreachable: list[bytes] = []
         self._router: _Tap
         self._zap: _Tap | None = None
+        self._door: _Tap | None = None
 
     def bind(self, endpoint: str, tasks: TaskGroup) -> str:
         """Bind the ROUTER, with its handler of authentication; return the endpoint that was got.
@@ -112,6 +114,8 @@ class ZmqWire:
             doorkeeper = self.context.socket(zmq.REP)
             doorkeeper.bind(zap.ENDPOINT)
             self._zap = _Tap(doorkeeper, self._judge, _nothing)
+            # Peers with a key that is not trusted are told by the doorkeeper, those without any by the monitor.
+            self._door = _Tap(router.get_monitor_socket(_NO_CURVE), self._turned_away, _nothing)
             router.setsockopt(zmq.CURVE_SERVER, 1)
             router.setsockopt(zmq.ZAP_DOMAIN, zap.DOMAIN)
             router.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(self._keys.secret))
@@ -125,7 +129,7 @@ class ZmqWire:
                 raw=error.errno or 0,
             ) from None
         self._router = _Tap(router, self._accepted, self._flush_router)
-        for tap in (self._zap, self._router):
+        for tap in (self._zap, self._door, self._router):
             if tap is not None:
                 self._tasks.start_soon(tap.pump.run)
         return str(router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
@@ -215,6 +219,9 @@ class ZmqWire:
             self.switchboard.refused("unauthenticated", verdict.refused)
         self._zap.send(verdict.answer)
 
+    def _turned_away(self, parts: list[Any]) -> None:
+        self.switchboard.refused("unauthenticated", "a connection without CURVE, or for another key than ours")
+
     # ---- what leaves
 
     def emit(self, path: Path, frame: bytes) -> None:
@@ -257,6 +264,8 @@ class ZmqWire:
         """Close all paths; the pumps release the sockets."""
         for path in list(self._taps):
             self.close_path(path)
+        if self._door is not None:
+            self._router.socket.disable_monitor()
 
     async def aclose(self) -> None:
         """End ZeroMQ once the pumps have ended; last words have LINGER_MS to leave.

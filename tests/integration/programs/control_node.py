@@ -1,0 +1,150 @@
+"""One node of an integration test of the control plane: commands as JSON lines in, one JSON line out for each.
+
+Run as `python control_node.py`; the first line opens the link: {"name", "bind", "keys", "trusted", "config"}. Each
+further line names a method below. It ends with standard input, or by "close", which leaves all peers in good order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import Any
+
+import trio
+
+from asyncfabric._control import DirectoryClient, Identity, LinkConfig, LinkKeys, open_link, serve_directory
+
+PR_SET_PDEATHSIG = 1
+
+
+class Node:
+    """What one process holds."""
+
+    def __init__(self, link: Any, stack: AsyncExitStack) -> None:
+        self.link = link
+        self.stack = stack
+        self.listening: dict[str, Any] = {}
+        self.changes: Any = None
+        self.client: Any = None
+        self.directory: Any = None
+
+    async def about(self) -> dict[str, Any]:
+        return {"address": self.link.address, "identity": list(plain(self.link.identity))}
+
+    async def connect(self, address: str) -> dict[str, Any]:
+        return {"peer": plain(await self.link.connect(address))}
+
+    async def send(self, to: list[Any], channel: str, texts: list[str]) -> dict[str, Any]:
+        for text in texts:
+            await self.link.send(Identity(*to), channel, text.encode())
+        return {"sent": len(texts)}
+
+    async def listen(self, channel: str) -> dict[str, Any]:
+        self.listening[channel] = await self.stack.enter_async_context(self.link.listen(channel))
+        return {}
+
+    async def take(self, channel: str, count: int) -> dict[str, Any]:
+        arrivals = [await self.listening[channel].receive() for _ in range(count)]
+        return {"arrivals": [[plain(arrival.sender), arrival.body.decode()] for arrival in arrivals]}
+
+    async def watch(self) -> dict[str, Any]:
+        self.changes = await self.stack.enter_async_context(self.link.watch())
+        return {}
+
+    async def until(self, name: str, state: str) -> dict[str, Any]:
+        """Wait for a state of a peer of this name; `watch` came before."""
+        async for change in self.changes:
+            if (change.peer.name, change.state) == (name, state):
+                return {"peer": plain(change.peer), "reason": change.reason}
+        raise AssertionError("the watch ended")
+
+    async def disconnect(self, peer: list[Any]) -> dict[str, Any]:
+        await self.link.disconnect(Identity(*peer))
+        return {}
+
+    async def statistics(self) -> dict[str, Any]:
+        found = self.link.statistics()
+        errors = {reason: count for reason, count in found.protocol_errors.items() if count}
+        return {"ready": found.peers_ready, "lost": found.peers_lost, "errors": errors}
+
+    async def serve(self, lease_ns: int) -> dict[str, Any]:
+        self.directory = await self.stack.enter_async_context(serve_directory(self.link, lease_ns=lease_ns))
+        return {}
+
+    async def join(self, address: str, role: str) -> dict[str, Any]:
+        """Register with the directory at an address, our own among them."""
+        self.client = await self.stack.enter_async_context(DirectoryClient(self.link, address))
+        await self.client.register(role, self.link.address, {"role": role})
+        return {}
+
+    async def drain(self) -> dict[str, Any]:
+        await self.client.drain()
+        return {}
+
+    async def leave(self) -> dict[str, Any]:
+        await self.client.leave()
+        return {}
+
+    async def nodes(self) -> dict[str, Any]:
+        return {"nodes": [[*plain(node.identity), node.role, node.state] for node in self.client.nodes()]}
+
+    async def until_nodes(self, wanted: list[list[str]]) -> dict[str, Any]:
+        """Wait until the view has just these names and states; return what happened on the way."""
+        kinds = []
+        async with self.client.watch() as changes:
+            while [[node.identity.name, node.state] for node in self.client.nodes()] != wanted:
+                change = await changes.receive()
+                kinds.append([change.kind, change.node.identity.name])
+        return {**await self.nodes(), "kinds": kinds}
+
+
+def plain(identity: Identity) -> tuple[str, int]:
+    return identity.name, identity.incarnation
+
+
+async def lines() -> Any:
+    """Yield the lines of standard input."""
+    os.set_blocking(0, False)
+    waiting = b""
+    while True:
+        await trio.lowlevel.wait_readable(0)
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            return
+        *whole, waiting = (waiting + chunk).split(b"\n")
+        for line in whole:
+            yield json.loads(line)
+
+
+async def main() -> None:
+    commands = lines()
+    first = await anext(commands)
+    keys = LinkKeys(*first["keys"], frozenset(first["trusted"])) if first.get("keys") else None
+    config = LinkConfig(**first.get("config", {}))
+    async with open_link(first["name"], bind=first["bind"], keys=keys, config=config) as link:
+        async with AsyncExitStack() as stack:
+            node = Node(link, stack)
+            say(await node.about())
+            async for command in commands:
+                what = command.pop("do")
+                if what == "close":
+                    break
+                try:
+                    say(await getattr(node, what)(**command))
+                except Exception as error:
+                    say({"error": type(error).__name__, "text": str(error)})
+        await stack.aclose()
+    say({"closed": True})
+
+
+def say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.exit(trio.run(main))

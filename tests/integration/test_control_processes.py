@@ -1,0 +1,171 @@
+"""The control plane between real processes: two transports, wrong keys, kill -9, restarts, stopped processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Process
+
+from asyncfabric._control import make_keys
+
+DEADLINE_S = 1.5
+CONFIG = {"heartbeat_s": 0.1, "peer_deadline_s": DEADLINE_S, "connect_deadline_s": 10.0}
+Start = Callable[..., tuple[Process, dict[str, Any]]]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a node and says where and who it is."""
+    pairs: dict[str, tuple[str, str]] = {}
+    folder = tmp_path / "s"
+    with ExitStack() as stack:
+
+        def start(name: str, bind: str = "ipc", *, trusts: str = "abc") -> tuple[Process, dict[str, Any]]:
+            for one in {name, *trusts}:
+                pairs.setdefault(one, make_keys())
+            process = stack.enter_context(Process("control_node.py"))
+            keyed = {"keys": pairs[name], "trusted": [pairs[one][0] for one in trusts]} if bind[:3] == "tcp" else {}
+            process.tell(name=name, bind=bind, config={**CONFIG, "ipc_folder": str(folder)}, **keyed)
+            return process, process.hear()
+
+        yield start
+
+
+@pytest.mark.parametrize("bind", ["ipc", "tcp"])
+def test_three_processes_talk_and_the_death_of_one_is_told_to_the_others(start: Start, bind: str) -> None:
+    (a, at_a), (b, at_b), (c, at_c) = (start(name, bind) for name in "abc")
+    for process in (a, b, c):
+        process.ask("listen", channel="x")
+        process.ask("watch")
+    assert a.ask("connect", address=at_b["address"])["peer"] == at_b["identity"]
+    assert b.ask("connect", address=at_c["address"])["peer"] == at_c["identity"]
+    assert c.ask("connect", address=at_a["address"])["peer"] == at_a["identity"]
+    texts = [f"{number}" * 50 for number in range(200)]
+    for source, to, target, sender in ((a, at_b, b, at_a), (b, at_a, a, at_b), (c, at_b, b, at_c)):
+        source.ask("send", to=to["identity"], channel="x", texts=texts)
+        assert target.ask("take", channel="x", count=200)["arrivals"] == [[sender["identity"], text] for text in texts]
+    for one in (a, b):
+        assert one.ask("until", name="c", state="ready")["peer"] == at_c["identity"]
+    killed = c.send_signal(signal.SIGKILL)
+    for one in (a, b):
+        assert one.ask("until", name="c", state="lost")["peer"] == at_c["identity"]
+    assert time.monotonic() - killed < DEADLINE_S + 5, "the loss was told long after the deadline"
+    assert a.fail("send", to=at_c["identity"], channel="x", texts=["x"])["error"] == "PeerError"
+    a.ask("send", to=at_b["identity"], channel="x", texts=["after"])
+    assert b.ask("take", channel="x", count=1)["arrivals"][0][1] == "after"
+    for one in (a, b):
+        assert one.ask("statistics")["errors"] == {}
+        one.close()
+
+
+def test_a_process_that_stands_still_is_lost_by_its_deadline(start: Start) -> None:
+    (a, at_a), (b, at_b) = start("a"), start("b")
+    for process in (a, b):
+        process.ask("watch")
+    a.ask("connect", address=at_b["address"])
+    b.send_signal(signal.SIGSTOP)
+    assert a.ask("until", name="b", state="lost")["reason"].startswith("silent for 1.5")
+    b.send_signal(signal.SIGCONT)
+    # It learns that it was lost, and both can begin anew, as the same incarnations.
+    b.ask("until", name="a", state="lost")
+    assert b.ask("connect", address=at_a["address"])["peer"] == at_a["identity"]
+    assert a.ask("until", name="b", state="ready")["peer"] == at_b["identity"]
+
+
+def test_a_key_that_is_not_trusted_stays_outside(start: Start) -> None:
+    (b, at_b), (a, at_a) = start("b", "tcp", trusts="b"), start("a", "tcp", trusts="ab")
+    answer = a.fail("connect", address=at_b["address"])
+    assert answer["error"] == "PeerError" and "does not trust our key" in answer["text"]
+    answer = b.fail("connect", address=at_a["address"])
+    assert answer["error"] == "PeerError" and "not trusted here" in answer["text"]
+    assert b.ask("statistics") == {"ready": 0, "lost": 0, "errors": {"unauthenticated": 1}}
+    a.close()
+    b.close()
+
+
+def test_a_wrong_server_key_is_no_way_in(start: Start) -> None:
+    (b, at_b), (a, at_a) = start("b", "tcp"), start("a", "tcp")
+    endpoint = at_b["address"].partition("#")[0]
+    answer = a.fail("connect", address=f"{endpoint}#{at_a['address'].partition('#')[2]}")  # a trusted key, not b's
+    assert answer["error"] == "PeerError" and "handshake" in answer["text"]
+    assert b.ask("statistics")["ready"] == 0
+
+
+@pytest.mark.parametrize("bind", ["ipc", "tcp"])
+def test_a_restart_under_the_same_name_replaces_and_the_old_one_is_refused(start: Start, bind: str) -> None:
+    (b, at_b), (old, at_old) = start("b", bind), start("a", bind)
+    b.ask("watch")
+    b.ask("listen", channel="x")
+    old.ask("watch")
+    old.ask("connect", address=at_b["address"])
+    b.ask("until", name="a", state="ready")
+    old.send_signal(signal.SIGSTOP)  # alive, but nobody can know
+    new, at_new = start("a", bind)
+    assert at_new["identity"][0] == at_old["identity"][0] and at_new["identity"][1] > at_old["identity"][1]
+    new.ask("connect", address=at_b["address"])
+    lost = b.ask("until", name="a", state="lost")
+    assert lost["peer"] == at_old["identity"] and lost["reason"].startswith("replaced by a@")
+    assert b.ask("until", name="a", state="ready")["peer"] == at_new["identity"]
+    old.send_signal(signal.SIGCONT)
+    old.ask("until", name="b", state="lost")
+    assert "earlier incarnation" in old.fail("connect", address=at_b["address"])["text"]
+    new.ask("send", to=at_b["identity"], channel="x", texts=["new"])
+    assert b.ask("take", channel="x", count=1)["arrivals"] == [[at_new["identity"], "new"]]
+    assert b.ask("statistics")["errors"]["retired"] >= 1
+
+
+def test_sockets_of_killed_processes_are_swept(start: Start) -> None:
+    a, at_a = start("a")
+    left = Path(at_a["address"].removeprefix("ipc://"))
+    a.send_signal(signal.SIGKILL)
+    a.child.wait()
+    assert left.exists()
+    start("b")
+    assert not left.exists()
+
+
+def test_a_directory_that_was_killed_comes_back_and_the_nodes_with_it(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir(mode=0o700)
+    bind = f"ipc://{folder}/directory.sock"
+    lease_ns = 2_000_000_000
+    directory, _ = start("d", bind)
+    directory.ask("serve", lease_ns=lease_ns)
+    directory.ask("join", address=bind, role="directory")
+    (a, at_a), (b, at_b) = start("a"), start("b")
+    a.ask("join", address=bind, role="prefill")
+    b.ask("join", address=bind, role="decode")
+    everybody = [["a", "ready"], ["b", "ready"], ["d", "ready"]]
+    for one in (a, b, directory):
+        one.ask("until_nodes", wanted=everybody)
+    b.ask("drain")
+    everybody[1][1] = "draining"
+    a.ask("until_nodes", wanted=everybody)
+
+    directory.send_signal(signal.SIGKILL)
+    directory.child.wait()
+    a.ask("connect", address=at_b["address"])  # what was agreed goes on without a directory
+    assert len(a.ask("nodes")["nodes"]) == 3, "a view must outlive its directory"
+    again, at_again = start("d", bind)
+    again.ask("serve", lease_ns=lease_ns)
+    again.ask("join", address=bind, role="directory")
+    seen = again.ask("until_nodes", wanted=everybody)["nodes"]
+    assert [*at_a["identity"], "prefill", "ready"] in seen and [*at_b["identity"], "decode", "draining"] in seen
+    answer = a.ask("until_nodes", wanted=everybody)
+    while at_again["identity"] not in [node[:2] for node in answer["nodes"]]:
+        answer = a.ask("until_nodes", wanted=everybody)
+    assert ["lost", "b"] not in answer["kinds"]
+
+    b.send_signal(signal.SIGKILL)
+    everybody.pop(1)
+    for one in (a, again):
+        one.ask("until_nodes", wanted=everybody)
+    a.ask("leave")
+    assert again.ask("until_nodes", wanted=[["d", "ready"]])["kinds"][-1] == ["left", "a"]

@@ -1,0 +1,132 @@
+"""The directory's table and views under random nodes, leases, losses, missed news and restarts (DI-1, DI-2)."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncfabric._control.directory import DirectoryTable, DirectoryView, Node, NodeChange
+from asyncfabric._control.messages import Identity
+
+LEASE_NS = 1000
+KINDS = (
+    "register",
+    "register",
+    "register",
+    "renew",
+    "drain",
+    "leave",
+    "lose",
+    "time",
+    "news",
+    "news",
+    "miss",
+    "restart",
+)
+Step = tuple[str, int, int]
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 3)), min_size=5, max_size=80)
+
+
+def identity(a: int, b: int) -> Identity:
+    return Identity("nmo"[a % 3], 1 + b)
+
+
+class Cluster:
+    """A table, the view of a node, and what the view has told its watchers."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.table = DirectoryTable(LEASE_NS)
+        self.view = DirectoryView()
+        self.told: dict[str, Node] = {}
+        self.deadlines: dict[Identity, int] = {}
+
+    def do(self, step: Step) -> None:
+        kind, a, b = step
+        who, before = identity(a, b), self.table.epoch
+        changes: list[NodeChange] = []
+        match kind:
+            case "register":
+                changes = self.table.register(who, "role", f"at {a}", {}, self.now_ns)
+                if self.table.find(who):
+                    self.deadlines[who] = self.now_ns + LEASE_NS
+            case "renew":
+                if self.table.renew(who, self.now_ns):
+                    self.deadlines[who] = self.now_ns + LEASE_NS
+            case "drain":
+                changes = self.table.drain(who)
+            case "leave":
+                changes = self.table.leave(who)
+            case "lose":
+                changes = self.table.lose(who, "gone")
+            case "time":
+                self.now_ns += 150 * (a + 1)
+                changes = self.table.expire(self.now_ns)
+                assert all(self.deadlines[node.identity] > self.now_ns for node in self.table.nodes.values())
+                assert all(self.deadlines[change.node.identity] <= self.now_ns for change in changes)
+            case "news":
+                self.catch_up()
+            case "restart":
+                self.table = DirectoryTable(LEASE_NS, now_ns=self.now_ns)
+                self.take_snapshot()
+                return
+        assert [change.epoch for change in changes] == list(range(before + 1, self.table.epoch + 1)), "DI-1"
+
+    def catch_up(self) -> None:
+        changes = self.table.since(self.view.epoch)
+        news = None if changes is None else self.view.apply(changes)
+        if news is None:
+            self.take_snapshot()
+        else:
+            self.tell(news)
+        if self.table.is_settled(self.now_ns):
+            self.tell(self.view.settle())
+
+    def take_snapshot(self) -> None:
+        settled = self.table.is_settled(self.now_ns)
+        before = dict(self.view.nodes)
+        self.tell(self.view.replace(self.table.epoch, self.table.nodes.values(), settled=settled))
+        if not settled:
+            assert before.keys() <= self.view.nodes.keys(), "DI-2: forgotten before it could register"
+
+    def tell(self, news: list[NodeChange]) -> None:
+        for change in news:
+            name = change.node.identity.name
+            if change.kind in ("left", "lost"):
+                assert self.told.pop(name).identity == change.node.identity
+            else:
+                assert (name in self.told) == (change.kind != "joined"), f"{change.kind} of {name}"
+                self.told[name] = change.node
+        assert self.told == self.view.nodes, "watchers were told something else than the view"
+
+
+@given(STEPS)
+@settings(max_examples=200)
+def test_a_view_that_heard_all_equals_the_table(trace: list[Step]) -> None:
+    cluster = Cluster()
+    for step in trace:
+        cluster.do(step)
+    cluster.now_ns = max(cluster.now_ns, cluster.table.settles_ns)
+    cluster.catch_up()
+    assert cluster.view.nodes == cluster.table.nodes
+    assert len({node.identity.name for node in cluster.view.nodes.values()}) == len(cluster.view.nodes)
+
+
+def test_who_fell_behind_gets_a_snapshot_and_who_did_not_gets_changes() -> None:
+    table = DirectoryTable(LEASE_NS)
+    for number in range(2000):
+        table.register(Identity(f"n{number}", 1), "role", "", {}, 0)
+    assert table.since(500) is None and table.since(3000) is None
+    assert [change.epoch for change in table.since(1990) or []] == list(range(1991, 2001))
+    assert table.since(2000) == [] and len(table.since(2000 - 1024) or []) == 1024
+
+
+def test_a_later_incarnation_replaces_and_an_earlier_one_changes_nothing() -> None:
+    table = DirectoryTable(LEASE_NS)
+    table.register(Identity("n", 2), "role", "", {}, 0)
+    assert table.register(Identity("n", 1), "role", "", {}, 0) == []
+    assert table.lose(Identity("n", 1), "late news") == [] and not table.renew(Identity("n", 1), 0)
+    kinds = [
+        (change.kind, change.node.identity.incarnation) for change in table.register(Identity("n", 3), "r", "", {}, 0)
+    ]
+    assert kinds == [("lost", 2), ("joined", 3)]

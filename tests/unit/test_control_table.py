@@ -1,0 +1,263 @@
+"""The session table, one rule at a time: times, refusals, names and keys, credit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from asyncfabric._control.events import (
+    Change,
+    Close,
+    Deliver,
+    Dial,
+    DialFailed,
+    Emit,
+    Leave,
+    Path,
+    PathLost,
+    Post,
+    Received,
+    Tick,
+)
+from asyncfabric._control.messages import (
+    MAX_FRAME_BYTES,
+    Credit,
+    Drain,
+    Drained,
+    Envelope,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Identity,
+    Message,
+    Parcel,
+    Refusal,
+    Undecodable,
+    Welcome,
+    decode,
+    encode,
+)
+from asyncfabric._control.roster import REMEMBERED, Roster
+from asyncfabric._control.session import SECOND_NS, SessionConfig
+from asyncfabric._control.session_table import SessionTable
+from asyncfabric._control.window import MAX_CHANNELS, ReceiveWindow, SendWindow, cost_of, largest_body
+
+ME, PEER = Identity("me", 5), Identity("peer", 5)
+HELLO = Hello("ipc:///peer", (), 4 * MAX_FRAME_BYTES, MAX_FRAME_BYTES)
+WELCOME = Welcome("ipc:///peer", (), 4 * MAX_FRAME_BYTES, MAX_FRAME_BYTES)
+
+
+class Bench:
+    """A table, a clock, and the frames of a peer."""
+
+    def __init__(self, config: SessionConfig | None = None) -> None:
+        numbers = itertools.count(100)
+        self.table = SessionTable(ME, config, address="ipc:///me", nonce=lambda: next(numbers))
+        self.now_ns = 0
+
+    def feed(self, event: Any) -> list[Any]:
+        return list(self.table.feed(event, self.now_ns))
+
+    def hear(
+        self,
+        message: Message,
+        sequence: int = 0,
+        *,
+        session: int = 7,
+        sender: Identity = PEER,
+        path: Path = b"p",
+        key: str = "",
+    ) -> list[Any]:
+        return self.feed(Received(path, encode(Envelope(sender, session, sequence, None, message)), key))
+
+    def ready(self) -> Bench:
+        said = spoken(self.hear(HELLO))
+        assert [type(message) for message in said] == [Welcome]
+        return self
+
+    def count(self, reason: str) -> int:
+        return self.table.errors.counts[reason]
+
+    @property
+    def peers(self) -> list[Identity]:
+        return list(self.table.roster.peers)
+
+
+def spoken(actions: list[Any]) -> list[Any]:
+    envelopes = [decode(action.frame) for action in actions if isinstance(action, Emit)]
+    return [envelope.message for envelope in envelopes if not isinstance(envelope, Undecodable)]
+
+
+def changes(actions: list[Any]) -> list[tuple[str, str]]:
+    return [(action.change.state, action.change.reason) for action in actions if isinstance(action, Change)]
+
+
+def codes(actions: list[Any]) -> list[str]:
+    return [message.code for message in spoken(actions) if isinstance(message, Refusal)]
+
+
+def test_heartbeats_are_sent_in_silence_and_missing_ones_lose_the_peer_at_the_deadline() -> None:
+    bench = Bench().ready()
+    config = bench.table.config
+    assert bench.table.next_deadline_ns() == config.heartbeat_ns
+    bench.now_ns = config.heartbeat_ns - 1
+    assert bench.feed(Tick()) == []
+    bench.now_ns += 1
+    assert spoken(bench.feed(Tick())) == [Heartbeat()]
+    bench.hear(Heartbeat(), 1)
+    bench.now_ns += config.peer_deadline_ns - 1
+    assert changes(bench.feed(Tick())) == []
+    bench.now_ns += 1
+    lost = bench.feed(Tick())
+    assert changes(lost) == [("lost", "silent for 5 s")] and Close(b"p") in lost
+    assert bench.peers == [] and bench.table.next_deadline_ns() is None
+
+
+def test_garbage_and_replays_do_not_keep_a_peer_alive() -> None:
+    bench = Bench().ready()
+    bench.hear(Heartbeat(), 1)
+    bench.now_ns = bench.table.config.peer_deadline_ns - 1
+    bench.hear(Heartbeat(), 1)
+    bench.feed(Received(b"p", b"garbage"))
+    bench.now_ns += 1
+    assert changes(bench.feed(Tick()))[0][0] == "lost"
+
+
+def test_a_dial_repeats_its_hello_and_fails_at_its_deadline() -> None:
+    bench = Bench()
+    assert spoken(bench.feed(Dial(1, "ipc:///peer")))[0].address == "ipc:///me"
+    bench.now_ns = SECOND_NS
+    assert [type(message) for message in spoken(bench.feed(Tick()))] == [Hello]
+    bench.now_ns = bench.table.config.connect_deadline_ns
+    assert DialFailed(1, "no answer within 5 s") in bench.feed(Tick())
+    assert not bench.table.sessions
+
+
+def test_a_refused_dial_fails_at_once_with_the_reason() -> None:
+    bench = Bench()
+    bench.feed(Dial(1, "ipc:///peer"))
+    actions = bench.hear(Refusal("name_taken", "by another"), session=100, path=1)
+    assert "a live peer of this name has another key" in next(a.reason for a in actions if isinstance(a, DialFailed))
+
+
+@pytest.mark.parametrize(
+    ("message", "sequence", "changed", "reason"),
+    [
+        (Parcel("x", b""), 1, {"sender": Identity("other", 1)}, "sender"),
+        (Parcel("x", b""), 1, {"session": 8}, "unknown_session"),
+        (Parcel("x", b""), 1, {"path": b"q"}, "unknown_session"),
+        (Parcel("x", b""), 1, {"session": 8, "sender": Identity("peer", 4)}, "retired"),
+        (HELLO, 0, {"sender": Identity("other", 1)}, "sender"),
+        (HELLO, 0, {"sender": Identity("peer", 4), "path": b"q"}, "retired"),
+        (HELLO, 0, {"sender": Identity("me", 9), "path": b"q"}, "own_name"),
+        (HELLO, 0, {"sender": Identity("peer", 6), "path": b"q", "key": "other"}, "name_taken"),
+        (HELLO, 0, {"path": b"q"}, "replayed"),
+    ],
+)
+def test_what_is_refused_is_counted_answered_and_leaves_the_session_alone(
+    message: Message, sequence: int, changed: dict[str, Any], reason: str
+) -> None:
+    bench = Bench().ready()
+    actions = bench.hear(message, sequence, **changed)
+    assert codes(actions) == [reason] and bench.count(reason) == 1
+    assert changes(actions) == [] and bench.peers == [PEER]
+    assert any(isinstance(action, Deliver) for action in bench.hear(Parcel("x", b"ok"), 1))
+
+
+@pytest.mark.parametrize(
+    ("message", "sequence", "reason"),
+    [
+        (Parcel("x", b""), 2, "gap"),
+        (Credit("x", 1), 1, "credit"),
+        (Drained(), 1, "unexpected"),
+    ],
+)
+def test_what_breaks_the_session_loses_it_with_the_reason(message: Message, sequence: int, reason: str) -> None:
+    bench = Bench().ready()
+    actions = bench.hear(message, sequence)
+    assert codes(actions) == [reason] and changes(actions)[0][0] == "lost" and bench.peers == []
+
+
+def test_refusals_are_never_refused() -> None:
+    """Else two processes could throw them at each other for ever."""
+    bench = Bench().ready()
+    for session in (7, 8):
+        assert spoken(bench.hear(Refusal("types", "?"), session=session)) == []
+    assert spoken(bench.hear(Goodbye("left"), 1, session=8)) == [] and bench.peers == [PEER]
+    assert changes(bench.hear(Refusal("unknown_session", "?")))[0][0] == "lost"
+
+
+def test_answers_are_bounded_in_time_and_counts_are_not() -> None:
+    bench = Bench()
+    assert sum(len(spoken(bench.feed(Received(b"p", b"garbage")))) for _ in range(1000)) == 64
+    assert bench.count("magic") == 1000
+    bench.now_ns = SECOND_NS
+    assert codes(bench.feed(Received(b"p", b"garbage"))) == ["magic"]
+
+
+def test_a_lower_incarnation_may_take_a_name_that_nobody_lives_under() -> None:
+    """The clock of a machine went back between two starts."""
+    bench = Bench().ready()
+    bench.feed(PathLost(b"p", "broke"))
+    assert changes(bench.hear(HELLO, session=9, sender=Identity("peer", 4)))[0][0] == "ready"
+    newer = bench.hear(HELLO, session=10, sender=Identity("peer", 6), path=b"q")
+    assert changes(newer)[0] == ("lost", "replaced by peer@6")
+    assert codes(bench.hear(HELLO, session=11, sender=Identity("peer", 4), path=b"r")) == ["retired"]
+    bench.feed(PathLost(b"q", "broke"))
+    assert codes(bench.hear(HELLO, session=12, sender=Identity("peer", 4), path=b"r")) == ["retired"]  # for good
+
+
+def test_draining_has_two_phases_and_a_deadline() -> None:
+    bench = Bench().ready()
+    bench.feed(Post(PEER, "x", b"before"))
+    assert spoken(bench.feed(Leave(PEER))) == [Drain()]
+    with pytest.raises(KeyError):
+        bench.table.admits(PEER, "x", 0)
+    assert any(isinstance(action, Deliver) for action in bench.hear(Parcel("x", b"on its way"), 1))
+    ended = bench.hear(Drained(), 2)
+    assert spoken(ended) == [Goodbye("left")] and changes(ended) == [("lost", "left")]
+    bench = Bench().ready()
+    assert spoken(bench.hear(Drain(), 1)) == [Drained()]
+    assert spoken(bench.feed(Leave(PEER))) == []
+    bench.now_ns = bench.table.config.drain_deadline_ns
+    assert changes(bench.feed(Tick())) == [("lost", "did not drain within 5 s")]
+
+
+def test_windows_bound_what_is_under_way_on_each_channel() -> None:
+    bench = Bench().ready()
+    full = largest_body(4 * MAX_FRAME_BYTES)
+    assert bench.table.admits(PEER, "x", full)
+    body = bytes(MAX_FRAME_BYTES - 3000)
+    for _ in range(2):
+        bench.feed(Post(PEER, "x", body))
+    assert not bench.table.admits(PEER, "x", full) and bench.table.admits(PEER, "y", full)
+    assert not codes(bench.hear(Credit("x", 2 * cost_of(len(body))), 1))
+    assert bench.table.admits(PEER, "x", full)
+    receives = ReceiveWindow(1024)
+    assert [receives.arrive(f"{number}", 1) for number in range(MAX_CHANNELS)] == [""] * MAX_CHANNELS
+    assert receives.arrive("more", 1) == "channels" and receives.arrive("0", 1024) == "overrun"
+    sends = SendWindow(1024)
+    sends.send("x", 100)
+    assert sends.credit("x", 90) and sends.credit("x", 80) and sends.taken["x"] == 90 and not sends.credit("x", 101)
+
+
+def test_memories_of_the_dead_are_bounded() -> None:
+    roster = Roster(ME)
+    for number in range(REMEMBERED + 10):
+        roster.retire(Identity("n", number))
+        assert roster.opens(PEER, number)
+    assert len(roster._retired) == len(roster._opened) == REMEMBERED
+    assert not roster.opens(PEER, REMEMBERED + 9)
+
+
+def test_bounds_of_the_configuration_say_which_value_is_wrong() -> None:
+    for changed, told in (
+        ({"heartbeat_ns": 0}, "heartbeat_ns"),
+        ({"peer_deadline_ns": SECOND_NS // 2}, "two heartbeats"),
+        ({"max_frame_bytes": 100}, "max_frame_bytes"),
+        ({"window_bytes": MAX_FRAME_BYTES}, "window_bytes"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            SessionConfig(**changed)
