@@ -13,6 +13,7 @@ from actor_two_nodes import Add, Break, Fail, Local, Note, Relay, Trace, Wait, W
 from asyncfabric.actors import (
     ActorDied,
     Message,
+    Policy,
     Reference,
     RemoteError,
     handles,
@@ -231,3 +232,24 @@ async def test_a_lost_node_fails_its_askers_and_frees_what_it_asked_for(opener: 
         await until(two.log, "drained")
         with pytest.raises(ActorDied):
             await two.worker.ask(Add(1, 1))
+
+
+class Provoke(Message[None]):
+    to: Reference
+
+
+async def test_the_first_cause_is_told_across_nodes(opener: Opener) -> None:
+    class Middle(Worker):
+        @handles(Provoke)
+        async def provoke(self, message: Provoke) -> None:
+            await message.to.ask(Break())
+
+    async with two_nodes(opener) as two:
+        supervisor = await two.near.supervise("s", Policy(restarts=1))
+        victim = await supervisor.spawn(Worker, [], trio.Event(), name="victim")
+        here = await two.far.spawn(Middle, [], trio.Event(), name="middle")
+        middle = await two.near.lookup(two.far.identity, here.name)
+        with pytest.raises(RemoteError, match="middle#2 on far raised ActorDied") as caught:
+            await middle.ask(Provoke(victim))
+        assert (caught.value.actor, caught.value.origin) == ("middle#2 on far", "s/victim#1 on near")
+        assert "broken on demand" in caught.value.traceback
