@@ -107,11 +107,13 @@ class Link:
             if self._send_nowait(to, channel, body, trace):
                 return
             queue = self._queues[to, channel] = anyio.Lock()
-        async with queue:
-            while not self._send_nowait(to, channel, body, trace):
-                await self._board.room(to)
-        if not queue.statistics().tasks_waiting and self._queues.get((to, channel)) is queue:
-            del self._queues[to, channel]
+        try:
+            async with queue:
+                while not self._send_nowait(to, channel, body, trace):
+                    await self._board.room(to)
+        finally:
+            if not queue.statistics().tasks_waiting and self._queues.get((to, channel)) is queue:
+                del self._queues[to, channel]
 
     def listen(self, channel: str) -> AbstractAsyncContextManager[MemoryObjectReceiveStream[Arrival]]:
         """Take the arrivals of a channel: `async with link.listen("x") as arrivals: async for arrival in arrivals`.
@@ -186,7 +188,6 @@ class Link:
             return self._send_to_self(channel, body, trace)
         peer = self._table.roster.peers.get(to)
         if peer is None or peer.state != "ready":
-            self._queues.pop((to, channel), None)
             never = "there never was one: connect first"
             why = "it is draining" if peer else self._table.roster.last_words.get(to, never)
             raise PeerError(f"no ready session with {to}: {why}", remedy="watch() tells when peers come and go")

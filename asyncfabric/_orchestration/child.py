@@ -43,14 +43,14 @@ class Child:
     """
 
     def __init__(self, name: str, make: Callable[[], Living]) -> None:
-        self.name = name
+        self.name: str = name
         self.living: Living | None = None
-        self.begun = trio.Event()
-        self.ended = trio.Event()
+        self.begun: trio.Event = trio.Event()
+        self.ended: trio.Event = trio.Event()
         self.failure: Exception | None = None
-        self.adopted = False
-        self.stopping = False
-        self.made = False
+        self.adopted: bool = False
+        self.stopping: bool = False
+        self.made: bool = False
         self._make = make
         # Shielded: the supervisor alone ends its children, one by one, in the reverse of the order of their start.
         self._scope = trio.CancelScope(shield=True)

@@ -35,17 +35,17 @@ class Life:
         self, node: Node, name: str, incarnation: int, make: Callable[[], Actor], before: Life | None = None
     ) -> None:
         """`before` is the life of the same name that this one follows."""
-        self.node = node
-        self.actor = make()
+        self.node: Node = node
+        self.actor: Actor = make()
         if not hasattr(self.actor, "on_start") or not hasattr(self.actor, "handlers"):
             raise TypeError(f"spawn takes an Actor class or a function that returns one, got {self.actor!r}")
-        self.reference = Reference(node.identity, name, incarnation).bound(node)
-        self.words = self.reference.words
+        self.reference: Reference = Reference(node.identity, name, incarnation).bound(node)
+        self.words: str = self.reference.words
         self.mailbox: Mailbox[Request] = Mailbox(self.actor.mailbox_capacity)
         ended = before.death or before.because if before is not None else None
         words = f"it was restarted as #{incarnation}" + (f" after: {ended.reason}" if ended else "")
         # What those hear who still hold a reference to an earlier life.
-        self.succeeded = replace(ended, reason=words) if ended is not None else Death(words)
+        self.succeeded: Death = replace(ended, reason=words) if ended is not None else Death(words)
         self.death: Death | None = None
         self.because: Death | None = None
         self._running: set[Request] = set()

@@ -67,7 +67,10 @@ class Link(Protocol):
         ...
 
     async def connect(self, address: str) -> Identity:
-        """Connect to a peer and return who it is."""
+        """Connect to a peer and return who it is.
+
+        Cancellation: only this wait ends.
+        """
         ...
 
     async def send(self, to: Identity, channel: str, body: bytes, trace: str | None = None) -> None:
@@ -86,5 +89,8 @@ class Link(Protocol):
         ...
 
     async def disconnect(self, peer: Identity) -> None:
-        """End the session with a peer."""
+        """End the session with a peer.
+
+        Cancellation: the session ends all the same.
+        """
         ...

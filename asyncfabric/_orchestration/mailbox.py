@@ -29,7 +29,7 @@ class Place(Generic[T]):
     def __init__(self, mailbox: Mailbox[T], item: T, where: Where) -> None:
         self._mailbox = mailbox
         self._moved = trio.Event()
-        self.item = item
+        self.item: T = item
         self.where: Where = where
         if where != "line":
             self._moved.set()

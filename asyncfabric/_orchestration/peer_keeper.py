@@ -28,11 +28,17 @@ class PeerFabric(Protocol[P]):
     """What is needed of a fabric; `asyncfabric.Fabric` has it."""
 
     async def connect(self, address: bytes, /) -> P:
-        """Connect to a fabric. Raises PeerError when it cannot be reached."""
+        """Connect to a fabric. Raises PeerError when it cannot be reached.
+
+        Cancellation: only this wait ends.
+        """
         ...
 
     async def disconnect(self, peer: P, /) -> None:
-        """Drop the connection to a peer."""
+        """Drop the connection to a peer.
+
+        Cancellation: it is dropped all the same.
+        """
         ...
 
 

@@ -24,7 +24,10 @@ class Registered(Protocol):
         ...
 
     async def release(self) -> None:
-        """Deregister the memory; returns when nothing can touch it any more."""
+        """Deregister the memory; returns when nothing can touch it any more.
+
+        Cancellation: shielded until then.
+        """
         ...
 
 

@@ -26,11 +26,11 @@ class Request:
 
     def __init__(self, message: Message[Any], *, asked: bool, trace: str | None = None) -> None:
         """`asked` says whether somebody waits for the answer."""
-        self.message = message
-        self.asked = asked
-        self.trace = trace
-        self.scope = trio.CancelScope()
-        self.finished = trio.Event()
+        self.message: Message[Any] = message
+        self.asked: bool = asked
+        self.trace: str | None = trace
+        self.scope: trio.CancelScope = trio.CancelScope()
+        self.finished: trio.Event = trio.Event()
         self.place: Place[Request] | None = None
         self._settled = trio.Event()
         self._value: Any = None

@@ -14,6 +14,9 @@ from asyncfabric.errors import RemoteProtocolError
 CHANNEL = "actors"
 VERSION = 1
 
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What msgspec raises for bytes that it cannot read: a ValueError (UnicodeDecodeError) for text that is no UTF-8."""
+
 Outcome = Literal["died", "raised", "unhandled", "refused", "withdrawn"]
 
 
@@ -115,7 +118,7 @@ def decoded(body: bytes) -> AnyFrame:
     """
     try:
         frame = _frames.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _unknown(body, str(error)) from None
     if frame.version != VERSION:
         raise _unknown(body, f"schema version {frame.version}, this node speaks {VERSION}")
@@ -128,13 +131,18 @@ def body_of(raw: msgspec.Raw | bytes, wanted: Any) -> Any:
     Raises:
         msgspec.DecodeError: it is something else.
     """
-    return msgspec.msgpack.decode(raw, type=wanted)
+    try:
+        return msgspec.msgpack.decode(raw, type=wanted)
+    except msgspec.DecodeError:
+        raise
+    except UNREADABLE as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def _unknown(body: bytes, why: str) -> UnknownFrame:
     try:
         head = _heads.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return UnknownFrame(f"a frame that cannot be read: {why}", None)
     waits = head.type in ("call", "lookup", "cancel") or head.type not in _ANSWERS
     return UnknownFrame(f"a frame {head.type!r} that cannot be read: {why}", head.number if waits else None)

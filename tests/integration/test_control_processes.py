@@ -27,12 +27,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
     folder = tmp_path / "s"
     with ExitStack() as stack:
 
-        def start(name: str, bind: str = "ipc", *, trusts: str = "abc") -> tuple[Process, dict[str, Any]]:
+        def start(
+            name: str, bind: str = "ipc", *, trusts: str = "abc", **config: float
+        ) -> tuple[Process, dict[str, Any]]:
             for one in {name, *trusts}:
                 pairs.setdefault(one, make_keys())
             process = stack.enter_context(Process("control_node.py"))
             keyed = {"keys": pairs[name], "trusted": [pairs[one][0] for one in trusts]} if bind[:3] == "tcp" else {}
-            process.tell(name=name, bind=bind, config={**CONFIG, "ipc_folder": str(folder)}, **keyed)
+            process.tell(name=name, bind=bind, config={**CONFIG, **config, "ipc_folder": str(folder)}, **keyed)
             return process, process.hear()
 
         yield start
@@ -77,6 +79,18 @@ def test_a_process_that_stands_still_is_lost_by_its_deadline(start: Start) -> No
     b.ask("until", name="a", state="lost")
     assert b.ask("connect", address=at_a["address"])["peer"] == at_a["identity"]
     assert a.ask("until", name="b", state="ready")["peer"] == at_b["identity"]
+
+
+def test_a_loop_that_stood_still_loses_nobody_who_spoke_meanwhile(start: Start) -> None:
+    (a, _), (b, at_b) = start("a", peer_deadline_s=60.0), start("b")
+    for process in (a, b):
+        process.ask("watch")
+    a.ask("connect", address=at_b["address"])
+    b.ask("until", name="a", state="ready")
+    b.ask("block", seconds=DEADLINE_S + 0.5)
+    assert b.ask("statistics")["lost"] == a.ask("statistics")["lost"] == 0
+    a.close()
+    assert b.ask("until", name="a", state="lost")["reason"] == "left"
 
 
 def test_a_key_that_is_not_trusted_stays_outside(start: Start) -> None:
@@ -167,5 +181,6 @@ def test_a_directory_that_was_killed_comes_back_and_the_nodes_with_it(start: Sta
     everybody.pop(1)
     for one in (a, again):
         one.ask("until_nodes", wanted=everybody)
+    assert ["lost", "b"] in a.ask("until_nodes", wanted=everybody)["kinds"]
     a.ask("leave")
-    assert again.ask("until_nodes", wanted=[["d", "ready"]])["kinds"][-1] == ["left", "a"]
+    assert ["left", "a"] in again.ask("until_nodes", wanted=[["d", "ready"]])["kinds"]

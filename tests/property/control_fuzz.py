@@ -37,7 +37,7 @@ BODIES = [
         dm.LeaveMe(),
         dm.WatchFrom(3),
         dm.Registered(10**9),
-        dm.Unregistered("unknown"),
+        dm.Unregistered("unknown", True),
         dm.Snapshot(3, False, (NODE,)),
         dm.Changes((NodeChange(4, "joined", NODE), NodeChange(5, "lost", NODE, "gone"))),
         dm.Settled(),

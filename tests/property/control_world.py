@@ -57,6 +57,7 @@ class Process:
         self.sent_to: dict[Identity, list[int]] = defaultdict(list)
         self.untaken: list[Taken] = []
         self.last: dict[Identity, int] = {}
+        self.retired: set[Identity] = set()
         self.broken: set[Identity] = set()  # lost since the last delivery
         self.states: dict[Identity, str] = {}
         self.delivered: dict[Identity, list[int]] = defaultdict(list)
@@ -117,6 +118,8 @@ class World:
                 case Change(change):
                     assert not self.checked or process.states.get(change.peer) != change.state, "the same change twice"
                     process.states[change.peer] = change.state
+                    if self.checked:
+                        self._follow(process, change.peer, change.state, change.reason)
                     if change.state == "lost":
                         process.broken.add(change.peer)
                 case Close(path):
@@ -125,6 +128,13 @@ class World:
                     pass
         if self.checked:
             self.check(process)
+
+    def _follow(self, process: Process, peer: Identity, state: str, reason: str) -> None:
+        """CS-2: who was replaced was replaced by a later one, and never comes back."""
+        if state == "lost" and reason.startswith("replaced by"):
+            assert int(reason.rpartition("@")[2], 16) > peer.incarnation, f"CS-2: {peer} {reason}"
+            process.retired.add(peer)
+        assert state == "lost" or peer not in process.retired, f"CS-2: {peer} is back"
 
     def _emit(self, number: int, path: Path, frame: bytes) -> None:
         queue = self.queues.get((number, path))

@@ -2,155 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 import trio
 import trio.testing
 from actor_links import KINDS, Opener, link_opener
+from actor_two_nodes import Add, Break, Fail, Local, Note, Relay, Trace, Wait, Worker, two_nodes, until
 
-from asyncfabric._orchestration import wire
-from asyncfabric._orchestration.link import Link
 from asyncfabric.actors import (
-    Actor,
     ActorDied,
     Message,
-    Node,
     Policy,
     Reference,
     RemoteError,
     handles,
-    open_node,
     trace_context,
 )
-from asyncfabric.errors import InternalError, LocalProtocolError, PeerError
-from asyncfabric.testing.fake_link import FakeLink, FakeLinkNetwork
+from asyncfabric.errors import PeerError
 
 pytestmark = pytest.mark.trio
-
-
-class Add(Message[int]):
-    a: int
-    b: int
-
-
-class Fail(Message[None]):
-    text: str
-
-
-class Break(Message[None]):
-    """Ends the actor, also when asked."""
-
-
-class Wait(Message[str]):
-    """Answered when the gate opens."""
-
-
-class Note(Message[None]):
-    number: int
-
-
-class Relay(Message[int]):
-    to: Reference
-    a: int
-    b: int
-
-
-class Trace(Message[str | None]):
-    """Answered with the trace context of the handler."""
-
-
-class Local(Message[object]):
-    """Answered with what cannot leave the process."""
-
-
-class Worker(Actor):
-    mailbox_capacity = 2
-
-    def __init__(self, log: list[object], gate: trio.Event) -> None:
-        self.log = log
-        self.gate = gate
-
-    @handles(Add)
-    async def add(self, message: Add) -> int:
-        return message.a + message.b
-
-    @handles(Fail)
-    async def fail(self, message: Fail) -> None:
-        raise LookupError(message.text)
-
-    @handles(Break)
-    async def break_(self, message: Break) -> None:
-        raise InternalError("broken on demand")
-
-    @handles(Wait)
-    async def wait(self, message: Wait) -> str:
-        self.log.append("waiting")
-        try:
-            await self.gate.wait()
-        except trio.Cancelled:
-            self.log.append("cancelled")
-            with trio.CancelScope(shield=True):
-                await trio.testing.wait_all_tasks_blocked()
-            self.log.append("drained")
-            raise
-        return "open"
-
-    @handles(Note)
-    async def note(self, message: Note) -> None:
-        self.log.append(message.number)
-
-    @handles(Relay)
-    async def relay(self, message: Relay) -> int:
-        return await message.to.ask(Add(message.a, message.b))
-
-    @handles(Trace)
-    async def trace(self, message: Trace) -> str | None:
-        return trace_context.get()
-
-    @handles(Local)
-    async def local(self, message: Local) -> object:
-        return self
-
-
-@dataclass
-class Two:
-    near: Node
-    far: Node
-    near_link: Link
-    far_link: Link
-    worker: Reference  # lives far, asked from near
-    log: list[object]
-    gate: trio.Event
 
 
 @pytest.fixture(params=KINDS)
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return link_opener(str(request.param), tmp_path)
-
-
-@asynccontextmanager
-async def two_nodes(opener: Opener, restarts: int = 1) -> AsyncIterator[Two]:
-    async with AsyncExitStack() as stack:
-        near_link = await stack.enter_async_context(opener("near"))
-        far_link = await stack.enter_async_context(opener("far"))
-        far = await stack.enter_async_context(open_node("far", far_link, policy=Policy(restarts=restarts)))
-        near = await stack.enter_async_context(open_node("near", near_link))
-        await near_link.connect(far_link.address)
-        log: list[object] = []
-        gate = trio.Event()
-        await far.spawn(Worker, log, gate, name="worker")
-        worker = await near.lookup(far.identity, "worker")
-        yield Two(near, far, near_link, far_link, worker, log, gate)
-
-
-async def until(log: list[object], entry: object) -> None:
-    while entry not in log:
-        await trio.testing.wait_all_tasks_blocked(0.001)
 
 
 async def test_the_same_as_here(opener: Opener) -> None:
@@ -358,68 +234,22 @@ async def test_a_lost_node_fails_its_askers_and_frees_what_it_asked_for(opener: 
             await two.worker.ask(Add(1, 1))
 
 
-async def test_what_is_no_frame_is_counted_and_refused(opener: Opener) -> None:
-    async with two_nodes(opener) as two, two.near_link.watch():
-        newer = {"type": "call", "number": 7, "version": 2}
-        stranger = {"type": "teleport", "number": 8, "version": 1}
-        for body in (b"", b"\xc1", b"\x93\x01\x02\x03", wire.encoded(newer), wire.encoded(stranger)):
-            await two.near_link.send(two.far.identity, wire.CHANNEL, body)
-        cycle = wire.encoded({"type": "cancel", "number": 9, "version": 1})
-        await two.near_link.send(two.far.identity, wire.CHANNEL, cycle)
-        assert await two.worker.ask(Add(1, 1)) == 2
-        assert two.far.protocol_errors == 5
+class Provoke(Message[None]):
+    to: Reference
 
 
-async def test_a_frame_of_another_version_is_refused_by_number() -> None:
-    network = FakeLinkNetwork()
-    here, there = network.link("here"), network.link("there")
-    async with open_node("there", there) as node, here.listen(wire.CHANNEL) as answers:
-        await here.connect(there.address)
-        await here.send(there.identity, wire.CHANNEL, wire.encoded({"type": "call", "number": 7, "version": 2}))
-        answer = wire.decoded((await answers.receive()).body)
-        assert isinstance(answer, wire.Failed)
-        assert (answer.number, answer.outcome) == (7, "refused")
-        assert "cannot be read" in answer.reason
-        assert node.protocol_errors == 1
+async def test_the_first_cause_is_told_across_nodes(opener: Opener) -> None:
+    class Middle(Worker):
+        @handles(Provoke)
+        async def provoke(self, message: Provoke) -> None:
+            await message.to.ask(Break())
 
-
-async def test_more_calls_than_the_window_are_refused_and_harm_nobody() -> None:
-    network = FakeLinkNetwork(room=1000)
-    here, there = network.link("here"), network.link("there")
-    async with open_node("there", there) as node, here.listen(wire.CHANNEL) as answers:
-        await here.connect(there.address)
-        gate = trio.Event()
-        await node.spawn(Worker, [], gate, name="worker")
-        await send_calls(here, there, [Wait(), *[Add(1, 1)] * 90])
-        outcomes = [wire.decoded((await answers.receive()).body) for _ in range(3 + 24)]
-        refused = [frame for frame in outcomes if isinstance(frame, wire.Failed)]
-        assert len(refused) == 24  # 1 is handled, 2 are in the mailbox, 64 in line
-        assert {frame.outcome for frame in refused} == {"refused"}
-        gate.set()
-        answered = [wire.decoded((await answers.receive()).body) for _ in range(64 + 67)]
-        assert sum(isinstance(frame, wire.Answer) for frame in answered) == 67
-
-
-async def send_calls(here: FakeLink, there: FakeLink, messages: list[Message[object]]) -> None:
-    for number, message in enumerate(messages):
-        body = msgspec.Raw(wire.encoded(message))
-        kind = type(message).__name__
-        call = wire.Call(number=number, actor="worker", incarnation=0, kind=kind, body=body, asked=True)
-        await here.send(there.identity, wire.CHANNEL, wire.encoded(call))
-
-
-async def test_a_refused_call_is_our_protocol_error() -> None:
-    network = FakeLinkNetwork()
-    here, there = network.link("here"), network.link("there")
-    async with open_node("here", here) as node, there.listen(wire.CHANNEL) as calls:
-        await here.connect(there.address)
-
-        async def refuse() -> None:
-            call = wire.decoded((await calls.receive()).body)
-            failed = wire.Failed(number=call.number, outcome="refused", reason="too many")
-            await there.send(here.identity, wire.CHANNEL, wire.encoded(failed))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(refuse)
-            with pytest.raises(LocalProtocolError, match="too many"):
-                await Reference(there.identity, "worker", 0).bound(node).ask(Add(1, 1))
+    async with two_nodes(opener) as two:
+        supervisor = await two.near.supervise("s", Policy(restarts=1))
+        victim = await supervisor.spawn(Worker, [], trio.Event(), name="victim")
+        here = await two.far.spawn(Middle, [], trio.Event(), name="middle")
+        middle = await two.near.lookup(two.far.identity, here.name)
+        with pytest.raises(RemoteError, match="middle#2 on far raised ActorDied") as caught:
+            await middle.ask(Provoke(victim))
+        assert (caught.value.actor, caught.value.origin) == ("middle#2 on far", "s/victim#1 on near")
+        assert "broken on demand" in caught.value.traceback

@@ -11,9 +11,11 @@ import json
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+import time
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import anyio
 import trio
 
 from asyncfabric._control import DirectoryClient, Identity, LinkConfig, LinkKeys, open_link, serve_directory
@@ -31,6 +33,8 @@ class Node:
         self.changes: Any = None
         self.client: Any = None
         self.directory: Any = None
+        self.seen: Any = None
+        self.kinds: list[list[str]] = []
 
     async def about(self) -> dict[str, Any]:
         return {"address": self.link.address, "identity": list(plain(self.link.identity))}
@@ -62,6 +66,11 @@ class Node:
                 return {"peer": plain(change.peer), "reason": change.reason}
         raise AssertionError("the watch ended")
 
+    async def block(self, seconds: float) -> dict[str, Any]:
+        """Stand still with the whole event loop, as a long call into an extension does."""
+        time.sleep(seconds)  # noqa: ASYNC251  # that is the point
+        return {}
+
     async def disconnect(self, peer: list[Any]) -> dict[str, Any]:
         await self.link.disconnect(Identity(*peer))
         return {}
@@ -78,6 +87,7 @@ class Node:
     async def join(self, address: str, role: str) -> dict[str, Any]:
         """Register with the directory at an address, our own among them."""
         self.client = await self.stack.enter_async_context(DirectoryClient(self.link, address))
+        self.seen = await self.stack.enter_async_context(self.client.watch())
         await self.client.register(role, self.link.address, {"role": role})
         return {}
 
@@ -93,13 +103,16 @@ class Node:
         return {"nodes": [[*plain(node.identity), node.role, node.state] for node in self.client.nodes()]}
 
     async def until_nodes(self, wanted: list[list[str]]) -> dict[str, Any]:
-        """Wait until the view has just these names and states; return what happened on the way."""
-        kinds = []
-        async with self.client.watch() as changes:
-            while [[node.identity.name, node.state] for node in self.client.nodes()] != wanted:
-                change = await changes.receive()
-                kinds.append([change.kind, change.node.identity.name])
-        return {**await self.nodes(), "kinds": kinds}
+        """Wait until the view has just these names and states; return all that happened since we joined."""
+        while [[node.identity.name, node.state] for node in self.client.nodes()] != wanted:
+            self.note(await self.seen.receive())
+        with suppress(anyio.WouldBlock):
+            while True:
+                self.note(self.seen.receive_nowait())
+        return {**await self.nodes(), "kinds": self.kinds}
+
+    def note(self, change: Any) -> None:
+        self.kinds.append([change.kind, change.node.identity.name])
 
 
 def plain(identity: Identity) -> tuple[str, int]:
