@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
 openai = pytest.importorskip("openai", reason="the router is tested with the openai client")
 pytest.importorskip("hypercorn", reason="the router needs hypercorn")
+
+from asyncfabric_services.router.command import serve as serve_command  # noqa: E402
 
 pytestmark = pytest.mark.slow
 RUN = "from asyncfabric_services.cli import main; main()"
@@ -218,18 +222,19 @@ def save_checkpoint(path: Path) -> None:
     [
         ({"HTTP__PROT": "1"}, "did you mean ASYNCFABRIC_HTTP__PORT?"),
         ({"CACHE__MEMORY": "100"}, "one page of all layers needs"),
-        ({"HTTP__HOST": "192.0.2.1"}, "192.0.2.1"),
+        ({"MODEL__PATH": "/nowhere"}, "the model cannot be loaded"),
+        ({"HTTP__HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
     ],
 )
 def test_a_server_that_cannot_start_says_why(settings: dict[str, str], text: str) -> None:
+    """In this process: torch is loaded here already."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     environment = {f"ASYNCFABRIC_{name}": value for name, value in (SMALL | settings).items()}
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", RUN, "serve", "local"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, **environment},
-    )
-    assert child.returncode == 2, child.stderr
-    assert text in child.stderr
-    assert "Traceback" not in child.stderr
+    run = CliRunner().invoke(serve_command, ["local"], env=environment)
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
+    root.setLevel(level)
+    assert run.exit_code == 2, run.output
+    assert text in run.output
+    assert "Traceback" not in run.output
