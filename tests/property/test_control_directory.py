@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +101,7 @@ class Cluster:
         assert self.told == self.view.nodes, "watchers were told something else than the view"
 
 
+@pytest.mark.slow
 @given(STEPS)
 @settings(max_examples=200)
 def test_a_view_that_heard_all_equals_the_table(trace: list[Step]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncfabric._control.events import Received, Tick
 from asyncfabric._control.window import largest_body
 
+pytestmark = pytest.mark.slow
 ORDERLY = ("move", "move", "move", "post", "post", "post", "dial", "take", "tick", "leave")
 FAULTY = (
     *ORDERLY,

@@ -177,6 +177,27 @@ async def test_any_number_of_connects_makes_one_session(config: LinkConfig) -> N
         assert b.statistics().peers_ready + b.statistics().peers_draining == 0
 
 
+@pytest.mark.slow
+async def test_all_connect_to_all_at_once(config: LinkConfig) -> None:
+    async with AsyncExitStack() as stack:
+        links = [await stack.enter_async_context(open_link(f"n{number}", config=config)) for number in range(6)]
+        boxes = [await stack.enter_async_context(link.listen("x")) for link in links]
+        async with anyio.create_task_group() as tasks:
+            for a in links:
+                for b in links:
+                    tasks.start_soon(a.connect, b.address)
+        for a in links:
+            for b in links:
+                if a is not b:
+                    await a.send(b.identity, "x", a.identity.name.encode())
+        for link, box in zip(links, boxes, strict=True):
+            senders = {(await box.receive()).sender for _ in range(5)}
+            assert senders == {other.identity for other in links if other is not link}
+            statistics = link.statistics()
+            assert (statistics.peers_ready, statistics.peers_lost) == (5, 0)
+            assert not any(statistics.protocol_errors.values())
+
+
 async def test_sends_to_our_own_address_arrive_here_and_wait_for_room(config: LinkConfig) -> None:
     async with open_link("a", config=config) as a, a.listen("x") as arrivals, anyio.create_task_group() as tasks:
         assert await a.connect(a.address) == a.identity
