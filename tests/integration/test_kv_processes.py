@@ -151,14 +151,14 @@ def test_a_stopped_source_comes_back_too_late(rail: str) -> None:
 
 
 def test_writes_that_come_late_find_their_key_dead() -> None:
-    """The source's rail holds each write for 300 ms and the source does not listen: only the fence is left.
+    """The source's rail holds each write for 3 s and the source does not listen: only the fence is left.
 
     Hung up on, it connects again and writes once more with its old key, which is refused.
     """
     need("local")
     with (
         node("fault+local", confirm_s=0.05) as target,
-        node("fault+local?delay_us=300000&reorder=16&seed=5") as source,
+        node("fault+local?delay_us=3000000&reorder=16&seed=5") as source,
     ):
         target.hear()
         target.ask("request", address=source.hear()["address"], tokens=TOKENS, name="late", deaf=True)
