@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
+import pytest
+
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.messages import KvCancel, KvMessage, KvOffer
 from asyncfabric.kv.protocol import SourceAction, SourceMachine, TargetMachine, TargetState
@@ -93,6 +95,7 @@ class World:
             self.to_target.append(answer)
 
 
+@pytest.mark.slow
 def test_no_order_lets_a_source_write_after_the_end() -> None:
     seen: set[str] = set()
     reached: set[TargetState] = set()

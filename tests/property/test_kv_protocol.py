@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -244,4 +245,4 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(max_examples=120, stateful_step_count=45, deadline=None)
-TestInterleavings = Interleavings.TestCase
+TestInterleavings = pytest.mark.slow(Interleavings.TestCase)

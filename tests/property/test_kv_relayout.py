@@ -56,6 +56,7 @@ def pool_of(layout: KvLayout, whole: Any, table: Any) -> np.ndarray[Any, Any]:
     return pool
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(cases())
 def test_each_byte_is_written_once_by_the_right_byte(case: tuple[KvLayout, KvLayout, int, int, int]) -> None:

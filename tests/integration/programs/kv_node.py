@@ -1,7 +1,8 @@
 """One node of a streaming test: leases and streams pages as told by JSON lines, answers each with one JSON line.
 
 Both ends of the protocol live in each node. A source streams what it is asked for in the offer's body: `gated` layers
-wait for `allow`, `deaf` sources do not stop when they are told to. Streamed bytes are 0x80 and above, poison is below.
+wait for `allow`; `deaf` sources do not stop when they are told to, and write again when they are allowed. Streamed
+bytes are 0x80 and above, poison is below.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Node:
         self.posted_all = trio.Event()
         self.served = 0
         self.unclean = 0
+        self.refused: list[str] = []
 
     async def serve(self, job: KvJob) -> None:
         """Stream what is asked for."""
@@ -66,9 +68,26 @@ class Node:
                         await trio.lowlevel.checkpoint()
                     self.posted_all.set()
                     await stream.finish(lease.context)
+            except af.FabricError:
+                if not wish.get("deaf"):
+                    raise
+                await self._write_again(job, lease)
             finally:
                 self.served += 1
                 self.unclean += sum(not stream.clean for stream in streams)
+
+    async def _write_again(self, job: KvJob, lease: Any) -> None:
+        """Be stubborn: with the old key, after the leaseholder has hung up, once it is allowed."""
+        await self.gate.acquire()
+        size = self.pool.layout.page_bytes
+        key = af.RegionKey.from_bytes(job.offer.pages_key)
+        try:
+            await self.fabric.connect(job.offer.reply_to)
+            await self.fabric.write_pages(
+                self.pool.region, lease.pages, key, job.offer.block_table(), page_bytes=size, imm=job.offer.imm_of(0)
+            )
+        except af.FabricError as error:
+            self.refused.append(type(error).__name__)
 
     async def about(self) -> dict[str, Any]:
         return {"address": bytes(self.fabric.address).hex()}
@@ -136,7 +155,8 @@ class Node:
         """Wait until nothing is served here any more."""
         await self.outbox.drained()
         report = self.pool.report()
-        return {"served": self.served, "unclean": self.unclean, "free": report.free == report.pages}
+        free = report.free == report.pages
+        return {"served": self.served, "unclean": self.unclean, "free": free, "refused": self.refused}
 
 
 def answer(value: dict[str, Any]) -> None:
