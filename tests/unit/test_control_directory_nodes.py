@@ -1,0 +1,85 @@
+"""A directory and its clients over links of one process: joining, changing, leaving, and who is lost and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
+
+pytestmark = pytest.mark.anyio
+
+
+async def until(changes: Any, kind: str, name: str) -> Any:
+    """Return the first change of this kind about this node."""
+    async for change in changes:
+        if (change.kind, change.node.identity.name) == (kind, name):
+            return change
+    raise AssertionError("the watch ended")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> LinkConfig:
+    return LinkConfig(ipc_folder=str(tmp_path / "s"))
+
+
+async def test_nodes_join_change_drain_and_leave_before_the_eyes_of_all(config: LinkConfig) -> None:
+    async with open_link("d", config=config) as d, open_link("n", config=config) as n, serve_directory(d) as served:
+        embedded, client = DirectoryClient(d, d.address), DirectoryClient(n, d.address)
+        async with embedded, client, embedded.watch() as changes:
+            await embedded.register("directory", d.address)
+            await client.register("prefill", n.address, {"zone": "b"})
+            joined = await until(changes, "joined", "n")
+            assert joined.node.identity == n.identity and joined.node.labels == {"zone": "b"}
+            assert [node.identity for node in embedded.nodes("prefill")] == [n.identity]
+            await client.register("prefill", n.address, {"zone": "c"})
+            assert (await until(changes, "changed", "n")).node.labels == {"zone": "c"}
+            await client.drain()
+            await until(changes, "draining", "n")
+            assert embedded.nodes(state="ready") == embedded.nodes("directory")
+            await client.leave()
+            assert (await until(changes, "left", "n")).epoch == served.table.epoch
+            assert client.is_connected and embedded.nodes("prefill") == []
+
+
+async def test_a_lost_session_is_a_lost_node_long_before_its_lease_ends(config: LinkConfig) -> None:
+    async with open_link("d", config=config) as d, serve_directory(d, lease_ns=3_600_000_000_000):
+        embedded = DirectoryClient(d, d.address)
+        async with embedded, embedded.watch() as changes:
+            async with open_link("n", config=config) as n, DirectoryClient(n, d.address) as client:
+                await client.register("prefill", n.address)
+            assert (await until(changes, "lost", "n")).reason == "left"
+
+
+async def test_a_node_waits_for_a_directory_that_starts_later(config: LinkConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir(mode=0o700)
+    where = f"ipc://{folder}/d.sock"
+    async with (
+        open_link("n", config=config) as n,
+        DirectoryClient(n, where) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(client.register, "decode", n.address)
+        async with open_link("d", bind=where, config=config) as d, serve_directory(d) as served:
+            async with client.watch() as changes:
+                assert (await until(changes, "joined", "n")).node.role == "decode"
+            assert served.table.find(n.identity) is not None
+
+
+async def test_misuse_and_requests_that_cannot_be_read(config: LinkConfig) -> None:
+    async with open_link("d", config=config) as d, open_link("n", config=config) as n:
+        with pytest.raises(ValueError, match="lease_ns"):
+            await serve_directory(d, lease_ns=1).__aenter__()
+        async with serve_directory(d) as served, DirectoryClient(n, d.address) as client:
+            with pytest.raises(ValueError, match="at most 64"):
+                await client.register("x", n.address, {f"{number}": "" for number in range(65)})
+            with pytest.raises(ValueError, match="role"):
+                await client.register("", n.address)
+            await n.connect(d.address)
+            await n.send(d.identity, "directory", b"garbage")
+            await client.register("x", n.address)
+            assert served.unreadable == 1
