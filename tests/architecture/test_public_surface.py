@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from house_tree import ROOT, shown, source_files
 
-PUBLIC_FOLDERS = ("asyncfabric/_api", "asyncfabric/observe", "asyncfabric/testing", "asyncfabric/bench")
+PUBLIC_FOLDERS = tuple(
+    f"asyncfabric/{room}" for room in ("_api", "_orchestration", "bench", "kv", "observe", "testing")
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
