@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from asyncfabric._control.directory import Node, NodeChange
 from asyncfabric._orchestration.membership import Drains, Gone, Joined, Member, MemberChange
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 FABRIC_LABEL = "fabric"
 LOAD_LABEL = "load"
 LONGEST_LABEL = 512  # characters, the directory's limit

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncfabric._orchestration.life import Life
     from asyncfabric._orchestration.node import Node
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 MAX_CALLS = 65_536  # of one node at a time; a well-behaved one stays below by its windows and our mailboxes
 MAX_REPLIES = 1024  # refusals that one node does not read; then it is disconnected
 

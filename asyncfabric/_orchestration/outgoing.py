@@ -19,7 +19,7 @@ from asyncfabric._orchestration.reference import Reference
 from asyncfabric._orchestration.trace import trace_context
 from asyncfabric.errors import ClosedError, LocalProtocolError, PeerError, RemoteError, RemoteProtocolError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 WINDOW = 64  # calls of one node to one actor that are not in its mailbox yet; the receiver refuses more
 
 

@@ -18,7 +18,7 @@ from asyncfabric._orchestration.link import Identity
 from asyncfabric._orchestration.membership import Membership
 from asyncfabric.errors import PeerError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 P = TypeVar("P")
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0

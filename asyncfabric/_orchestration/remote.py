@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncfabric._orchestration.node import Node
     from asyncfabric._orchestration.reference import Reference
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Remote:

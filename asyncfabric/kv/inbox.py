@@ -22,7 +22,7 @@ from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.protocol import SourceVerdict, TargetMachine, TargetState
 from asyncfabric.kv.relayout import writes_anything
 
-logger = logging.getLogger("asyncfabric.kv")
+logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 CONFIRM_S = 2.0
 """How long sources may take to confirm a cancellation before they are disconnected and fenced off."""
@@ -125,7 +125,7 @@ class KvInbox:
 
     def __init__(self, fabric: Fabric, pool: KvPool, messenger: Messenger, confirm_s: float = CONFIRM_S) -> None:
         """Not for users: `async with open_inbox(...)`."""
-        self.forged = 0
+        self.forged: int = 0
         self._fabric = fabric
         self._pool = pool
         self._messenger = messenger

@@ -15,7 +15,7 @@ from typing import Protocol
 from asyncfabric import BusyError, Fabric, FabricAddress, RemoteProtocolError
 from asyncfabric.kv.messages import MAX_FRAME_BYTES, KvMessage, decode_message, encode_message
 
-logger = logging.getLogger("asyncfabric.kv")
+logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 _HEAD = struct.Struct(">2sQHH")  # magic, number of the message, part, parts
 _MAGIC = b"kv"
@@ -83,7 +83,7 @@ class FabricMessenger:
         self._numbers = count()
         self._messages = fabric.messages()
         self._partial: dict[int, dict[int, dict[int, bytes]]] = {}
-        self.refused = 0
+        self.refused: int = 0
 
     async def send(self, to: FabricAddress, message: KvMessage) -> None:
         """Send a message.

@@ -23,7 +23,7 @@ from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.protocol import SourceAction, SourceMachine
 from asyncfabric.kv.stream import KvStream, open_stream
 
-logger = logging.getLogger("asyncfabric.kv")
+logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 Handler = Callable[["KvJob"], Awaitable[None]]
 
@@ -38,7 +38,7 @@ class KvJob:
     def __init__(self, fabric: Fabric, pool: KvPool, offer: KvOffer) -> None:
         """Not for users: handlers get it."""
         self.offer = offer
-        self.scope = anyio.CancelScope()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
         self._fabric = fabric
         self._pool = pool
         self._streams: list[KvStream] = []
@@ -74,8 +74,8 @@ class KvOutbox:
 
     def __init__(self, fabric: Fabric, pool: KvPool, messenger: Messenger, handler: Handler, tasks: TaskGroup) -> None:
         """Not for users: `async with open_outbox(...)`."""
-        self.forged = 0
-        self.failures = 0
+        self.forged: int = 0
+        self.failures: int = 0
         self._fabric = fabric
         self._pool = pool
         self._messenger = messenger

@@ -25,7 +25,7 @@ from asyncfabric.kv.warden import Warden
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger("asyncfabric.kv")
+logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 KEYS_KEPT = 1024
 """Keys of peers that stay opened: one for each pool that is streamed to, and one for each of its context slots."""
@@ -44,7 +44,7 @@ class _Ticket:
         self.pages = pages
         self.slots = slots
         self.deadline = deadline
-        self.event = anyio.Event()
+        self.event: anyio.Event = anyio.Event()
         self.granted: KvLease | None = None
 
 
@@ -70,7 +70,7 @@ class KvPool:
         self.region = region
         self.context_region = contexts
         self.ledger = ledger
-        self.warden = Warden(ledger, region, contexts)
+        self.warden: Warden = Warden(ledger, region, contexts)
         self._leases: dict[int, KvLease] = {}
         self._keys: dict[bytes, RegionKey] = {}
         self._queue: deque[_Ticket] = deque()

@@ -66,7 +66,7 @@ class KvPlan:
         self.rotation = rotation
         self._starts, self._ends = token_runs(source.page_tokens, target.page_tokens, tokens)
         self._kinds = _kinds(source, target, self._starts, self._ends)
-        self.pieces = sum(
+        self.pieces: int = sum(
             len(kind.runs) * sum(len(pieces.source_offsets) for pieces in kind.pieces) for kind in self._kinds
         )
 

@@ -22,7 +22,7 @@ from asyncfabric.kv.messages import KvOffer
 from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.relayout import Batch, KvPlan, context_rank
 
-logger = logging.getLogger("asyncfabric.kv")
+logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 
 class KvStream:
@@ -39,9 +39,9 @@ class KvStream:
     def __init__(self, fabric: Fabric, pool: KvPool, offer: KvOffer, source_pages: NDArray[np.int64]) -> None:
         """Not for users: `async with open_stream(...)`."""
         self.offer = offer
-        self.pieces = 0
-        self.bytes = 0
-        self.clean = True
+        self.pieces: int = 0
+        self.bytes: int = 0
+        self.clean: bool = True
         self._fabric = fabric
         self._pool = pool
         self._plan = KvPlan(pool.layout, offer.layout, offer.tokens, offer.rotation)
@@ -54,7 +54,7 @@ class KvStream:
         self._context_sent = False
         self._ended = False
         self._drained = False
-        self.finished = False
+        self.finished: bool = False
         self._check_keys()
 
     @property

@@ -17,7 +17,7 @@ import anyio
 from asyncfabric import FabricError, Region
 from asyncfabric.kv.ledger import PageLedger
 
-logger = logging.getLogger("asyncfabric.kv")
+logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 QUARANTINE_PATIENCE_S = 5.0
 """How long quarantined pages wait for a moment without receiving leases before new leases wait for it too."""
@@ -36,8 +36,8 @@ class Warden:
         """Not for users: a pool has one."""
         self._ledger = ledger
         self._regions = [pages] if contexts is None else [pages, contexts]
-        self.fences = 0
-        self.failed_fences = 0
+        self.fences: int = 0
+        self.failed_fences: int = 0
         self._oldest_quarantine = math.inf
         self._wanted = anyio.Event()
         self._opened = anyio.Event()
