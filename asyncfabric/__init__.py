@@ -46,6 +46,7 @@ from asyncfabric.types import (
     PeerStatistics,
     RailInfo,
     Statistics,
+    TraceEvent,
     TransferResult,
     Waiting,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "ScatterTarget",
     "StaleKeyError",
     "Statistics",
+    "TraceEvent",
     "Transfer",
     "TransferError",
     "TransferResult",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 AccessMode = Literal["local", "read", "write", "read-write"]
 
@@ -88,3 +88,21 @@ class Waiting:
     missing_from: tuple[str, ...] = ()
     since: float = 0.0
     detail: Mapping[str, int] = field(default_factory=dict)
+
+
+TraceWhat = Literal["submit", "start", "post", "done", "finish", "arrival", "sleep", "wake", "peer"]
+"""What a trace event tells; the native `TracePoint` numbers them in this order."""
+
+
+class TraceEvent(NamedTuple):
+    """One event of `fabric.take_trace()`.
+
+    time_ns is on CLOCK_MONOTONIC, which all processes of a host share. subject and value, by what it tells: start and
+    finish: number of the transfer, its bytes; post: rail, requests taken; arrival: imm, its worth; sleep: 0, longest
+    sleep in ns; peer: id, its new state.
+    """
+
+    time_ns: int
+    what: TraceWhat
+    subject: int
+    value: int

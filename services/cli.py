@@ -23,6 +23,7 @@ COMMANDS = {
     "keys": ("asyncfabric_services.keys.command", "keys"),
     "serve": ("asyncfabric_services.router.command", "serve"),
     "topo": ("asyncfabric_services.topo.command", "topo"),
+    "trace": ("asyncfabric_services.trace.command", "trace"),
     "version": ("asyncfabric_services.version", "version"),
 }
 """Sub-command -> (module, attribute). A module that is not part of an installation hides its command."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex, get_args
 
 from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.checks import checked_access, checked_imm, checked_index
@@ -26,12 +26,15 @@ from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.errors import FabricError
 from asyncfabric.observe.why import format_waiting
-from asyncfabric.types import AccessMode, RailInfo, Statistics, Waiting
+from asyncfabric.types import AccessMode, RailInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
 if TYPE_CHECKING:
     from asyncfabric._api.registering import Resolver
     from asyncfabric._bridge.stairwell import Stairwell
     from asyncfabric.config import FabricConfig
+
+
+_TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
 
 
 class Fabric(DataOps):
@@ -207,6 +210,17 @@ class Fabric(DataOps):
     def why_text(self) -> str:
         """Return `why()` as lines for people."""
         return format_waiting(self.why())
+
+    def set_trace(self, on: bool) -> None:
+        """Switch the engine's trace points on or off; off, they cost a branch each."""
+        self._check_open()
+        self._stairwell.engine.set_trace(bool(on))
+
+    def take_trace(self) -> list[TraceEvent]:
+        """Return the newest trace events, at most 4,096, oldest first; `asyncfabric.observe.trace` draws them."""
+        self._check_open()
+        events = self._stairwell.engine.take_trace()
+        return [TraceEvent(time_ns, _TRACED[what], subject, value) for time_ns, what, subject, value in events]
 
     async def aclose(self) -> None:
         """Drain every submitted transfer, then close; idempotent, any number of tasks may call it.

@@ -22,6 +22,7 @@ from asyncfabric.testing.fake_network import DEFAULT_NETWORK, FakeNetwork
 from asyncfabric.testing.fake_ops import Leg, OpTable
 from asyncfabric.testing.fake_peers import PeerTable
 from asyncfabric.testing.fake_ticker import Ticker
+from asyncfabric.testing.fake_trace import TraceRing
 
 _STATISTICS = (
     *("ops_submitted", "ops_completed", "ops_failed", "ops_cancelled", "bytes_written", "bytes_read", "work_requests"),
@@ -40,6 +41,7 @@ class EngineCore:
         self.config: FabricConfig = config or FabricConfig()
         self.network: FakeNetwork = network if network is not None else DEFAULT_NETWORK
         self.counts: dict[str, int] = dict.fromkeys(_STATISTICS, 0)
+        self.trace: TraceRing = TraceRing()
         self.regions: RegionTable = RegionTable()
         self.counters: CounterTable = CounterTable(self._counter_reached, self.counts)
         self.watches: WatchTable = WatchTable(self._watch_changed)
@@ -74,6 +76,7 @@ class EngineCore:
         code = leg.move(self) if leg.move is not None else StatusCode.OK
         if code is StatusCode.OK and leg.imm >= 0:
             self.counts["immediates_received"] += 1
+            self.trace.point("arrival", leg.imm, leg.worth)
             self.counters.arrive(leg.imm, leg.stamp, leg.worth)
         return code
 

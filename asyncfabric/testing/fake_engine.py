@@ -223,6 +223,16 @@ class FakeEngine(ControlCalls):
             self.network.pump()  # a sender may have waited for the room
             return message
 
+    def set_trace(self, on: bool) -> None:
+        """Keep events, or stop."""
+        with self.network.lock:
+            self.trace.on = on
+
+    def take_trace(self) -> list[tuple[int, int, int, int]]:
+        """Return the newest events."""
+        with self.network.lock:
+            return list(self.trace.events)
+
     def step(self) -> int:
         """Do one pass: post, look at words, deliver. Needed when polling is manual."""
         with self.network.lock:

@@ -102,6 +102,7 @@ class OpTable:
             region.users += 1
         self.live[op.id] = op
         self._engine.counts["ops_submitted"] += 1
+        self._engine.trace.point("start", cookie, sum(leg.length for leg in (*queue, *op.tail)))
         if queue:
             self._unposted.append(op)
         else:
@@ -180,6 +181,7 @@ class OpTable:
             code = StatusCode.CANCELLED
         ending = {StatusCode.OK: "ops_completed", StatusCode.CANCELLED: "ops_cancelled"}.get(code, "ops_failed")
         self._engine.counts[ending] += 1
+        self._engine.trace.point("finish", op.cookie, op.bytes_posted)
         self._engine.ring.push(
             CompletionKind.OP,
             op.cookie,

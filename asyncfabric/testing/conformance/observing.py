@@ -53,6 +53,36 @@ async def check_why(factory: FabricFactory) -> None:
         assert [line for line in pair.target.why() if line.need == 7] == []
 
 
+async def check_trace(factory: FabricFactory) -> None:
+    """Each transfer begins and ends once in the writer's trace, each count is in the target's; off, nothing is kept."""
+    async with open_pair(factory) as pair:
+        region, _ = await pair.source(4096)
+        exposed, _ = await pair.poisoned(4096)
+        key, counter = carried_key(exposed), pair.target.counter()
+        await pair.writer.write(region, key, 0, imm=counter.imm)
+        await counter.wait(1)
+        assert pair.writer.take_trace() == pair.target.take_trace() == []
+        pair.writer.set_trace(True)
+        pair.target.set_trace(True)
+        for _ in range(3):
+            await pair.writer.write(region, key, 0, imm=counter.imm)
+        await counter.wait(4)
+        pair.writer.set_trace(False)
+        pair.target.set_trace(False)
+        await pair.writer.write(region, key, 0, imm=counter.imm)
+        await counter.wait(5)
+        told = pair.writer.take_trace()
+        begun = [event for event in told if event.what == "start" and event.value == 4096]
+        ended = [event for event in told if event.what == "finish" and event.value == 4096]
+        assert len({event.subject for event in begun}) == len(begun) == 3
+        assert [event.subject for event in begun] == [event.subject for event in ended]
+        assert all(begin.time_ns <= end.time_ns for begin, end in zip(begun, ended, strict=True))
+        counted = [
+            event for event in pair.target.take_trace() if (event.what, event.subject) == ("arrival", counter.imm)
+        ]
+        assert sum(event.value for event in counted) == 3
+
+
 async def check_watch_words(factory: FabricFactory) -> None:
     """A 64-bit word that another thread stores to wakes its watcher; changes are coalesced and in order."""
     async with factory.open() as fabric, fabric.watch() as word:

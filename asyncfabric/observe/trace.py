@@ -1,0 +1,162 @@
+"""Traces of fabrics as files, and several of them as one picture for Perfetto or chrome://tracing.
+
+A recording is what one fabric's `take_trace()` gave, with its name and its clock. Fabrics of one host share a clock, so
+their events are put in order exactly; between hosts the wall clocks are compared, which is as good as NTP keeps them.
+Pure functions but for `Recording.of` and the files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncfabric.types import TraceEvent
+
+if TYPE_CHECKING:
+    from asyncfabric._api.fabric import Fabric
+
+VERSION = 1
+TRACKS = ("transfers", "worker", "rails", "arrivals", "peers")
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """The trace of one fabric.
+
+    Attributes:
+        name: what the picture calls it.
+        host: what tells hosts, and their boots, apart: events of equal hosts have one clock.
+        wall_offset_ns: add it to an event's time for nanoseconds since 1970.
+    """
+
+    name: str
+    host: str
+    wall_offset_ns: int
+    events: list[TraceEvent]
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, fabric: Fabric, name: str) -> Recording:
+        """Take the newest events of a fabric whose trace is on; see `fabric.set_trace`.
+
+        Raises:
+            ValueError: the name is empty.
+            ClosedError: the fabric is closed.
+        """
+        if not name:
+            raise ValueError("a recording needs a name to be told apart by, got ''")
+        offset = time.time_ns() - time.monotonic_ns()
+        return cls(name=name, host=_boot(), wall_offset_ns=offset, events=fabric.take_trace())
+
+    def save(self, path: Path) -> None:
+        """Write the recording as JSON."""
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Read what `save` wrote.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no recording, or one of another version.
+        """
+        try:
+            recording = msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is no recording: {error}") from None
+        if recording.version != VERSION:
+            raise ValueError(f"{path} is a recording of version {recording.version}, this program reads {VERSION}")
+        return recording
+
+
+def merge(recordings: Sequence[Recording]) -> dict[str, Any]:
+    """Return one trace of several recordings, in the Trace Event Format; write it as JSON and open it in Perfetto.
+
+    Each fabric is a process of five tracks: transfers (begin to end), the worker's sleep, requests that rails took,
+    arrivals with their sum for each imm, and states of peers. What began before the oldest event kept is not drawn;
+    what had not ended goes on to the end of its recording and says so.
+    """
+    clocks = _clocks(recordings)
+    times = [event.time_ns + clock for one, clock in zip(recordings, clocks, strict=True) for event in one.events]
+    zero = min(times, default=0)
+    events: list[dict[str, Any]] = []
+    for number, (recording, clock) in enumerate(zip(recordings, clocks, strict=True), 1):
+        events += _names(number, recording.name)
+        drawing = _Drawing(number, clock - zero)
+        for event in sorted(recording.events):
+            events += drawing.draw(event)
+        events += drawing.rest()
+    return {"displayTimeUnit": "ns", "traceEvents": events}
+
+
+def _clocks(recordings: Sequence[Recording]) -> list[int]:
+    first: dict[str, int] = {}
+    return [first.setdefault(recording.host, recording.wall_offset_ns) for recording in recordings]
+
+
+def _names(process: int, name: str) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+    for track, text in enumerate(TRACKS):
+        yield {"ph": "M", "pid": process, "tid": track, "name": "thread_name", "args": {"name": text}}
+
+
+class _Drawing:
+    """The events of one fabric, oldest first, as events of the picture."""
+
+    def __init__(self, process: int, shift_ns: int) -> None:
+        self._process = process
+        self._shift_ns = shift_ns
+        self._begun: set[int] = set()
+        self._asleep: int | None = None
+        self._counted: dict[int, int] = {}
+        self._last_ns = 0
+
+    def draw(self, event: TraceEvent) -> Iterator[dict[str, Any]]:
+        self._last_ns = event.time_ns
+        match event.what:
+            case "start" if event.subject not in self._begun:
+                self._begun.add(event.subject)
+                yield self._transfer("b", event.time_ns, event.subject, {"bytes": event.value})
+            case "finish" if event.subject in self._begun:
+                self._begun.remove(event.subject)
+                yield self._transfer("e", event.time_ns, event.subject, {"bytes": event.value})
+            case "sleep":
+                self._asleep = event.time_ns
+            case "wake" if self._asleep is not None:
+                yield self._sleep(event.time_ns)
+            case "arrival":
+                self._counted[event.subject] = self._counted.get(event.subject, 0) + event.value
+                name, total = f"imm {event.subject}", self._counted[event.subject]
+                yield self._event("C", "arrivals", event.time_ns, name=name, args={"counted": total})
+            case "post":
+                name, args = f"rail {event.subject}", {"requests": event.value}
+                yield self._event("i", "rails", event.time_ns, name=name, s="t", args=args)
+            case "peer":
+                name, args = f"peer {event.subject:x}", {"state": event.value}
+                yield self._event("i", "peers", event.time_ns, name=name, s="t", args=args)
+
+    def rest(self) -> Iterator[dict[str, Any]]:
+        """Yield the ends of what had not ended."""
+        for number in sorted(self._begun):
+            yield self._transfer("e", self._last_ns, number, {"unfinished": True})
+        if self._asleep is not None:
+            yield self._sleep(self._last_ns)
+
+    def _transfer(self, phase: str, time_ns: int, number: int, args: dict[str, Any]) -> dict[str, Any]:
+        identity = f"{self._process}.{number}"
+        return self._event(phase, "transfers", time_ns, name="transfer", cat="transfer", id=identity, args=args)
+
+    def _sleep(self, until_ns: int) -> dict[str, Any]:
+        begin_ns, self._asleep = self._asleep or until_ns, None
+        return self._event("X", "worker", begin_ns, name="asleep", dur=(until_ns - begin_ns) / 1000)
+
+    def _event(self, phase: str, track: str, time_ns: int, **fields: Any) -> dict[str, Any]:
+        place = {"pid": self._process, "tid": TRACKS.index(track)}
+        return {"ph": phase, **place, "ts": (time_ns + self._shift_ns) / 1000, **fields}
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,0 +1,1 @@
+"""`asyncfabric trace`: recordings of fabrics, put together for Perfetto."""
