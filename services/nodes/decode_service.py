@@ -39,19 +39,18 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         )
         batcher = Batcher(model.runner, roster, RunnerMeter(stage.registry, roster, supply))
         messenger = FabricMessenger(model.fabric)
-        async with (
-            trio.open_nursery() as nursery,
-            open_inbox(model.fabric, model.pool, messenger) as inbox,
-            open_control(stage) as link,
-            open_node(stage.condition.name, link) as node,
-        ):
+        async with trio.open_nursery() as nursery:  # ends last: requests that end still hear their sources
             nursery.start_soon(batcher.run)
-            nursery.start_soon(deliver, messenger, [inbox])
-            decoder = Decoder(model, inbox, batcher, stage.desk, batch.most_waiting)
-            await node.spawn(DecoderActor, decoder, name=DECODER)
-            async with open_directory(stage, link, labels_of(bytes(model.fabric.address))):
-                yield Starlette(routes=node_routes(stage.condition, stage.registry))
-            await node.stop(DECODER)
+            async with (
+                open_inbox(model.fabric, model.pool, messenger) as inbox,
+                open_control(stage) as link,
+                open_node(stage.condition.name, link) as node,
+            ):
+                nursery.start_soon(deliver, messenger, [inbox])
+                decoder = Decoder(model, inbox, batcher, stage.desk, batch.most_waiting)
+                await node.spawn(DecoderActor, decoder, name=DECODER)
+                async with open_directory(stage, link, labels_of(bytes(model.fabric.address))):
+                    yield Starlette(routes=node_routes(stage.condition, stage.registry))
             nursery.cancel_scope.cancel()
 
 

@@ -31,15 +31,15 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         messenger = FabricMessenger(model.fabric)
         layout = msgspec.json.encode(model.pool.layout).decode()
         labels = labels_of(bytes(model.fabric.address)) | {LAYOUT_LABEL: layout}
-        async with (
-            open_control(stage) as link,
-            open_outbox(model.fabric, model.pool, messenger, prefiller.serve) as outbox,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(deliver, messenger, [outbox])
-            nursery.start_soon(_drain, stage, outbox)
-            async with open_directory(stage, link, labels):
-                yield Starlette(routes=node_routes(stage.condition, stage.registry))
+        async with trio.open_nursery() as nursery:  # ends last: jobs that end still tell their leaseholders
+            async with (
+                open_control(stage) as link,
+                open_outbox(model.fabric, model.pool, messenger, prefiller.serve) as outbox,
+            ):
+                nursery.start_soon(deliver, messenger, [outbox])
+                nursery.start_soon(_drain, stage, outbox)
+                async with open_directory(stage, link, labels):
+                    yield Starlette(routes=node_routes(stage.condition, stage.registry))
             nursery.cancel_scope.cancel()
 
 

@@ -59,10 +59,9 @@ class Service:
             return b"".join(iter(lambda: one.recv(65536), b"")).decode().partition("\r\n\r\n")[2]
 
     def metric(self, name: str) -> float:
-        """Return a metric by its name with labels."""
-        return next(
-            float(line.split()[-1]) for line in self.get("/metrics").splitlines() if line.startswith(f"{name} ")
-        )
+        """Return a metric by its name with labels; 0 when nothing was counted yet."""
+        lines = self.get("/metrics").splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     def until(self, name: str, accepted: Callable[[float], bool]) -> float:
         """Wait until a metric has an accepted value and return it; fails when that does not come."""
@@ -96,6 +95,7 @@ class Cluster:
         self.folder = folder
         self.settings = SMALL | {"CLUSTER__IPC_FOLDER": str(folder / "ipc")} | settings
         self.nodes: dict[str, Service] = {}
+        self.started: list[Service] = []  # those of earlier lives of a name too
 
     def start(self, *names: str) -> None:
         """Start nodes side by side; `prefill-1` is a prefill node. Returns when all are ready to be asked."""
@@ -104,6 +104,7 @@ class Cluster:
             service = Service(name.partition("-")[0], name, self.folder / f"{name}.log", self.settings)
             self.nodes[name] = service
             begun.append(service)
+            self.started.append(service)
         for service in begun:
             service.hear()
         if "directory" in names:
@@ -115,6 +116,14 @@ class Cluster:
     def until_in(self, count: int) -> None:
         """Wait until so many nodes are in the directory, the router among them."""
         self["directory"].until("asyncfabric_directory_nodes", lambda nodes: nodes == count)
+
+    def busy_and_other(self, role: str) -> tuple[Service, Service]:
+        """Wait until exactly one of the first two nodes of a role holds pages; return it and the other."""
+        both = [self[f"{role}-1"], self[f"{role}-2"]]
+        deadline = time.monotonic() + PATIENCE
+        while sum(held := [node.metric("asyncfabric_kv_held_pages") > 0 for node in both]) != 1:
+            assert time.monotonic() < deadline, f"no {role} node is busy alone"
+        return both[held.index(True)], both[held.index(False)]
 
     def client(self) -> Any:
         import openai
@@ -129,9 +138,9 @@ def cluster(folder: Path, *names: str, **settings: str) -> Iterator[Cluster]:
         made = Cluster(folder, settings)
 
         def kill() -> None:
-            for service in made.nodes.values():
+            for service in made.started:
                 service.child.kill()
-            for service in made.nodes.values():
+            for service in made.started:
                 service.child.communicate()
 
         stack.callback(kill)

@@ -78,17 +78,18 @@ def test_a_client_that_leaves_gives_its_pages_back(shared: Cluster, moment: str)
 
 
 def test_nodes_that_are_told_to_stop_hand_their_requests_on(tmp_path: Path, one_process: OneProcess) -> None:
-    with cluster(tmp_path, "prefill-1", "decode-1", HTTP__DRAIN="2s") as made, made.client() as client:
-        stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=500, temperature=0, stream=True)
-        parts = [next(stream).choices[0].text]
-        made.start("prefill-2", "decode-2")
-        made.until_in(5)
+    names = ["prefill-1", "prefill-2", "decode-1", "decode-2"]
+    with cluster(tmp_path, *names, HTTP__DRAIN="500ms") as made, made.client() as client:
+        stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=2000, temperature=0, stream=True)
+        text = next(stream).choices[0].text
         assert made["prefill-1"].end() == 0
-        assert made["decode-1"].end() == 0
-        parts += [part.choices[0].text for part in stream]
-        assert "".join(parts) == one_process.complete("Pages", 500)
-        for name in ("prefill-2", "decode-2"):
-            made[name].until_no_page_is_out()
-            assert made[name].end() == 0
+        busy, other = made.busy_and_other("decode")
+        assert busy.end() == 0
+        text += "".join(part.choices[0].text for part in stream)
+        assert text == one_process.complete("Pages", 2000)
+        assert made["router"].metric('asyncfabric_router_retries_total{because="failed"}') >= 1
+        for node in (made["prefill-2"], other):
+            node.until_no_page_is_out()
+            assert node.end() == 0
         assert made["router"].end() == 0
         assert made["directory"].end() == 0
