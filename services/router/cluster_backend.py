@@ -25,6 +25,7 @@ from asyncfabric_services.router.backend import Capacity, GenerateRequest, Model
 from asyncfabric_services.router.fault import ApiFault
 
 MOST_ATTEMPTS = 8
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before another attempt: the view may lag behind a death
 MOST_SOURCES = 3  # prefill nodes that a decode node may ask in one attempt
 
 _log = logging.getLogger(__name__)
@@ -98,15 +99,10 @@ class ClusterBackend:
         deadline = trio.current_time() + request.deadline_seconds
         avoided: set[Identity] = set()
         failure: Exception = BrokenError("nothing was tried")
-        for _ in range(MOST_ATTEMPTS):
+        for attempts in range(MOST_ATTEMPTS):
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
-            try:
-                decode = await self._chosen("decode", avoided)
-            except ApiFault:
-                if isinstance(failure, BusyError):
-                    raise failure from None
-                raise
+            decode = await self._chosen("decode", avoided)
             try:
                 await self._attempt(request, told, decode, deadline)
                 return
@@ -120,7 +116,10 @@ class ClusterBackend:
                 if isinstance(failure, BusyError):
                     because = "busy"
                     avoided.add(decode.identity)
+                    if not self._free("decode", avoided):
+                        raise failure from error
             self._retries.add(because=because)
+            await trio.sleep(min(FIRST_PAUSE_S * 2**attempts, LONGEST_PAUSE_S))
             _log.warning(
                 "request is tried again",
                 extra={"fields": {"request": request.id, "tokens": len(told.tokens), "because": str(failure)}},
@@ -166,13 +165,16 @@ class ClusterBackend:
         with self._membership.assigned(source.identity):
             await attempt.first.wait()
 
+    def _free(self, role: str, avoided: set[Identity]) -> list[Member]:
+        """Return the ready nodes that are not avoided, the least loaded first."""
+        return [member for member in self._membership.by_load(role) if member.identity not in avoided]
+
     async def _chosen(self, role: str, avoided: set[Identity]) -> Member:
         """Return the least loaded ready node that is not avoided; waits for one, then raises ApiFault 503."""
         views = self._membership.views()
         with trio.move_on_after(self._patience):
             async for _ in views:
-                free = [member for member in self._membership.by_load(role) if member.identity not in avoided]
-                if free:
+                if free := self._free(role, avoided):
                     return free[0]
         raise ApiFault(
             503, f"no {role} node can take the request now", kind="server_error", code="no_nodes", retry_after=1

@@ -13,7 +13,7 @@ import pytest
 for needed in ("torch", "transformers", "openai", "hypercorn"):
     pytest.importorskip(needed, reason=f"the cluster needs {needed}")
 
-from cluster import MODEL, PATIENCE, Cluster, OneProcess, cluster, complete
+from cluster import MODEL, PATIENCE, Cluster, OneProcess, cluster, complete  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

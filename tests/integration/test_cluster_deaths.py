@@ -11,7 +11,7 @@ import pytest
 for needed in ("torch", "transformers", "openai", "hypercorn"):
     pytest.importorskip(needed, reason=f"the cluster needs {needed}")
 
-from cluster import MODEL, Cluster, OneProcess, cluster, complete
+from cluster import MODEL, Cluster, OneProcess, cluster, complete  # noqa: E402
 
 pytestmark = pytest.mark.slow
 PROMPTS = [f"{index}: {'A page is written once. ' * (index * 7 + 1)}" for index in range(8)]
