@@ -55,6 +55,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         nursery.start_soon(_follow, directory, membership)
         backend = ClusterBackend(
             card,
+            node,
             link,
             directory,
             membership,

@@ -15,7 +15,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric._control import DirectoryClient, Link
-from asyncfabric.actors import ActorDied, Identity, Member, Membership, Reference, RemoteError, trace_context
+from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
 from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
 from asyncfabric_services.health.metrics import BoundedCounter
@@ -40,6 +40,7 @@ class ClusterBackend:
     def __init__(
         self,
         card: ModelCard,
+        node: Node,
         link: Link,
         directory: DirectoryClient,
         membership: Membership,
@@ -51,6 +52,7 @@ class ClusterBackend:
         registry: CollectorRegistry,
     ) -> None:
         self._card = card
+        self._node = node
         self._link = link
         self._directory = directory
         self._membership = membership
@@ -79,14 +81,20 @@ class ClusterBackend:
         the prefill node; a node that does not answer is waited for 10 s.
         """
         told = Told()
+        failure: Exception | None = None
         self._running += 1
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer, request, told)
-                yield told
+                try:
+                    yield told
+                except Exception as error:
+                    failure = error  # raised below: a nursery would wrap it
                 nursery.cancel_scope.cancel()
         finally:
             self._running -= 1
+        if failure is not None:
+            raise failure
 
     async def _answer(self, request: GenerateRequest, told: Told) -> None:
         try:
@@ -97,12 +105,12 @@ class ClusterBackend:
 
     async def _attempt_until_answered(self, request: GenerateRequest, told: Told) -> None:
         deadline = trio.current_time() + request.deadline_seconds
-        avoided: set[Identity] = set()
+        avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
         failure: Exception = BrokenError("nothing was tried")
         for attempts in range(MOST_ATTEMPTS):
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
-            decode = await self._chosen("decode", avoided)
+            decode = await self._chosen("decode", avoided, disliked)
             try:
                 await self._attempt(request, told, decode, deadline)
                 return
@@ -111,6 +119,7 @@ class ClusterBackend:
                 avoided.add(decode.identity)
             except RemoteError as error:
                 failure, because = _failure(error), "failed"
+                disliked.add(decode.identity)
                 if isinstance(failure, ValueError):
                     raise failure from error
                 if isinstance(failure, BusyError):
@@ -152,7 +161,7 @@ class ClusterBackend:
                 failure: Exception | None = None
                 try:
                     # Named: which life of its decoder answers is the same to a request that begins.
-                    count = await Reference(decode.identity, DECODER, 0).ask(message)
+                    count = await self._node.ask(Reference(decode.identity, DECODER, 0), message)
                     await attempt.complete(count)
                 except (ActorDied, RemoteError) as error:
                     failure = error  # raised below: a nursery would wrap it
@@ -169,12 +178,12 @@ class ClusterBackend:
         """Return the ready nodes that are not avoided, the least loaded first."""
         return [member for member in self._membership.by_load(role) if member.identity not in avoided]
 
-    async def _chosen(self, role: str, avoided: set[Identity]) -> Member:
+    async def _chosen(self, role: str, avoided: set[Identity], disliked: set[Identity]) -> Member:
         """Return the least loaded ready node that is not avoided; waits for one, then raises ApiFault 503."""
         views = self._membership.views()
         with trio.move_on_after(self._patience):
             async for _ in views:
-                if free := self._free(role, avoided):
+                if free := self._free(role, avoided | disliked) or self._free(role, avoided):
                     return free[0]
         raise ApiFault(
             503, f"no {role} node can take the request now", kind="server_error", code="no_nodes", retry_after=1
@@ -182,7 +191,7 @@ class ClusterBackend:
 
     async def _sources(self) -> list[tuple[Member, KvLayout]]:
         """Return prefill nodes with their layouts, the least loaded first; at least one."""
-        await self._chosen("prefill", set())
+        await self._chosen("prefill", set(), set())
         labels = {node.identity: node.labels for node in self._directory.nodes("prefill")}
         found = []
         for member in self._membership.by_load("prefill")[:MOST_SOURCES]:
