@@ -27,12 +27,12 @@ class Pump:
         self._release = release
         self._woken = anyio.Event()
         self._served = anyio.Event()
-        self._scope = anyio.CancelScope()
+        self._scope = anyio.CancelScope(shield=True)  # a link that is cancelled still says goodbye
 
     async def run(self) -> None:
         """Serve until closed; then release the socket.
 
-        Cancellation: releases the socket.
+        Cancellation: through `close` only.
         """
         with self._scope:
             try:

@@ -97,6 +97,7 @@ class ZmqWire:
         self._hints: dict[int, str] = {}
         self._waiting: dict[Path, deque[bytes]] = {}
         self._unreachable: list[bytes] = []
+        self._fixed: list[_Tap] = []
         self._router: _Tap
         self._zap: _Tap | None = None
         self._door: _Tap | None = None
@@ -129,9 +130,9 @@ class ZmqWire:
                 raw=error.errno or 0,
             ) from None
         self._router = _Tap(router, self._accepted, self._flush_router)
-        for tap in (self._zap, self._door, self._router):
-            if tap is not None:
-                self._tasks.start_soon(tap.pump.run)
+        self._fixed = [tap for tap in (self._zap, self._door, self._router) if tap is not None]
+        for tap in self._fixed:
+            self._tasks.start_soon(tap.pump.run)
         return str(router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
 
     def dial(self, path: int, address: LinkAddress) -> None:
@@ -264,8 +265,10 @@ class ZmqWire:
         """Close all paths; the pumps release the sockets."""
         for path in list(self._taps):
             self.close_path(path)
-        if self._door is not None:
+        if self._fixed and self._door is not None:
             self._router.socket.disable_monitor()
+        for tap in self._fixed:
+            tap.pump.close()
 
     async def aclose(self) -> None:
         """End ZeroMQ once the pumps have ended; last words have LINGER_MS to leave.

@@ -135,6 +135,10 @@ class Membership:
         """
         return min(self.members(role), key=self._weight, default=None)
 
+    def by_load(self, role: str) -> tuple[Member, ...]:
+        """Return the ready members of a role, in the order in which `least_loaded` would choose them."""
+        return tuple(sorted(self.members(role), key=self._weight))
+
     @contextmanager
     def assigned(self, identity: Identity) -> Iterator[None]:
         """Count one piece of work towards a member's load while the context is open: its own word comes later."""

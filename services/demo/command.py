@@ -40,7 +40,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 
 
 @click.command("demo")
-@click.argument("what", type=click.Choice(["kv"]), default="kv")
+@click.argument("what", type=click.Choice(["pair", "kv"]), default="pair")
 @click.option("--provider", type=click.Choice(["local", "tcp", "shm"]), default="local", show_default=True)
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Checkpoint directory (safetensors).")
 @click.option("--tokens", type=click.IntRange(1, 4096), default=64, show_default=True, help="Tokens to decode.")
@@ -59,7 +59,9 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads per process.")
 @click.option("--deadline", type=DurationType(), default="120s", show_default=True, help="For the pages of one prompt.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One object per prompt, and a closing one.")
+@click.option("--requests", type=click.IntRange(1), default=48, show_default=True, help="Of kv: at least so many.")
+@click.option("--clients", type=click.IntRange(1, 256), default=6, show_default=True, help="Of kv: at a time.")
+@click.option("--json", "as_json", is_flag=True, help="One object per prompt (of pair), and a closing one.")
 def demo_command(
     what: str,
     provider: str,
@@ -74,15 +76,21 @@ def demo_command(
     threads: int,
     deadline: float,
     seed: int,
+    requests: int,
+    clients: int,
     as_json: bool,
 ) -> None:
-    """Move the KvCache of a real model between two processes and compare with one process.
+    """Move the KvCache of a real model between processes and compare with one process.
 
-    The first process prefills a prompt and pushes each layer's pages as they are computed; the second waits for the
-    count, decodes in place, and must say exactly what one process says.
+    pair: the first process prefills a prompt and pushes each layer's pages as they are computed; the second waits for
+    the count, decodes in place, and must say exactly what one process says.
+
+    kv: directory, router, prefill and decode nodes answer OpenAI clients, grow, lose a node and shrink meanwhile.
     """
     if prompt_file is not None and prompt_tokens is not None:
         raise click.UsageError("--prompt-file and --prompt-tokens exclude each other")
+    if what == "kv" and (prompt_file is not None or prompt_tokens is not None):
+        raise click.UsageError("--prompt-file and --prompt-tokens are options of `demo pair`")
     try:
         jobs = (
             jobs_of_file(prompt_file) if prompt_file else jobs_of_lengths(prompt_tokens or default_lengths(page_tokens))
@@ -102,7 +110,18 @@ def demo_command(
         threads=threads,
         deadline=deadline,
     )
+    if what == "kv":
+        sys.exit(_run_cluster(settings, requests=requests, clients=clients, as_json=as_json))
     sys.exit(run_demo(settings, jobs, as_json=as_json))
+
+
+def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bool) -> int:
+    try:
+        from asyncfabric_services.demo_cluster.run import run_cluster_demo
+    except ModuleNotFoundError as error:
+        print(f"{error}; install it with: pip install 'asyncfabric[serve]' openai", file=sys.stderr)
+        return UNFIT
+    return run_cluster_demo(settings, requests=requests, clients=clients, as_json=as_json)
 
 
 def run_demo(settings: Settings, jobs: list[Job], *, as_json: bool) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,3 +35,8 @@ class Condition:
         """Return what `/health` answers."""
         told = {"state": self.state, "role": self.role, "name": self.name}
         return told | ({"reason": self.reason} if self.reason else {})
+
+
+def node_name(given: str) -> str:
+    """Return the name of this process's node: the given one, or host name and process id."""
+    return given or f"{socket.gethostname()}-{os.getpid()}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from functools import partial
+from collections.abc import Mapping
 
 import click
 import trio
@@ -26,14 +27,59 @@ def local(loaded: Loaded) -> int:
 
     Prints one JSON object with the address on standard output when it listens. Ends with 0 after SIGTERM.
     """
+    return _run("asyncfabric_services.router.local_service", loaded)
+
+
+@serve.command()
+@settings_options
+def directory(loaded: Loaded) -> int:
+    """Know the nodes of a cluster; the others are given its link address.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.nodes.directory_service", loaded)
+
+
+@serve.command()
+@settings_options
+def prefill(loaded: Loaded) -> int:
+    """Compute prompts and stream their keys and values to decode nodes.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.nodes.prefill_service", loaded)
+
+
+@serve.command()
+@settings_options
+def decode(loaded: Loaded) -> int:
+    """Generate answers from prompts that prefill nodes compute.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.nodes.decode_service", loaded)
+
+
+@serve.command()
+@settings_options
+def router(loaded: Loaded) -> int:
+    """Answer the OpenAI API from the prefill and decode nodes of a cluster.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.nodes.router_service", loaded)
+
+
+def _run(module: str, loaded: Loaded) -> int:
+    """Run `serve(settings, announce)` of a module; it is imported here, since some load torch."""
     try:
-        from asyncfabric_services.router.local_service import serve_local
+        service = importlib.import_module(module)
         from asyncfabric_services.router.server import StartError
     except ModuleNotFoundError as error:
         raise EnvironmentUnfit(f"{error}; install it with: pip install 'asyncfabric[serve]'") from None
     open_log(loaded.settings.log.level, loaded.settings.log.form)
     try:
-        trio.run(partial(serve_local, loaded.settings, _announce))
+        trio.run(service.serve, loaded.settings, _announce)
     except* StartError as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
@@ -42,5 +88,5 @@ def local(loaded: Loaded) -> int:
     return FINE
 
 
-def _announce(address: str) -> None:
-    click.echo(json.dumps({"listening": address}))
+def _announce(told: Mapping[str, str]) -> None:
+    click.echo(json.dumps(dict(told)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.desk import Desk
@@ -36,12 +34,8 @@ def model_choice(section: ModelSection) -> ModelChoice:
     )
 
 
-def node_name(settings: Settings) -> str:
-    """Return the name of this node."""
-    return settings.node.name or f"{socket.gethostname()}-{os.getpid()}"
-
-
-def _load(settings: Settings) -> LoadedModel:
+def load_named(settings: Settings) -> LoadedModel:
+    """Load the model that the settings name; raises StartError when it cannot be loaded."""
     try:
         return load_model(
             model_choice(settings.model), page_tokens=settings.cache.page_tokens, name=settings.model.name or None
@@ -50,26 +44,31 @@ def _load(settings: Settings) -> LoadedModel:
         raise StartError(f"the model cannot be loaded: {error}") from error
 
 
-async def serve_local(settings: Settings, on_listening: Callable[[str], None]) -> None:
+def pages_of(settings: Settings, loaded: LoadedModel) -> int:
+    """Return how many pages the memory of the settings holds; raises StartError for none."""
+    pages = settings.cache.memory // loaded.shape.pool_bytes(1)
+    if pages < 1:
+        raise StartError(
+            f"cache.memory is {settings.cache.memory} bytes, one page of all layers needs {loaded.shape.pool_bytes(1)}"
+        )
+    return pages
+
+
+async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once.
 
     Raises StartError, perhaps in groups, when the model cannot be loaded or has no page, or when it cannot listen.
 
     Cancellation: ends without a drain.
     """
-    condition = Condition(node_name(settings), "local")
+    condition = Condition(node_name(settings.node.name), "local")
     registry = CollectorRegistry()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(set_on_signals, stop, nursery.cancel_scope)
         torch.set_num_threads(settings.model.threads)
-        loaded = await trio.to_thread.run_sync(_load, settings)
-        pages = settings.cache.memory // loaded.shape.pool_bytes(1)
-        if pages < 1:
-            raise StartError(
-                f"cache.memory is {settings.cache.memory} bytes, one page of all layers needs "
-                f"{loaded.shape.pool_bytes(1)}"
-            )
+        loaded = await trio.to_thread.run_sync(load_named, settings)
+        pages = pages_of(settings, loaded)
         batch = settings.batch
         limits = LocalLimits(pages, batch.chunk_tokens, batch.most_running, batch.most_waiting)
         async with open_local_backend(loaded, limits, registry) as backend:
@@ -84,5 +83,5 @@ async def serve_local(settings: Settings, on_listening: Callable[[str], None]) -
             http = settings.http
             doorway = Doorway(http.host, http.port, http.drain, http.stall)
             _log.info("serving", extra={"fields": {"model": loaded.name, "pages": pages, "name": condition.name}})
-            await serve_until(app, desk, condition, doorway, stop, on_listening)
+            await serve_until(app, desk, condition, doorway, stop, lambda address: announce({"listening": address}))
         nursery.cancel_scope.cancel()

@@ -16,6 +16,12 @@ class Chooser:
         self._sampling = sampling
         self._draws = random.Random(sampling.seed)
 
+    def skip(self, count: int) -> None:
+        """Pass over the draws of `count` tokens that were chosen elsewhere, so that an answer goes on as it began."""
+        if self._sampling.temperature != 0:
+            for _ in range(count):
+                self._draws.random()
+
     def choose(self, logits: torch.Tensor) -> int:
         """Return a token id for logits [vocabulary] on the CPU."""
         if self._sampling.temperature == 0:

@@ -82,6 +82,20 @@ class RouterSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """How nodes find and reach each other."""
+
+    directory: str = key("", "address of the directory, as it prints it when it starts")
+    bind: str = key("ipc", "where this node is reached: ipc, ipc:///folder/name.sock, tcp or tcp://host:port")
+    advertise: str = key("", "host name that others use when `bind` is all interfaces")
+    keys: Path | None = key(None, "key file for tcp, see `asyncfabric keys`")
+    plain_tcp: Literal["refuse", "allow"] = key("refuse", "allow: tcp without keys, which protects nothing")
+    ipc_folder: str = key("", "folder of ipc sockets; empty: the one of this user")
+    rails: str = key("local", "rails of the fabric, joined by commas")
+    patience: Duration = key(10.0, "how long a request waits for a node that can take it", 0, 3600)
+
+
+@dataclass(frozen=True, slots=True)
 class LogSection:
     """The log, on standard error."""
 
@@ -99,4 +113,5 @@ class Settings:
     cache: CacheSection = field(default_factory=CacheSection)
     batch: BatchSection = field(default_factory=BatchSection)
     router: RouterSection = field(default_factory=RouterSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
     log: LogSection = field(default_factory=LogSection)

@@ -325,3 +325,20 @@ async def test_ipc_folders_of_others_are_refused_and_dead_sockets_are_swept(tmp_
         with pytest.raises(DeviceError, match="somebody listens"):
             await open_link("b", bind=a.address).__aenter__()
     assert list(folder.iterdir()) == []
+
+
+async def test_a_link_that_is_cancelled_leaves_in_good_order(config: LinkConfig) -> None:
+    async with open_link("b", config=config) as b, b.watch() as changes:
+        with anyio.CancelScope() as scope:
+            async with open_link("a", config=config) as a:
+                await a.connect(b.address)
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+        assert scope.cancelled_caught
+        states = [await changes.receive() for _ in range(3)]
+        assert [(change.peer, change.state) for change in states] == [
+            (a.identity, "ready"),
+            (a.identity, "draining"),
+            (a.identity, "lost"),
+        ]
+        assert states[-1].reason == "left"

@@ -1,0 +1,174 @@
+"""Starts, ends and kills `asyncfabric serve` processes of this machine. Runs on the event loop.
+
+A node ends with the process that started it, however that ends: it asks the kernel for it (PR_SET_PDEATHSIG, which
+means the thread that started it, so the event loop's own thread does). Logs go to files of a folder that is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import trio
+
+from asyncfabric.errors import BrokenError
+
+PROGRAM = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from asyncfabric_services.cli import main; main()"
+END_SECONDS = 20.0
+LOG_TAIL = 2000  # characters
+
+
+@dataclass(slots=True)
+class LocalNode:
+    """One running node.
+
+    Attributes:
+        name: of the node.
+        role: what it serves.
+        process: of this machine.
+        http: its HTTP address.
+        link: its link address.
+    """
+
+    name: str
+    role: str
+    process: subprocess.Popen[bytes]
+    http: str = ""
+    link: str = ""
+
+    async def metrics(self) -> dict[str, float]:
+        """Return its metrics by name, labels included.
+
+        Raises OSError when it does not answer.
+
+        Cancellation: nothing is left over.
+        """
+        host, _, port = self.http.removeprefix("http://").rpartition(":")
+        text = b""
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            async for chunk in stream:
+                text += chunk
+        _, _, body = text.decode().partition("\r\n\r\n")
+        rows = (line.rpartition(" ") for line in body.splitlines() if line.startswith("asyncfabric_"))
+        return {name: float(value) for name, _, value in rows}
+
+
+class Launcher:
+    """Nodes as local processes; made by `open_launcher`."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self.nodes: dict[str, LocalNode] = {}
+        self._folder = folder
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("ASYNCFABRIC_CLUSTER__")},
+            "ASYNCFABRIC_HTTP__PORT": "0",
+            "ASYNCFABRIC_CLUSTER__IPC_FOLDER": str(folder / "ipc"),
+            **settings,
+        }
+
+    async def start(self, role: str, name: str) -> LocalNode:
+        """Start a node and return it when it listens; the first directory is the one of all later nodes.
+
+        Raises:
+            BrokenError: it ended instead; the text has the end of its log.
+
+        Cancellation: the node is ended with the launcher.
+        """
+        node = self.nodes[name] = LocalNode(name, role, self._spawn(role, name))
+        told = json.loads(await self._first_line(node))
+        node.http, node.link = told["listening"], told["link"]
+        if role == "directory":
+            self._environment["ASYNCFABRIC_CLUSTER__DIRECTORY"] = node.link
+        return node
+
+    async def end(self, name: str) -> int:
+        """Tell a node to drain and return its exit status.
+
+        Cancellation: the node goes on ending.
+        """
+        process = self.nodes.pop(name).process
+        process.send_signal(signal.SIGTERM)
+        return await _ended(process)
+
+    async def kill(self, name: str) -> None:
+        """End a node without a warning.
+
+        Cancellation: shielded; it is a moment.
+        """
+        process = self.nodes.pop(name).process
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await _ended(process)
+
+    async def end_all(self) -> None:
+        """End all nodes, routers first and directories last; those that take too long are killed.
+
+        Cancellation: shielded and bounded.
+        """
+        order = ("router", "decode", "prefill", "directory")
+        with trio.CancelScope(shield=True):
+            for role in order:
+                for name in [node.name for node in self.nodes.values() if node.role == role]:
+                    process = self.nodes[name].process
+                    with trio.move_on_after(END_SECONDS):
+                        await self.end(name)
+                    if process.returncode is None:
+                        process.kill()
+                        await _ended(process)
+
+    def _spawn(self, role: str, name: str) -> subprocess.Popen[bytes]:
+        with self._log(name).open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, "serve", role, "--node-name", name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the nodes in order
+            )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    async def _first_line(self, node: LocalNode) -> bytes:
+        assert node.process.stdout is not None
+        line = b""
+        async with trio.lowlevel.FdStream(os.dup(node.process.stdout.fileno())) as stream:
+            while not line.endswith(b"\n"):
+                chunk = await stream.receive_some()
+                if not chunk:
+                    log = await trio.Path(self._log(node.name)).read_text()
+                    raise BrokenError(f"node {node.name} did not start: {log[-LOG_TAIL:]}")
+                line += chunk
+        return line
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process; the thread that waits may outlive a cancelled wait."""
+    status = await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+    if process.stdout is not None:
+        process.stdout.close()
+    return status
+
+
+@asynccontextmanager
+async def open_launcher(settings: Mapping[str, str]) -> AsyncIterator[Launcher]:
+    """Launch nodes within the scope, with these settings (environment variables); at its end all are ended.
+
+    Cancellation: shielded while they end, at most 20 s for each.
+    """
+    with TemporaryDirectory(prefix="asyncfabric-") as folder:
+        launcher = Launcher(Path(folder), settings)
+        try:
+            yield launcher
+        finally:
+            await launcher.end_all()

@@ -1,0 +1,110 @@
+"""From what became of the requests to the closing table and the closing object. Pure but for printing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median, quantiles
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from asyncfabric_services.demo.protocol import Settings
+from asyncfabric_services.demo_cluster.load import Ask
+from asyncfabric_services.demo_cluster.story import Told
+
+WIDTH = 100  # columns where stdout is no terminal
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The closing object of `--json`. Times per token are means of one request each."""
+
+    demo: str
+    provider: str
+    requests: int
+    wrong_answers: int
+    lost: int
+    retries: int
+    leaked_pages: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    per_token_p50_ms: float
+    per_token_p99_ms: float
+    gbytes_per_s: float
+    hidden_share: float
+    seconds: float
+    errors: list[str]
+
+    @property
+    def fine(self) -> bool:
+        """Return whether every answer came and was right, and nothing leaked."""
+        return not (self.wrong_answers or self.lost or self.leaked_pages or self.errors)
+
+
+def summarize(settings: Settings, told: Told, expected: Mapping[Ask, str], seconds: float) -> Summary:
+    """Judge the answers; `expected` are those of one process."""
+    whole = [outcome for outcome in told.outcomes if not outcome.error]
+    ttft_p50, ttft_p99 = _percentiles([outcome.ttft_seconds for outcome in whole])
+    token_p50, token_p99 = _percentiles([outcome.per_token_seconds for outcome in whole])
+    errors = [outcome.error for outcome in told.outcomes if outcome.error]
+    return Summary(
+        demo="kv",
+        provider=settings.provider,
+        requests=len(told.outcomes),
+        wrong_answers=sum(outcome.text != expected[outcome.ask] for outcome in whole),
+        lost=len(errors),
+        retries=told.retries,
+        leaked_pages=told.leaked_pages,
+        ttft_p50_ms=ttft_p50,
+        ttft_p99_ms=ttft_p99,
+        per_token_p50_ms=token_p50,
+        per_token_p99_ms=token_p99,
+        gbytes_per_s=told.sent_bytes / told.open_seconds / 1e9 if told.open_seconds else 0.0,
+        hidden_share=1 - told.exposed_seconds / told.open_seconds if told.open_seconds else 0.0,
+        seconds=seconds,
+        errors=[*sorted(set(errors)), *(f"{name} did not end in good order" for name in told.dirty_ends)],
+    )
+
+
+def show(summary: Summary, *, as_json: bool) -> None:
+    """Print the closing object, or a table."""
+    if as_json:
+        print(msgspec.json.encode(summary).decode(), flush=True)
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    table = Table(
+        title=f"A cluster over {summary.provider}, scaled and hurt under load",
+        caption="GB/s: over the time in which streams were open. hidden: share of that time before the end of the "
+        "prompt's computation.",
+        caption_justify="left",
+    )
+    rows = {
+        "requests": f"{summary.requests}",
+        "wrong answers": f"{summary.wrong_answers}",
+        "lost": f"{summary.lost}",
+        "retries": f"{summary.retries}",
+        "leaked pages": f"{summary.leaked_pages}",
+        "time to first token, p50 / p99": f"{summary.ttft_p50_ms:.0f} / {summary.ttft_p99_ms:.0f} ms",
+        "time per token, p50 / p99": f"{summary.per_token_p50_ms:.1f} / {summary.per_token_p99_ms:.1f} ms",
+        "streamed": f"{summary.gbytes_per_s:.3f} GB/s",
+        "hidden": f"{summary.hidden_share:.0%}",
+    }
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    for name, figure in rows.items():
+        table.add_row(name, figure)
+    console.print(table)
+    word = "[bold green]fine[/bold green]" if summary.fine else "[bold red]WRONG[/bold red]"
+    console.print(f"{word} after {summary.seconds:.1f} s", highlight=False)
+    for error in summary.errors:
+        console.print(error, style="red", highlight=False, markup=False)
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return median and 99th percentile in milliseconds."""
+    if not seconds:
+        return 0.0, 0.0
+    last = quantiles(seconds, n=100, method="inclusive")[98] if len(seconds) > 1 else seconds[0]
+    return median(seconds) * 1e3, last * 1e3

@@ -1,0 +1,82 @@
+"""Plays the story, computes the right answers, judges: the command's side of `asyncfabric demo kv`, and its signals."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import trio
+
+from asyncfabric.errors import BrokenError
+from asyncfabric_services.demo.protocol import Settings
+from asyncfabric_services.demo_cluster.load import Ask
+from asyncfabric_services.demo_cluster.one_process import OneProcess
+from asyncfabric_services.demo_cluster.report import show, summarize
+from asyncfabric_services.demo_cluster.story import Say, Told, asks_of, play
+from asyncfabric_services.exits import CHECK_FAILED, FINE
+from asyncfabric_services.runner.model import ModelChoice
+
+
+def run_cluster_demo(settings: Settings, *, requests: int, clients: int, as_json: bool) -> int:
+    """Run the demo and show what became of it; return the exit status."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        if not as_json:
+            print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+
+    asks = asks_of(settings.new_tokens)
+    told, status = trio.run(_guarded, settings, asks, requests, clients, say)
+    if told is None:
+        return status
+    say("every answer is compared with the same model in one process")
+    summary = summarize(settings, told, _expected(settings, asks), time.monotonic() - began)
+    show(summary, as_json=as_json)
+    return FINE if summary.fine else CHECK_FAILED
+
+
+def _expected(settings: Settings, asks: Sequence[Ask]) -> dict[Ask, str]:
+    torch.set_num_threads(settings.threads)
+    path = Path(settings.model) if settings.model else None
+    choice = ModelChoice(path=path, layers=settings.layers, hidden=settings.hidden, seed=settings.seed)
+    longest = max(len(ask.prompt.encode()) + 8 + ask.max_tokens for ask in asks)
+    one_process = OneProcess(choice, settings.page_tokens, longest)
+    return {ask: one_process.answer(ask) for ask in asks}
+
+
+async def _guarded(
+    settings: Settings, asks: Sequence[Ask], requests: int, clients: int, say: Say
+) -> tuple[Told | None, int]:
+    """Play until done, failed or interrupted; returns what was told, or None and the exit status."""
+    caught: list[int] = []
+    told: Told | None = None
+    failure: BaseException | None = None
+
+    async def watch_signals() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                caught.append(number)
+                nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_signals)
+            told = await play(settings, asks, requests, clients, say)
+            nursery.cancel_scope.cancel()
+    except* BrokenError as group:
+        failure = _first(group)
+    if failure is not None:
+        print(failure, file=sys.stderr)
+        return None, CHECK_FAILED
+    if told is None:
+        print(f"interrupted by {signal.Signals(caught[0]).name}", file=sys.stderr)
+        return None, 128 + caught[0]
+    return told, FINE
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

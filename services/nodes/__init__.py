@@ -1,0 +1,1 @@
+"""The nodes of a serving cluster, one process each: directory, prefill, decode and router. See README.md."""

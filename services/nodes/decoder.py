@@ -1,0 +1,126 @@
+"""Answers requests on a decode node: leases pages, has them filled by a prefill node, decodes in the running batch.
+
+Runs on the event loop. A request that ends, however, has given its pages back or left them in quarantine.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+import numpy as np
+import torch
+import trio
+
+from asyncfabric import BrokenError, BusyError, ClosedError, FabricAddress, PeerError, StaleKeyError, TransferError
+from asyncfabric.actors import Actor, handles
+from asyncfabric.kv import KvInbox, KvLease
+from asyncfabric_services.nodes.messages import Generate, Source, Tokens, encode_prompt
+from asyncfabric_services.nodes.paged_model import PagedModel
+from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.runner.batcher import Batcher
+from asyncfabric_services.runner.roster import Member
+
+_log = logging.getLogger(__name__)
+
+
+class Decoder:
+    """The requests of one decode node."""
+
+    def __init__(self, model: PagedModel, inbox: KvInbox, batcher: Batcher, desk: Desk, most_waiting: int) -> None:
+        self._model = model
+        self._inbox = inbox
+        self._batcher = batcher
+        self._desk = desk
+        self._most_waiting = most_waiting
+        self._waiting = 0
+
+    async def generate(self, request: Generate) -> int:
+        """Answer a request; returns how many tokens were told.
+
+        Raises BusyError when too many wait for pages, ValueError for what the pool can never hold, BrokenError when
+        no source could fill the pages, TimeoutError, and ClosedError when the node stops.
+
+        Cancellation: the source is told to stop and confirms, or is fenced off; the request leaves the batch.
+        """
+        deadline = trio.current_time() + request.remaining_s
+        with trio.move_on_at(deadline) as in_time, self._desk.admit() as place, place.scope:
+            lease, logits = await self._received(request, deadline)
+            async with lease:
+                return await self._decode(request, lease, logits)
+        if in_time.cancelled_caught:
+            raise TimeoutError(f"the deadline of the request passed on {self._model.pool!r}")
+        raise ClosedError("the decode node was stopped before the answer was complete", remedy="ask another node")
+
+    async def _received(self, request: Generate, deadline: float) -> tuple[KvLease, torch.Tensor]:
+        """Return a lease that holds the prompt, and the logits of the next token; asks one source after the other."""
+        sources, failures = list(request.sources), list[str]()
+        while sources:
+            lease = await self._leased(request, deadline)
+            try:
+                return lease, await self._filled(lease, sources[0], request)
+            except StaleKeyError as error:
+                lease.release()
+                _log.info("request %s asks %s again: %s", request.attempt, sources[0].name, error)
+            except (PeerError, TransferError) as error:
+                lease.release()
+                failures.append(f"{sources.pop(0).name}: {error}")
+                _log.info("request %s leaves a source: %s", request.attempt, failures[-1])
+            except BaseException:
+                lease.release()
+                raise
+        raise BrokenError(
+            f"no prefill node could compute the prompt: {'; '.join(failures) or 'none was named'}",
+            remedy="see the logs of the prefill nodes",
+        )
+
+    async def _leased(self, request: Generate, deadline: float) -> KvLease:
+        if self._waiting >= self._most_waiting:
+            raise BusyError(f"{self._waiting} requests wait for pages here, which is the most", remedy="ask another")
+        tokens = len(request.prompt) + request.max_tokens - 1  # the last token is never fed back
+        self._waiting += 1
+        try:
+            return await self._model.pool.lease(request.attempt, tokens=tokens, context=True, deadline=deadline)
+        finally:
+            self._waiting -= 1
+
+    async def _filled(self, lease: KvLease, source: Source, request: Generate) -> torch.Tensor:
+        prompt = request.prompt
+        address = FabricAddress.from_bytes(source.address)
+        async with self._inbox.request(
+            lease, [address], source.layout, len(prompt), trace=request.trace, body=encode_prompt(prompt)
+        ) as asked:
+            await asked.wait()
+        return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
+
+    async def _decode(self, request: Generate, lease: KvLease, logits: torch.Tensor) -> int:
+        table = lease.pages.tolist()
+        prompt, ends = request.prompt, self._model.loaded.end_tokens
+        member = Member(list(prompt), request.max_tokens, request.sampling, ends, table=table, computed=len(prompt))
+        member.chooser.skip(request.answered)
+        first = member.take(logits)
+        if first is None:
+            return 0
+        await request.reply.tell(Tokens(request.attempt, [first]))
+        told = 1
+        if not member.finished:
+            async with self._batcher.generate(member) as answer:
+                async for token in answer:
+                    await request.reply.tell(Tokens(request.attempt, [token]))
+                    told += 1
+        return told
+
+
+class DecoderActor(Actor):
+    """Where routers ask a decode node."""
+
+    mailbox_capacity: ClassVar[int] = 1024
+    concurrency: ClassVar[int] = 4096  # how many run and wait is bounded by the decoder
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    @handles(Generate)
+    async def generate(self, message: Generate) -> int:
+        """Answer a request; see Decoder.generate."""
+        return await self._decoder.generate(message)

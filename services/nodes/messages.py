@@ -1,0 +1,89 @@
+"""What router, decode and prefill nodes say to each other about requests. Pure values; how they travel is unknown here.
+
+Router and decode node speak through actors; what a prefill node has to compute travels as the body of a KvOffer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncfabric.actors import Message, Reference
+from asyncfabric.kv import KvLayout
+from asyncfabric_services.runner.sampling import Sampling
+
+DECODER = "decoder"
+"""Name of the actor of a decode node."""
+
+LAYOUT_LABEL = "layout"
+"""Label of a prefill node in the directory: its KvLayout as JSON."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A prefill node that may be asked.
+
+    Attributes:
+        name: for people.
+        address: its FabricAddress as bytes.
+        layout: how pages lie there.
+    """
+
+    name: str
+    address: bytes
+    layout: KvLayout
+
+
+class Tokens(Message[None]):
+    """Tokens of an answer, told to whom the request named, in order.
+
+    Attributes:
+        attempt: of the request; what an earlier attempt still says is dropped.
+        tokens: those after the ones that were told before.
+    """
+
+    attempt: str
+    tokens: list[int]
+
+
+class Generate(Message[int]):
+    """Generate an answer; answered with the number of tokens that were told, once all of them were.
+
+    Attributes:
+        attempt: unique, carried in each `Tokens`.
+        prompt: token ids, with those of the answer that an earlier attempt gave.
+        max_tokens: how many more at most.
+        answered: tokens at the end of `prompt` that belong to the answer.
+        sampling: how tokens are chosen.
+        remaining_s: time left.
+        sources: prefill nodes, the one to ask first in front.
+        reply: the actor that is told the tokens.
+        trace: W3C traceparent, or empty.
+    """
+
+    attempt: str
+    prompt: list[int]
+    max_tokens: int
+    answered: int
+    sampling: Sampling
+    remaining_s: float
+    sources: list[Source]
+    reply: Reference
+    trace: str = ""
+
+
+_prompts = msgspec.msgpack.Decoder(list[int])
+
+
+def encode_prompt(prompt: list[int]) -> bytes:
+    """Return the body of an offer: what the source has to compute."""
+    return msgspec.msgpack.encode(prompt)
+
+
+def decode_prompt(body: bytes, tokens: int, vocabulary: int) -> list[int]:
+    """Return the prompt of an offer's body; raises ValueError when it is not `tokens` ids below `vocabulary`."""
+    try:
+        prompt = _prompts.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the offer has no prompt that can be read: {error}") from None
+    if len(prompt) != tokens or not all(0 <= token < vocabulary for token in prompt):
+        raise ValueError(f"expected {tokens} token ids below {vocabulary}, got {len(prompt)} of them")
+    return prompt

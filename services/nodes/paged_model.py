@@ -1,0 +1,115 @@
+"""A model over pages of the fabric: what prefill and decode nodes open alike. On the event loop; loads on a thread.
+
+The runner computes in place: its pool is a view of the KvPool's registered memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+import trio
+from prometheus_client import CollectorRegistry
+
+from asyncfabric import Fabric, FabricConfig, InternalError, open_fabric
+from asyncfabric.kv import KvLayout, KvLease, KvPool, open_pool
+from asyncfabric_services.health.metrics import gauge
+from asyncfabric_services.nodes.stage import Stage
+from asyncfabric_services.router.local_service import load_named, pages_of
+from asyncfabric_services.router.server import StartError
+from asyncfabric_services.runner.model import LoadedModel
+from asyncfabric_services.runner.runner import Runner
+
+LOGIT = torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PagedModel:
+    """A loaded model, its fabric, its pool and the runner between them."""
+
+    loaded: LoadedModel
+    fabric: Fabric
+    pool: KvPool
+    runner: Runner
+
+
+class PoolSupply:
+    """Pages of a KvPool for a roster, as its PageSupply."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+        self._leases: dict[tuple[int, ...], KvLease] = {}
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages there are in all."""
+        return self._pool.pages
+
+    @property
+    def free(self) -> int:
+        """Return how many pages can be leased now."""
+        return self._pool.report().free
+
+    def lease(self, count: int) -> list[int]:
+        """Take `count` pages; raises BusyError when fewer are free."""
+        lease = self._pool.lease_nowait("the roster", pages=count)
+        pages: list[int] = lease.pages.tolist()
+        self._leases[tuple(pages)] = lease
+        return pages
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Give back what one `lease` returned."""
+        lease = self._leases.pop(tuple(pages), None)
+        if lease is None:
+            raise InternalError("pages were released that were not leased here")
+        lease.release()
+
+
+def layout_of(loaded: LoadedModel) -> KvLayout:
+    """Return how the pages of a model lie; the context is the logits of the first token of the answer."""
+    shape = loaded.shape
+    return KvLayout(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        page_tokens=shape.page_tokens,
+        dtype=shape.dtype,
+        context_bytes=loaded.tokenizer.vocabulary * LOGIT,
+        model=loaded.weights,
+    )
+
+
+@asynccontextmanager
+async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
+    """Load the model of the settings, open the fabric and the pool.
+
+    Raises StartError when the model cannot be loaded, has no page, or the rails are wrong.
+
+    Cancellation: loading cannot be interrupted; the rest closes in order.
+    """
+    settings = stage.settings
+    torch.set_num_threads(settings.model.threads)
+    loaded = await trio.to_thread.run_sync(load_named, settings)
+    pages = pages_of(settings, loaded)
+    try:
+        config = FabricConfig(rails=tuple(settings.cluster.rails.split(",")))
+    except ValueError as error:
+        raise StartError(f"cluster.rails: {error}") from error
+    contexts = settings.batch.most_running + settings.batch.most_waiting
+    async with (
+        open_fabric(config) as fabric,
+        open_pool(fabric, layout_of(loaded), pages=pages, contexts=contexts) as pool,
+    ):
+        _measure(pool, stage.registry)
+        yield PagedModel(loaded, fabric, pool, await trio.to_thread.run_sync(Runner, loaded, pool.tensor()))
+
+
+def _measure(pool: KvPool, registry: CollectorRegistry) -> None:
+    free = gauge(registry, "kv_free", "pages", "Pages that can be leased.")
+    held = gauge(registry, "kv_held", "pages", "Pages that requests hold.")
+    quarantined = gauge(registry, "kv_quarantined", "pages", "Pages that wait for proof that nobody writes to them.")
+    free.set_function(lambda: pool.report().free)
+    held.set_function(lambda: pool.report().held)
+    quarantined.set_function(lambda: pool.report().quarantined)

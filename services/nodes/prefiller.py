@@ -1,0 +1,112 @@
+"""Computes prompts and streams their pages, layer by layer, to the nodes that leased room for them.
+
+Jobs run on the event loop, passes on a worker thread, one at a time; a job gives way to others after each chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import trio
+from prometheus_client import CollectorRegistry
+
+from asyncfabric.kv import KvJob, KvStream
+from asyncfabric_services.health.metrics import BoundedCounter
+from asyncfabric_services.nodes.messages import decode_prompt
+from asyncfabric_services.nodes.paged_model import PagedModel
+from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.runner.batch import Span
+from asyncfabric_services.runner.runner import chunks
+
+_log = logging.getLogger(__name__)
+
+
+class StreamMeter:
+    """What streams moved, how long they were open, and how much of that no computation hid."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._bytes = BoundedCounter(registry, "kv_sent", "bytes_total", "Bytes of pages and contexts sent.")
+        self._open = BoundedCounter(
+            registry, "kv_stream", "seconds_total", "From the first page sent to the last acknowledged."
+        )
+        self._exposed = BoundedCounter(
+            registry, "kv_exposed", "seconds_total", "From the end of the computation to the last acknowledged page."
+        )
+
+    def streamed(self, sent_bytes: int, open_seconds: float, exposed_seconds: float) -> None:
+        """Count one finished stream."""
+        self._bytes.add(sent_bytes)
+        self._open.add(open_seconds)
+        self._exposed.add(exposed_seconds)
+
+
+class Pushing:
+    """Pushes layers from the compute thread: posted on the event loop, which the thread does not wait for."""
+
+    def __init__(self, stream: KvStream) -> None:
+        self.began: float | None = None
+        self._stream = stream
+        self._failure: Exception | None = None
+        self._loop = trio.lowlevel.current_trio_token()
+
+    def after_layer(self, layer: int, positions: range) -> None:
+        """Take a computed layer; on the compute thread. Raises what ends the job: its cancellation or a failed push."""
+        trio.from_thread.check_cancelled()
+        self.check()
+        self._loop.run_sync_soon(self._push, layer, positions.stop)
+
+    def check(self) -> None:
+        """Raise what a push raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _push(self, layer: int, tokens_ready: int) -> None:
+        if self.began is None:
+            self.began = trio.current_time()
+        if self._failure is None:
+            try:
+                self._stream.push(layer, tokens_ready)
+            except Exception as error:  # raised in the job: here it would end the event loop
+                self._failure = error
+
+
+class Prefiller:
+    """Serves the jobs of an outbox."""
+
+    def __init__(self, model: PagedModel, desk: Desk, chunk_tokens: int, meter: StreamMeter) -> None:
+        self._model = model
+        self._desk = desk
+        self._chunk_tokens = chunk_tokens
+        self._meter = meter
+        self._turn = trio.Lock()  # fair: jobs take turns
+
+    async def serve(self, job: KvJob) -> None:
+        """Compute the prompt of an offer and stream it; raises ValueError for a prompt that is none.
+
+        Cancellation: ends after the layer in progress; the stream drains before the pages are free.
+        """
+        offer, model = job.offer, self._model
+        prompt = decode_prompt(offer.body, offer.tokens, model.loaded.tokenizer.vocabulary)
+        with self._desk.admit() as place, place.scope:
+            async with (
+                await model.pool.lease("prefill", tokens=offer.tokens, context=True) as lease,
+                job.open_stream(lease.pages) as stream,
+            ):
+                pushing = Pushing(stream)
+                logits = await self._compute(prompt, lease.pages.tolist(), pushing)
+                computed = trio.current_time()
+                pushing.check()
+                lease.context.memory[:] = logits.numpy().tobytes()
+                await stream.finish(lease.context)
+                now = trio.current_time()
+                began = computed if pushing.began is None else pushing.began
+                self._meter.streamed(stream.bytes, now - began, now - computed)
+
+    async def _compute(self, prompt: list[int], table: list[int], pushing: Pushing) -> torch.Tensor:
+        logits = torch.empty(0)
+        for first, end in chunks(len(prompt), self._chunk_tokens):
+            span = Span(prompt[first:end], first, table, pushing.after_layer)
+            async with self._turn:
+                logits = (await trio.to_thread.run_sync(self._model.runner.step, [span]))[0]
+        return logits

@@ -1,0 +1,84 @@
+"""`asyncfabric serve router`: the OpenAI API over the nodes of a cluster. Wiring only; no torch, no fabric."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from starlette.applications import Starlette
+
+from asyncfabric._control import DirectoryClient
+from asyncfabric.actors import Membership, member_changes, open_node
+from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.router.app import router_app
+from asyncfabric_services.router.ask import Limits
+from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
+from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.cluster_backend import ClusterBackend
+from asyncfabric_services.router.server import StartError
+from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer
+from asyncfabric_services.settings.schema import ModelSection, Settings
+
+RANDOM_MODEL = "asyncfabric-random"
+
+
+def card_of(section: ModelSection) -> ModelCard:
+    """Return the model that requests can ask for; blocking. Raises StartError when the checkpoint cannot be read."""
+    if section.path is None:
+        return ModelCard(section.name or RANDOM_MODEL, ByteTokenizer(), section.max_tokens)
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(section.path, local_files_only=True))
+        config = AutoConfig.from_pretrained(section.path, local_files_only=True).get_text_config(decoder=True)
+    except (OSError, ValueError) as error:
+        raise StartError(f"the tokenizer of the model cannot be loaded: {error}") from error
+    return ModelCard(section.name or section.path.name, tokenizer, config.max_position_embeddings)
+
+
+@asynccontextmanager
+async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
+    """Hold the router open.
+
+    Cancellation: requests end, and are taken back from the nodes that work on them.
+    """
+    settings, attempts, membership = stage.settings, Attempts(), Membership()
+    card = await trio.to_thread.run_sync(card_of, settings.model)
+    async with (
+        open_control(stage) as link,
+        open_node(stage.condition.name, link) as node,
+        open_directory(stage, link, {}) as directory,
+        trio.open_nursery() as nursery,
+    ):
+        answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
+        nursery.start_soon(_follow, directory, membership)
+        backend = ClusterBackend(
+            card,
+            node,
+            link,
+            directory,
+            membership,
+            attempts,
+            answers,
+            most_running=settings.router.most_requests,
+            patience=settings.cluster.patience,
+            registry=stage.registry,
+        )
+        limits = Limits(settings.router.default_tokens, settings.router.deadline)
+        yield router_app(backend, stage.desk, stage.condition, stage.registry, limits)
+        nursery.cancel_scope.cancel()
+
+
+async def _follow(directory: DirectoryClient, membership: Membership) -> None:
+    while True:  # a watch that fell too far behind ends, and a new one begins with everybody who is in
+        async with directory.watch() as changes:
+            await membership.follow(member_changes(changes))
+
+
+async def serve(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM; see serve_process.
+
+    Cancellation: as there.
+    """
+    await serve_process(settings, "router", open_service, announce)

@@ -1,0 +1,134 @@
+"""What every node process is made of: a condition, metrics, signals, an HTTP endpoint, and a place in the cluster.
+
+Runs on the event loop. What a node does is in its own file; here it is opened, announced, registered and drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from asyncfabric import DeviceError
+from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, read_keys
+from asyncfabric._control.address import LinkAddress
+from asyncfabric_services.health.condition import Condition, node_name
+from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
+from asyncfabric_services.settings.schema import Settings
+
+LEAVE_SECONDS = 1.0
+Announce = Callable[[Mapping[str, str]], None]
+
+
+@dataclass(slots=True)
+class Stage:
+    """One node process.
+
+    Attributes:
+        settings: of the process.
+        condition: as `/health` tells it.
+        registry: of its metrics.
+        desk: requests inside; a drain waits for them.
+        stop: set when the process is to end in good order.
+        listening: set when the HTTP endpoint listens.
+        told: what is printed when it listens, besides the HTTP address.
+    """
+
+    settings: Settings
+    condition: Condition
+    registry: CollectorRegistry
+    desk: Desk
+    stop: trio.Event = field(default_factory=trio.Event)
+    listening: trio.Event = field(default_factory=trio.Event)
+    told: dict[str, str] = field(default_factory=dict)
+
+
+Opened = Callable[[Stage], AbstractAsyncContextManager[Starlette]]
+
+
+async def serve_process(settings: Settings, role: str, opened: Opened, announce: Announce) -> None:
+    """Run a node until SIGTERM or SIGINT, then drain; a second signal ends it at once.
+
+    `opened(stage)` holds the node open and gives its HTTP application; `announce` is told where the process listens.
+    Raises StartError, perhaps in groups, when it cannot start.
+
+    Cancellation: ends without a drain.
+    """
+    condition = Condition(node_name(settings.node.name), role)
+    stage = Stage(settings, condition, CollectorRegistry(), Desk(condition, settings.router.most_requests))
+
+    def on_listening(address: str) -> None:
+        stage.listening.set()
+        announce({"listening": address, "name": condition.name} | stage.told)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(set_on_signals, stage.stop, nursery.cancel_scope)
+        async with opened(stage) as app:
+            http = settings.http
+            doorway = Doorway(http.host, http.port, http.drain, http.stall)
+            await serve_until(app, stage.desk, condition, doorway, stage.stop, on_listening)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_control(stage: Stage) -> AsyncIterator[Link]:
+    """Open the node's link as its settings say.
+
+    Raises StartError for settings that cannot be used.
+
+    Cancellation: closing is shielded and bounded.
+    """
+    cluster = stage.settings.cluster
+    link: Link | None = None
+    try:
+        async with open_link(
+            stage.condition.name,
+            bind=cluster.bind,
+            keys=read_keys(cluster.keys) if cluster.keys is not None else None,
+            insecure=cluster.plain_tcp == "allow",
+            config=LinkConfig(ipc_folder=cluster.ipc_folder, advertise_host=cluster.advertise),
+        ) as link:
+            stage.told["link"] = link.address
+            yield link
+    except (DeviceError, ValueError) as error:
+        if link is not None:
+            raise
+        raise StartError(f"the link to other nodes cannot be opened: {error}") from error
+
+
+@asynccontextmanager
+async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) -> AsyncIterator[DirectoryClient]:
+    """Be in the directory with these labels from when the node listens until it leaves; drain when it is to stop.
+
+    Raises StartError when the settings name no directory.
+
+    Cancellation: the node leaves, if the directory answers within a second.
+    """
+    address = stage.settings.cluster.directory
+    if not address:
+        raise StartError("cluster.directory is empty: give the link address that `asyncfabric serve directory` prints")
+    try:
+        LinkAddress.parse(address)
+    except ValueError as error:
+        raise StartError(f"cluster.directory: {error}") from error
+    async with DirectoryClient(link, address) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(_be_in, stage, client, link, labels)
+        try:
+            yield client
+        finally:
+            nursery.cancel_scope.cancel()
+            with trio.move_on_after(LEAVE_SECONDS, shield=True):
+                await client.leave()
+
+
+async def _be_in(stage: Stage, client: DirectoryClient, link: Link, labels: Mapping[str, str]) -> None:
+    await stage.listening.wait()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.register, stage.condition.role, link.address, labels)
+        await stage.stop.wait()
+        await client.drain()

@@ -1,0 +1,221 @@
+"""A backend over the decode and prefill nodes of a cluster: chooses by load, asks, and asks others when nodes fail.
+
+Runs on the event loop, without torch. An answer goes on where a lost node left it: the next one gets the prompt and the
+tokens that came already, and gives the same answer as the lost one would have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import trio
+from prometheus_client import CollectorRegistry
+
+from asyncfabric._control import DirectoryClient, Link
+from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
+from asyncfabric.errors import BrokenError, BusyError, PeerError
+from asyncfabric.kv import KvLayout
+from asyncfabric_services.health.metrics import BoundedCounter
+from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Source
+from asyncfabric_services.router.attempts import Attempt, Attempts, Told
+from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
+from asyncfabric_services.router.fault import ApiFault
+
+MOST_ATTEMPTS = 8
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before another attempt: the view may lag behind a death
+MOST_SOURCES = 3  # prefill nodes that a decode node may ask in one attempt
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterBackend:
+    """Generates tokens on the nodes that `membership` shows.
+
+    `answers` is the actor behind `attempts`; `patience` is how many seconds a request waits for a node to take it.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        node: Node,
+        link: Link,
+        directory: DirectoryClient,
+        membership: Membership,
+        attempts: Attempts,
+        answers: Reference,
+        *,
+        most_running: int,
+        patience: float,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._card = card
+        self._node = node
+        self._link = link
+        self._directory = directory
+        self._membership = membership
+        self._attempts = attempts
+        self._answers = answers
+        self._most_running = most_running
+        self._patience = patience
+        self._running = 0
+        self._retries = BoundedCounter(
+            registry, "router", "retries_total", "Attempts after the first.", because=("lost", "busy", "failed")
+        )
+
+    def models(self) -> Sequence[ModelCard]:
+        """Return the one model of the cluster."""
+        return [self._card]
+
+    def capacity(self) -> Capacity:
+        """Return how busy it is, as far as this router's requests go."""
+        return Capacity(self._running, 0, self._most_running)
+
+    @asynccontextmanager
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[int]]:
+        """Generate the answer within the scope; errors are those of Backend, and ApiFault 503 when no node is there.
+
+        Cancellation: the decode node drops the request and gives its pages back before the scope is left, and so does
+        the prefill node; a node that does not answer is waited for 10 s.
+        """
+        told = Told()
+        failure: Exception | None = None
+        self._running += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._answer, request, told)
+                try:
+                    yield told
+                except Exception as error:
+                    failure = error  # raised below: a nursery would wrap it
+                nursery.cancel_scope.cancel()
+        finally:
+            self._running -= 1
+        if failure is not None:
+            raise failure
+
+    async def _answer(self, request: GenerateRequest, told: Told) -> None:
+        try:
+            await self._attempt_until_answered(request, told)
+            told.end()
+        except Exception as error:  # the reader of the tokens raises it, and the router says it to the client
+            told.end(error)
+
+    async def _attempt_until_answered(self, request: GenerateRequest, told: Told) -> None:
+        deadline = trio.current_time() + request.deadline_seconds
+        avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
+        failure: Exception = BrokenError("nothing was tried")
+        for attempts in range(MOST_ATTEMPTS):
+            if len(told.tokens) == request.max_tokens:
+                return  # the node was lost between its last token and its goodbye
+            decode = await self._chosen("decode", avoided, disliked)
+            try:
+                await self._attempt(request, told, decode, deadline)
+                return
+            except (ActorDied, PeerError) as error:
+                failure, because = BrokenError(f"decode node {decode.identity.name} was lost: {error}"), "lost"
+                avoided.add(decode.identity)
+            except RemoteError as error:
+                failure, because = _failure(error), "failed"
+                disliked.add(decode.identity)
+                if isinstance(failure, ValueError):
+                    raise failure from error
+                if isinstance(failure, BusyError):
+                    because = "busy"
+                    avoided.add(decode.identity)
+                    if not self._free("decode", avoided):
+                        raise failure from error
+            self._retries.add(because=because)
+            await trio.sleep(min(FIRST_PAUSE_S * 2**attempts, LONGEST_PAUSE_S))
+            _log.warning(
+                "request is tried again",
+                extra={"fields": {"request": request.id, "tokens": len(told.tokens), "because": str(failure)}},
+            )
+        raise failure
+
+    async def _attempt(self, request: GenerateRequest, told: Told, decode: Member, deadline: float) -> None:
+        """Ask one decode node for the rest of the answer."""
+        sources = await self._sources()
+        if await self._link.connect(decode.address) != decode.identity:
+            raise PeerError(f"{decode.identity.name} has another incarnation by now")
+        answered = list(told.tokens)
+        with (
+            self._membership.assigned(decode.identity),
+            self._attempts.attempt(request.id, told) as attempt,
+        ):
+            message = Generate(
+                attempt=attempt.key,
+                prompt=[*request.prompt, *answered],
+                max_tokens=request.max_tokens - len(answered),
+                answered=len(answered),
+                sampling=request.sampling,
+                remaining_s=max(0.0, deadline - trio.current_time()),
+                sources=[_source(member, layout) for member, layout in sources],
+                reply=self._answers,
+                trace=trace_context.get() or "",
+            )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._count_prefill, sources[0][0], attempt)
+                failure: Exception | None = None
+                try:
+                    # Named: which life of its decoder answers is the same to a request that begins.
+                    count = await self._node.ask(Reference(decode.identity, DECODER, 0), message)
+                    await attempt.complete(count)
+                except (ActorDied, RemoteError) as error:
+                    failure = error  # raised below: a nursery would wrap it
+                nursery.cancel_scope.cancel()
+            if failure is not None:
+                raise failure
+
+    async def _count_prefill(self, source: Member, attempt: Attempt) -> None:
+        """Count the work of a prefill node until the first token."""
+        with self._membership.assigned(source.identity):
+            await attempt.first.wait()
+
+    def _free(self, role: str, avoided: set[Identity]) -> list[Member]:
+        """Return the ready nodes that are not avoided, the least loaded first."""
+        return [member for member in self._membership.by_load(role) if member.identity not in avoided]
+
+    async def _chosen(self, role: str, avoided: set[Identity], disliked: set[Identity]) -> Member:
+        """Return the least loaded ready node that is not avoided; waits for one, then raises ApiFault 503."""
+        views = self._membership.views()
+        with trio.move_on_after(self._patience):
+            async for _ in views:
+                if free := self._free(role, avoided | disliked) or self._free(role, avoided):
+                    return free[0]
+        raise ApiFault(
+            503, f"no {role} node can take the request now", kind="server_error", code="no_nodes", retry_after=1
+        )
+
+    async def _sources(self) -> list[tuple[Member, KvLayout]]:
+        """Return prefill nodes with their layouts, the least loaded first; at least one."""
+        await self._chosen("prefill", set(), set())
+        labels = {node.identity: node.labels for node in self._directory.nodes("prefill")}
+        found = []
+        for member in self._membership.by_load("prefill")[:MOST_SOURCES]:
+            try:
+                layout = msgspec.json.decode(labels.get(member.identity, {}).get(LAYOUT_LABEL, ""), type=KvLayout)
+            except msgspec.DecodeError as error:
+                _log.warning("the layout of prefill node %s cannot be read: %s", member.identity.name, error)
+                continue
+            found.append((member, layout))
+        if not found:
+            raise PeerError("no prefill node says how its pages lie")
+        return found
+
+
+def _source(member: Member, layout: KvLayout) -> Source:
+    return Source(member.identity.name, member.fabric_address, layout)
+
+
+def _failure(error: RemoteError) -> Exception:
+    """Return what a decode node raised as the error that the router answers with."""
+    if error.kind == "BusyError":
+        return BusyError(str(error), remedy="try again in a moment")
+    if error.kind == "ApiFault":  # the node drains, or takes no more
+        return BusyError(f"{error.actor} takes no new requests: {error}")
+    if error.kind == "ValueError":
+        return ValueError(str(error))
+    return BrokenError(f"the answer could not be computed: {error}")

@@ -1,0 +1,184 @@
+"""A cluster of `asyncfabric serve` processes for tests: started, asked by the openai client, measured, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import processes  # pytest's conftest made it importable
+
+RUN = (
+    "import ctypes; ctypes.CDLL(None).prctl(1, 9); "  # no orphan survives the test that started it
+    "from asyncfabric_services.cli import main; main()"
+)
+TINY = {"MODEL__LAYERS": "3", "MODEL__HIDDEN": "64", "MODEL__QUERY_HEADS": "4", "MODEL__KV_HEADS": "2"}
+SMALL = TINY | {"HTTP__PORT": "0", "CACHE__MEMORY": "16MiB", "LOG__FORM": "json", "BATCH__CHUNK_TOKENS": "64"}
+MODEL = "asyncfabric-random"
+PATIENCE = 90.0
+
+
+class Service:
+    """One running `asyncfabric serve ROLE`."""
+
+    def __init__(self, role: str, name: str, log: Path, settings: dict[str, str]) -> None:
+        self.name = name
+        self.log = log
+        environment = {f"ASYNCFABRIC_{key}": value for key, value in settings.items()}
+        with log.open("wb") as errors:
+            self.child = subprocess.Popen(
+                [sys.executable, "-P", "-c", RUN, "serve", role, "--node-name", name],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **environment},
+            )
+        processes.started.append(self.child.pid)
+
+    def hear(self) -> None:
+        """Wait until it listens."""
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        assert line, f"{self.name} ended: {self.log.read_text()[-3000:]}"
+        told = json.loads(line)
+        self.address: str = told["listening"]
+        self.link: str = told["link"]
+
+    def get(self, path: str) -> str:
+        """Return the body of an HTTP answer."""
+        with socket.create_connection(("127.0.0.1", int(self.address.rpartition(":")[2])), PATIENCE) as one:
+            one.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            return b"".join(iter(lambda: one.recv(65536), b"")).decode().partition("\r\n\r\n")[2]
+
+    def metric(self, name: str) -> float:
+        """Return a metric by its name with labels; 0 when nothing was counted yet."""
+        lines = self.get("/metrics").splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+    def until(self, name: str, accepted: Callable[[float], bool]) -> float:
+        """Wait until a metric has an accepted value and return it; fails when that does not come."""
+        deadline = time.monotonic() + PATIENCE
+        while not accepted(now := self.metric(name)):
+            assert time.monotonic() < deadline, f"{name} of {self.name} is {now}; log:\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.02)
+        return now
+
+    def until_no_page_is_out(self) -> None:
+        """Wait until every page is free: none held, none in quarantine."""
+        self.until("asyncfabric_kv_held_pages", lambda pages: pages == 0)
+        self.until("asyncfabric_kv_quarantined_pages", lambda pages: pages == 0)
+        assert self.metric("asyncfabric_kv_free_pages") > 0
+
+    def kill(self) -> None:
+        """End it without a warning."""
+        self.child.kill()
+        self.child.wait()
+
+    def end(self) -> int:
+        """Tell it to end in good order and return its status."""
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(PATIENCE)
+
+
+class Cluster:
+    """A directory, a router and nodes."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self.folder = folder
+        self.settings = SMALL | {"CLUSTER__IPC_FOLDER": str(folder / "ipc")} | settings
+        self.nodes: dict[str, Service] = {}
+        self.started: list[Service] = []  # those of earlier lives of a name too
+
+    def start(self, *names: str) -> None:
+        """Start nodes side by side; `prefill-1` is a prefill node. Returns when all are ready to be asked."""
+        begun = []
+        for name in names:
+            service = Service(name.partition("-")[0], name, self.folder / f"{name}.log", self.settings)
+            self.nodes[name] = service
+            begun.append(service)
+            self.started.append(service)
+        for service in begun:
+            service.hear()
+        if "directory" in names:
+            self.settings |= {"CLUSTER__DIRECTORY": self.nodes["directory"].link}
+
+    def __getitem__(self, name: str) -> Service:
+        return self.nodes[name]
+
+    def until_in(self, count: int) -> None:
+        """Wait until so many nodes are in the directory, the router among them."""
+        self["directory"].until("asyncfabric_directory_nodes", lambda nodes: nodes == count)
+
+    def busy_and_other(self, role: str) -> tuple[Service, Service]:
+        """Wait until exactly one of the first two nodes of a role holds pages; return it and the other."""
+        both = [self[f"{role}-1"], self[f"{role}-2"]]
+        deadline = time.monotonic() + PATIENCE
+        while sum(held := [node.metric("asyncfabric_kv_held_pages") > 0 for node in both]) != 1:
+            assert time.monotonic() < deadline, f"no {role} node is busy alone"
+        return both[held.index(True)], both[held.index(False)]
+
+    def client(self) -> Any:
+        import openai
+
+        return openai.OpenAI(base_url=f"{self['router'].address}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+
+@contextmanager
+def cluster(folder: Path, *names: str, **settings: str) -> Iterator[Cluster]:
+    """Run a cluster with a directory, a router and the named nodes."""
+    with ExitStack() as stack:
+        made = Cluster(folder, settings)
+
+        def kill() -> None:
+            for service in made.started:
+                service.child.kill()
+            for service in made.started:
+                service.child.communicate()
+
+        stack.callback(kill)
+        made.start("directory")
+        made.start(*names, "router")
+        made.until_in(len(names) + 1)
+        yield made
+
+
+def complete(client: Any, prompt: str, count: int, **more: Any) -> str:
+    """Return the text of a greedy completion."""
+    answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=count, temperature=0, **more)
+    return str(answer.choices[0].text)
+
+
+class OneProcess:
+    """The same model in this process, to compare with."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from asyncfabric_services.runner.model import ModelChoice, load_model
+        from asyncfabric_services.runner.runner import Runner
+
+        torch.set_num_threads(1)
+        choice = ModelChoice(layers=3, hidden=64, query_heads=4, kv_heads=2)
+        loaded = load_model(choice, page_tokens=16)
+        self.pages = 128
+        memory = torch.zeros(loaded.shape.pool_bytes(self.pages), dtype=torch.uint8)
+        self.runner = Runner(loaded, loaded.shape.view(memory, self.pages))
+
+    def complete(self, prompt: str, count: int) -> str:
+        """Return the text of a greedy completion."""
+        from asyncfabric_services.runner.batch import Span
+
+        tokens, table = list(prompt.encode()), range(self.pages)
+        said = [int(self.runner.prefill(tokens, table, chunk_tokens=256).numpy().argmax())]
+        while len(said) < count:
+            span = Span([said[-1]], len(tokens) + len(said) - 1, table)
+            said.append(int(self.runner.step([span])[0].numpy().argmax()))
+        return bytes(said).decode(errors="replace")

@@ -1,0 +1,95 @@
+"""A cluster of real processes gives the answers of one process, and pages back when clients leave."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+for needed in ("torch", "transformers", "openai", "hypercorn"):
+    pytest.importorskip(needed, reason=f"the cluster needs {needed}")
+
+from cluster import MODEL, PATIENCE, Cluster, OneProcess, cluster, complete  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def one_process() -> OneProcess:
+    return OneProcess()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for the tests that leave it as it was."""
+    with cluster(tmp_path_factory.mktemp("cluster"), "prefill-1", "decode-1", "decode-2") as made:
+        yield made
+
+
+def test_a_crowd_gets_the_answers_of_one_process(shared: Cluster, one_process: OneProcess) -> None:
+    prompts = [f"{index}: {'Pages are written once. ' * (index % 6 + 1)}" for index in range(12)]
+    with shared.client() as client, ThreadPoolExecutor(6) as crowd:
+        answers = list(crowd.map(lambda prompt: complete(client, prompt, 20), prompts))
+    assert answers == [one_process.complete(prompt, 20) for prompt in prompts]
+    for name in ("decode-1", "decode-2"):
+        assert shared[name].metric("asyncfabric_runner_pass_requests_count") > 0, "both nodes share the load"
+    for name in ("prefill-1", "decode-1", "decode-2"):
+        shared[name].until_no_page_is_out()
+    assert shared["prefill-1"].metric("asyncfabric_kv_sent_bytes_total") > 0
+
+
+def test_answers_to_chats_and_drawn_ones_come_streamed(shared: Cluster) -> None:
+    chat = [{"role": "user", "content": "What is a page?"}]
+    with shared.client() as client:
+        ask = {"model": MODEL, "messages": chat, "max_tokens": 16, "temperature": 0.8, "seed": 7}
+        whole = client.chat.completions.create(**ask).choices[0].message.content
+        parts = list(client.chat.completions.create(**ask, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole
+    assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_what_no_pool_can_hold_is_a_bad_request(shared: Cluster) -> None:
+    import openai
+
+    with shared.client() as client, pytest.raises(openai.BadRequestError, match="the pool has"):
+        complete(client, "x" * 8000, 8000)
+
+
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_client_that_leaves_gives_its_pages_back(shared: Cluster, moment: str) -> None:
+    decodes = [shared[name] for name in ("decode-1", "decode-2")]
+    long, answer = ("x" * 8000, 8) if moment == "prefill" else ("x" * 100, 8000)
+    body = json.dumps({"model": MODEL, "prompt": long, "max_tokens": answer, "temperature": 0, "stream": True})
+    with socket.create_connection(("127.0.0.1", int(shared["router"].address.rpartition(":")[2])), PATIENCE) as one:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        one.sendall((head + body).encode())
+        if moment == "prefill":
+            shared["prefill-1"].until("asyncfabric_kv_held_pages", lambda pages: pages > 0)
+        else:
+            assert one.recv(100)
+        assert sum(node.metric("asyncfabric_kv_held_pages") for node in decodes) > 0
+    shared["router"].until("asyncfabric_router_inside_requests", lambda inside: inside == 0)
+    for node in (*decodes, shared["prefill-1"]):
+        node.until_no_page_is_out()
+
+
+def test_nodes_that_are_told_to_stop_hand_their_requests_on(tmp_path: Path, one_process: OneProcess) -> None:
+    names = ["prefill-1", "prefill-2", "decode-1", "decode-2"]
+    with cluster(tmp_path, *names, HTTP__DRAIN="500ms") as made, made.client() as client:
+        stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=2000, temperature=0, stream=True)
+        text = next(stream).choices[0].text
+        assert made["prefill-1"].end() == 0
+        busy, other = made.busy_and_other("decode")
+        assert busy.end() == 0
+        text += "".join(part.choices[0].text for part in stream)
+        assert text == one_process.complete("Pages", 2000)
+        assert made["router"].metric('asyncfabric_router_retries_total{because="failed"}') >= 1
+        for node in (made["prefill-2"], other):
+            node.until_no_page_is_out()
+            assert node.end() == 0
+        assert made["router"].end() == 0
+        assert made["directory"].end() == 0

@@ -1,0 +1,83 @@
+"""Nodes of a cluster die by SIGKILL under load: every client gets the answer of one process, survivors leak no page."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+for needed in ("torch", "transformers", "openai", "hypercorn"):
+    pytest.importorskip(needed, reason=f"the cluster needs {needed}")
+
+from cluster import MODEL, Cluster, OneProcess, cluster, complete  # noqa: E402
+
+pytestmark = pytest.mark.slow
+PROMPTS = [f"{index}: {'A page is written once. ' * (index * 7 + 1)}" for index in range(8)]
+LENGTH = 120
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    one_process = OneProcess()
+    return [one_process.complete(prompt, LENGTH) for prompt in PROMPTS]
+
+
+def crowd_of(pool: ThreadPoolExecutor, client: Any) -> list[Future[str]]:
+    return [pool.submit(complete, client, prompt, LENGTH) for prompt in PROMPTS]
+
+
+def check(made: Cluster, answers: list[Future[str]], expected: list[str], *survivors: str) -> None:
+    """Check the answers and the pages, then that the cluster goes on."""
+    assert [answer.result() for answer in answers] == expected
+    for name in survivors:
+        made[name].until_no_page_is_out()
+    with made.client() as client:
+        assert complete(client, PROMPTS[0], LENGTH) == expected[0]
+
+
+def test_a_decode_node_dies_under_load(tmp_path: Path, expected: list[str]) -> None:
+    with (
+        cluster(tmp_path, "prefill-1", "decode-1", "decode-2") as made,
+        made.client() as client,
+        ThreadPoolExecutor(len(PROMPTS)) as pool,
+    ):
+        answers = crowd_of(pool, client)
+        made["decode-1"].until("asyncfabric_runner_running_requests", lambda running: running >= 1)
+        made["decode-1"].kill()
+        check(made, answers, expected, "decode-2", "prefill-1")
+        assert made["router"].metric('asyncfabric_router_retries_total{because="lost"}') >= 1
+
+
+def test_a_prefill_node_dies_under_load(tmp_path: Path, expected: list[str]) -> None:
+    with (
+        cluster(tmp_path, "prefill-1", "prefill-2", "decode-1") as made,
+        made.client() as client,
+        ThreadPoolExecutor(len(PROMPTS)) as pool,
+    ):
+        answers = crowd_of(pool, client)
+        made["prefill-1"].until("asyncfabric_kv_held_pages", lambda pages: pages > 0)
+        made["prefill-1"].kill()
+        check(made, answers, expected, "decode-1", "prefill-2")
+
+
+def test_nobody_left_is_a_clear_error_and_a_node_that_returns_serves_again(tmp_path: Path, expected: list[str]) -> None:
+    import openai
+
+    with cluster(tmp_path, "prefill-1", "decode-1", CLUSTER__PATIENCE="1s") as made, made.client() as client:
+        stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=6000, temperature=0, stream=True)
+        next(stream)
+        made["decode-1"].kill()
+        with pytest.raises(openai.APIError, match="no decode node"):
+            list(stream)
+        with pytest.raises(openai.APIStatusError, match="no decode node"):
+            complete(client, PROMPTS[0], LENGTH)
+        made["prefill-1"].until_no_page_is_out()
+        made.start("decode-1")
+        made.until_in(3)
+        assert complete(client, PROMPTS[0], LENGTH) == expected[0]
+        made["prefill-1"].kill()
+        with pytest.raises(openai.APIStatusError, match="prefill node"):
+            complete(client, PROMPTS[0], LENGTH)
+        made["decode-1"].until_no_page_is_out()
