@@ -66,8 +66,9 @@ build: $(STAMPS)/packages  ## compile the engine and install asyncfabric into .v
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-demo: build  ## two processes: the KvCache of a real model moves from prefill to decode, identical output
+demo: build  ## the KvCache of a real model moves from prefill to decode, then a cluster serves, scales and loses a node
 	$(BIN)/asyncfabric demo $(DEMO_FLAGS)
+	$(BIN)/asyncfabric demo kv
 
 test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from asyncfabric import Fabric, FabricConfig, InternalError, open_fabric
 from asyncfabric.kv import KvLayout, KvLease, KvPool, open_pool
+from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.local_service import load_named, pages_of
@@ -102,6 +103,7 @@ async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
         open_fabric(config) as fabric,
         open_pool(fabric, layout_of(loaded), pages=pages, contexts=contexts) as pool,
     ):
+        FabricCollector(fabric, stage.registry)
         _measure(pool, stage.registry)
         yield PagedModel(loaded, fabric, pool, await trio.to_thread.run_sync(Runner, loaded, pool.tensor()))
 
