@@ -38,7 +38,7 @@ class Summary(msgspec.Struct, frozen=True):
     @property
     def fine(self) -> bool:
         """Return whether every answer came and was right, and nothing leaked."""
-        return not (self.wrong_answers or self.lost or self.leaked_pages or self.errors)
+        return self.requests > 0 and not (self.wrong_answers or self.lost or self.leaked_pages or self.errors)
 
 
 def summarize(settings: Settings, told: Told, expected: Mapping[Ask, str], seconds: float) -> Summary:

@@ -97,11 +97,11 @@ class Cluster:
         self.nodes: dict[str, Service] = {}
         self.started: list[Service] = []  # those of earlier lives of a name too
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, **more: str) -> None:
         """Start nodes side by side; `prefill-1` is a prefill node. Returns when all are ready to be asked."""
         begun = []
         for name in names:
-            service = Service(name.partition("-")[0], name, self.folder / f"{name}.log", self.settings)
+            service = Service(name.partition("-")[0], name, self.folder / f"{name}.log", self.settings | more)
             self.nodes[name] = service
             begun.append(service)
             self.started.append(service)
@@ -132,8 +132,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, *names: str, **settings: str) -> Iterator[Cluster]:
-    """Run a cluster with a directory, a router and the named nodes."""
+def cluster(folder: Path, *names: str, directory: dict[str, str] | None = None, **settings: str) -> Iterator[Cluster]:
+    """Run a cluster with a directory (and its own settings), a router and the named nodes."""
     with ExitStack() as stack:
         made = Cluster(folder, settings)
 
@@ -144,7 +144,7 @@ def cluster(folder: Path, *names: str, **settings: str) -> Iterator[Cluster]:
                 service.child.communicate()
 
         stack.callback(kill)
-        made.start("directory")
+        made.start("directory", **(directory or {}))
         made.start(*names, "router")
         made.until_in(len(names) + 1)
         yield made

@@ -81,3 +81,18 @@ def test_nobody_left_is_a_clear_error_and_a_node_that_returns_serves_again(tmp_p
         with pytest.raises(openai.APIStatusError, match="prefill node"):
             complete(client, PROMPTS[0], LENGTH)
         made["decode-1"].until_no_page_is_out()
+
+
+def test_the_directory_dies_and_comes_back(tmp_path: Path, expected: list[str]) -> None:
+    place = {"CLUSTER__BIND": f"ipc://{tmp_path}/places/directory.sock"}
+    with cluster(tmp_path, "prefill-1", "decode-1", directory=place) as made, made.client() as client:
+        made["directory"].kill()
+        assert complete(client, PROMPTS[0], LENGTH) == expected[0]
+        made.start("directory", **place)
+        made.until_in(3)
+        made.start("decode-2")
+        made.until_in(4)
+        made["decode-1"].kill()
+        assert complete(client, PROMPTS[1], LENGTH) == expected[1]
+        for name in ("decode-2", "prefill-1"):
+            made[name].until_no_page_is_out()

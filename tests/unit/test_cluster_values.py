@@ -1,0 +1,88 @@
+"""Values of a cluster: prompts in offers, draws that are skipped, pages lent to a roster, and the demo's verdict."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runner needs torch")
+pytest.importorskip("transformers", reason="the runner needs transformers")
+
+from asyncfabric import BusyError, FabricConfig, InternalError, open_fabric  # noqa: E402
+from asyncfabric.kv import KvLayout, open_pool  # noqa: E402
+from asyncfabric_services.demo.protocol import Settings  # noqa: E402
+from asyncfabric_services.demo_cluster.load import Ask, Outcome  # noqa: E402
+from asyncfabric_services.demo_cluster.report import summarize  # noqa: E402
+from asyncfabric_services.demo_cluster.story import Told  # noqa: E402
+from asyncfabric_services.nodes.messages import decode_prompt, encode_prompt  # noqa: E402
+from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402
+from asyncfabric_services.runner.choice import Chooser  # noqa: E402
+from asyncfabric_services.runner.sampling import Sampling  # noqa: E402
+
+SETTINGS = Settings(
+    provider="local", model=None, seed=0, layers=2, hidden=32, page_tokens=16, chunk=64, new_tokens=8, pool_tokens=0,
+    threads=1, deadline=60.0,
+)  # fmt: skip
+
+
+def test_prompts_survive_and_others_are_refused() -> None:
+    assert decode_prompt(encode_prompt([1, 2, 255]), 3, 256) == [1, 2, 255]
+    for body, tokens in [
+        (encode_prompt([1, 2]), 3),
+        (encode_prompt([1, 256]), 2),
+        (encode_prompt([-1, 2]), 2),
+        (msgspec.msgpack.encode(["a"]), 1),
+        (b"\xff", 1),
+        (b"", 0),
+    ]:
+        with pytest.raises(ValueError, match=r"token ids below 256|can be read"):
+            decode_prompt(body, tokens, 256)
+
+
+def test_skipped_draws_are_those_of_the_tokens_that_were_chosen_elsewhere() -> None:
+    logits = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    whole = Chooser(Sampling(temperature=1.0, seed=5))
+    expected = [whole.choose(row) for row in logits]
+    rest = Chooser(Sampling(temperature=1.0, seed=5))
+    rest.skip(15)
+    assert [rest.choose(row) for row in logits[15:]] == expected[15:]
+
+
+@pytest.mark.trio
+async def test_a_pool_lends_pages_to_a_roster() -> None:
+    layout = KvLayout(layers=1, kv_heads=1, head_dim=8, page_tokens=4, dtype="float32")
+    async with open_fabric(FabricConfig(rails=("local",))) as fabric, open_pool(fabric, layout, pages=4) as pool:
+        supply = PoolSupply(pool)
+        first, second = supply.lease(1), supply.lease(2)
+        assert (supply.pages, supply.free, len({*first, *second})) == (4, 1, 3)
+        with pytest.raises(BusyError):
+            supply.lease(2)
+        supply.release(second)
+        supply.release(first)
+        assert supply.free == 4
+        with pytest.raises(InternalError):
+            supply.release(first)
+
+
+def outcome(text: str, error: str = "") -> Outcome:
+    return Outcome(Ask("p", 3), text, error, 0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong", "lost", "fine"),
+    [
+        (Told([outcome("abc")] * 3, sent_bytes=2e9, open_seconds=2.0, exposed_seconds=0.5), 0, 0, True),
+        (Told([outcome("abc"), outcome("abd")]), 1, 0, False),
+        (Told([outcome("abc"), outcome("ab", "APIError: broke")]), 0, 1, False),
+        (Told([outcome("abc")], leaked_pages=1), 0, 0, False),
+        (Told([outcome("abc")], dirty_ends=["decode-3"]), 0, 0, False),
+        (Told(), 0, 0, False),
+    ],
+)
+def test_the_verdict_of_the_demo(told: Told, wrong: int, lost: int, fine: bool) -> None:
+    summary = summarize(SETTINGS, told, {Ask("p", 3): "abc"}, 1.0)
+    assert (summary.wrong_answers, summary.lost, summary.fine) == (wrong, lost, fine)
+    assert summary.requests == len(told.outcomes)
+    if told.open_seconds:
+        assert (summary.gbytes_per_s, summary.hidden_share) == (1.0, 0.75)
+        assert summary.per_token_p50_ms == pytest.approx(200)
