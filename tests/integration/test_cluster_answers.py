@@ -13,7 +13,11 @@ import pytest
 for needed in ("torch", "transformers", "openai", "hypercorn"):
     pytest.importorskip(needed, reason=f"the cluster needs {needed}")
 
-from cluster import MODEL, PATIENCE, Cluster, OneProcess, cluster, complete  # noqa: E402
+from availability import need  # noqa: E402
+from cluster import MODEL, PATIENCE, SMALL, Cluster, OneProcess, Service, cluster, complete  # noqa: E402
+
+from asyncfabric._control import make_keys  # noqa: E402
+from asyncfabric._control.keys import write_keys  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +79,36 @@ def test_a_client_that_leaves_gives_its_pages_back(shared: Cluster, moment: str)
     shared["router"].until("asyncfabric_router_inside_requests", lambda inside: inside == 0)
     for node in (*decodes, shared["prefill-1"]):
         node.until_no_page_is_out()
+
+
+def test_a_cluster_over_tcp_with_keys(tmp_path: Path, one_process: OneProcess) -> None:
+    need("tcp:lo")
+    key = tmp_path / "link.key"
+    write_keys(key, *make_keys())
+    wide = {"CLUSTER__BIND": "tcp", "CLUSTER__KEYS": str(key), "CLUSTER__RAILS": "tcp:lo"}
+    with cluster(tmp_path, "prefill-1", "decode-1", **wide) as made, made.client() as client:
+        assert "#curve=" in made["directory"].link
+        assert complete(client, "Pages over tcp", 30) == one_process.complete("Pages over tcp", 30)
+        for name in ("prefill-1", "decode-1"):
+            made[name].until_no_page_is_out()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "cluster.directory is empty"),
+        ({"CLUSTER__DIRECTORY": "somewhere"}, "expected ipc:///path/to/socket"),
+        ({"CLUSTER__BIND": "tcp"}, "needs keys"),
+        ({"CLUSTER__KEYS": "/nowhere/link.key"}, "no key file"),
+    ],
+)
+def test_a_node_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, str], text: str) -> None:
+    log = tmp_path / "router.log"
+    router = Service("router", "router", log, SMALL | {"CLUSTER__IPC_FOLDER": str(tmp_path / "ipc")} | settings)
+    out, _ = router.child.communicate(timeout=PATIENCE)
+    assert (router.child.returncode, out) == (2, "")
+    assert text in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def test_nodes_that_are_told_to_stop_hand_their_requests_on(tmp_path: Path, one_process: OneProcess) -> None:

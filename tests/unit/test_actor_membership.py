@@ -106,3 +106,13 @@ async def test_following_an_iterator_and_watching_the_view() -> None:
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert seen == [[], ["b"]]
+
+
+async def test_members_by_load_begin_with_the_least_loaded() -> None:
+    view = Membership()
+    for one in (member("a", load=2.0), member("b"), member("c", load=1.0), member("p", role="prefill")):
+        view.apply(Joined(one))
+    assert names(view.by_load("decode")) == ["b", "c", "a"]
+    with view.assigned(Identity("b", 1)), view.assigned(Identity("b", 1)):
+        assert names(view.by_load("decode")) == ["c", "a", "b"]
+        assert view.least_loaded("decode") == view.by_load("decode")[0]
