@@ -19,7 +19,9 @@ constexpr size_t kReserved = 256;  // contexts for the rail's own messages, with
 }  // namespace
 
 Status LibfabricRail::check(const WorkRequest& request) const {
-  return check_request<RemoteRegion, Registration>(request, kPayloadBytes, capabilities_.max_request_bytes);
+  constexpr uint64_t kAnyLength =
+      ~0ull;  // rxm takes more than one message of the device holds; the engine never asks for it
+  return check_request<RemoteRegion, Registration>(request, kPayloadBytes, kAnyLength);
 }
 
 Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool internal) {
