@@ -9,6 +9,7 @@ import importlib.util
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, job
 from asyncfabric_services.demo.protocol import Job, Settings
 from asyncfabric_services.demo.report import JsonView, TableView, summarize
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
+from asyncfabric_services.interruption import first_failure, run_interruptible
 from asyncfabric_services.quantities import DurationType
 
 
@@ -119,7 +121,7 @@ def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bo
     try:
         from asyncfabric_services.demo_cluster.run import run_cluster_demo
     except ModuleNotFoundError as error:
-        print(f"{error}; install it with: pip install 'asyncfabric[serve]' openai", file=sys.stderr)
+        print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT
     return run_cluster_demo(settings, requests=requests, clients=clients, as_json=as_json)
 
@@ -165,30 +167,15 @@ class _Watch:
 
 async def _guarded(settings: Settings, jobs: list[Job], view: View) -> tuple[Outcome | None, str, int]:
     """Run until done, failed or interrupted; return (outcome, what went wrong, exit status if not from the outcome)."""
-    caught: list[int] = []
+    failure: BaseException | None = None
     outcome: Outcome | None = None
-    failure: DemoError | None = None
-
-    async def watch_signals() -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for number in signals:
-                caught.append(number)
-                nursery.cancel_scope.cancel()
-
+    caught: signal.Signals | None = None
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_signals)
-            outcome = await run(settings, jobs, view)
-            nursery.cancel_scope.cancel()
+        outcome, caught = await run_interruptible(partial(run, settings, jobs, view))
     except* DemoError as group:
-        failure = _first(group)
-    if failure is not None:
+        failure = first_failure(group)
+    if isinstance(failure, DemoError):
         return None, str(failure), failure.status
-    if caught:
-        return None, f"interrupted by {signal.Signals(caught[0]).name}", 128 + caught[0]
+    if caught is not None:
+        return None, f"interrupted by {caught.name}", 128 + caught
     return outcome, "", 0
-
-
-def _first(group: BaseExceptionGroup[DemoError]) -> DemoError:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

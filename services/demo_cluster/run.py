@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from asyncfabric_services.demo_cluster.one_process import OneProcess
 from asyncfabric_services.demo_cluster.report import show, summarize
 from asyncfabric_services.demo_cluster.story import Say, Told, asks_of, play
 from asyncfabric_services.exits import CHECK_FAILED, FINE
+from asyncfabric_services.interruption import first_failure, run_interruptible
 from asyncfabric_services.runner.model import ModelChoice
 
 
@@ -52,31 +54,17 @@ async def _guarded(
     settings: Settings, asks: Sequence[Ask], requests: int, clients: int, say: Say
 ) -> tuple[Told | None, int]:
     """Play until done, failed or interrupted; returns what was told, or None and the exit status."""
-    caught: list[int] = []
-    told: Told | None = None
     failure: BaseException | None = None
-
-    async def watch_signals() -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for number in signals:
-                caught.append(number)
-                nursery.cancel_scope.cancel()
-
+    told: Told | None = None
+    caught: signal.Signals | None = None
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_signals)
-            told = await play(settings, asks, requests, clients, say)
-            nursery.cancel_scope.cancel()
+        told, caught = await run_interruptible(partial(play, settings, asks, requests, clients, say))
     except* BrokenError as group:
-        failure = _first(group)
+        failure = first_failure(group)
     if failure is not None:
         print(failure, file=sys.stderr)
         return None, CHECK_FAILED
-    if told is None:
-        print(f"interrupted by {signal.Signals(caught[0]).name}", file=sys.stderr)
-        return None, 128 + caught[0]
+    if told is None and caught is not None:
+        print(f"interrupted by {caught.name}", file=sys.stderr)
+        return None, 128 + caught
     return told, FINE
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -38,18 +38,12 @@ class AskOther(Message[int]):
     other: Reference
 
 
-class Worker(Actor):
+class Hand(Actor):
     mailbox_capacity = 2
 
     def __init__(self, log: list[object] | None = None, gate: trio.Event | None = None) -> None:
         self.log = log if log is not None else []
         self.gate = trio.Event() if gate is None else gate
-
-    async def on_start(self) -> None:
-        self.log.append("start")
-
-    async def on_stop(self) -> None:
-        self.log.append("stop")
 
     @handles(Add)
     async def add(self, message: Add) -> int:
@@ -79,6 +73,16 @@ class Worker(Actor):
     @handles(Note)
     async def note(self, message: Note) -> None:
         self.log.append(message.number)
+
+
+class Worker(Hand):
+    """Tells its log when it starts and stops."""
+
+    async def on_start(self) -> None:
+        self.log.append("start")
+
+    async def on_stop(self) -> None:
+        self.log.append("stop")
 
     @handles(Who)
     async def who(self, message: Who) -> Reference:

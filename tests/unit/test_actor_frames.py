@@ -8,8 +8,9 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from actor_cast import Add, Wait, Worker
 from actor_links import KINDS, Opener, link_opener
-from actor_two_nodes import Add, Wait, Worker, two_nodes
+from actor_two_nodes import two_nodes
 
 from asyncfabric._orchestration import wire
 from asyncfabric.actors import (

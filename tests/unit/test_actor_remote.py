@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from actor_cast import Add, Break, Fail, Note, Wait
 from actor_links import KINDS, Opener, link_opener
-from actor_two_nodes import Add, Break, Fail, Local, Note, Relay, Trace, Wait, Worker, two_nodes, until
+from actor_two_nodes import FarWorker, Local, Relay, Trace, two_nodes, until
 
 from asyncfabric.actors import (
     ActorDied,
@@ -50,7 +51,7 @@ async def test_errors_travel_with_their_traceback(opener: Opener) -> None:
 
 async def test_a_reference_in_a_message_leads_back(opener: Opener) -> None:
     async with two_nodes(opener) as two:
-        home = await two.near.spawn(Worker, [], trio.Event(), name="home")
+        home = await two.near.spawn(FarWorker, [], trio.Event(), name="home")
         assert await two.worker.ask(Relay(home, 20, 3)) == 23
         await two.near.stop("home")
         with pytest.raises(RemoteError, match="raised ActorDied"):
@@ -94,7 +95,7 @@ async def test_cancelling_an_ask_ends_its_handler_first(opener: Opener) -> None:
 
 
 async def test_a_cancelled_ask_waits_for_its_handler_also_when_the_actor_dies(opener: Opener) -> None:
-    class Drainer(Worker):
+    class Drainer(FarWorker):
         concurrency = 2
 
         @handles(Wait)
@@ -210,7 +211,7 @@ async def test_the_trace_context_travels(opener: Opener) -> None:
         assert await two.worker.ask(Trace()) is None
         token = trace_context.set(trace)
         assert await two.worker.ask(Trace()) == trace
-        home = await two.near.spawn(Worker, [], trio.Event(), name="home")
+        home = await two.near.spawn(FarWorker, [], trio.Event(), name="home")
         assert await home.ask(Trace()) == trace
         trace_context.reset(token)
         assert await home.ask(Trace()) is None
@@ -239,14 +240,14 @@ class Provoke(Message[None]):
 
 
 async def test_the_first_cause_is_told_across_nodes(opener: Opener) -> None:
-    class Middle(Worker):
+    class Middle(FarWorker):
         @handles(Provoke)
         async def provoke(self, message: Provoke) -> None:
             await message.to.ask(Break())
 
     async with two_nodes(opener) as two:
         supervisor = await two.near.supervise("s", Policy(restarts=1))
-        victim = await supervisor.spawn(Worker, [], trio.Event(), name="victim")
+        victim = await supervisor.spawn(FarWorker, [], trio.Event(), name="victim")
         here = await two.far.spawn(Middle, [], trio.Event(), name="middle")
         middle = await two.near.lookup(two.far.identity, here.name)
         with pytest.raises(RemoteError, match="middle#2 on far raised ActorDied") as caught:
