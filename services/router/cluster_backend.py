@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import trio
@@ -18,7 +19,7 @@ from asyncfabric._control import DirectoryClient, Link
 from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
 from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
-from asyncfabric_services.health.metrics import BoundedCounter
+from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Source
 from asyncfabric_services.router.attempts import Attempt, Attempts, Told
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
@@ -61,6 +62,9 @@ class ClusterBackend:
         self._most_running = most_running
         self._patience = patience
         self._running = 0
+        for role in ("prefill", "decode"):
+            ready = gauge(registry, f"router_{role}", "nodes", f"Ready {role} nodes, as this router sees it.")
+            ready.set_function(partial(self._count, role))
         self._retries = BoundedCounter(
             registry, "router", "retries_total", "Attempts after the first.", because=("lost", "busy", "failed")
         )
@@ -111,8 +115,9 @@ class ClusterBackend:
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
             decode = await self._chosen("decode", avoided, disliked)
+            sources = await self._sources()
             try:
-                await self._attempt(request, told, decode, deadline)
+                await self._attempt(request, told, decode, sources, deadline)
                 return
             except (ActorDied, PeerError) as error:
                 failure, because = BrokenError(f"decode node {decode.identity.name} was lost: {error}"), "lost"
@@ -135,9 +140,15 @@ class ClusterBackend:
             )
         raise failure
 
-    async def _attempt(self, request: GenerateRequest, told: Told, decode: Member, deadline: float) -> None:
+    async def _attempt(
+        self,
+        request: GenerateRequest,
+        told: Told,
+        decode: Member,
+        sources: list[tuple[Member, KvLayout]],
+        deadline: float,
+    ) -> None:
         """Ask one decode node for the rest of the answer."""
-        sources = await self._sources()
         if await self._link.connect(decode.address) != decode.identity:
             raise PeerError(f"{decode.identity.name} has another incarnation by now")
         answered = list(told.tokens)
@@ -174,6 +185,9 @@ class ClusterBackend:
         with self._membership.assigned(source.identity):
             await attempt.first.wait()
 
+    def _count(self, role: str) -> int:
+        return len(self._membership.members(role))
+
     def _free(self, role: str, avoided: set[Identity]) -> list[Member]:
         """Return the ready nodes that are not avoided, the least loaded first."""
         return [member for member in self._membership.by_load(role) if member.identity not in avoided]
@@ -185,25 +199,35 @@ class ClusterBackend:
             async for _ in views:
                 if free := self._free(role, avoided | disliked) or self._free(role, avoided):
                     return free[0]
-        raise ApiFault(
-            503, f"no {role} node can take the request now", kind="server_error", code="no_nodes", retry_after=1
-        )
+        raise _nobody(role)
 
     async def _sources(self) -> list[tuple[Member, KvLayout]]:
-        """Return prefill nodes with their layouts, the least loaded first; at least one."""
-        await self._chosen("prefill", set(), set())
+        """Return prefill nodes with their layouts, the least loaded first; waits for one, then raises ApiFault 503."""
+        views = self._membership.views()
+        with trio.move_on_after(self._patience):
+            async for _ in views:
+                if found := self._readable_sources():
+                    return found[:MOST_SOURCES]
+        raise _nobody("prefill")
+
+    def _readable_sources(self) -> list[tuple[Member, KvLayout]]:
+        # The directory's own view may be ahead of the membership: a node that it lost already has no labels here.
         labels = {node.identity: node.labels for node in self._directory.nodes("prefill")}
         found = []
-        for member in self._membership.by_load("prefill")[:MOST_SOURCES]:
+        for member in self._membership.by_load("prefill"):
             try:
                 layout = msgspec.json.decode(labels.get(member.identity, {}).get(LAYOUT_LABEL, ""), type=KvLayout)
             except msgspec.DecodeError as error:
                 _log.warning("the layout of prefill node %s cannot be read: %s", member.identity.name, error)
                 continue
             found.append((member, layout))
-        if not found:
-            raise PeerError("no prefill node says how its pages lie")
         return found
+
+
+def _nobody(role: str) -> ApiFault:
+    return ApiFault(
+        503, f"no {role} node can take the request now", kind="server_error", code="no_nodes", retry_after=1
+    )
 
 
 def _source(member: Member, layout: KvLayout) -> Source:

@@ -113,9 +113,10 @@ class Cluster:
     def __getitem__(self, name: str) -> Service:
         return self.nodes[name]
 
-    def until_in(self, count: int) -> None:
-        """Wait until so many nodes are in the directory, the router among them."""
-        self["directory"].until("asyncfabric_directory_nodes", lambda nodes: nodes == count)
+    def until_routed(self, *, prefill: int, decode: int) -> None:
+        """Wait until the router sees so many ready nodes."""
+        self["router"].until("asyncfabric_router_prefill_nodes", lambda nodes: nodes == prefill)
+        self["router"].until("asyncfabric_router_decode_nodes", lambda nodes: nodes == decode)
 
     def busy_and_other(self, role: str) -> tuple[Service, Service]:
         """Wait until exactly one of the first two nodes of a role holds pages; return it and the other."""
@@ -146,7 +147,8 @@ def cluster(folder: Path, *names: str, directory: dict[str, str] | None = None, 
         stack.callback(kill)
         made.start("directory", **(directory or {}))
         made.start(*names, "router")
-        made.until_in(len(names) + 1)
+        roles = [name.partition("-")[0] for name in names]
+        made.until_routed(prefill=roles.count("prefill"), decode=roles.count("decode"))
         yield made
 
 

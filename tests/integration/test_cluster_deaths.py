@@ -74,8 +74,9 @@ def test_nobody_left_is_a_clear_error_and_a_node_that_returns_serves_again(tmp_p
         with pytest.raises(openai.APIStatusError, match="no decode node"):
             complete(client, PROMPTS[0], LENGTH)
         made["prefill-1"].until_no_page_is_out()
+        made.until_routed(prefill=1, decode=0)
         made.start("decode-1")
-        made.until_in(3)
+        made.until_routed(prefill=1, decode=1)
         assert complete(client, PROMPTS[0], LENGTH) == expected[0]
         made["prefill-1"].kill()
         with pytest.raises(openai.APIStatusError, match="prefill node"):
@@ -89,9 +90,8 @@ def test_the_directory_dies_and_comes_back(tmp_path: Path, expected: list[str]) 
         made["directory"].kill()
         assert complete(client, PROMPTS[0], LENGTH) == expected[0]
         made.start("directory", **place)
-        made.until_in(3)
         made.start("decode-2")
-        made.until_in(4)
+        made.until_routed(prefill=1, decode=2)
         made["decode-1"].kill()
         assert complete(client, PROMPTS[1], LENGTH) == expected[1]
         for name in ("decode-2", "prefill-1"):

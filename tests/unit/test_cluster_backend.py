@@ -10,9 +10,10 @@ from typing import ClassVar
 import msgspec
 import pytest
 import trio
+import trio.testing
 from prometheus_client import CollectorRegistry
 
-from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
+from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
 from asyncfabric.actors import Actor, Membership, Policy, handles, labels_of, member_changes, open_node
 from asyncfabric.errors import BrokenError, BusyError, InternalError
 from asyncfabric.kv import KvLayout
@@ -85,6 +86,7 @@ class Site:
         self.membership = membership
         self.asked: dict[str, list[Generate]] = {}
         self.ended: list[str] = []
+        self.prefills: list[tuple[Link, DirectoryClient]] = []
 
     async def ask(self, request: GenerateRequest = REQUEST) -> list[int]:
         async with self.backend.generate(request) as tokens:
@@ -93,7 +95,11 @@ class Site:
 
 @asynccontextmanager
 async def open_site(
-    folder: Path, scripts: dict[str, list[tuple[int, str]]], patience: float = 20.0, prefills: int = 1
+    folder: Path,
+    scripts: dict[str, list[tuple[int, str]]],
+    patience: float = 20.0,
+    prefills: int = 1,
+    layout: str = msgspec.json.encode(LAYOUT).decode(),
 ) -> AsyncIterator[Site]:
     config = LinkConfig(ipc_folder=str(folder / "ipc"))
     async with AsyncExitStack() as stack:
@@ -126,7 +132,7 @@ async def open_site(
         for number in range(prefills):
             other = await stack.enter_async_context(open_link(f"prefill-{number}", config=config))
             client = await stack.enter_async_context(DirectoryClient(other, link.address))
-            layout = msgspec.json.encode(LAYOUT).decode()
+            site.prefills.append((other, client))
             await client.register("prefill", other.address, labels_of(b"fabric") | {LAYOUT_LABEL: layout})
         changes = await stack.enter_async_context(directory.watch())
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -200,6 +206,26 @@ async def test_no_node_is_a_503(
         with pytest.raises(ApiFault, match=f"no {role} node") as caught:
             await site.ask()
         assert (caught.value.status, caught.value.retry_after) == (503, 1)
+
+
+async def test_a_prefill_node_whose_layout_is_unknown_is_not_held_against_a_decode_node(tmp_path: Path) -> None:
+    async with open_site(tmp_path, {"a": []}, patience=0.01, layout="") as site:
+        with pytest.raises(ApiFault, match="no prefill node"):
+            await site.ask()
+        assert site.asked["a"] == []
+
+
+async def test_a_prefill_node_that_says_its_layout_late_is_waited_for(tmp_path: Path) -> None:
+    async with open_site(tmp_path, {"a": []}, layout="") as site, trio.open_nursery() as nursery:
+        link, client = site.prefills[0]
+        label = {LAYOUT_LABEL: msgspec.json.encode(LAYOUT).decode()}
+
+        async def say_later() -> None:
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            await client.register("prefill", link.address, labels_of(b"fabric") | label)
+
+        nursery.start_soon(say_later)
+        assert await site.ask() == answer_to(REQUEST.prompt, 8)
 
 
 async def test_leaving_ends_the_handler_there_before_the_scope_is_left(tmp_path: Path) -> None:
