@@ -5,6 +5,7 @@ Device rxeN sits on the interface netN; 0..2 are the writers' side, 3..5 the tar
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 DEVICES = range(6)
@@ -33,6 +34,14 @@ def up(device: int) -> None:
 def harm(device: int, *netem: str) -> None:
     """Let tc netem harm what leaves a device, for example `harm(0, "loss", "2%")`."""
     _run("tc", "qdisc", "replace", "dev", f"net{device}", "root", "netem", *netem)
+
+
+def lost(device: int) -> int:
+    """Return how many packets `harm` lost on a device so far."""
+    shown = subprocess.run(
+        ["tc", "-s", "-j", "qdisc", "show", "dev", f"net{device}"], check=True, capture_output=True, text=True
+    )
+    return sum(int(queue.get("drops", 0)) for queue in json.loads(shown.stdout))
 
 
 def restore() -> None:

@@ -43,3 +43,24 @@ def test_connecting_when_every_third_packet_is_lost() -> None:
                 assert await load.counter.wait(2) == 2
 
     anyio.run(check, backend="trio")
+
+
+@pytest.mark.parametrize("side", [pytest.param(0, id="request"), pytest.param(3, id="answer")])
+def test_a_lost_request_is_sent_again(side: int) -> None:
+    async def restore_when_lost() -> None:
+        while links.lost(side) == 0:  # noqa: ASYNC110  (the kernel has no event for it)
+            await anyio.sleep(0.005)
+        links.restore()
+
+    async def check() -> None:
+        with anyio.fail_after(100):
+            async with open_load(near(1), far(1), slots=1, piece=64) as load:  # the hosts know each other afterwards
+                await load.run(1)
+            links.harm(side, "loss", "100%")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(restore_when_lost)
+                async with open_load(near(1), far(1), slots=1, piece=64) as load:
+                    await load.run(1)
+                    assert not load.failed
+
+    anyio.run(check, backend="trio")
