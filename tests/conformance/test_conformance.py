@@ -44,11 +44,13 @@ def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = 
     # 256 fabrics of one process bring 700 threads, which share two cores with the connecting. Elsewhere the deadline is
     # waited for in vain, by the check of unreachable peers.
     patience = float(about.pop("patience", 25.0 if "peers" not in about else 4.0))  # type: ignore[arg-type]
+    silence = float(about.pop("silence", 1.0))  # type: ignore[arg-type]
     if SANITIZED:  # threads cost ten times as much: fewer of them, and more time
         about = about | {"peers": min(int(about.get("peers", 32)), 32), "deadline": 300.0}
+    deadlines = {"connect_deadline": patience, "peer_deadline_host": silence}
     return FabricFactory(
-        open=_fabric(rails, connect_deadline=patience),  # type: ignore[arg-type]
-        open_target=_fabric(target, connect_deadline=patience) if target is not None else None,  # type: ignore[arg-type]
+        open=_fabric(rails, **deadlines),  # type: ignore[arg-type]
+        open_target=_fabric(target, **deadlines) if target is not None else None,  # type: ignore[arg-type]
         name=name,
         rails=len(rails),
         **about,  # type: ignore[arg-type]
@@ -57,7 +59,7 @@ def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = 
 
 SLOW = {"deep_write_bytes": 64 * 1024, "peers": 16}
 # For the emulated machine of tests/rxe, where Python is a dozen times slower than here.
-SLOWEST = {"deep_write_bytes": 1024, "peers": 8, "deadline": 120.0, "patience": 12.0}
+SLOWEST = {"deep_write_bytes": 1024, "peers": 8, "deadline": 120.0, "patience": 12.0, "silence": 10.0}
 HEAVY = SLOWEST | {"peers": 4}  # libfabric keeps 2 MiB of receives and a listener for each connection
 LIGHT = {"deep_write_bytes": 256 * 1024}
 

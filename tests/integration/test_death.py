@@ -88,6 +88,32 @@ def test_stopped_peer(rail: str) -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("rail", ["tcp", "verbs"])
+def test_who_was_stopped_itself_blames_nobody(rail: str) -> None:
+    """A throttled container, a paused machine: its own absence is not the silence of its peers."""
+    need(rail)
+    deadline = 4.0
+    limits = {"peer_deadline_network": deadline, "peer_deadline_host": deadline, "drain_deadline": 60.0}
+    with party(rail, **limits) as writer, party(rail) as target:
+        writer.hear(), target.hear()
+        key = target.ask("expose", length=64 * MIB)["key"]
+        imm = target.ask("counter")["imm"]
+        writer.ask("expose", length=16 * MIB, name="source", seed=1)
+        writer.ask("write", key=key, length=MIB, imm=imm)
+        target.send_signal(signal.SIGSTOP)  # what follows is more than sockets hold, so it waits for the target
+        writer.ask("submit", key=key, piece=16 * MIB, count=4, imm=imm)
+        time.sleep(deadline / 2)  # it looks and hears nothing; time itself is what this is about
+        writer.send_signal(signal.SIGSTOP)
+        time.sleep(deadline)
+        writer.send_signal(signal.SIGCONT)
+        writer.ask("expose", length=64, name="awake")
+        target.send_signal(signal.SIGCONT)
+        assert target.ask("wait", imm=imm, value=5)["value"] == 5
+        writer.ask("write", key=key, length=MIB, imm=imm)
+        writer.close()
+        target.close()
+
+
 def test_stopped_peer_of_one_host() -> None:
     """Local writes need nothing from a stopped peer but room for their counts: none is lost."""
     need("local")

@@ -81,8 +81,9 @@ class Load:
 async def open_load(
     near: tuple[str, ...], far: tuple[str, ...], *, slots: int, piece: int, **options: Any
 ) -> AsyncIterator[Load]:
-    """Open both ends."""
-    config: dict[str, Any] = {"connect_deadline": 20.0, "stripe_bytes": 8192} | options
+    """Open both ends. A heartbeat has the time that an emulated machine may need, so that only the network fails."""
+    patience = {"connect_deadline": 20.0, "peer_deadline_host": 5.0}
+    config: dict[str, Any] = patience | {"stripe_bytes": 8192} | options
     async with (
         af.open_fabric(af.FabricConfig(rails=near, **config)) as writer,
         af.open_fabric(af.FabricConfig(rails=far, **config)) as target,

@@ -126,7 +126,7 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
   if (peer != nullptr && (peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)) peer = nullptr;
   if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
-  peer->last_heard_ns = now_ns();
+  peer->heard = true;
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;

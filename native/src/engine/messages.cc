@@ -72,7 +72,7 @@ void Core::on_message(std::string_view bytes) {
     tallies.messages_refused.add(1);
     return;
   }
-  peer->last_heard_ns = now_ns();
+  peer->heard = true;
   switch (header.type) {
     case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
     case MessageType::kPing: send_message(*peer, 0, MessageType::kPong, header.value, {}); break;

@@ -54,11 +54,11 @@ struct Peer {
   uint64_t connect_until_ns = 0;
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;
-  uint64_t last_heard_ns = 0;
-  bool heard = false;  // something of it since the last look; the clock is read only there
+  bool heard = false;      // something of it since the last look
+  uint64_t looked_ns = 0;  // last look at `heard`; 0: we do not watch it now
+  uint64_t silent_ns = 0;  // how long we looked without hearing anything
   uint64_t next_ping_ns = 0;
-  uint64_t pinging_since_ns = 0;  // silence before our first ping says nothing
-  std::vector<KeyId> asking;      // keys that they have not judged yet; asked again until they answer
+  std::vector<KeyId> asking;  // keys that they have not judged yet; asked again until they answer
   uint64_t next_ask_ns = 0;
   uint64_t outstanding = 0;                              // signalled work requests
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding

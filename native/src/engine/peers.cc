@@ -72,7 +72,7 @@ void Core::connect_to(uint64_t cookie, const AddressBlob& blob, const std::strin
 void Core::connected(Peer& peer) {
   if (peer.state != PeerState::kConnecting) return;
   peer.state = PeerState::kConnected;
-  peer.last_heard_ns = now_ns();
+  peer.heard = true;
   peer.next_ping_ns = 0;
   next_tick_ns = 0;
   trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(peer.state));
@@ -140,21 +140,22 @@ void Core::reap(Peer& peer) {
 }
 
 // Heartbeats: always where the rails do not tell us of a death, and while ops are in flight everywhere, because a process that is
-// stopped is not dead and answers nothing. Returns when to look again.
+// stopped is not dead and answers nothing. Silence is what we looked at: a process that was itself stopped, throttled or moved finds old
+// clocks and empty queues when it goes on, and must not take its own absence for the death of all its peers. Returns when to look again.
 uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
   const bool owes = peer.ops_in_flight.load(std::memory_order_relaxed) != 0;
   if ((peer.reports_loss && !owes) || peer.incarnation == incarnation || config.polling == PollingMode::kManual) {
-    peer.pinging_since_ns = 0;
+    peer.looked_ns = 0;
     return ~0ull;
   }
   const uint64_t deadline = peer.same_host ? config.peer_deadline_host_ns : config.peer_deadline_network_ns;
-  if (peer.pinging_since_ns == 0) {
-    peer.pinging_since_ns = now;
+  if (peer.looked_ns == 0) {  // silence before our first ping says nothing
+    peer.heard = true;
     peer.next_ping_ns = 0;
   }
-  if (std::exchange(peer.heard, false)) peer.last_heard_ns = now;
-  const uint64_t heard = std::max(peer.last_heard_ns, peer.pinging_since_ns);
-  if (now > heard && now - heard > deadline) {
+  const uint64_t gap = now - std::exchange(peer.looked_ns, now);
+  peer.silent_ns = std::exchange(peer.heard, false) ? 0 : peer.silent_ns + std::min(gap, deadline / 4);
+  if (peer.silent_ns > deadline) {
     lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
     return ~0ull;
   }
