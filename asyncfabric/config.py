@@ -49,8 +49,8 @@ class FabricConfig:
         spin_us: how long the adaptive worker spins before it sleeps.
         drain_deadline: how long a cancelled or closing transfer may drain before its peer is disconnected.
         connect_deadline: how long connection set-up is retried.
-        peer_deadline_network: silence after which a peer of another host is lost; time in which this process did not run
-            itself is not silence.
+        peer_deadline_network: silence after which a peer of another host is lost; while this process did not run
+            itself, nobody was silent.
         peer_deadline_host: silence after which a peer of this host is lost.
         stripe_bytes: a write is split over several rails only from this many bytes per rail on.
         inline_bytes: ops up to this size may be posted by the calling thread while the worker sleeps.

@@ -105,6 +105,7 @@ class SessionTable(Handshake):
             case Taken():
                 self._take(event)
             case Tick():
+                self._excuse()
                 self._tick()
             case Dial():
                 self._dial(event)
@@ -117,6 +118,13 @@ class SessionTable(Handshake):
         return self.actions
 
     # ---- time
+
+    def _excuse(self) -> None:
+        """Take from everybody's silence what we overslept: who stood still cannot tell who was silent."""
+        late_ns = self.now_ns - (self.next_deadline_ns() or self.now_ns)
+        if late_ns > self.config.peer_deadline_ns // 4:
+            for session in self.sessions.values():
+                session.heard_ns = min(self.now_ns, session.heard_ns + late_ns)
 
     def _tick(self) -> None:
         now, config = self.now_ns, self.config
