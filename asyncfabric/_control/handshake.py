@@ -77,6 +77,7 @@ class Handshake:
         hello = Hello(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes)
         self._emit(session.path, Envelope(self.me, session.nonce, 0, None, hello))
         session.sent_ns = self.now_ns
+        session.unanswered += 1
 
     def _say_welcome(self, session: Session) -> None:
         config = self.config
@@ -113,8 +114,12 @@ class Handshake:
 
     def _on_welcome(self, event: Received, session: Session, envelope: Envelope, welcome: Welcome) -> None:
         if session.identity is not None or not session.dialed:
-            self.errors.count("replayed", f"Welcome of {envelope.sender}")
+            if session.identity == envelope.sender and session.unanswered > 0:
+                session.unanswered -= 1  # our Hellos waited for a listener that started late, and each is answered
+            else:
+                self.errors.count("replayed", f"Welcome of {envelope.sender}")
             return
+        session.unanswered -= 1
         if objection := self.roster.objection(envelope.sender, session.key):
             self.errors.count(objection, f"Welcome of {envelope.sender}")
             self._end(session, f"{envelope.sender} answered, but {REASONS[objection]}")

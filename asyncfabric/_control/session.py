@@ -75,6 +75,7 @@ class Session:
     largest_body: int = 0
     next_in: int = 1
     next_out: int = 1
+    unanswered: int = 0  # Hellos that no Welcome came for yet
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import trio
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from asyncfabric_services.router.ask import Ask, Limits, read_ask
 from asyncfabric_services.router.backend import Backend
@@ -83,14 +83,22 @@ class Generation:
         await JSONResponse(fault.plain(), fault.status, fault.headers())(scope, receive, send)
 
     async def _answer(self, ask: Ask, place: Place, deadline: float, receive: Receive, send: Send) -> int:
-        outcome = Outcome(Spoken(ask.card.tokenizer, ask.stops))
+        outcome, watching = Outcome(Spoken(ask.card.tokenizer, ask.stops)), trio.CancelScope()
+
+        async def send_on(message: Message) -> None:
+            # With its last byte the server calls the client gone, and only then closes or recycles the connection:
+            # who still watched would cancel that, and a client that waits for the end would wait for ever.
+            if message["type"] == "http.response.body" and not message["more_body"]:
+                watching.cancel()
+            await send(message)
+
         put, pieces = trio.open_memory_channel[str](math.inf)
         place.scope.deadline = deadline
         async with trio.open_nursery() as nursery, pieces:
-            nursery.start_soon(wait_gone, receive, nursery.cancel_scope)
+            nursery.start_soon(wait_gone, receive, watching, nursery.cancel_scope)
             nursery.start_soon(self._generate, ask, place, outcome, put)
             form = Form(ask, int(time.time()))
-            await (self._send_pieces if ask.stream else self._send_whole)(form, outcome, pieces, send)
+            await (self._send_pieces if ask.stream else self._send_whole)(form, outcome, pieces, send_on)
             nursery.cancel_scope.cancel()
         self._meter.generated(len(ask.request.prompt), outcome.spoken.tokens)
         _log.info(
@@ -175,5 +183,5 @@ async def _send_json(
 ) -> None:
     answer = JSONResponse(plain, status, headers)
     await send({"type": "http.response.start", "status": status, "headers": answer.raw_headers})
-    outcome.status = status  # now: the server calls the client gone as soon as it has the last byte
+    outcome.status = status
     await _send_body(send, bytes(answer.body), more=False)

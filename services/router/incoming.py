@@ -51,11 +51,12 @@ def read_deadline(scope: Scope, most_seconds: float) -> float:
     return min(seconds, most_seconds)
 
 
-async def wait_gone(receive: Receive, scope: trio.CancelScope) -> None:
-    """Cancel `scope` when the client has closed its connection.
+async def wait_gone(receive: Receive, watching: trio.CancelScope, scope: trio.CancelScope) -> None:
+    """Cancel `scope` when the client has closed its connection; returns without that when `watching` is cancelled.
 
     Cancellation: ends the watch.
     """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+    with watching:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()

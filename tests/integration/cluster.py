@@ -33,7 +33,7 @@ class Service:
         self.name = name
         self.log = log
         environment = {f"ASYNCFABRIC_{key}": value for key, value in settings.items()}
-        with log.open("wb") as errors:
+        with log.open("ab") as errors:
             self.child = subprocess.Popen(
                 [sys.executable, "-P", "-c", RUN, "serve", role, "--node-name", name],
                 stdout=subprocess.PIPE,
@@ -150,6 +150,15 @@ def cluster(folder: Path, *names: str, directory: dict[str, str] | None = None, 
         roles = [name.partition("-")[0] for name in names]
         made.until_routed(prefill=roles.count("prefill"), decode=roles.count("decode"))
         yield made
+
+
+def ask(router: Service, prompt: str, count: int) -> socket.socket:
+    """Ask for a greedy stream and return the connection: closing it is leaving. It ends after the answer."""
+    body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    one = socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE)
+    one.sendall((head + body).encode())
+    return one
 
 
 def complete(client: Any, prompt: str, count: int, **more: Any) -> str:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 started: list[int] = []  # pids of the running test
 

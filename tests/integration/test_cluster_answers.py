@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,13 @@ for needed in ("torch", "transformers", "openai", "hypercorn"):
     pytest.importorskip(needed, reason=f"the cluster needs {needed}")
 
 from availability import need  # noqa: E402
-from cluster import MODEL, PATIENCE, SMALL, Cluster, OneProcess, Service, cluster, complete  # noqa: E402
+from cluster import MODEL, PATIENCE, SMALL, Cluster, OneProcess, Service, ask, cluster, complete  # noqa: E402
 
 from asyncfabric._control import make_keys  # noqa: E402
 from asyncfabric._control.keys import write_keys  # noqa: E402
 
 pytestmark = pytest.mark.slow
+DECODES = ("decode-1", "decode-2")
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +34,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
+def nothing_is_out(made: Cluster) -> None:
+    made["router"].until("asyncfabric_router_inside_requests", lambda inside: inside == 0)
+    for name in (*DECODES, "prefill-1"):
+        made[name].until_no_page_is_out()
+
+
 def test_a_crowd_gets_the_answers_of_one_process(shared: Cluster, one_process: OneProcess) -> None:
     prompts = [f"{index}: {'Pages are written once. ' * (index % 6 + 1)}" for index in range(12)]
-    with shared.client() as client, ThreadPoolExecutor(6) as crowd:
+    with shared.client() as client, ThreadPoolExecutor(6) as crowd, ask(shared["router"], "Pages", 8000) as long:
+        assert long.recv(1)  # one decode node is busier now, so the other is asked as well
         answers = list(crowd.map(lambda prompt: complete(client, prompt, 20), prompts))
     assert answers == [one_process.complete(prompt, 20) for prompt in prompts]
-    for name in ("decode-1", "decode-2"):
+    for name in DECODES:
         assert shared[name].metric("asyncfabric_runner_pass_requests_count") > 0, "both nodes share the load"
-    for name in ("prefill-1", "decode-1", "decode-2"):
-        shared[name].until_no_page_is_out()
+    nothing_is_out(shared)
     assert shared["prefill-1"].metric("asyncfabric_kv_sent_bytes_total") > 0
 
 
@@ -63,22 +69,38 @@ def test_what_no_pool_can_hold_is_a_bad_request(shared: Cluster) -> None:
         complete(client, "x" * 8000, 8000)
 
 
-@pytest.mark.parametrize("moment", ["prefill", "decode"])
-def test_a_client_that_leaves_gives_its_pages_back(shared: Cluster, moment: str) -> None:
-    decodes = [shared[name] for name in ("decode-1", "decode-2")]
-    long, answer = ("x" * 8000, 8) if moment == "prefill" else ("x" * 100, 8000)
-    body = json.dumps({"model": MODEL, "prompt": long, "max_tokens": answer, "temperature": 0, "stream": True})
-    with socket.create_connection(("127.0.0.1", int(shared["router"].address.rpartition(":")[2])), PATIENCE) as one:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        one.sendall((head + body).encode())
-        if moment == "prefill":
-            shared["prefill-1"].until("asyncfabric_kv_held_pages", lambda pages: pages > 0)
-        else:
-            assert one.recv(100)
-        assert sum(node.metric("asyncfabric_kv_held_pages") for node in decodes) > 0
-    shared["router"].until("asyncfabric_router_inside_requests", lambda inside: inside == 0)
-    for node in (*decodes, shared["prefill-1"]):
-        node.until_no_page_is_out()
+def test_clients_that_leave_in_the_middle_of_prefill_give_their_pages_back(shared: Cluster) -> None:
+    """Several, one after the other in the prefill node: some leave it in the middle, the others its queue."""
+    with ExitStack() as crowd:
+        for _ in range(8):
+            crowd.enter_context(ask(shared["router"], "x" * 8000, 2000))
+        shared["prefill-1"].until("asyncfabric_kv_held_pages", lambda pages: pages > 0)
+        assert sum(shared[name].metric("asyncfabric_kv_held_pages") for name in DECODES) > 0
+    nothing_is_out(shared)
+
+
+def test_a_client_that_leaves_in_the_middle_of_decode_gives_its_pages_back(shared: Cluster) -> None:
+    with ask(shared["router"], "x" * 100, 8000) as one:
+        assert one.recv(100)
+        assert sum(shared[name].metric("asyncfabric_kv_held_pages") for name in DECODES) > 0
+    nothing_is_out(shared)
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(tmp_path: Path) -> None:
+    """The rail holds each write for 3 s, longer than a confirmation may take: the pages come back by a fence."""
+    need("fault+local")
+    late, posted = "fault+local?delay_us=3000000", 'asyncfabric_posted_work_requests_total{fabric="fabric"}'
+    with cluster(tmp_path, "decode-1", CLUSTER__RAILS="fault+local") as made:
+        made.start("prefill-1", CLUSTER__RAILS=late)
+        made.until_routed(prefill=1, decode=1)
+        with ask(made["router"], "x" * 3000, 8):
+            made["prefill-1"].until(posted, lambda requests: requests > 0)
+            assert made["decode-1"].metric("asyncfabric_kv_held_pages") > 0
+        for name in ("decode-1", "prefill-1"):
+            made[name].until_no_page_is_out()
+        assert made["prefill-1"].metric("asyncfabric_kv_sent_bytes_total") == 0, "the transfer was cut"
+        with made.client() as client:
+            assert complete(client, "Pages", 8) == OneProcess().complete("Pages", 8), "and the next one is whole"
 
 
 def test_a_cluster_over_tcp_with_keys(tmp_path: Path, one_process: OneProcess) -> None:
@@ -116,9 +138,9 @@ def test_nodes_that_are_told_to_stop_hand_their_requests_on(tmp_path: Path, one_
     with cluster(tmp_path, *names, HTTP__DRAIN="500ms") as made, made.client() as client:
         stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=2000, temperature=0, stream=True)
         text = next(stream).choices[0].text
-        assert made["prefill-1"].end() == 0
         busy, other = made.busy_and_other("decode")
         assert busy.end() == 0
+        assert made["prefill-1"].end() == 0
         text += "".join(part.choices[0].text for part in stream)
         assert text == one_process.complete("Pages", 2000)
         assert made["router"].metric('asyncfabric_router_retries_total{because="failed"}') >= 1

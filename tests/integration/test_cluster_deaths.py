@@ -11,11 +11,13 @@ import pytest
 for needed in ("torch", "transformers", "openai", "hypercorn"):
     pytest.importorskip(needed, reason=f"the cluster needs {needed}")
 
-from cluster import MODEL, Cluster, OneProcess, cluster, complete  # noqa: E402
+from availability import need  # noqa: E402
+from cluster import MODEL, Cluster, OneProcess, ask, cluster, complete  # noqa: E402
 
 pytestmark = pytest.mark.slow
 PROMPTS = [f"{index}: {'A page is written once. ' * (index * 7 + 1)}" for index in range(8)]
 LENGTH = 120
+LONG = 8000  # tokens: takes so long that it has not ended when something is done to it
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +45,20 @@ def test_a_decode_node_dies_under_load(tmp_path: Path, expected: list[str]) -> N
         made.client() as client,
         ThreadPoolExecutor(len(PROMPTS)) as pool,
     ):
-        answers = crowd_of(pool, client)
-        made["decode-1"].until("asyncfabric_runner_running_requests", lambda running: running >= 1)
-        made["decode-1"].kill()
-        check(made, answers, expected, "decode-2", "prefill-1")
-        assert made["router"].metric('asyncfabric_router_retries_total{because="lost"}') >= 1
+        with ask(made["router"], "Pages", LONG) as stream:  # it makes one of them busy for sure
+            assert stream.recv(1)
+            busy, other = made.busy_and_other("decode")
+            answers = crowd_of(pool, client)
+            busy.kill()
+            made["router"].until('asyncfabric_router_retries_total{because="lost"}', lambda retries: retries >= 1)
+        check(made, answers, expected, other.name, "prefill-1")
 
 
 def test_a_prefill_node_dies_under_load(tmp_path: Path, expected: list[str]) -> None:
+    need("fault+local")
+    late = "fault+local?delay_us=1000000"  # so that streams are open for a second, which nobody overlooks
     with (
-        cluster(tmp_path, "prefill-1", "prefill-2", "decode-1") as made,
+        cluster(tmp_path, "prefill-1", "prefill-2", "decode-1", CLUSTER__RAILS=late) as made,
         made.client() as client,
         ThreadPoolExecutor(len(PROMPTS)) as pool,
     ):
@@ -66,7 +72,7 @@ def test_nobody_left_is_a_clear_error_and_a_node_that_returns_serves_again(tmp_p
     import openai
 
     with cluster(tmp_path, "prefill-1", "decode-1", CLUSTER__PATIENCE="1s") as made, made.client() as client:
-        stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=6000, temperature=0, stream=True)
+        stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=LONG, temperature=0, stream=True)
         next(stream)
         made["decode-1"].kill()
         with pytest.raises(openai.APIError, match="no decode node"):

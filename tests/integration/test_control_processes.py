@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from processes import Process
 from asyncfabric._control import make_keys
 
 DEADLINE_S = 1.5
-CONFIG = {"heartbeat_s": 0.1, "peer_deadline_s": DEADLINE_S, "connect_deadline_s": 10.0}
+CONFIG = {"heartbeat_s": 0.1, "peer_deadline_s": 30.0, "connect_deadline_s": 30.0}  # nobody is lost for being slow
 Start = Callable[..., tuple[Process, dict[str, Any]]]
 pytestmark = pytest.mark.slow
 
@@ -55,10 +54,11 @@ def test_three_processes_talk_and_the_death_of_one_is_told_to_the_others(start: 
         assert target.ask("take", channel="x", count=200)["arrivals"] == [[sender["identity"], text] for text in texts]
     for one in (a, b):
         assert one.ask("until", name="c", state="ready")["peer"] == at_c["identity"]
-    killed = c.send_signal(signal.SIGKILL)
+    c.send_signal(signal.SIGKILL)
     for one in (a, b):
-        assert one.ask("until", name="c", state="lost")["peer"] == at_c["identity"]
-    assert time.monotonic() - killed < DEADLINE_S + 5, "the loss was told long after the deadline"
+        lost = one.ask("until", name="c", state="lost")
+        assert lost["peer"] == at_c["identity"]
+        assert "silent" not in lost["reason"], "a connection that breaks is noticed before any deadline"
     assert a.fail("send", to=at_c["identity"], channel="x", texts=["x"])["error"] == "PeerError"
     a.ask("send", to=at_b["identity"], channel="x", texts=["after"])
     assert b.ask("take", channel="x", count=1)["arrivals"][0][1] == "after"
@@ -68,7 +68,7 @@ def test_three_processes_talk_and_the_death_of_one_is_told_to_the_others(start: 
 
 
 def test_a_process_that_stands_still_is_lost_by_its_deadline(start: Start) -> None:
-    (a, at_a), (b, at_b) = start("a"), start("b")
+    (a, at_a), (b, at_b) = start("a", peer_deadline_s=DEADLINE_S), start("b", peer_deadline_s=DEADLINE_S)
     for process in (a, b):
         process.ask("watch")
     a.ask("connect", address=at_b["address"])
@@ -82,7 +82,7 @@ def test_a_process_that_stands_still_is_lost_by_its_deadline(start: Start) -> No
 
 
 def test_a_loop_that_stood_still_loses_nobody_who_spoke_meanwhile(start: Start) -> None:
-    (a, _), (b, at_b) = start("a", peer_deadline_s=60.0), start("b")
+    (a, _), (b, at_b) = start("a"), start("b", peer_deadline_s=DEADLINE_S)
     for process in (a, b):
         process.ask("watch")
     a.ask("connect", address=at_b["address"])

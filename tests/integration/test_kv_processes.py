@@ -23,6 +23,11 @@ pytestmark = pytest.mark.slow
 
 
 def node(*rails: str, confirm_s: float = 5.0, pages: int = PAGES, **options: Any) -> Process:
+    """Start a node. It calls nobody dead for being slow: a loaded machine lets processes wait for seconds.
+
+    Over tcp a death is known by silence alone, so who has to notice one waits for less.
+    """
+    options.setdefault("peer_deadline_host", 20.0)
     process = Process("kv_node.py")
     process.tell(rails=list(rails), options=options, layout=LAYOUT, pages=pages, confirm_s=confirm_s)
     return process
@@ -81,7 +86,7 @@ def test_cancelled_in_the_middle(rail: str) -> None:
 def test_the_source_is_killed_in_the_middle(rail: str) -> None:
     """Its request fails by name, its pages are fenced and come back, the next source fills them."""
     need(rail)
-    with node(rail, peer_deadline_network=2.0, confirm_s=0.5) as target, node(rail) as other:
+    with node(rail, peer_deadline_host=3.0, confirm_s=0.5) as target, node(rail) as other:
         target.hear()
         elsewhere = other.hear()["address"]
         for round_number in range(3):
@@ -107,7 +112,7 @@ def test_the_source_is_killed_in_the_middle(rail: str) -> None:
 def test_the_leaseholder_is_killed_in_the_middle(rail: str) -> None:
     """Its streams end, the source's pages come back, and the source serves the next."""
     need(rail)
-    with node(rail, peer_deadline_network=2.0) as source, node(rail) as other:
+    with node(rail, peer_deadline_host=4.0) as source, node(rail) as other:
         address = source.hear()["address"]
         other.hear()
         with node(rail) as target:
@@ -130,8 +135,8 @@ def test_a_stopped_source_comes_back_too_late(rail: str) -> None:
     """SIGSTOP in the middle: no confirmation, so the pages wait for a fence; continued, it changes nothing any more."""
     need(rail)
     with (
-        node(rail, peer_deadline_network=1.0, drain_deadline=1.0, confirm_s=0.3) as target,
-        node(rail, peer_deadline_host=20.0) as source,
+        node(rail, peer_deadline_host=1.0, drain_deadline=1.0, confirm_s=0.3) as target,
+        node(rail) as source,
     ):
         target.hear()
         target.ask("request", address=source.hear()["address"], tokens=TOKENS, name="cut", gated=True)

@@ -106,6 +106,21 @@ def codes(actions: list[Any]) -> list[str]:
     return [message.code for message in spoken(actions) if isinstance(message, Refusal)]
 
 
+def test_a_welcome_for_each_hello_is_no_replay_and_one_more_is() -> None:
+    """A listener that starts late finds all the Hellos that waited for it."""
+    bench = Bench()
+    said = spoken(bench.feed(Dial(1, "ipc:///peer")))
+    for _ in range(2):
+        bench.now_ns += bench.table.config.heartbeat_ns
+        said += spoken(bench.feed(Tick()))
+    assert [type(message) for message in said] == [Hello] * 3
+    for _ in range(3):
+        bench.hear(WELCOME, session=100, path=1)
+    assert (bench.peers, bench.count("replayed")) == ([PEER], 0)
+    bench.hear(WELCOME, session=100, path=1)
+    assert bench.count("replayed") == 1
+
+
 def test_heartbeats_are_sent_in_silence_and_missing_ones_lose_the_peer_at_the_deadline() -> None:
     bench = Bench().ready()
     config = bench.table.config
