@@ -29,9 +29,7 @@ PATIENCE = 90.0
 class Service:
     """One running `asyncfabric serve ROLE`."""
 
-    def __init__(
-        self, role: str, name: str, log: Path, settings: dict[str, str], prefix: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, role: str, name: str, log: Path, settings: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
         self.name = name
         self.log = log
         environment = {f"ASYNCFABRIC_{key}": value for key, value in settings.items()}

@@ -23,7 +23,7 @@ from plain_model import PlainModel  # noqa: E402
 from asyncfabric_services.runner.model import ModelChoice  # noqa: E402
 
 pytestmark = pytest.mark.slow
-PROMPTS = int(os.environ.get("ASYNCFABRIC_TEST_TOKEN_PROMPTS", "12"))
+PROMPTS = int(os.environ.get("ASYNCFABRIC_TEST_TOKEN_PROMPTS", "10"))
 LONGEST, ANSWER = 2000, 24
 TOGETHER = 4  # so that requests of unlike lengths decode in one batch
 CLOSE = 1e-3  # logits of the plain model are of other sums, so equal within rounding only; they spread over about 10
@@ -63,7 +63,7 @@ def prompts_of(pair: Pair, count: int, draws: random.Random) -> list[list[int]]:
     edges = {1, LONGEST}
     for size in pair:
         edges |= {size - 1, size, size + 1}
-    chosen = sorted(edges) if count > len(edges) else draws.sample(sorted(edges - {LONGEST}), count - 1) + [LONGEST]
+    chosen = sorted(edges) if count > len(edges) else [*draws.sample(sorted(edges - {LONGEST}), count - 1), LONGEST]
     chosen += [draws.randint(1, LONGEST) for _ in range(count - len(chosen))]
     return [[draws.randrange(256) for _ in range(length)] for length in chosen]
 
@@ -77,7 +77,7 @@ async def answers_of(made: Cluster, pair: Pair, prompts: list[list[int]]) -> lis
 
 def test_every_token_is_that_of_one_process(tmp_path: Path) -> None:
     draws = random.Random(PROMPTS)
-    pairs = PAIRS if PROMPTS >= 4 * len(PAIRS) else PAIRS[:1]
+    pairs = PAIRS if 4 * len(PAIRS) <= PROMPTS else PAIRS[:1]
     shares = [PROMPTS // len(pairs) + (index < PROMPTS % len(pairs)) for index in range(len(pairs))]
     plain, compared, worst = PlainModel(MODEL, LONGEST + ANSWER), 0, 0.0
     with bare_cluster(tmp_path, **SETTINGS) as made:
