@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
-from asyncfabric_services.bench.options import Options, fabric_options, shared_options, sizes_option
+from asyncfabric_services.bench.options import PROVIDERS, Options, fabric_options, shared_options, sizes_option
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.quantities import format_size
 
 WRITE_SIZES = "64KiB,1MiB,16MiB,64MiB"
 PAGE_SIZES = "4KiB,16KiB,64KiB"
+PROMPT_LENGTHS = "128,256,512,1024,2048,4096,8192"
 TARGET_COUNTS = "1,2,4,8,16,32,64"
 
 
@@ -141,3 +142,23 @@ def kv(layers: int, **arguments: Any) -> int:
             raise click.BadParameter(f"{layers} pages of {format_size(size)} do not fit", param_hint="--region")
     title = f"KvCache streams over {options.provider}, {options.memory} memory, {options.polling}"
     return measured(title, lambda report: run_kv(options, report, layers), arguments)
+
+
+@bench.command()
+@shared_options
+@click.option("--provider", type=click.Choice(PROVIDERS), default="local", show_default=True)
+@sizes_option(PROMPT_LENGTHS, "Lengths of prompts.", "--prompt-tokens")
+@click.option("--chunk-tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens of one pass.")
+@click.option("--page-tokens", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tokens of a page.")
+@click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of the model.")
+@click.option("--hidden", type=click.IntRange(16, 16384), default=512, show_default=True, help="Width of the model.")
+def ttft(sizes: tuple[int, ...], **arguments: Any) -> int:
+    """Measure the time to the first token, streamed from a prefill to a decode process, against one process."""
+    from asyncfabric_services.bench.ttft_run import Serving, run_ttft
+
+    if min(sizes) < 1:
+        raise click.BadParameter(f"a prompt has at least 1 token, got {min(sizes)}", param_hint="--prompt-tokens")
+    serving = Serving(**{name: arguments.pop(name) for name in ("layers", "hidden", "chunk_tokens", "page_tokens")})
+    options = options_of(arguments)
+    title = f"time to the first token over {options.provider}, chunks of {serving.chunk_tokens} tokens"
+    return measured(title, lambda report: run_ttft(options, report, sizes, serving), arguments)

@@ -24,6 +24,7 @@ STATIONS = {
     "fabric": ("asyncfabric_services.bench.fabric_station", "FabricStation"),
     "kv": ("asyncfabric_services.bench.kv_station", "KvStation"),
     "engine": ("asyncfabric_services.bench.engine_station", "EngineStation"),
+    "ttft": ("asyncfabric_services.bench.ttft_station", "TtftStation"),
     "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),
 }
 

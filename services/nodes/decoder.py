@@ -58,7 +58,7 @@ class Decoder:
         while sources:
             lease = await self._leased(request, deadline)
             try:
-                return lease, await self._filled(lease, sources[0], request)
+                return lease, await fill(self._inbox, lease, sources[0], request.prompt, request.trace)
             except StaleKeyError as error:
                 lease.release()
                 _log.info("request %s asks %s again: %s", request.attempt, sources[0].name, error)
@@ -84,15 +84,6 @@ class Decoder:
         finally:
             self._waiting -= 1
 
-    async def _filled(self, lease: KvLease, source: Source, request: Generate) -> torch.Tensor:
-        prompt = request.prompt
-        address = FabricAddress.from_bytes(source.address)
-        async with self._inbox.request(
-            lease, [address], source.layout, len(prompt), trace=request.trace, body=encode_prompt(prompt)
-        ) as asked:
-            await asked.wait()
-        return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
-
     async def _decode(self, request: Generate, lease: KvLease, logits: torch.Tensor) -> int:
         table = lease.pages.tolist()
         prompt, ends = request.prompt, self._model.loaded.end_tokens
@@ -109,6 +100,21 @@ class Decoder:
                     await request.reply.tell(Tokens(request.attempt, [token]))
                     told += 1
         return told
+
+
+async def fill(inbox: KvInbox, lease: KvLease, source: Source, prompt: list[int], trace: str = "") -> torch.Tensor:
+    """Have a prefill node compute a prompt into the pages of a lease; returns the logits of the next token.
+
+    Raises what KvRequest.wait raises.
+
+    Cancellation: the source is told to stop and confirms, or is fenced off.
+    """
+    address = FabricAddress.from_bytes(source.address)
+    async with inbox.request(
+        lease, [address], source.layout, len(prompt), trace=trace, body=encode_prompt(prompt)
+    ) as asked:
+        await asked.wait()
+    return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
 
 
 class DecoderActor(Actor):

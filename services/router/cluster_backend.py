@@ -109,19 +109,20 @@ class ClusterBackend:
 
     async def _attempt_until_answered(self, request: GenerateRequest, told: Told) -> None:
         deadline = trio.current_time() + request.deadline_seconds
+        lost = set[Identity]()  # asked again when nobody else is there: who was cut off comes back as the same node
         avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
         failure: Exception = BrokenError("nothing was tried")
         for attempts in range(MOST_ATTEMPTS):
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
-            decode = await self._chosen("decode", avoided, disliked)
+            decode = await self._chosen_decode(lost, avoided, disliked)
             sources = await self._sources()
             try:
                 await self._attempt(request, told, decode, sources, deadline)
                 return
             except (ActorDied, PeerError) as error:
                 failure, because = BrokenError(f"decode node {decode.identity.name} was lost: {error}"), "lost"
-                avoided.add(decode.identity)
+                lost.add(decode.identity)
             except RemoteError as error:
                 failure, because = _failure(error), "failed"
                 disliked.add(decode.identity)
@@ -130,7 +131,7 @@ class ClusterBackend:
                 if isinstance(failure, BusyError):
                     because = "busy"
                     avoided.add(decode.identity)
-                    if not self._free("decode", avoided):
+                    if not self._free("decode", lost | avoided):
                         raise failure from error
             self._retries.add(because=because)
             await trio.sleep(min(FIRST_PAUSE_S * 2**attempts, LONGEST_PAUSE_S))
@@ -192,14 +193,25 @@ class ClusterBackend:
         """Return the ready nodes that are not avoided, the least loaded first."""
         return [member for member in self._membership.by_load(role) if member.identity not in avoided]
 
-    async def _chosen(self, role: str, avoided: set[Identity], disliked: set[Identity]) -> Member:
-        """Return the least loaded ready node that is not avoided; waits for one, then raises ApiFault 503."""
-        views = self._membership.views()
+    async def _chosen_decode(self, lost: set[Identity], avoided: set[Identity], disliked: set[Identity]) -> Member:
+        """Return the least loaded ready node that is not avoided; waits for one, then raises ApiFault 503.
+
+        One that is lost is the last choice, and has a moment to leave the view: it may be dead.
+        """
+        if lost:
+            with trio.move_on_after(LONGEST_PAUSE_S):
+                return await self._first_free(lost | avoided | disliked, lost | avoided)
         with trio.move_on_after(self._patience):
-            async for _ in views:
-                if free := self._free(role, avoided | disliked) or self._free(role, avoided):
+            return await self._first_free(avoided | disliked, avoided)
+        raise _nobody("decode")
+
+    async def _first_free(self, *refusals: set[Identity]) -> Member:
+        """Wait for a ready decode node that the first of these sets does not hold, or else the next set."""
+        async for _ in self._membership.views():
+            for refused in refusals:
+                if free := self._free("decode", refused):
                     return free[0]
-        raise _nobody(role)
+        raise AssertionError("views do not end")
 
     async def _sources(self) -> list[tuple[Member, KvLayout]]:
         """Return prefill nodes with their layouts, the least loaded first; waits for one, then raises ApiFault 503."""

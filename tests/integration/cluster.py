@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ PATIENCE = 90.0
 class Service:
     """One running `asyncfabric serve ROLE`."""
 
-    def __init__(self, role: str, name: str, log: Path, settings: dict[str, str]) -> None:
+    def __init__(self, role: str, name: str, log: Path, settings: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
         self.name = name
         self.log = log
         environment = {f"ASYNCFABRIC_{key}": value for key, value in settings.items()}
         with log.open("ab") as errors:
             self.child = subprocess.Popen(
-                [sys.executable, "-P", "-c", RUN, "serve", role, "--node-name", name],
+                [*prefix, sys.executable, "-P", "-c", RUN, "serve", role, "--node-name", name],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -52,9 +52,13 @@ class Service:
         self.address: str = told["listening"]
         self.link: str = told["link"]
 
+    def connect(self) -> socket.socket:
+        """Connect to its HTTP endpoint."""
+        return socket.create_connection(("127.0.0.1", int(self.address.rpartition(":")[2])), PATIENCE)
+
     def get(self, path: str) -> str:
         """Return the body of an HTTP answer."""
-        with socket.create_connection(("127.0.0.1", int(self.address.rpartition(":")[2])), PATIENCE) as one:
+        with self.connect() as one:
             one.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
             return b"".join(iter(lambda: one.recv(65536), b"")).decode().partition("\r\n\r\n")[2]
 
@@ -99,9 +103,13 @@ class Cluster:
 
     def start(self, *names: str, **more: str) -> None:
         """Start nodes side by side; `prefill-1` is a prefill node. Returns when all are ready to be asked."""
+        self.start_each(dict.fromkeys(names, more))
+
+    def start_each(self, names: Mapping[str, Mapping[str, str]]) -> None:
+        """Start nodes side by side, each with settings of its own besides those of the cluster."""
         begun = []
-        for name in names:
-            service = Service(name.partition("-")[0], name, self.folder / f"{name}.log", self.settings | more)
+        for name, more in names.items():
+            service = self.service(name, self.settings | dict(more))
             self.nodes[name] = service
             begun.append(service)
             self.started.append(service)
@@ -109,6 +117,10 @@ class Cluster:
             service.hear()
         if "directory" in names:
             self.settings |= {"CLUSTER__DIRECTORY": self.nodes["directory"].link}
+
+    def service(self, name: str, settings: dict[str, str]) -> Service:
+        """Start the process of a node."""
+        return Service(name.partition("-")[0], name, self.folder / f"{name}.log", settings)
 
     def __getitem__(self, name: str) -> Service:
         return self.nodes[name]
@@ -133,19 +145,30 @@ class Cluster:
 
 
 @contextmanager
+def ending(made: Cluster) -> Iterator[None]:
+    """End what is left of a cluster."""
+    try:
+        yield
+    finally:
+        for service in made.started:
+            service.child.kill()
+        for service in made.started:
+            service.child.communicate()
+
+
+@contextmanager
+def bare_cluster(folder: Path, *, directory: dict[str, str] | None = None, **settings: str) -> Iterator[Cluster]:
+    """Run a directory (and its own settings); nodes that are started later are ended with it."""
+    made = Cluster(folder, settings)
+    with ending(made):
+        made.start("directory", **(directory or {}))
+        yield made
+
+
+@contextmanager
 def cluster(folder: Path, *names: str, directory: dict[str, str] | None = None, **settings: str) -> Iterator[Cluster]:
     """Run a cluster with a directory (and its own settings), a router and the named nodes."""
-    with ExitStack() as stack:
-        made = Cluster(folder, settings)
-
-        def kill() -> None:
-            for service in made.started:
-                service.child.kill()
-            for service in made.started:
-                service.child.communicate()
-
-        stack.callback(kill)
-        made.start("directory", **(directory or {}))
+    with bare_cluster(folder, directory=directory, **settings) as made:
         made.start(*names, "router")
         roles = [name.partition("-")[0] for name in names]
         made.until_routed(prefill=roles.count("prefill"), decode=roles.count("decode"))

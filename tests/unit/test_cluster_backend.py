@@ -86,7 +86,13 @@ class Site:
         self.membership = membership
         self.asked: dict[str, list[Generate]] = {}
         self.ended: list[str] = []
+        self.decodes: dict[str, tuple[Link, DirectoryClient]] = {}
         self.prefills: list[tuple[Link, DirectoryClient]] = []
+
+    async def membership_without(self, name: str) -> None:
+        async for members in self.membership.views():
+            if name not in {member.identity.name for member in members}:
+                return
 
     async def ask(self, request: GenerateRequest = REQUEST) -> list[int]:
         async with self.backend.generate(request) as tokens:
@@ -129,6 +135,7 @@ async def open_site(
             asked = site.asked[name] = []
             await there.spawn(Decoder, script, asked, site.ended, name=DECODER)
             await client.register("decode", other.address, labels_of(b"fabric"))
+            site.decodes[name] = other, client
         for number in range(prefills):
             other = await stack.enter_async_context(open_link(f"prefill-{number}", config=config))
             client = await stack.enter_async_context(DirectoryClient(other, link.address))
@@ -159,6 +166,22 @@ async def test_a_node_that_dies_after_its_last_token_is_not_asked_again(tmp_path
     async with open_site(tmp_path, {"a": [(8, "dies")], "b": []}) as site:
         assert await site.ask() == answer_to(REQUEST.prompt, 8)
         assert site.asked["b"] == []
+
+
+async def test_a_node_that_was_cut_off_and_comes_back_is_asked_again(tmp_path: Path) -> None:
+    async with open_site(tmp_path, {"a": [(3, "dies")]}) as site, trio.open_nursery() as nursery:
+        link, client = site.decodes["a"]
+
+        async def come_back() -> None:
+            while not site.asked["a"]:
+                await trio.testing.wait_all_tasks_blocked()
+            await client.leave()
+            await site.membership_without("a")
+            await client.register("decode", link.address, labels_of(b"fabric"))
+
+        nursery.start_soon(come_back)
+        assert await site.ask() == answer_to(REQUEST.prompt, 8)
+        assert [message.answered for message in site.asked["a"]] == [0, 3]
 
 
 async def test_what_an_ended_attempt_still_says_is_dropped(tmp_path: Path) -> None:
