@@ -1,4 +1,4 @@
-"""Who waits in a node that streams: requests for sources, streams for computation and acknowledgements, tasks for pages.
+"""Who waits in a node that streams: requests for sources, streams for acknowledgements, tasks for pages.
 
 Pure but for reading the clock; runs on the event loop's thread. What is told is a picture of the moment, for people and
 for scripts: nothing may be decided by it.

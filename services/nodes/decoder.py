@@ -88,7 +88,13 @@ class Decoder:
         prompt = request.prompt
         address = FabricAddress.from_bytes(source.address)
         async with self._inbox.request(
-            lease, [address], source.layout, len(prompt), trace=request.trace, body=encode_prompt(prompt)
+            lease,
+            [address],
+            source.layout,
+            len(prompt),
+            trace=request.trace,
+            body=encode_prompt(prompt),
+            names=[source.name],
         ) as asked:
             await asked.wait()
         return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())

@@ -13,8 +13,10 @@ from asyncfabric.actors import labels_of
 from asyncfabric.kv import FabricMessenger, KvOutbox, deliver, open_outbox
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.nodes.messages import LAYOUT_LABEL
+from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.paged_model import open_paged_model
 from asyncfabric_services.nodes.prefiller import Prefiller, StreamMeter
+from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.settings.schema import Settings
 
@@ -38,8 +40,11 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             ):
                 nursery.start_soon(deliver, messenger, [outbox])
                 nursery.start_soon(_drain, stage, outbox)
-                async with open_directory(stage, link, labels):
-                    yield Starlette(routes=node_routes(stage.condition, stage.registry))
+                async with open_directory(stage, link, labels) as directory:
+                    names = NodeNames()
+                    nursery.start_soon(names.follow, directory)
+                    sight = FabricSight(model, link, names, outbox)
+                    yield Starlette(routes=node_routes(stage.condition, stage.registry, sight.view()))
             nursery.cancel_scope.cancel()
 
 

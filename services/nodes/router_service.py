@@ -10,6 +10,8 @@ from starlette.applications import Starlette
 
 from asyncfabric._control import DirectoryClient
 from asyncfabric.actors import Membership, member_changes, open_node
+from asyncfabric_services.health.view import Row, View
+from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
@@ -66,8 +68,31 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             registry=stage.registry,
         )
         limits = Limits(settings.router.default_tokens, settings.router.deadline)
-        yield router_app(backend, stage.desk, stage.condition, stage.registry, limits)
+        view = View(
+            waits=lambda: [asked.waiting() for asked in backend.asked()],
+            peers=lambda: link_rows(link),
+            more={
+                "requests": lambda: [asked.row() for asked in backend.asked()],
+                "members": lambda: member_rows(membership),
+            },
+        )
+        yield router_app(backend, stage.desk, stage.condition, stage.registry, limits, view)
         nursery.cancel_scope.cancel()
+
+
+def member_rows(membership: Membership) -> list[Row]:
+    """Return the nodes as this router sees them, by name."""
+    return [
+        {
+            "name": member.identity.name,
+            "role": member.role,
+            "state": member.state,
+            "load": member.load,
+            "requests": membership.assigned_to(member.identity),
+            "incarnation": f"{member.identity.incarnation:x}",
+        }
+        for member in membership.members(state=None)
+    ]
 
 
 async def _follow(directory: DirectoryClient, membership: Membership) -> None:

@@ -5,9 +5,11 @@ Runs on the event loop. What a node does is in its own file; here it is opened, 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -22,6 +24,8 @@ from asyncfabric_services.router.server import Doorway, StartError, serve_until,
 from asyncfabric_services.settings.schema import Settings
 
 LEAVE_SECONDS = 1.0
+HTTP_LABEL = "http"
+"""Label of a node in the directory: where its HTTP endpoint is reached."""
 Announce = Callable[[Mapping[str, str]], None]
 
 
@@ -37,6 +41,7 @@ class Stage:
         stop: set when the process is to end in good order.
         listening: set when the HTTP endpoint listens.
         told: what is printed when it listens, besides the HTTP address.
+        http: where others reach its HTTP endpoint, once it listens.
     """
 
     settings: Settings
@@ -46,6 +51,7 @@ class Stage:
     stop: trio.Event = field(default_factory=trio.Event)
     listening: trio.Event = field(default_factory=trio.Event)
     told: dict[str, str] = field(default_factory=dict)
+    http: str = ""
 
 
 Opened = Callable[[Stage], AbstractAsyncContextManager[Starlette]]
@@ -63,6 +69,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     stage = Stage(settings, condition, CollectorRegistry(), Desk(condition, settings.router.most_requests))
 
     def on_listening(address: str) -> None:
+        stage.http = reached_at(address, settings.cluster.advertise)
         stage.listening.set()
         announce({"listening": address, "name": condition.name} | stage.told)
 
@@ -126,8 +133,18 @@ async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) ->
                 await client.leave()
 
 
+def reached_at(address: str, advertise: str) -> str:
+    """Return the address of a listener as others reach it: all interfaces go by the advertised or the host's name."""
+    host = urlsplit(address).hostname or ""
+    if host not in ("0.0.0.0", "::"):
+        return address
+    name = advertise or socket.gethostname()
+    return f"http://{f'[{name}]' if ':' in name else name}:{urlsplit(address).port}"
+
+
 async def _be_in(stage: Stage, client: DirectoryClient, link: Link, labels: Mapping[str, str]) -> None:
     await stage.listening.wait()
+    labels = {**labels, HTTP_LABEL: stage.http}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.register, stage.condition.role, link.address, labels)
         await stage.stop.wait()

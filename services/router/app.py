@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.health.view import View
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.backend import Backend
 from asyncfabric_services.router.desk import Desk
@@ -21,9 +22,14 @@ from asyncfabric_services.router.meter import RouterMeter
 
 
 def router_app(
-    backend: Backend, desk: Desk, condition: Condition, registry: CollectorRegistry, limits: Limits
+    backend: Backend,
+    desk: Desk,
+    condition: Condition,
+    registry: CollectorRegistry,
+    limits: Limits,
+    view: View | None = None,
 ) -> Starlette:
-    """Return the application; `desk` and `condition` are what a drain works on."""
+    """Return the application; `desk` and `condition` are what a drain works on, `view` is what it shows."""
     meter = RouterMeter(registry, lambda: desk.count)
 
     async def models(_: Request) -> Response:
@@ -43,7 +49,7 @@ def router_app(
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
-        *node_routes(condition, registry),
+        *node_routes(condition, registry, view),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _on_http, Exception: _on_bug})
 

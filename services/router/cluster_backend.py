@@ -21,6 +21,7 @@ from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Source
+from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import Attempt, Attempts, Told
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
 from asyncfabric_services.router.fault import ApiFault
@@ -61,7 +62,7 @@ class ClusterBackend:
         self._answers = answers
         self._most_running = most_running
         self._patience = patience
-        self._running = 0
+        self._asked: dict[str, Asked] = {}
         for role in ("prefill", "decode"):
             ready = gauge(registry, f"router_{role}", "nodes", f"Ready {role} nodes, as this router sees it.")
             ready.set_function(partial(self._count, role))
@@ -75,7 +76,11 @@ class ClusterBackend:
 
     def capacity(self) -> Capacity:
         """Return how busy it is, as far as this router's requests go."""
-        return Capacity(self._running, 0, self._most_running)
+        return Capacity(len(self._asked), 0, self._most_running)
+
+    def asked(self) -> Sequence[Asked]:
+        """Return the requests inside, the oldest first."""
+        return list(self._asked.values())
 
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[int]]:
@@ -86,36 +91,41 @@ class ClusterBackend:
         """
         told = Told()
         failure: Exception | None = None
-        self._running += 1
+        asked = self._asked[request.id] = Asked(request, told)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._answer, request, told)
+                nursery.start_soon(self._answer, asked)
                 try:
                     yield told
                 except Exception as error:
                     failure = error  # raised below: a nursery would wrap it
                 nursery.cancel_scope.cancel()
         finally:
-            self._running -= 1
+            del self._asked[request.id]
         if failure is not None:
             raise failure
 
-    async def _answer(self, request: GenerateRequest, told: Told) -> None:
+    async def _answer(self, asked: Asked) -> None:
+        told = asked.told
         try:
-            await self._attempt_until_answered(request, told)
+            await self._attempt_until_answered(asked)
             told.end()
         except Exception as error:  # the reader of the tokens raises it, and the router says it to the client
             told.end(error)
 
-    async def _attempt_until_answered(self, request: GenerateRequest, told: Told) -> None:
+    async def _attempt_until_answered(self, asked: Asked) -> None:
+        request, told = asked.request, asked.told
         deadline = trio.current_time() + request.deadline_seconds
         avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
         failure: Exception = BrokenError("nothing was tried")
         for attempts in range(MOST_ATTEMPTS):
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
+            asked.decode = ""
             decode = await self._chosen("decode", avoided, disliked)
             sources = await self._sources()
+            asked.decode, asked.attempts = decode.identity.name, attempts + 1
+            asked.sources = tuple(source.identity.name for source, _ in sources)
             try:
                 await self._attempt(request, told, decode, sources, deadline)
                 return

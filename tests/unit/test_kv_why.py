@@ -53,7 +53,7 @@ async def test_a_hung_stream_names_its_request_its_source_and_what_is_missing(en
     async with scene(opening_of(engine), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: request_all(found, "request-7", names=["prefill-1"]))
         with anyio.fail_after(60):
-            while not (lines := lines_of(found)) or lines[0].have < 6:  # noqa: ASYNC110  # the engine's thread counts
+            while not (lines := lines_of(found)) or lines[0].have < 6:
                 await anyio.lowlevel.checkpoint()
         (line,) = lines
         assert line.what.startswith("request-7, lease ")
