@@ -30,9 +30,14 @@ class StreamMeter:
         self._open = BoundedCounter(
             registry, "kv_stream", "seconds_total", "From the first page sent to the last acknowledged."
         )
+        self._tokens = BoundedCounter(registry, "prefill_computed", "tokens_total", "Prompt tokens computed.")
         self._exposed = BoundedCounter(
             registry, "kv_exposed", "seconds_total", "From the end of the computation to the last acknowledged page."
         )
+
+    def computed(self, tokens: int) -> None:
+        """Count a computed chunk."""
+        self._tokens.add(tokens)
 
     def streamed(self, sent_bytes: int, open_seconds: float, exposed_seconds: float) -> None:
         """Count one finished stream."""
@@ -109,4 +114,5 @@ class Prefiller:
             span = Span(prompt[first:end], first, table, pushing.after_layer)
             async with self._turn:
                 logits = (await trio.to_thread.run_sync(self._model.runner.step, [span]))[0]
+            self._meter.computed(end - first)
         return logits

@@ -19,6 +19,7 @@ from asyncfabric import DeviceError
 from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, read_keys
 from asyncfabric._control.address import LinkAddress
 from asyncfabric_services.health.condition import Condition, node_name
+from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
@@ -67,6 +68,9 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     """
     condition = Condition(node_name(settings.node.name), role)
     stage = Stage(settings, condition, CollectorRegistry(), Desk(condition, settings.router.most_requests))
+
+    inside = gauge(stage.registry, "node_inside", "requests", "Requests or jobs that this node works on.")
+    inside.set_function(lambda: stage.desk.count)
 
     def on_listening(address: str) -> None:
         stage.http = reached_at(address, settings.cluster.advertise)

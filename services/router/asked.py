@@ -11,7 +11,7 @@ from asyncfabric_services.router.attempts import Told
 from asyncfabric_services.router.backend import GenerateRequest
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Asked:
     """One request.
 

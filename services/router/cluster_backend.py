@@ -62,7 +62,7 @@ class ClusterBackend:
         self._answers = answers
         self._most_running = most_running
         self._patience = patience
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[Asked, None] = {}  # in the order in which they came
         for role in ("prefill", "decode"):
             ready = gauge(registry, f"router_{role}", "nodes", f"Ready {role} nodes, as this router sees it.")
             ready.set_function(partial(self._count, role))
@@ -80,7 +80,7 @@ class ClusterBackend:
 
     def asked(self) -> Sequence[Asked]:
         """Return the requests inside, the oldest first."""
-        return list(self._asked.values())
+        return list(self._asked)
 
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[int]]:
@@ -91,7 +91,8 @@ class ClusterBackend:
         """
         told = Told()
         failure: Exception | None = None
-        asked = self._asked[request.id] = Asked(request, told)
+        asked = Asked(request, told)
+        self._asked[asked] = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer, asked)
@@ -101,7 +102,7 @@ class ClusterBackend:
                     failure = error  # raised below: a nursery would wrap it
                 nursery.cancel_scope.cancel()
         finally:
-            del self._asked[request.id]
+            del self._asked[asked]
         if failure is not None:
             raise failure
 
