@@ -125,7 +125,7 @@ class SpanRing:
         self.running: dict[OpenSpan, None] = {}
 
     def open(self, name: str, context: str = "", **args: Value) -> OpenSpan:
-        """Begin a span: `with ring.open("chunk", context, tokens=64) as span`. `context` is the parent's traceparent."""
+        """Return a span for a `with` block; `context` is the traceparent of its parent, `args` what varies."""
         return OpenSpan(self, name, context, args)
 
     def add(self, name: str, context: str, begin_ns: int, **args: Value) -> None:

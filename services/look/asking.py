@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,8 +55,23 @@ def checked_url(text: str) -> str:
     return f"http://{parts.netloc}"
 
 
-async def get(url: str, path: str, patience_s: float, accepted: tuple[int, ...] = (200,)) -> str:
-    """Return the body of `url`/`path`.
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question and its answer.
+
+    Attributes:
+        body: of the answer.
+        sent_ns: before the question was sent, on time.monotonic_ns().
+        came_ns: when the first piece of the answer had come.
+    """
+
+    body: str
+    sent_ns: int
+    came_ns: int
+
+
+async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, ...] = (200,)) -> Exchange:
+    """Ask for `url`/`path`; `accepted` are the statuses of answers.
 
     Raises:
         NoAnswer: nobody is there, the answer took longer than `patience_s`, or has another status.
@@ -65,12 +81,14 @@ async def get(url: str, path: str, patience_s: float, accepted: tuple[int, ...] 
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None
     head = f"GET {path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n\r\n"
-    raw = bytearray()
+    raw, sent_ns, came_ns = bytearray(), 0, 0
     with trio.move_on_after(patience_s) as in_time:
         try:
             async with await trio.open_tcp_stream(parts.hostname, parts.port) as stream:
+                sent_ns = monotonic_ns()
                 await stream.send_all(head.encode())
                 while piece := await stream.receive_some(PIECE_BYTES):
+                    came_ns = came_ns or monotonic_ns()
                     raw += piece
                     if len(raw) > MOST_BYTES:
                         raise NoAnswer(f"its answer is longer than {MOST_BYTES} bytes")
@@ -79,7 +97,7 @@ async def get(url: str, path: str, patience_s: float, accepted: tuple[int, ...] 
             raise NoAnswer(reason) from None
     if in_time.cancelled_caught:
         raise NoAnswer(f"no whole answer within {patience_s:g} s")
-    return _body(bytes(raw), path, accepted)
+    return Exchange(_body(bytes(raw), path, accepted), sent_ns, came_ns)
 
 
 async def ask(url: str, path: str, patience_s: float) -> Any:
@@ -87,9 +105,9 @@ async def ask(url: str, path: str, patience_s: float) -> Any:
 
     Cancellation: the connection is dropped.
     """
-    text = await get(url, path, patience_s)
+    answer = await exchange(url, path, patience_s)
     try:
-        return json.loads(text)
+        return json.loads(answer.body)
     except ValueError:
         raise NoAnswer("its answer is no JSON") from None
 

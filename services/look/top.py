@@ -10,7 +10,7 @@ import trio
 from rich.live import Live
 
 from asyncfabric_services.exits import FINE
-from asyncfabric_services.look.asking import Answer, NoAnswer, ask, get
+from asyncfabric_services.look.asking import Answer, NoAnswer, ask, exchange
 from asyncfabric_services.look.places import Places, places_options, spoken
 from asyncfabric_services.look.rates import Sample, parsed, row_of
 from asyncfabric_services.look.tables import TOP, console, table_of
@@ -72,8 +72,8 @@ async def sample_all(places: Places) -> dict[str, Sample]:
     async def one(url: str) -> None:
         try:
             # A node that drains answers 503, and is shown all the same.
-            health: dict[str, Any] = json.loads(await get(url, "/health", places.patience_s, (200, 503)))
-            metrics = parsed(await get(url, "/metrics", places.patience_s))
+            health: dict[str, Any] = json.loads((await exchange(url, "/health", places.patience_s, (200, 503))).body)
+            metrics = parsed((await exchange(url, "/metrics", places.patience_s)).body)
             at = trio.current_time()
             waits = len((await ask(url, "/why", places.patience_s))["why"])
             answers[url] = Answer(url, (url, Sample(at, health, metrics, waits)))

@@ -21,6 +21,7 @@ from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
 from asyncfabric_services.runner.roster import Roster
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 
 @asynccontextmanager
@@ -49,13 +50,15 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 open_node(stage.condition.name, link) as node,
             ):
                 nursery.start_soon(deliver, messenger, [inbox])
-                decoder = Decoder(model, inbox, batcher, stage.desk, batch.most_waiting)
+                decoder = Decoder(model, inbox, batcher, stage.desk, stage.spans, batch.most_waiting)
                 await node.spawn(DecoderActor, decoder, name=DECODER)
                 async with open_directory(stage, link, labels_of(bytes(model.fabric.address))) as directory:
                     names = NodeNames()
                     nursery.start_soon(names.follow, directory)
                     sight = FabricSight(model, link, names, inbox)
-                    yield Starlette(routes=node_routes(stage.condition, stage.registry, sight.view()))
+                    recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
+                    routes = node_routes(stage.condition, stage.registry, sight.view())
+                    yield Starlette(routes=[*routes, *recorder.routes()])
             nursery.cancel_scope.cancel()
 
 

@@ -14,6 +14,7 @@ from asyncfabric_services.health.view import Row, View
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import HTTP_LABEL, Announce, Stage, open_control, serve_process
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 
 @asynccontextmanager
@@ -27,7 +28,8 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             lambda: len(directory.table.nodes)
         )
         view = View(peers=lambda: link_rows(link), more={"nodes": lambda: node_rows(stage, link, directory)})
-        yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
+        routes = node_routes(stage.condition, stage.registry, view)
+        yield Starlette(routes=[*routes, *Recorder(stage.condition.name, stage.spans).routes()])
 
 
 def node_rows(stage: Stage, link: Link, directory: Directory) -> list[Row]:

@@ -19,6 +19,7 @@ from asyncfabric_services.nodes.prefiller import Prefiller, StreamMeter
 from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 
 @asynccontextmanager
@@ -29,7 +30,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """
     async with open_paged_model(stage) as model:
         meter = StreamMeter(stage.registry)
-        prefiller = Prefiller(model, stage.desk, stage.settings.batch.chunk_tokens, meter)
+        prefiller = Prefiller(model, stage.desk, stage.spans, stage.settings.batch.chunk_tokens, meter)
         messenger = FabricMessenger(model.fabric)
         layout = msgspec.json.encode(model.pool.layout).decode()
         labels = labels_of(bytes(model.fabric.address)) | {LAYOUT_LABEL: layout}
@@ -44,7 +45,9 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                     names = NodeNames()
                     nursery.start_soon(names.follow, directory)
                     sight = FabricSight(model, link, names, outbox)
-                    yield Starlette(routes=node_routes(stage.condition, stage.registry, sight.view()))
+                    recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
+                    routes = node_routes(stage.condition, stage.registry, sight.view())
+                    yield Starlette(routes=[*routes, *recorder.routes()])
             nursery.cancel_scope.cancel()
 
 

@@ -21,6 +21,7 @@ from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer
 from asyncfabric_services.settings.schema import ModelSection, Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 RANDOM_MODEL = "asyncfabric-random"
 
@@ -66,6 +67,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             most_running=settings.router.most_requests,
             patience=settings.cluster.patience,
             registry=stage.registry,
+            spans=stage.spans,
         )
         limits = Limits(settings.router.default_tokens, settings.router.deadline)
         view = View(
@@ -76,7 +78,9 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 "members": lambda: member_rows(membership),
             },
         )
-        yield router_app(backend, stage.desk, stage.condition, stage.registry, limits, view)
+        app = router_app(backend, stage.desk, stage.condition, stage.registry, limits, view, stage.spans)
+        app.router.routes.extend(Recorder(stage.condition.name, stage.spans).routes())
+        yield app
         nursery.cancel_scope.cancel()
 
 

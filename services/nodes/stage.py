@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from asyncfabric import DeviceError
 from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, read_keys
 from asyncfabric._control.address import LinkAddress
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.desk import Desk
@@ -42,6 +43,7 @@ class Stage:
         stop: set when the process is to end in good order.
         listening: set when the HTTP endpoint listens.
         told: what is printed when it listens, besides the HTTP address.
+        spans: what the node does for requests, while somebody records it.
         http: where others reach its HTTP endpoint, once it listens.
     """
 
@@ -52,6 +54,7 @@ class Stage:
     stop: trio.Event = field(default_factory=trio.Event)
     listening: trio.Event = field(default_factory=trio.Event)
     told: dict[str, str] = field(default_factory=dict)
+    spans: SpanRing = field(default_factory=SpanRing)
     http: str = ""
 
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.view import View
@@ -28,8 +29,13 @@ def router_app(
     registry: CollectorRegistry,
     limits: Limits,
     view: View | None = None,
+    spans: SpanRing | None = None,
 ) -> Starlette:
-    """Return the application; `desk` and `condition` are what a drain works on, `view` is what it shows."""
+    """Return the application.
+
+    `desk` and `condition` are what a drain works on, `view` is what it shows, `spans` is where requests are recorded.
+    """
+    spans = spans or SpanRing()
     meter = RouterMeter(registry, lambda: desk.count)
 
     async def models(_: Request) -> Response:
@@ -42,8 +48,8 @@ def router_app(
                 return JSONResponse(model_form(card))
         return _answer(ApiFault(404, f"the model {name!r} does not exist here", param="model", code="model_not_found"))
 
-    completions = Generation(backend, desk, limits, meter, chat=False)
-    chat = Generation(backend, desk, limits, meter, chat=True)
+    completions = Generation(backend, desk, limits, meter, spans, chat=False)
+    chat = Generation(backend, desk, limits, meter, spans, chat=True)
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -19,6 +19,7 @@ from asyncfabric._control import DirectoryClient, Link
 from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
 from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Source
 from asyncfabric_services.router.asked import Asked
@@ -52,6 +53,7 @@ class ClusterBackend:
         most_running: int,
         patience: float,
         registry: CollectorRegistry,
+        spans: SpanRing | None = None,
     ) -> None:
         self._card = card
         self._node = node
@@ -62,6 +64,7 @@ class ClusterBackend:
         self._answers = answers
         self._most_running = most_running
         self._patience = patience
+        self._spans = spans or SpanRing()
         self._asked: dict[Asked, None] = {}  # in the order in which they came
         for role in ("prefill", "decode"):
             ready = gauge(registry, f"router_{role}", "nodes", f"Ready {role} nodes, as this router sees it.")
@@ -166,6 +169,7 @@ class ClusterBackend:
         with (
             self._membership.assigned(decode.identity),
             self._attempts.attempt(request.id, told) as attempt,
+            self._spans.open("attempt", trace_context.get() or "", decode=decode.identity.name) as span,
         ):
             message = Generate(
                 attempt=attempt.key,
@@ -176,7 +180,7 @@ class ClusterBackend:
                 remaining_s=max(0.0, deadline - trio.current_time()),
                 sources=[_source(member, layout) for member, layout in sources],
                 reply=self._answers,
-                trace=trace_context.get() or "",
+                trace=span.context,
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._count_prefill, sources[0][0], attempt)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Script:
-    """Answers by path: a value is JSON, bytes are sent as they are, a list of answers is given one by one."""
+    """Answers by path: JSON, bytes as they are, (status, answer), a function, or a list of answers in their order."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -21,7 +21,9 @@ class Script:
     def answer(self, path: str) -> Any:
         self.asked.append(path)
         found = self.answers.get(path.partition("?")[0])
-        return (found.pop(0) if len(found) > 1 else found[0]) if isinstance(found, list) else found
+        if isinstance(found, list):
+            return found.pop(0) if len(found) > 1 else found[0]
+        return found() if callable(found) else found
 
 
 @contextmanager
