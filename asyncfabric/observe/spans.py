@@ -61,8 +61,8 @@ class OpenSpan:
 
     def __init__(self, ring: SpanRing, name: str, context: str, args: dict[str, Value]) -> None:
         """Not for users: `with ring.open(...)`."""
-        self.name = name
-        self.args = args
+        self.name: str = name
+        self.args: dict[str, Value] = args
         self._ring = ring
         self._given = context
         self._id = ""

@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from asyncfabric.types import TraceEvent
-
-if TYPE_CHECKING:
-    from asyncfabric._api.fabric import Fabric
 
 KEPT = 65536
 
 
 class TraceTap:
-    """Collects the events of a fabric from now on; switch its trace on before, and off afterwards.
+    """Collects the events of a fabric from now on: `TraceTap(fabric.take_trace)`, while its trace is on.
 
     Attributes:
         events: those that came, the newest `most`, the oldest first.
         gaps: how often events were overwritten before they were taken.
     """
 
-    def __init__(self, fabric: Fabric, most: int = KEPT) -> None:
-        """Begin; older events of the fabric are left out."""
+    def __init__(self, take: Callable[[], Sequence[TraceEvent]], since_ns: int | None = None, most: int = KEPT) -> None:
+        """Begin; `take` returns the newest events, the oldest first. Those before `since_ns` (now) are left out."""
         self.events: deque[TraceEvent] = deque(maxlen=most)
         self.gaps: int = 0
-        self._fabric = fabric
-        self._last_ns = time.monotonic_ns()
-        self._at_last = 0  # events taken that have this very time
-        self._began = False
+        self._take = take
+        self._last_ns: int = time.monotonic_ns() if since_ns is None else since_ns
+        self._at_last: int = 0  # events taken that have this very time
+        self._began: bool = False
 
     def drain(self) -> None:
         """Take what came since the last drain; call it more often than 4,096 events need."""
-        seen = self._fabric.take_trace()
+        seen = self._take()
         if self._began and seen and min(event.time_ns for event in seen) > self._last_ns:
             self.gaps += 1
         skip = self._at_last

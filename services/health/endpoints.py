@@ -18,7 +18,7 @@ from asyncfabric_services.health.view import Rows, View
 
 
 def node_routes(condition: Condition, registry: CollectorRegistry, view: View | None = None) -> list[Route]:
-    """Return the routes."""
+    """Return the routes; a node without a view has the first two."""
 
     async def health(_: Request) -> Response:
         return JSONResponse(condition.plain(), 200 if condition.ready else 503)
@@ -29,7 +29,7 @@ def node_routes(condition: Condition, registry: CollectorRegistry, view: View | 
     return [
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
-        *(_page(condition, name, rows) for name, rows in (view or View()).pages().items()),
+        *(_page(condition, name, rows) for name, rows in (view.pages() if view is not None else {}).items()),
     ]
 
 

@@ -47,7 +47,7 @@ class Recorder:
             self._spans.take()  # what was left by a recording that was given up
             if self._fabric is not None:
                 self._fabric.set_trace(True)
-                tap = TraceTap(self._fabric)
+                tap = TraceTap(self._fabric.take_trace)
             end = trio.current_time() + seconds
             while (left := end - trio.current_time()) > 0:
                 await trio.sleep(left if tap is None else min(left, DRAIN_SECONDS))

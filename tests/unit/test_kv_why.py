@@ -124,7 +124,11 @@ def opening(network: FakeNetwork) -> Any:
     return open_fake(network)
 
 
-async def test_a_whole_stream_leaves_no_line() -> None:
-    async with scene(opening_of("fake"), LAYOUT, LAYOUT, prefill) as found:
-        await request_all(found, "r")
+async def test_what_has_arrived_waits_for_nobody_even_before_its_scope_is_left() -> None:
+    async with (
+        scene(opening_of("fake"), LAYOUT, LAYOUT, prefill) as found,
+        await found.pool.lease("r", tokens=23, context=True) as lease,
+        found.inbox.request(lease, found.addresses, found.layout, 23) as request,
+    ):
+        await request.wait()
         assert lines_of(found) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from look_site import site
 
+from asyncfabric import TraceEvent
 from asyncfabric.errors import BusyError
 from asyncfabric.observe.spans import Span, SpanRing
 from asyncfabric.observe.tap import TraceTap
@@ -31,7 +33,7 @@ async def test_a_tap_takes_each_event_once_and_counts_what_it_missed() -> None:
     async with open_pair() as p:
         p.writer.set_trace(True)
         await p.writer.write(p.source[:8], p.key, 0)
-        tap = TraceTap(p.writer)
+        tap = TraceTap(p.writer.take_trace)
         tap.drain()
         assert list(tap.events) == [], "what was before is not taken"
         for length in (1, 2, 3):
@@ -45,6 +47,33 @@ async def test_a_tap_takes_each_event_once_and_counts_what_it_missed() -> None:
         tap.drain()
         assert tap.gaps == 1
         assert len(tap.events) == len(set(tap.events))
+
+
+def _tapped(steps: list[tuple[int, bool]], ring: int) -> tuple[TraceTap, list[TraceEvent]]:
+    """Write events and tap them; `steps` are the times between events, and whether the tap is drained after them."""
+    now, written = 100, list[TraceEvent]()
+    tap = TraceTap(lambda: written[-ring:], since_ns=100)
+    for number, (pause, drained) in enumerate(steps):
+        now += pause
+        written.append(TraceEvent(now, "post", number, 0))
+        if drained:
+            tap.drain()
+    tap.drain()
+    return tap, written
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
+def test_events_of_one_moment_are_taken_once_each(steps: list[tuple[int, bool]]) -> None:
+    tap, written = _tapped(steps, 64)
+    assert (list(tap.events), tap.gaps) == (written, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.booleans()), max_size=60), st.integers(1, 8))
+def test_what_a_short_ring_lost_is_a_gap(steps: list[tuple[int, bool]], ring: int) -> None:
+    tap, written = _tapped(steps, ring)
+    taken = [event.subject for event in tap.events]
+    assert taken == sorted(set(taken)) and taken[-ring:] == [event.subject for event in written[-ring:]]
+    assert tap.gaps >= sum(after - before > 1 for before, after in pairwise(taken))
 
 
 @given(st.integers(-(10**12), 10**12), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1))
