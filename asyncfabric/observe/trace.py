@@ -127,7 +127,7 @@ def _names(process: int, recording: Recording) -> Iterator[dict[str, Any]]:
     notes += [f"events lost {gaps} times"] if gaps else []
     shown = f"{name} ({', '.join(notes)})" if notes else name
     yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": shown}}
-    for track, text in enumerate(TRACKS):
+    for track, text in enumerate(TRACKS if recording.events else ()):
         yield {"ph": "M", "pid": process, "tid": track, "name": "thread_name", "args": {"name": text}}
 
 

@@ -9,16 +9,27 @@ from __future__ import annotations
 import http.client
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import trio
 
 MOST_BYTES = 256 << 20
 PIECE_BYTES = 1 << 18
+_T = TypeVar("_T")
+
+
+def run(asking: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+    """Return what `asking(*arguments)` returns, as trio.run does; Ctrl-C is raised as such and not in a group."""
+    try:
+        return trio.run(asking, *arguments)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
+        raise
 
 
 class NoAnswer(Exception):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import trio
 
 from asyncfabric_services.exits import FINE
+from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
 from asyncfabric_services.look.tables import PEERS, REGIONS, WHY, Column, Told, console, table_of
 
@@ -51,7 +51,7 @@ def list_regions(places: Places, as_json: bool) -> int:
 
 
 def _show(places: Places, page: str, as_json: bool, columns: Sequence[Column], nothing: str) -> int:
-    rows = rows_of(trio.run(places.ask, f"/{page}"), page)
+    rows = rows_of(run(places.ask, f"/{page}"), page)
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))

@@ -10,7 +10,7 @@ import trio
 from rich.live import Live
 
 from asyncfabric_services.exits import FINE
-from asyncfabric_services.look.asking import Answer, NoAnswer, ask, exchange
+from asyncfabric_services.look.asking import Answer, NoAnswer, ask, exchange, run
 from asyncfabric_services.look.places import Places, places_options, spoken
 from asyncfabric_services.look.rates import Sample, parsed, row_of
 from asyncfabric_services.look.tables import TOP, console, table_of
@@ -27,8 +27,8 @@ def top(places: Places, interval: float, once: bool, as_json: bool) -> int:
     if interval <= 0:
         raise click.UsageError(f"--interval must be more than 0, got {interval:g} s")
     try:
-        trio.run(_watch, places, interval, once, as_json)
-    except* KeyboardInterrupt:
+        run(_watch, places, interval, once, as_json)
+    except KeyboardInterrupt:
         pass  # how a user ends it
     return FINE
 

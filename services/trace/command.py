@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import click
-import trio
 
 from asyncfabric.observe.trace import Recording, merge
 from asyncfabric_services.exits import FINE
+from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
 from asyncfabric_services.quantities import DurationType
 from asyncfabric_services.trace.record import record_all
@@ -34,7 +34,7 @@ def record(places: Places, seconds: float, output: Path, keep: Path | None) -> i
     """Record nodes for some seconds, all at once, and draw one trace, for ui.perfetto.dev or chrome://tracing."""
     if not 0 < seconds <= MOST_SECONDS:
         raise click.UsageError(f"--seconds must be more than 0 and at most {MOST_SECONDS:g}, got {seconds:g}")
-    recordings = trio.run(record_all, places, seconds)
+    recordings = run(record_all, places, seconds)
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for number, one in enumerate(recordings):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 from click.testing import CliRunner, Result
 from look_site import site
 
 from asyncfabric_services.cli import asyncfabric
+from asyncfabric_services.look import asking
 from asyncfabric_services.look.asking import checked_url
 from asyncfabric_services.look.rates import Sample, parsed, row_of
 from asyncfabric_services.look.tables import in_bytes, in_time
@@ -183,3 +186,15 @@ def test_values_and_addresses_as_people_write_them() -> None:
         "", "0.5 us", "3.1 ms", "2.5 s", "1.02 min", "2 h",
     ]  # fmt: skip
     assert checked_url("localhost:8100") == checked_url("http://localhost:8100/") == "http://localhost:8100"
+
+
+async def _interrupted() -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        signal.raise_signal(signal.SIGINT)
+        await trio.sleep_forever()
+
+
+def test_ctrl_c_is_no_group_of_errors() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asking.run(_interrupted)

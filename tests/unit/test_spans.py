@@ -130,3 +130,4 @@ def test_what_is_unsure_is_in_the_name_of_its_process() -> None:
     picture = merge([_recording("far", clock_error_ns=2500, gaps=3), _recording("near")])
     names = [one["args"]["name"] for one in picture["traceEvents"] if one["name"] == "process_name"]
     assert names == ["far (clock +- 2.5 us, events lost 3 times)", "near"]
+    assert [one for one in picture["traceEvents"] if one["name"] == "thread_name"] == [], "there is nothing on a track"

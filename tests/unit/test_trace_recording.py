@@ -10,6 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+
+pytest.importorskip("starlette", reason="nodes need starlette")
+
 import trio
 import trio.testing
 from click.testing import CliRunner
@@ -17,6 +20,7 @@ from fabrics import LENGTH, open_pair
 from hypothesis import given
 from hypothesis import strategies as st
 from look_site import site
+from starlette.requests import Request
 
 from asyncfabric import TraceEvent
 from asyncfabric.errors import BusyError
@@ -145,6 +149,32 @@ async def test_a_recorder_switches_the_trace_of_its_fabric_on_and_off() -> None:
         assert finished == list(range(1, 9))
         await p.writer.write(p.source[: LENGTH // 2], p.key, 0)
         assert all(event.value != LENGTH // 2 for event in p.writer.take_trace()), "it is off again"
+
+
+@pytest.mark.trio
+async def test_what_a_node_answers_about_its_recording(autojump_clock: trio.testing.MockClock) -> None:
+    recorder = Recorder("router", SpanRing())
+    trace, clock = (route.endpoint for route in recorder.routes())
+
+    def ask(seconds: str) -> Any:
+        return trace(Request({"type": "http", "query_string": f"seconds={seconds}".encode()}))
+
+    answers: list[Any] = []
+    async with trio.open_nursery() as nursery:
+
+        async def first() -> None:
+            answers.append(await ask("60s"))
+
+        nursery.start_soon(first)
+        await trio.testing.wait_all_tasks_blocked()
+        busy = await ask("1s")
+        assert (busy.status_code, "another recording" in json.loads(busy.body)["error"]) == (409, True)
+        for wrong in ("", "0s", "61s", "soon", "-1s"):
+            refused = await ask(wrong)
+            assert (refused.status_code, "seconds: " in json.loads(refused.body)["error"]) == (400, True)
+    assert (answers[0].status_code, json.loads(answers[0].body)["name"]) == (200, "router")
+    told = json.loads((await clock(None)).body)
+    assert told["host"] == boot_id() and 0 < told["monotonic_ns"] <= time.monotonic_ns()
 
 
 def _answer(recording: Recording) -> bytes:
