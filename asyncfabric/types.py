@@ -78,6 +78,29 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """One registered region, as `fabric.regions()` lists them.
+
+    Attributes:
+        id: number of the region in its fabric, as in error texts.
+        length_bytes, device, access: what was registered, where, with which rights for peers.
+        generation: of its keys; grows with each revocation.
+        quarantined: a device may still touch it, so it is never given back.
+        age_s: seconds since it was registered.
+        cost_s: seconds that registering took.
+    """
+
+    id: int
+    length_bytes: int
+    device: str
+    access: AccessMode
+    generation: int
+    quarantined: bool
+    age_s: float
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """One line of `fabric.why()`: who waits, for what, what is missing, from whom."""
 

@@ -21,10 +21,14 @@ COMMANDS = {
     "demo": ("asyncfabric_services.demo", "demo_command"),
     "doctor": ("asyncfabric_services.doctor.command", "doctor"),
     "keys": ("asyncfabric_services.keys.command", "keys"),
+    "mr": ("asyncfabric_services.look.command", "mr"),
+    "peers": ("asyncfabric_services.look.command", "peers"),
     "serve": ("asyncfabric_services.router.command", "serve"),
+    "top": ("asyncfabric_services.look.top", "top"),
     "topo": ("asyncfabric_services.topo.command", "topo"),
     "trace": ("asyncfabric_services.trace.command", "trace"),
     "version": ("asyncfabric_services.version", "version"),
+    "why": ("asyncfabric_services.look.command", "why"),
 }
 """Sub-command -> (module, attribute). A module that is not part of an installation hides its command."""
 

@@ -187,8 +187,9 @@ class ImmCounter:
         """Return a line for each waiting task; `missing_from` are the peers that it declared."""
         have = self._stairwell.engine.counter_value(self._id)
         what = f"wait({self!r})"
+        goal, detail = f"arrivals of imm {self._imm}", {"imm": self._imm}
         return [
-            Waiting(what, f"arrivals of imm {self._imm}", have, one.target, tuple(map(repr, one.peers)), one.since)
+            Waiting(what, goal, have, one.target, tuple(map(repr, one.peers)), one.since, detail)
             for one in self._waiters
         ]
 

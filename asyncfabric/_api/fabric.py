@@ -19,6 +19,7 @@ from asyncfabric._api.messages import MessageStream
 from asyncfabric._api.peer import Peer, WarmReport, peer_statistics
 from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region import Region
+from asyncfabric._api.region_list import list_regions
 from asyncfabric._api.registering import allocate_region, checked_device, register_region
 from asyncfabric._api.watch import WatchWord
 from asyncfabric._api.writable import wait_writable
@@ -26,7 +27,7 @@ from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.errors import FabricError
 from asyncfabric.observe.why import format_waiting
-from asyncfabric.types import AccessMode, RailInfo, Statistics, TraceEvent, TraceWhat, Waiting
+from asyncfabric.types import AccessMode, RailInfo, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
 if TYPE_CHECKING:
     from asyncfabric._api.registering import Resolver
@@ -202,6 +203,11 @@ class Fabric(DataOps):
         engine = self._stairwell.engine
         peers = tuple(peer_statistics(row) for row in engine.peers())
         return Statistics(engine.statistics(), peers, self.rails)
+
+    def regions(self) -> tuple[RegionInfo, ...]:
+        """Return what is registered: size, place, generation, age and what registering cost; the oldest first."""
+        self._check_open()
+        return list_regions(self._stairwell)
 
     def why(self) -> list[Waiting]:
         """Return who waits for what, what is missing and from whom, oldest first; also transfers that nobody awaits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.checks import access_name, checked_access, checked_slice
@@ -40,6 +41,8 @@ class Region:
     _readonly: bool
     _keepalive: object
     _released: bool
+    _since: float
+    _cost_s: float
 
     def __init__(self) -> None:
         """Not for users."""
@@ -245,6 +248,7 @@ def make_region(
     *,
     readonly: bool = False,
     keepalive: object = None,
+    cost_s: float = 0.0,
 ) -> Region:
     """Return the Region object of a registered region; a buffer itself if the CPU may write to it."""
     if device == HOST and not readonly:
@@ -260,5 +264,7 @@ def make_region(
     region._readonly = readonly
     region._keepalive = keepalive
     region._released = False
+    region._since = monotonic()
+    region._cost_s = cost_s
     stairwell.regions[region_id] = region
     return region

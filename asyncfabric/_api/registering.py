@@ -6,6 +6,7 @@ Runs on the event loop's thread; the pinning itself runs on the engine's control
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.control import ControlCall, submit_control
@@ -44,6 +45,7 @@ async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: obje
     if memory.readonly and access & ACCESS_BITS["write"]:
         raise ValueError(f"a read-only {type(buffer).__name__} may be registered with access 'read' or 'local' only")
     what = f"registering {memory.length} bytes of {type(buffer).__name__}"
+    begun = monotonic()
     submit = stairwell.engine.submit_register
     call = submit_control(stairwell, what, submit, memory.address, memory.length, memory.device, access)
     # Parked with the call: the buffer must live while the engine pins it, also if the task is interrupted.
@@ -58,6 +60,7 @@ async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: obje
         access,
         readonly=memory.readonly,
         keepalive=memory.keepalive,
+        cost_s=monotonic() - begun,
     )
 
 
@@ -68,15 +71,17 @@ async def allocate_region(stairwell: Stairwell, length: int, device: int, access
     """
     _check_device(stairwell, device)
     what = f"allocating {length} bytes"
+    begun = monotonic()
     call = submit_control(stairwell, what, stairwell.engine.submit_allocate, length, device, access)
     region_id = await _answered(stairwell, call)
+    cost_s = monotonic() - begun
     if device != HOST:
         address = stairwell.engine.region_info(region_id).base
-        return make_region(stairwell, region_id, address, length, device, access)
+        return make_region(stairwell, region_id, address, length, device, access, cost_s=cost_s)
     # The view, not the engine's own address: it stays readable after release, until the last tensor over it is gone.
     view = stairwell.engine.region_memory(region_id)
     base = resolve_buffer(view).address
-    return make_region(stairwell, region_id, base, length, device, access, keepalive=view)
+    return make_region(stairwell, region_id, base, length, device, access, keepalive=view, cost_s=cost_s)
 
 
 def _check_device(stairwell: Stairwell, device: int) -> None:

@@ -9,7 +9,7 @@ from asyncfabric._control.directory_server import Directory, serve_directory
 from asyncfabric._control.events import Arrival, SessionChange
 from asyncfabric._control.keys import LinkKeys, read_keys
 from asyncfabric._control.link import Link
-from asyncfabric._control.link_values import LinkConfig, LinkStatistics
+from asyncfabric._control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric._control.messages import Identity
 from asyncfabric._control.zmq_link import open_link
 from asyncfabric._control.zmq_wire import make_keys
@@ -23,6 +23,7 @@ __all__ = [
     "Link",
     "LinkConfig",
     "LinkKeys",
+    "LinkPeer",
     "LinkStatistics",
     "Node",
     "NodeChange",

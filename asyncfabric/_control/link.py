@@ -16,7 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from asyncfabric._control.address import LinkAddress
 from asyncfabric._control.events import Arrival, Leave, PathLost, Post, SessionChange
-from asyncfabric._control.link_values import LinkConfig, LinkStatistics
+from asyncfabric._control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric._control.listeners import Outlet
 from asyncfabric._control.messages import ENVELOPE_BYTES, Identity, checked_text
 from asyncfabric._control.switchboard import Switchboard
@@ -162,6 +162,10 @@ class Link:
         self._board.feed(Leave(peer))
         while peer in self._table.roster.peers:
             await self._board.room(peer)
+
+    def peers(self) -> list[LinkPeer]:
+        """Return the peers that there is a session with, by name."""
+        return sorted(self._board.peers(), key=lambda peer: peer.identity.name)
 
     def statistics(self) -> LinkStatistics:
         """Return what was counted so far."""

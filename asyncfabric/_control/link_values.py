@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asyncfabric._control.messages import MAX_FRAME_BYTES
+from asyncfabric._control.messages import MAX_FRAME_BYTES, Identity
 from asyncfabric._control.session import SECOND_NS, SessionConfig
 
 
@@ -58,6 +58,25 @@ class LinkConfig:
             max_frame_bytes=self.max_frame_bytes,
             window_bytes=self.window_bytes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPeer:
+    """A peer of a link, now.
+
+    Attributes:
+        identity: who it is.
+        state: ready, or draining: it leaves, or we do.
+        address: where its link is reached, as it said.
+        sessions: paths to it; two when both dialed at the same moment.
+        silent_s: seconds since it was last heard.
+    """
+
+    identity: Identity
+    state: str
+    address: str
+    sessions: int
+    silent_s: float
 
 
 @dataclass(frozen=True, slots=True)

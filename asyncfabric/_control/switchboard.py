@@ -28,7 +28,7 @@ from asyncfabric._control.events import (
     Room,
     Tick,
 )
-from asyncfabric._control.link_values import LinkConfig, LinkStatistics
+from asyncfabric._control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric._control.listeners import Inbox, Outlet
 from asyncfabric._control.messages import Identity
 from asyncfabric._control.session_table import SessionTable
@@ -169,6 +169,20 @@ class Switchboard:
         if inbox is None:
             inbox = self._inboxes[channel] = Inbox(channel)
         return inbox
+
+    def peers(self) -> list[LinkPeer]:
+        """Return the living peers."""
+        now_ns = _now_ns()
+        return [
+            LinkPeer(
+                peer.identity,
+                peer.state,
+                peer.way_out.address,
+                len(peer.sessions),
+                max(0, now_ns - max(session.heard_ns for session in peer.sessions)) / 1e9,
+            )
+            for peer in self.table.roster.peers.values()
+        ]
 
     def statistics(self) -> LinkStatistics:
         """Return what was counted so far."""

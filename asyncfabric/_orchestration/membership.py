@@ -150,6 +150,10 @@ class Membership:
             if not self._assigned[identity]:
                 del self._assigned[identity]
 
+    def assigned_to(self, identity: Identity) -> int:
+        """Return how many pieces of work this node counts towards a member now."""
+        return self._assigned[identity]
+
     def _weight(self, member: Member) -> tuple[float, int, str]:
         assigned = self._assigned[member.identity]
         return member.load + assigned, assigned, member.identity.name

@@ -26,6 +26,7 @@ from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.protocol import SourceAction, SourceMachine, SourceVerdict, TargetMachine, TargetState
 from asyncfabric.kv.relayout import Batch, KvPlan, PlacedPlan, context_rank, expected_arrivals, serves
 from asyncfabric.kv.stream import KvStream, open_stream
+from asyncfabric.kv.why import waiting
 
 __all__ = [
     "DTYPE_BYTES",
@@ -66,4 +67,5 @@ __all__ = [
     "open_pool",
     "open_stream",
     "serves",
+    "waiting",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import anyio
 
@@ -29,13 +30,22 @@ CONFIRM_S = 2.0
 
 
 class KvRequest:
-    """One lease that was offered to the ranks of a source; made by `async with inbox.request(...)`."""
+    """One lease that was offered to the ranks of a source; made by `async with inbox.request(...)`.
 
-    def __init__(self, lease: KvLease, machine: TargetMachine, addresses: dict[int, FabricAddress]) -> None:
+    Attributes:
+        names: of the ranks, by the incarnation of their fabrics, as far as they were given.
+        since: when it was made, on time.monotonic().
+    """
+
+    def __init__(
+        self, lease: KvLease, machine: TargetMachine, addresses: dict[int, FabricAddress], names: dict[int, str]
+    ) -> None:
         """Not for users: `async with inbox.request(...)`."""
         self.lease = lease
         self.machine = machine
         self.peers: dict[int, Peer] = {}
+        self.names = names
+        self.since: float = monotonic()
         self._addresses = addresses
         self._scopes: set[anyio.CancelScope] = set()
         self._changed = anyio.Event()
@@ -145,6 +155,7 @@ class KvInbox:
         per_layer: bool = False,
         trace: str = "",
         body: bytes = b"",
+        names: Sequence[str] = (),
     ) -> AsyncIterator[KvRequest]:
         """Offer a lease to each rank of a source that has to write to it; leaving early cancels there.
 
@@ -160,14 +171,17 @@ class KvInbox:
             per_layer: count each layer by itself, for `wait_layer`.
             trace: W3C traceparent.
             body: carried to the source, not looked at.
+            names: of the ranks, in the order of their addresses, for `asyncfabric.kv.waiting`.
 
         Raises:
-            ValueError: as KvLease.offer, or not one address for each rank.
+            ValueError: as KvLease.offer, or not one address (and name, where names are given) for each rank.
 
         Cancellation: on leaving, sources are told and have `confirm_s` to confirm, shielded; then it goes on.
         """
         if len(sources) != source.tp_size:
             raise ValueError(f"the source has {source.tp_size} ranks, got {len(sources)} addresses")
+        if len(names) not in (0, len(sources)):
+            raise ValueError(f"the source has {source.tp_size} ranks, got {len(names)} names")
         if len({address.incarnation for address in sources}) != len(sources):
             raise ValueError("two ranks of the source have the same address; each rank has a fabric of its own")
         layout = self._pool.layout
@@ -178,7 +192,8 @@ class KvInbox:
         }
         offer = await lease.offer(source, tokens, rotation=rotation, per_layer=per_layer, trace=trace, body=body)
         machine = TargetMachine(offer.target, offer.lease, tuple(addresses))
-        request = KvRequest(lease, machine, addresses)
+        called = {address.incarnation: name for address, name in zip(sources, names, strict=False)}
+        request = KvRequest(lease, machine, addresses, called)
         self._forget_settled()
         self._requests[offer.lease] = request
         try:

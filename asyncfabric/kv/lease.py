@@ -68,6 +68,11 @@ class KvLease:
         return int(self._expected.sum()) + self._contexts
 
     @property
+    def imms(self) -> tuple[int, ...]:
+        """Immediates that count the arrivals; empty before the offer."""
+        return tuple(counter.imm for counter in self._counters)
+
+    @property
     def arrived(self) -> int:
         """Arrivals so far."""
         if self._interrupted or self._released:

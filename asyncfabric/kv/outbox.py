@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import monotonic
 
 import anyio
 import numpy as np
@@ -33,12 +34,14 @@ class KvJob:
 
     Attributes:
         offer: what was offered; `offer.body` is what the leaseholder wants done.
+        since: when it came, on time.monotonic().
     """
 
     def __init__(self, fabric: Fabric, pool: KvPool, offer: KvOffer) -> None:
         """Not for users: handlers get it."""
         self.offer = offer
         self.scope: anyio.CancelScope = anyio.CancelScope()
+        self.since: float = monotonic()
         self._fabric = fabric
         self._pool = pool
         self._streams: list[KvStream] = []

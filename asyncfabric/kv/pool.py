@@ -10,6 +10,7 @@ import logging
 import math
 from collections import deque
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import anyio
@@ -37,13 +38,14 @@ _numbers = count()
 class _Ticket:
     """One task that waits for pages."""
 
-    __slots__ = ("deadline", "event", "granted", "owner", "pages", "slots")
+    __slots__ = ("deadline", "event", "granted", "owner", "pages", "since", "slots")
 
     def __init__(self, owner: str, pages: int, slots: int, deadline: float) -> None:
         self.owner = owner
         self.pages = pages
         self.slots = slots
         self.deadline = deadline
+        self.since: float = monotonic()
         self.event: anyio.Event = anyio.Event()
         self.granted: KvLease | None = None
 

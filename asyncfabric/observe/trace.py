@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncfabric.observe import lanes
+from asyncfabric.observe.spans import Span
 from asyncfabric.types import TraceEvent
 
 if TYPE_CHECKING:
@@ -24,18 +26,25 @@ TRACKS = ("transfers", "worker", "rails", "arrivals", "peers")
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """The trace of one fabric.
+    """The trace of one process: of its fabric, and of what it did for requests.
 
     Attributes:
         name: what the picture calls it.
         host: what tells hosts, and their boots, apart: events of equal hosts have one clock.
         wall_offset_ns: add it to an event's time for nanoseconds since 1970.
+        events: of the fabric, empty for a process without one.
+        spans: of requests.
+        gaps: how often events were lost, since the engine's ring was full.
+        clock_error_ns: how wrong `wall_offset_ns` may be, where that was measured.
     """
 
     name: str
     host: str
     wall_offset_ns: int
     events: list[TraceEvent]
+    spans: list[Span] = []
+    gaps: int = 0
+    clock_error_ns: int = 0
     version: int = VERSION
 
     @classmethod
@@ -46,10 +55,15 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: the name is empty.
             ClosedError: the fabric is closed.
         """
+        return cls.here(name, fabric.take_trace())
+
+    @classmethod
+    def here(cls, name: str, events: list[TraceEvent], spans: Sequence[Span] = (), gaps: int = 0) -> Recording:
+        """Return a recording of this process; raises ValueError for an empty name."""
         if not name:
             raise ValueError("a recording needs a name to be told apart by, got ''")
         offset = time.time_ns() - time.monotonic_ns()
-        return cls(name=name, host=_boot(), wall_offset_ns=offset, events=fabric.take_trace())
+        return cls(name=name, host=boot_id(), wall_offset_ns=offset, events=events, spans=list(spans), gaps=gaps)
 
     def save(self, path: Path) -> None:
         """Write the recording as JSON."""
@@ -77,18 +91,23 @@ def merge(recordings: Sequence[Recording]) -> dict[str, Any]:
 
     Each fabric is a process of five tracks: transfers (begin to end), the worker's sleep, requests that rails took,
     arrivals with their sum for each imm, and states of peers. What began before the oldest event kept is not drawn;
-    what had not ended goes on to the end of its recording and says so.
+    what had not ended goes on to the end of its recording and says so. Spans of requests lie on lanes below, with an
+    arrow where a request goes from one process to another.
     """
     clocks = _clocks(recordings)
-    times = [event.time_ns + clock for one, clock in zip(recordings, clocks, strict=True) for event in one.events]
-    zero = min(times, default=0)
+    zero = min(
+        (time_ns for one, clock in zip(recordings, clocks, strict=True) for time_ns in _times(one, clock)), default=0
+    )
     events: list[dict[str, Any]] = []
+    placed: list[lanes.Placed] = []
     for number, (recording, clock) in enumerate(zip(recordings, clocks, strict=True), 1):
-        events += _names(number, recording.name)
+        events += _names(number, recording)
+        placed += lanes.place(recording.spans, number, clock - zero)
         drawing = _Drawing(number, clock - zero)
         for event in sorted(recording.events):
             events += drawing.draw(event)
         events += drawing.rest()
+    events += lanes.draw(placed)
     return {"displayTimeUnit": "ns", "traceEvents": events}
 
 
@@ -97,9 +116,18 @@ def _clocks(recordings: Sequence[Recording]) -> list[int]:
     return [first.setdefault(recording.host, recording.wall_offset_ns) for recording in recordings]
 
 
-def _names(process: int, name: str) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
-    for track, text in enumerate(TRACKS):
+def _times(recording: Recording, clock: int) -> Iterator[int]:
+    yield from (event.time_ns + clock for event in recording.events)
+    yield from (span.begin_ns + clock for span in recording.spans)
+
+
+def _names(process: int, recording: Recording) -> Iterator[dict[str, Any]]:
+    name, error_ns, gaps = recording.name, recording.clock_error_ns, recording.gaps
+    notes = [f"clock +- {error_ns / 1000:.3g} us"] if error_ns else []
+    notes += [f"events lost {gaps} times"] if gaps else []
+    shown = f"{name} ({', '.join(notes)})" if notes else name
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": shown}}
+    for track, text in enumerate(TRACKS if recording.events else ()):
         yield {"ph": "M", "pid": process, "tid": track, "name": "thread_name", "args": {"name": text}}
 
 
@@ -158,5 +186,6 @@ class _Drawing:
         return {"ph": phase, **place, "ts": (time_ns + self._shift_ns) / 1000, **fields}
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """Return what tells this boot of this host from all others: processes with the same one share their clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

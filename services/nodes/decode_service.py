@@ -13,12 +13,15 @@ from asyncfabric.kv import FabricMessenger, deliver, open_inbox
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.nodes.decoder import Decoder, DecoderActor
 from asyncfabric_services.nodes.messages import DECODER
+from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.paged_model import PoolSupply, open_paged_model
+from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
 from asyncfabric_services.runner.roster import Roster
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 
 @asynccontextmanager
@@ -47,10 +50,15 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 open_node(stage.condition.name, link) as node,
             ):
                 nursery.start_soon(deliver, messenger, [inbox])
-                decoder = Decoder(model, inbox, batcher, stage.desk, batch.most_waiting)
+                decoder = Decoder(model, inbox, batcher, stage.desk, stage.spans, batch.most_waiting)
                 await node.spawn(DecoderActor, decoder, name=DECODER)
-                async with open_directory(stage, link, labels_of(bytes(model.fabric.address))):
-                    yield Starlette(routes=node_routes(stage.condition, stage.registry))
+                async with open_directory(stage, link, labels_of(bytes(model.fabric.address))) as directory:
+                    names = NodeNames()
+                    nursery.start_soon(names.follow, directory)
+                    sight = FabricSight(model, link, names, inbox)
+                    recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
+                    routes = node_routes(stage.condition, stage.registry, sight.view())
+                    yield Starlette(routes=[*routes, *recorder.routes()])
             nursery.cancel_scope.cancel()
 
 

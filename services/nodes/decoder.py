@@ -15,6 +15,7 @@ import trio
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricAddress, PeerError, StaleKeyError, TransferError
 from asyncfabric.actors import Actor, handles
 from asyncfabric.kv import KvInbox, KvLease
+from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.nodes.messages import Generate, Source, Tokens, encode_prompt
 from asyncfabric_services.nodes.paged_model import PagedModel
 from asyncfabric_services.router.desk import Desk
@@ -27,11 +28,14 @@ _log = logging.getLogger(__name__)
 class Decoder:
     """The requests of one decode node."""
 
-    def __init__(self, model: PagedModel, inbox: KvInbox, batcher: Batcher, desk: Desk, most_waiting: int) -> None:
+    def __init__(
+        self, model: PagedModel, inbox: KvInbox, batcher: Batcher, desk: Desk, spans: SpanRing, most_waiting: int
+    ) -> None:
         self._model = model
         self._inbox = inbox
         self._batcher = batcher
         self._desk = desk
+        self._spans = spans
         self._most_waiting = most_waiting
         self._waiting = 0
 
@@ -44,21 +48,30 @@ class Decoder:
         Cancellation: the source is told to stop and confirms, or is fenced off; the request leaves the batch.
         """
         deadline = trio.current_time() + request.remaining_s
-        with trio.move_on_at(deadline) as in_time, self._desk.admit() as place, place.scope:
-            lease, logits = await self._received(request, deadline)
+        with (
+            trio.move_on_at(deadline) as in_time,
+            self._desk.admit() as place,
+            self._spans.open("answer", request.trace, request=request.attempt, prompt=len(request.prompt)) as span,
+            place.scope,
+        ):
+            lease, logits = await self._received(request, deadline, span.context)
             async with lease:
-                return await self._decode(request, lease, logits)
+                with self._spans.open("decode", span.context, request=request.attempt) as decoding:
+                    told = await self._decode(request, lease, logits)
+                    decoding.note(tokens=told)
+                    return told
         if in_time.cancelled_caught:
             raise TimeoutError(f"the deadline of the request passed on {self._model.pool!r}")
         raise ClosedError("the decode node was stopped before the answer was complete", remedy="ask another node")
 
-    async def _received(self, request: Generate, deadline: float) -> tuple[KvLease, torch.Tensor]:
+    async def _received(self, request: Generate, deadline: float, context: str) -> tuple[KvLease, torch.Tensor]:
         """Return a lease that holds the prompt, and the logits of the next token; asks one source after the other."""
         sources, failures = list(request.sources), list[str]()
         while sources:
-            lease = await self._leased(request, deadline)
+            with self._spans.open("wait for pages", context, request=request.attempt):
+                lease = await self._leased(request, deadline)
             try:
-                return lease, await fill(self._inbox, lease, sources[0], request.prompt, request.trace)
+                return lease, await self._filled(lease, sources[0], request, context)
             except StaleKeyError as error:
                 lease.release()
                 _log.info("request %s asks %s again: %s", request.attempt, sources[0].name, error)
@@ -83,6 +96,13 @@ class Decoder:
             return await self._model.pool.lease(request.attempt, tokens=tokens, context=True, deadline=deadline)
         finally:
             self._waiting -= 1
+
+    async def _filled(self, lease: KvLease, source: Source, request: Generate, context: str) -> torch.Tensor:
+        about: dict[str, Value] = {"request": request.attempt, "source": source.name, "lease": lease.number}
+        with self._spans.open("fill prompt", context, **about) as span:
+            logits = await fill(self._inbox, lease, source, request.prompt, span.context)
+            span.note(pieces=lease.expected, imms=", ".join(map(str, lease.imms)))
+        return logits
 
     async def _decode(self, request: Generate, lease: KvLease, logits: torch.Tensor) -> int:
         table = lease.pages.tolist()
@@ -110,8 +130,9 @@ async def fill(inbox: KvInbox, lease: KvLease, source: Source, prompt: list[int]
     Cancellation: the source is told to stop and confirms, or is fenced off.
     """
     address = FabricAddress.from_bytes(source.address)
+    body, names = encode_prompt(prompt), [source.name]
     async with inbox.request(
-        lease, [address], source.layout, len(prompt), trace=trace, body=encode_prompt(prompt)
+        lease, [address], source.layout, len(prompt), trace=trace, body=body, names=names
     ) as asked:
         await asked.wait()
     return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())

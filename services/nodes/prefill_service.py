@@ -13,10 +13,13 @@ from asyncfabric.actors import labels_of
 from asyncfabric.kv import FabricMessenger, KvOutbox, deliver, open_outbox
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.nodes.messages import LAYOUT_LABEL
+from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.paged_model import open_paged_model
 from asyncfabric_services.nodes.prefiller import Prefiller, StreamMeter
+from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 
 @asynccontextmanager
@@ -27,7 +30,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """
     async with open_paged_model(stage) as model:
         meter = StreamMeter(stage.registry)
-        prefiller = Prefiller(model, stage.desk, stage.settings.batch.chunk_tokens, meter)
+        prefiller = Prefiller(model, stage.desk, stage.spans, stage.settings.batch.chunk_tokens, meter)
         messenger = FabricMessenger(model.fabric)
         layout = msgspec.json.encode(model.pool.layout).decode()
         labels = labels_of(bytes(model.fabric.address)) | {LAYOUT_LABEL: layout}
@@ -38,8 +41,13 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             ):
                 nursery.start_soon(deliver, messenger, [outbox])
                 nursery.start_soon(_drain, stage, outbox)
-                async with open_directory(stage, link, labels):
-                    yield Starlette(routes=node_routes(stage.condition, stage.registry))
+                async with open_directory(stage, link, labels) as directory:
+                    names = NodeNames()
+                    nursery.start_soon(names.follow, directory)
+                    sight = FabricSight(model, link, names, outbox)
+                    recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
+                    routes = node_routes(stage.condition, stage.registry, sight.view())
+                    yield Starlette(routes=[*routes, *recorder.routes()])
             nursery.cancel_scope.cancel()
 
 

@@ -6,12 +6,14 @@ Jobs run on the event loop, passes on a worker thread, one at a time; a job give
 from __future__ import annotations
 
 import logging
+import time
 
 import torch
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric.kv import KvJob, KvStream
+from asyncfabric.kv import KvJob, KvLease, KvStream
+from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.health.metrics import BoundedCounter
 from asyncfabric_services.nodes.messages import decode_prompt
 from asyncfabric_services.nodes.paged_model import PagedModel
@@ -30,9 +32,14 @@ class StreamMeter:
         self._open = BoundedCounter(
             registry, "kv_stream", "seconds_total", "From the first page sent to the last acknowledged."
         )
+        self._tokens = BoundedCounter(registry, "prefill_computed", "tokens_total", "Prompt tokens computed.")
         self._exposed = BoundedCounter(
             registry, "kv_exposed", "seconds_total", "From the end of the computation to the last acknowledged page."
         )
+
+    def computed(self, tokens: int) -> None:
+        """Count a computed chunk."""
+        self._tokens.add(tokens)
 
     def streamed(self, sent_bytes: int, open_seconds: float, exposed_seconds: float) -> None:
         """Count one finished stream."""
@@ -46,6 +53,7 @@ class Pushing:
 
     def __init__(self, stream: KvStream) -> None:
         self.began: float | None = None
+        self.began_ns = 0
         self._stream = stream
         self._failure: Exception | None = None
         self._loop = trio.lowlevel.current_trio_token()
@@ -63,7 +71,7 @@ class Pushing:
 
     def _push(self, layer: int, tokens_ready: int) -> None:
         if self.began is None:
-            self.began = trio.current_time()
+            self.began, self.began_ns = trio.current_time(), time.monotonic_ns()
         if self._failure is None:
             try:
                 self._stream.push(layer, tokens_ready)
@@ -74,9 +82,10 @@ class Pushing:
 class Prefiller:
     """Serves the jobs of an outbox."""
 
-    def __init__(self, model: PagedModel, desk: Desk, chunk_tokens: int, meter: StreamMeter) -> None:
+    def __init__(self, model: PagedModel, desk: Desk, spans: SpanRing, chunk_tokens: int, meter: StreamMeter) -> None:
         self._model = model
         self._desk = desk
+        self._spans = spans
         self._chunk_tokens = chunk_tokens
         self._meter = meter
         self._turn = trio.Lock()  # fair: jobs take turns
@@ -88,25 +97,45 @@ class Prefiller:
         """
         offer, model = job.offer, self._model
         prompt = decode_prompt(offer.body, offer.tokens, model.loaded.tokenizer.vocabulary)
-        with self._desk.admit() as place, place.scope:
-            async with (
-                await model.pool.lease("prefill", tokens=offer.tokens, context=True) as lease,
-                job.open_stream(lease.pages) as stream,
-            ):
+        with (
+            self._desk.admit() as place,
+            self._spans.open("prefill", offer.trace, lease=offer.lease, tokens=offer.tokens) as span,
+            place.scope,
+        ):
+            with self._spans.open("wait for pages", span.context):
+                lease = await model.pool.lease("prefill", tokens=offer.tokens, context=True)
+            async with lease, job.open_stream(lease.pages) as stream:
                 pushing = Pushing(stream)
-                logits = await self._compute(prompt, lease.pages.tolist(), pushing)
-                computed = trio.current_time()
-                pushing.check()
-                lease.context.memory[:] = logits.numpy().tobytes()
-                await stream.finish(lease.context)
-                now = trio.current_time()
-                began = computed if pushing.began is None else pushing.began
-                self._meter.streamed(stream.bytes, now - began, now - computed)
+                try:
+                    await self._stream(prompt, lease, stream, pushing, span.context)
+                finally:
+                    if pushing.began is not None:
+                        self._spans.add("stream", span.context, pushing.began_ns, **_about(stream))
 
-    async def _compute(self, prompt: list[int], table: list[int], pushing: Pushing) -> torch.Tensor:
+    async def _stream(
+        self, prompt: list[int], lease: KvLease, stream: KvStream, pushing: Pushing, context: str
+    ) -> None:
+        with self._spans.open("compute", context, tokens=len(prompt)) as span:
+            logits = await self._compute(prompt, lease.pages.tolist(), pushing, span.context)
+        computed = trio.current_time()
+        pushing.check()
+        lease.context.memory[:] = logits.numpy().tobytes()
+        await stream.finish(lease.context)
+        now = trio.current_time()
+        began = computed if pushing.began is None else pushing.began
+        self._meter.streamed(stream.bytes, now - began, now - computed)
+
+    async def _compute(self, prompt: list[int], table: list[int], pushing: Pushing, context: str) -> torch.Tensor:
         logits = torch.empty(0)
         for first, end in chunks(len(prompt), self._chunk_tokens):
             span = Span(prompt[first:end], first, table, pushing.after_layer)
             async with self._turn:
-                logits = (await trio.to_thread.run_sync(self._model.runner.step, [span]))[0]
+                with self._spans.open("chunk", context, first=first, tokens=end - first):
+                    logits = (await trio.to_thread.run_sync(self._model.runner.step, [span]))[0]
+            self._meter.computed(end - first)
         return logits
+
+
+def _about(stream: KvStream) -> dict[str, Value]:
+    imms = ", ".join(map(str, stream.offer.layer_imms))
+    return {"lease": stream.offer.lease, "pieces": stream.pieces, "bytes": stream.bytes, "imms": imms}

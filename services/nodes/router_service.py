@@ -10,6 +10,8 @@ from starlette.applications import Starlette
 
 from asyncfabric._control import DirectoryClient
 from asyncfabric.actors import Membership, member_changes, open_node
+from asyncfabric_services.health.view import Row, View
+from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
@@ -19,6 +21,7 @@ from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer
 from asyncfabric_services.settings.schema import ModelSection, Settings
+from asyncfabric_services.trace.recorder import Recorder
 
 RANDOM_MODEL = "asyncfabric-random"
 
@@ -64,10 +67,36 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             most_running=settings.router.most_requests,
             patience=settings.cluster.patience,
             registry=stage.registry,
+            spans=stage.spans,
         )
         limits = Limits(settings.router.default_tokens, settings.router.deadline)
-        yield router_app(backend, stage.desk, stage.condition, stage.registry, limits)
+        view = View(
+            waits=lambda: [asked.waiting() for asked in backend.asked()],
+            peers=lambda: link_rows(link),
+            more={
+                "requests": lambda: [asked.row() for asked in backend.asked()],
+                "members": lambda: member_rows(membership),
+            },
+        )
+        app = router_app(backend, stage.desk, stage.condition, stage.registry, limits, view, stage.spans)
+        app.router.routes.extend(Recorder(stage.condition.name, stage.spans).routes())
+        yield app
         nursery.cancel_scope.cancel()
+
+
+def member_rows(membership: Membership) -> list[Row]:
+    """Return the nodes as this router sees them, by name."""
+    return [
+        {
+            "name": member.identity.name,
+            "role": member.role,
+            "state": member.state,
+            "load": member.load,
+            "requests": membership.assigned_to(member.identity),
+            "incarnation": f"{member.identity.incarnation:x}",
+        }
+        for member in membership.members(state=None)
+    ]
 
 
 async def _follow(directory: DirectoryClient, membership: Membership) -> None:

@@ -5,9 +5,11 @@ Runs on the event loop. What a node does is in its own file; here it is opened, 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -16,12 +18,16 @@ from starlette.applications import Starlette
 from asyncfabric import DeviceError
 from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, read_keys
 from asyncfabric._control.address import LinkAddress
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition, node_name
+from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
 
 LEAVE_SECONDS = 1.0
+HTTP_LABEL = "http"
+"""Label of a node in the directory: where its HTTP endpoint is reached."""
 Announce = Callable[[Mapping[str, str]], None]
 
 
@@ -37,6 +43,8 @@ class Stage:
         stop: set when the process is to end in good order.
         listening: set when the HTTP endpoint listens.
         told: what is printed when it listens, besides the HTTP address.
+        spans: what the node does for requests, while somebody records it.
+        http: where others reach its HTTP endpoint, once it listens.
     """
 
     settings: Settings
@@ -46,6 +54,8 @@ class Stage:
     stop: trio.Event = field(default_factory=trio.Event)
     listening: trio.Event = field(default_factory=trio.Event)
     told: dict[str, str] = field(default_factory=dict)
+    spans: SpanRing = field(default_factory=SpanRing)
+    http: str = ""
 
 
 Opened = Callable[[Stage], AbstractAsyncContextManager[Starlette]]
@@ -62,7 +72,11 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     condition = Condition(node_name(settings.node.name), role)
     stage = Stage(settings, condition, CollectorRegistry(), Desk(condition, settings.router.most_requests))
 
+    inside = gauge(stage.registry, "node_inside", "requests", "Requests or jobs that this node works on.")
+    inside.set_function(lambda: stage.desk.count)
+
     def on_listening(address: str) -> None:
+        stage.http = reached_at(address, settings.cluster.advertise)
         stage.listening.set()
         announce({"listening": address, "name": condition.name} | stage.told)
 
@@ -126,8 +140,18 @@ async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) ->
                 await client.leave()
 
 
+def reached_at(address: str, advertise: str) -> str:
+    """Return the address of a listener as others reach it: all interfaces go by the advertised or the host's name."""
+    host = urlsplit(address).hostname or ""
+    if host not in ("0.0.0.0", "::"):
+        return address
+    name = advertise or socket.gethostname()
+    return f"http://{f'[{name}]' if ':' in name else name}:{urlsplit(address).port}"
+
+
 async def _be_in(stage: Stage, client: DirectoryClient, link: Link, labels: Mapping[str, str]) -> None:
     await stage.listening.wait()
+    labels = {**labels, HTTP_LABEL: stage.http}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.register, stage.condition.role, link.address, labels)
         await stage.stop.wait()

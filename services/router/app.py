@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.health.view import View
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.backend import Backend
 from asyncfabric_services.router.desk import Desk
@@ -21,9 +23,19 @@ from asyncfabric_services.router.meter import RouterMeter
 
 
 def router_app(
-    backend: Backend, desk: Desk, condition: Condition, registry: CollectorRegistry, limits: Limits
+    backend: Backend,
+    desk: Desk,
+    condition: Condition,
+    registry: CollectorRegistry,
+    limits: Limits,
+    view: View | None = None,
+    spans: SpanRing | None = None,
 ) -> Starlette:
-    """Return the application; `desk` and `condition` are what a drain works on."""
+    """Return the application.
+
+    `desk` and `condition` are what a drain works on, `view` is what it shows, `spans` is where requests are recorded.
+    """
+    spans = spans or SpanRing()
     meter = RouterMeter(registry, lambda: desk.count)
 
     async def models(_: Request) -> Response:
@@ -36,14 +48,14 @@ def router_app(
                 return JSONResponse(model_form(card))
         return _answer(ApiFault(404, f"the model {name!r} does not exist here", param="model", code="model_not_found"))
 
-    completions = Generation(backend, desk, limits, meter, chat=False)
-    chat = Generation(backend, desk, limits, meter, chat=True)
+    completions = Generation(backend, desk, limits, meter, spans, chat=False)
+    chat = Generation(backend, desk, limits, meter, spans, chat=True)
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
-        *node_routes(condition, registry),
+        *node_routes(condition, registry, view),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _on_http, Exception: _on_bug})
 

@@ -19,8 +19,10 @@ from asyncfabric._control import DirectoryClient, Link
 from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
 from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Source
+from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import Attempt, Attempts, Told
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
 from asyncfabric_services.router.fault import ApiFault
@@ -51,6 +53,7 @@ class ClusterBackend:
         most_running: int,
         patience: float,
         registry: CollectorRegistry,
+        spans: SpanRing | None = None,
     ) -> None:
         self._card = card
         self._node = node
@@ -61,7 +64,8 @@ class ClusterBackend:
         self._answers = answers
         self._most_running = most_running
         self._patience = patience
-        self._running = 0
+        self._spans = spans or SpanRing()
+        self._asked: dict[Asked, None] = {}  # in the order in which they came
         for role in ("prefill", "decode"):
             ready = gauge(registry, f"router_{role}", "nodes", f"Ready {role} nodes, as this router sees it.")
             ready.set_function(partial(self._count, role))
@@ -75,7 +79,11 @@ class ClusterBackend:
 
     def capacity(self) -> Capacity:
         """Return how busy it is, as far as this router's requests go."""
-        return Capacity(self._running, 0, self._most_running)
+        return Capacity(len(self._asked), 0, self._most_running)
+
+    def asked(self) -> Sequence[Asked]:
+        """Return the requests inside, the oldest first."""
+        return list(self._asked)
 
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[int]]:
@@ -86,28 +94,31 @@ class ClusterBackend:
         """
         told = Told()
         failure: Exception | None = None
-        self._running += 1
+        asked = Asked(request, told)
+        self._asked[asked] = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._answer, request, told)
+                nursery.start_soon(self._answer, asked)
                 try:
                     yield told
                 except Exception as error:
                     failure = error  # raised below: a nursery would wrap it
                 nursery.cancel_scope.cancel()
         finally:
-            self._running -= 1
+            del self._asked[asked]
         if failure is not None:
             raise failure
 
-    async def _answer(self, request: GenerateRequest, told: Told) -> None:
+    async def _answer(self, asked: Asked) -> None:
+        told = asked.told
         try:
-            await self._attempt_until_answered(request, told)
+            await self._attempt_until_answered(asked)
             told.end()
         except Exception as error:  # the reader of the tokens raises it, and the router says it to the client
             told.end(error)
 
-    async def _attempt_until_answered(self, request: GenerateRequest, told: Told) -> None:
+    async def _attempt_until_answered(self, asked: Asked) -> None:
+        request, told = asked.request, asked.told
         deadline = trio.current_time() + request.deadline_seconds
         lost = set[Identity]()  # asked again when nobody else is there: who was cut off comes back as the same node
         avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
@@ -115,8 +126,11 @@ class ClusterBackend:
         for attempts in range(MOST_ATTEMPTS):
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
+            asked.decode = ""
             decode = await self._chosen_decode(lost, avoided, disliked)
             sources = await self._sources()
+            asked.decode, asked.attempts = decode.identity.name, attempts + 1
+            asked.sources = tuple(source.identity.name for source, _ in sources)
             try:
                 await self._attempt(request, told, decode, sources, deadline)
                 return
@@ -156,6 +170,7 @@ class ClusterBackend:
         with (
             self._membership.assigned(decode.identity),
             self._attempts.attempt(request.id, told) as attempt,
+            self._spans.open("attempt", trace_context.get() or "", decode=decode.identity.name) as span,
         ):
             message = Generate(
                 attempt=attempt.key,
@@ -166,7 +181,7 @@ class ClusterBackend:
                 remaining_s=max(0.0, deadline - trio.current_time()),
                 sources=[_source(member, layout) for member, layout in sources],
                 reply=self._answers,
-                trace=trace_context.get() or "",
+                trace=span.context,
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._count_prefill, sources[0][0], attempt)

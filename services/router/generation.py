@@ -16,12 +16,14 @@ import trio
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from asyncfabric.actors import trace_context
+from asyncfabric.observe.spans import OpenSpan, SpanRing
 from asyncfabric_services.router.ask import Ask, Limits, read_ask
 from asyncfabric_services.router.backend import Backend
 from asyncfabric_services.router.desk import Desk, Place
 from asyncfabric_services.router.fault import ApiFault, deadline_passed, drained, fault_of
 from asyncfabric_services.router.form import DONE, Form, event, fault_event
-from asyncfabric_services.router.incoming import ClientGone, read_body, read_deadline, wait_gone
+from asyncfabric_services.router.incoming import ClientGone, read_body, read_deadline, read_trace, wait_gone
 from asyncfabric_services.router.meter import RouterMeter
 from asyncfabric_services.router.spoken import Spoken
 
@@ -44,11 +46,14 @@ class Outcome:
 class Generation:
     """`/v1/completions`, or `/v1/chat/completions` when `chat` is set, as an ASGI application."""
 
-    def __init__(self, backend: Backend, desk: Desk, limits: Limits, meter: RouterMeter, *, chat: bool) -> None:
+    def __init__(
+        self, backend: Backend, desk: Desk, limits: Limits, meter: RouterMeter, spans: SpanRing, *, chat: bool
+    ) -> None:
         self._backend = backend
         self._desk = desk
         self._limits = limits
         self._meter = meter
+        self._spans = spans
         self._chat = chat
         self._endpoint = "chat" if chat else "completions"
 
@@ -69,8 +74,12 @@ class Generation:
                 limits=self._limits,
                 deadline_seconds=deadline,
             )
-            with self._desk.admit() as place:
-                status = await self._answer(ask, place, started + deadline, receive, send)
+            with (
+                self._desk.admit() as place,
+                self._spans.open("request", read_trace(scope), request=ask.request.id) as span,
+            ):
+                trace_context.set(span.context)  # for this call of the application, which is a task of its own
+                status = await self._answer(ask, place, started + deadline, span, receive, send)
         except ApiFault as fault:
             status = fault.status
             await self._refuse(fault, scope, receive, send)
@@ -82,7 +91,9 @@ class Generation:
     async def _refuse(self, fault: ApiFault, scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse(fault.plain(), fault.status, fault.headers())(scope, receive, send)
 
-    async def _answer(self, ask: Ask, place: Place, deadline: float, receive: Receive, send: Send) -> int:
+    async def _answer(
+        self, ask: Ask, place: Place, deadline: float, span: OpenSpan, receive: Receive, send: Send
+    ) -> int:
         outcome, watching = Outcome(Spoken(ask.card.tokenizer, ask.stops)), trio.CancelScope()
 
         async def send_on(message: Message) -> None:
@@ -101,6 +112,8 @@ class Generation:
             await (self._send_pieces if ask.stream else self._send_whole)(form, outcome, pieces, send_on)
             nursery.cancel_scope.cancel()
         self._meter.generated(len(ask.request.prompt), outcome.spoken.tokens)
+        prompt_tokens, tokens = len(ask.request.prompt), outcome.spoken.tokens
+        span.note(status=outcome.status, prompt_tokens=prompt_tokens, tokens=tokens, finish=outcome.finish)
         _log.info(
             "request %s",
             "answered" if outcome.status == 200 else "not answered",

@@ -6,6 +6,7 @@ import trio
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
+from asyncfabric.observe.spans import new_context, parse_context
 from asyncfabric_services.quantities import parse_duration
 from asyncfabric_services.router.fault import ApiFault
 
@@ -49,6 +50,12 @@ def read_deadline(scope: Scope, most_seconds: float) -> float:
     if seconds <= 0:
         raise ApiFault(400, f"header {DEADLINE_HEADER}: expected more than 0, got {text!r}", param=DEADLINE_HEADER)
     return min(seconds, most_seconds)
+
+
+def read_trace(scope: Scope) -> str:
+    """Return the W3C trace context that the request came with, or a new one when it has none that can be used."""
+    given = Headers(scope=scope).get("traceparent", "")
+    return given if parse_context(given) is not None else new_context()
 
 
 async def wait_gone(receive: Receive, watching: trio.CancelScope, scope: trio.CancelScope) -> None:

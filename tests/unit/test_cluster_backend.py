@@ -14,9 +14,10 @@ import trio.testing
 from prometheus_client import CollectorRegistry
 
 from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
-from asyncfabric.actors import Actor, Membership, Policy, handles, labels_of, member_changes, open_node
+from asyncfabric.actors import Actor, Membership, Policy, handles, labels_of, member_changes, open_node, trace_context
 from asyncfabric.errors import BrokenError, BusyError, InternalError
 from asyncfabric.kv import KvLayout
+from asyncfabric.observe.spans import SpanRing, new_context, parse_context
 from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Tokens
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
@@ -106,6 +107,7 @@ async def open_site(
     patience: float = 20.0,
     prefills: int = 1,
     layout: str = msgspec.json.encode(LAYOUT).decode(),
+    spans: SpanRing | None = None,
 ) -> AsyncIterator[Site]:
     config = LinkConfig(ipc_folder=str(folder / "ipc"))
     async with AsyncExitStack() as stack:
@@ -126,6 +128,7 @@ async def open_site(
             most_running=8,
             patience=patience,
             registry=CollectorRegistry(),
+            spans=spans,
         )
         site = Site(backend, attempts, membership)
         for name, script in scripts.items():
@@ -266,3 +269,47 @@ async def test_requests_go_to_the_least_loaded(tmp_path: Path) -> None:
             tokens = await stack.enter_async_context(site.backend.generate(REQUEST))
             await anext(tokens)
         assert [len(site.asked[name]) for name in "abc"] == [2, 2, 2]
+
+
+async def test_requests_are_shown_with_their_nodes_and_what_they_wait_for(tmp_path: Path) -> None:
+    async with open_site(tmp_path, {"a": [(2, "hangs")]}) as site:
+        async with site.backend.generate(REQUEST) as tokens:
+            assert [await anext(tokens), await anext(tokens)] == answer_to(REQUEST.prompt, 2)
+            (asked,) = site.backend.asked()
+            row = asked.row()
+            assert row.pop("for_s") > 0
+            assert row == {
+                "request": "r", "decode": "a", "sources": ["prefill-0"], "attempts": 1, "prompt_tokens": 3, "tokens": 2,
+                "max_tokens": 8,
+            }  # fmt: skip
+            line = asked.waiting()
+            assert (line.what, line.waits_for, line.have, line.need) == ("request r", "tokens", 2, 8)
+            assert line.missing_from == ("a",)
+        assert site.backend.asked() == []
+
+
+async def test_a_request_that_no_node_takes_waits_for_one(tmp_path: Path) -> None:
+    async with open_site(tmp_path, {}) as site, site.backend.generate(REQUEST):
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        (asked,) = site.backend.asked()
+        line = asked.waiting()
+        assert (line.waits_for, line.missing_from, line.detail) == ("a node that takes it", (), {"attempts": 0})
+
+
+async def test_each_attempt_is_a_span_that_its_decode_node_continues(tmp_path: Path) -> None:
+    spans = SpanRing()
+    spans.on = True
+    async with open_site(tmp_path, {"a": [(3, "dies")], "b": []}, spans=spans) as site:
+        context = new_context()
+        token = trace_context.set(context)
+        try:
+            await site.ask()
+        finally:
+            trace_context.reset(token)
+        (first,), (second,) = site.asked["a"], site.asked["b"]
+    attempts = {span.args["decode"]: span for span in spans.take()}
+    trace, parent = parse_context(context) or ("", "")
+    for name, message in (("a", first), ("b", second)):
+        assert parse_context(message.trace) == (trace, attempts[name].id)
+        assert attempts[name].parent == parent
+    assert attempts["a"].end_ns <= attempts["b"].begin_ns

@@ -1,0 +1,41 @@
+"""The registered regions of a fabric as values: size, place, generation, age and what registering cost.
+
+Runs on the event loop's thread. Who owns a region is not known here: a fabric has no names for its users.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.region import Region
+from asyncfabric._bridge.engine import EngineStatusError
+from asyncfabric.types import RegionInfo
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+
+def list_regions(stairwell: Stairwell) -> tuple[RegionInfo, ...]:
+    """Return the regions, the oldest first; those whose release has begun are still in until it has ended."""
+    rows = []
+    for region in tuple(stairwell.regions.values()):
+        assert isinstance(region, Region)
+        try:
+            known = stairwell.engine.region_info(region.id)
+        except EngineStatusError:
+            continue  # released a moment ago; its completion waits in the ring
+        age_s = monotonic() - region._since
+        rows.append(
+            RegionInfo(
+                region.id,
+                region.length,
+                region.device,
+                region.access,
+                known.generation,
+                bool(known.quarantined),
+                age_s,
+                region._cost_s,
+            )
+        )
+    return tuple(rows)

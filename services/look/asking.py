@@ -1,0 +1,166 @@
+"""Asking nodes over HTTP: one GET per connection, many nodes at once. On the event loop.
+
+Written on trio's sockets and the standard library's parser, since the command must not need the packages of a server;
+what a node does not answer is told as text and harms no other node.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import trio
+
+MOST_BYTES = 256 << 20
+PIECE_BYTES = 1 << 18
+_T = TypeVar("_T")
+
+
+def run(asking: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+    """Return what `asking(*arguments)` returns, as trio.run does; Ctrl-C is raised as such and not in a group."""
+    try:
+        return trio.run(asking, *arguments)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
+        raise
+
+
+class NoAnswer(Exception):
+    """A node did not answer, or not with what was asked for; the text says why, for people.
+
+    Attributes:
+        status: of the HTTP answer, 0 without one.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a node said: `told`, or the `trouble` with it."""
+
+    url: str
+    told: Any = None
+    trouble: str = ""
+
+
+def checked_url(text: str) -> str:
+    """Return `http://host:port` of what people write for it; raises ValueError for anything else."""
+    url = text if "://" in text else f"http://{text}"
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or not parts.hostname or port is None or parts.path.strip("/") or parts.query:
+        raise ValueError(f"expected the HTTP address of a node such as http://127.0.0.1:8100, got {text!r}")
+    return f"http://{parts.netloc}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question and its answer.
+
+    Attributes:
+        body: of the answer.
+        sent_ns: before the question was sent, on time.monotonic_ns().
+        came_ns: when the first piece of the answer had come.
+    """
+
+    body: str
+    sent_ns: int
+    came_ns: int
+
+
+async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, ...] = (200,)) -> Exchange:
+    """Ask for `url`/`path`; `accepted` are the statuses of answers.
+
+    Raises:
+        NoAnswer: nobody is there, the answer took longer than `patience_s`, or has another status.
+
+    Cancellation: the connection is dropped.
+    """
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    head = f"GET {path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n\r\n"
+    raw, sent_ns, came_ns = bytearray(), 0, 0
+    with trio.move_on_after(patience_s) as in_time:
+        try:
+            async with await trio.open_tcp_stream(parts.hostname, parts.port) as stream:
+                sent_ns = monotonic_ns()
+                await stream.send_all(head.encode())
+                while piece := await stream.receive_some(PIECE_BYTES):
+                    came_ns = came_ns or monotonic_ns()
+                    raw += piece
+                    if len(raw) > MOST_BYTES:
+                        raise NoAnswer(f"its answer is longer than {MOST_BYTES} bytes")
+        except (OSError, trio.BrokenResourceError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+            raise NoAnswer(reason) from None
+    if in_time.cancelled_caught:
+        raise NoAnswer(f"no whole answer within {patience_s:g} s")
+    return Exchange(_body(bytes(raw), path, accepted), sent_ns, came_ns)
+
+
+async def ask(url: str, path: str, patience_s: float) -> Any:
+    """Return the JSON at `url`/`path`; raises NoAnswer.
+
+    Cancellation: the connection is dropped.
+    """
+    answer = await exchange(url, path, patience_s)
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        raise NoAnswer("its answer is no JSON") from None
+
+
+async def ask_all(urls: Iterable[str], path: str, patience_s: float) -> list[Answer]:
+    """Ask all at once; return their answers in the order of `urls`.
+
+    Cancellation: the connections are dropped.
+    """
+    wanted = list(dict.fromkeys(urls))
+    answers: dict[str, Answer] = {}
+
+    async def one(url: str) -> None:
+        try:
+            answers[url] = Answer(url, await ask(url, path, patience_s))
+        except NoAnswer as trouble:
+            answers[url] = Answer(url, trouble=str(trouble))
+
+    async with trio.open_nursery() as nursery:
+        for url in wanted:
+            nursery.start_soon(one, url)
+    return [answers[url] for url in wanted]
+
+
+class _Bytes:
+    """A socket that is only read, as the parser of the standard library wants one."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def makefile(self, *_: Any, **__: Any) -> io.BytesIO:
+        return io.BytesIO(self._raw)
+
+
+def _body(raw: bytes, path: str, accepted: tuple[int, ...]) -> str:
+    response = http.client.HTTPResponse(_Bytes(raw))  # type: ignore[arg-type]
+    try:
+        response.begin()
+        text = response.read().decode()
+    except (http.client.HTTPException, ValueError) as error:  # IncompleteRead: it died while it answered
+        raise NoAnswer(f"its answer is broken: {type(error).__name__}") from None
+    if response.status not in accepted:
+        said = text if len(text) <= 200 else f"{text[:200]}..."
+        raise NoAnswer(f"{path} is answered with status {response.status}: {said}", response.status)
+    return text

@@ -1,0 +1,106 @@
+"""Which nodes a command asks: those named by `--node`, and those that the directory behind `--directory` knows.
+
+Options of the command line and what they mean; the asking is in `asking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.look.asking import Answer, NoAnswer, ask, ask_all, checked_url
+from asyncfabric_services.quantities import DurationType
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where to ask.
+
+    Attributes:
+        nodes: HTTP addresses that were named.
+        directory: the one of a directory, or empty.
+        patience_s: how long a node may take to answer.
+    """
+
+    nodes: tuple[str, ...]
+    directory: str
+    patience_s: float
+
+    async def named(self) -> dict[str, str]:
+        """Return the addresses of all nodes with their names, empty where nobody said them.
+
+        Raises EnvironmentUnfit when the directory does not answer.
+
+        Cancellation: nothing is left over.
+        """
+        if not self.directory:
+            return dict.fromkeys(self.nodes, "")
+        try:
+            rows = (await ask(self.directory, "/nodes", self.patience_s))["nodes"]
+            found = [(row["name"], row["http"]) for row in rows]
+        except NoAnswer as trouble:
+            if trouble.status == 404:
+                raise click.UsageError(
+                    f"{self.directory} is no directory: give the HTTP address that `asyncfabric serve directory` prints"
+                ) from None
+            raise EnvironmentUnfit(f"the directory at {self.directory} does not answer: {trouble}") from None
+        except (KeyError, TypeError):
+            raise click.UsageError(f"{self.directory} is no directory: it does not say which nodes are in") from None
+        for name, url in found:
+            if not url:
+                click.echo(f"{name} did not say where its HTTP endpoint is, so it is not asked", err=True)
+        return dict.fromkeys(self.nodes, "") | {url: name for name, url in found if url}
+
+    async def ask(self, path: str) -> list[dict[str, Any]]:
+        """Return what the nodes answer; silent ones are told on standard error.
+
+        Raises EnvironmentUnfit when none answers.
+
+        Cancellation: nothing is left over.
+        """
+        named = await self.named()
+        return spoken(await ask_all(named, path, self.patience_s), named)
+
+
+def spoken(answers: Iterable[Answer], named: Mapping[str, str]) -> list[Any]:
+    """Return the answers, and tell troubles on standard error; raises EnvironmentUnfit when there is no answer."""
+    answers = list(answers)
+    for answer in answers:
+        if answer.trouble:
+            name = named.get(answer.url, "")
+            click.echo(f"{name or 'the node'} at {answer.url} does not answer: {answer.trouble}", err=True)
+    told = [answer.told for answer in answers if not answer.trouble]
+    if not told:
+        raise EnvironmentUnfit("no node answers: are they running, and are these their HTTP addresses?")
+    return told
+
+
+def places_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--node`, `--directory` and `--patience`; it is called with `places` in their stead."""
+
+    @wraps(command)
+    def with_places(*positional: Any, node: tuple[str, ...], directory: str, patience: float, **options: Any) -> Any:
+        if not node and not directory:
+            raise click.UsageError("say which nodes to ask: --node URL for each of them, or --directory URL for all")
+        try:
+            urls = tuple(checked_url(one) for one in node)
+            asked = checked_url(directory) if directory else ""
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        return command(*positional, places=Places(urls, asked, patience), **options)
+
+    wrapped: Callable[..., Any] = with_places
+    for option in (
+        click.option("--patience", type=DurationType(), default="5s", help="How long a node may take (default: 5s)."),
+        click.option(
+            "--directory", default="", metavar="URL", help="HTTP address of the directory: ask all its nodes."
+        ),
+        click.option("--node", multiple=True, metavar="URL", help="HTTP address of a node; may be given again."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped

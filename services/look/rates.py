@@ -1,0 +1,76 @@
+"""Rates of nodes from two samples of their metrics. Pure; the sampling is done by the command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncfabric_services.look.tables import Told
+
+FABRIC = '{fabric="fabric"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a node said at one moment.
+
+    Attributes:
+        at: the moment, in seconds on one clock of the asker.
+        health: the answer of `/health`.
+        metrics: values by name with labels.
+        waits: lines of `/why`.
+    """
+
+    at: float
+    health: Told
+    metrics: dict[str, float] = field(default_factory=dict)
+    waits: int = 0
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Return our metrics of an exposition, by name with labels; lines that make no sense are passed over."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith("asyncfabric_"):
+            try:
+                found[name] = float(value)
+            except ValueError:
+                continue
+    return found
+
+
+def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
+    """Return what `top` shows of a node; None for what it has not, and for rates of its first sample."""
+
+    def value(*names: str) -> float | None:
+        return next((now.metrics[name] for name in names if name in now.metrics), None)
+
+    def rate(*names: str) -> float | None:
+        known = [name for name in names if name in now.metrics]
+        if before is None or not known or now.at <= before.at:
+            return None
+        grown = [now.metrics[name] - before.metrics.get(name, 0.0) for name in known]
+        if min(grown) < 0:
+            return None  # another life of the node: its counters began anew
+        return sum(grown) / (now.at - before.at)
+
+    return {
+        "node": now.health.get("name", ""),
+        "role": now.health.get("role", ""),
+        "state": now.health.get("state", ""),
+        "peers": value('asyncfabric_peers{fabric="fabric",state="connected"}'),
+        "sent_bytes_per_s": rate(f"asyncfabric_written_bytes_total{FABRIC}"),
+        "ops_per_s": rate(f"asyncfabric_completed_ops_total{FABRIC}"),
+        "tokens_per_s": rate(
+            'asyncfabric_router_tokens_total{kind="answer"}',
+            "asyncfabric_prefill_computed_tokens_total",
+            'asyncfabric_runner_computed_tokens_total{kind="prompt"}',
+            'asyncfabric_runner_computed_tokens_total{kind="answer"}',
+        ),
+        "requests": value("asyncfabric_node_inside_requests", "asyncfabric_router_inside_requests"),
+        "waits": now.waits,
+        "held_pages": value("asyncfabric_kv_held_pages"),
+        "free_pages": value("asyncfabric_kv_free_pages"),
+        "quarantined_pages": value("asyncfabric_kv_quarantined_pages"),
+    }

@@ -1,0 +1,89 @@
+"""`asyncfabric top`: live nodes, their rates and queues, refreshed until Ctrl-C, or once. Options in, a table out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import trio
+from rich.live import Live
+
+from asyncfabric_services.exits import FINE
+from asyncfabric_services.look.asking import Answer, NoAnswer, ask, exchange, run
+from asyncfabric_services.look.places import Places, places_options, spoken
+from asyncfabric_services.look.rates import Sample, parsed, row_of
+from asyncfabric_services.look.tables import TOP, console, table_of
+from asyncfabric_services.quantities import DurationType
+
+
+@click.command()
+@places_options
+@click.option("--interval", type=DurationType(), default="1s", help="Between two samples (default: 1s).")
+@click.option("--once", is_flag=True, help="Print one table, from two samples, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per node and sample.")
+def top(places: Places, interval: float, once: bool, as_json: bool) -> int:
+    """Show live nodes: their peers, rates, requests and pages."""
+    if interval <= 0:
+        raise click.UsageError(f"--interval must be more than 0, got {interval:g} s")
+    try:
+        run(_watch, places, interval, once, as_json)
+    except KeyboardInterrupt:
+        pass  # how a user ends it
+    return FINE
+
+
+async def _watch(places: Places, interval: float, once: bool, as_json: bool) -> None:
+    before = await sample_all(places)
+    if as_json or once:
+        while True:
+            await trio.sleep(interval)
+            before = await _round(places, before, as_json=as_json)
+            if once:
+                return
+    with Live(console=console(), auto_refresh=False, screen=console().is_terminal) as live:
+        last: dict[str, Sample] = {}
+        while True:
+            rows = [row_of(last.get(url), sample) for url, sample in before.items()]
+            live.update(table_of(TOP, rows), refresh=True)
+            last = before
+            await trio.sleep(interval)
+            before = await sample_all(places)
+
+
+async def _round(places: Places, before: dict[str, Sample], *, as_json: bool) -> dict[str, Sample]:
+    now = await sample_all(places)
+    rows = [row_of(before.get(url), sample) for url, sample in now.items()]
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    else:
+        console().print(table_of(TOP, rows))
+    return now
+
+
+async def sample_all(places: Places) -> dict[str, Sample]:
+    """Return a sample of each node that answers, by its address; raises EnvironmentUnfit when none does.
+
+    Cancellation: nothing is left over.
+    """
+    answers: dict[str, Answer] = {}
+
+    async def one(url: str) -> None:
+        try:
+            # A node that drains answers 503, and is shown all the same.
+            health: dict[str, Any] = json.loads((await exchange(url, "/health", places.patience_s, (200, 503))).body)
+            metrics = parsed((await exchange(url, "/metrics", places.patience_s)).body)
+            at = trio.current_time()
+            waits = len((await ask(url, "/why", places.patience_s))["why"])
+            answers[url] = Answer(url, (url, Sample(at, health, metrics, waits)))
+        except NoAnswer as trouble:
+            answers[url] = Answer(url, trouble=str(trouble))
+        except (ValueError, KeyError, TypeError):
+            answers[url] = Answer(url, trouble="its answer is not that of a node")
+
+    named = await places.named()
+    async with trio.open_nursery() as nursery:
+        for url in named:
+            nursery.start_soon(one, url)
+    return dict(spoken((answers[url] for url in named), named))
