@@ -31,12 +31,13 @@ def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> In
         if config.scales:
             zeros = np.zeros((1, config.scales), dtype=np.float32)
             handle.scales = torch.from_numpy(np.concatenate((about.scales, zeros))[row_of])
-        handle.about = about
+        handle.pair_weights = about.weights[groups.pair_row, groups.pair_choice]
         handle.groups = groups
     return handle.groups.row_of
 
 
 def filled(handle: MoeHandle, begin: int, end: int, target: torch.Tensor) -> None:
     """Put what goes back for the arrived rows [begin, end) into `target`."""
-    assert handle.expert_rows is not None and handle.groups is not None and handle.about is not None
-    add_outputs(handle.expert_rows, handle.groups, handle.about.weights, begin, end, target)
+    assert handle.expert_rows is not None and handle.groups is not None
+    assert handle.pair_weights is not None
+    add_outputs(handle.expert_rows, handle.groups, handle.pair_weights, begin, end, target)

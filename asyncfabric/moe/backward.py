@@ -15,14 +15,11 @@ import torch
 
 from asyncfabric.moe.arrivals import Kind
 from asyncfabric.moe.lane import Lane, LaneStep
+from asyncfabric.moe.partial_sums import block_rows, scratch
 from asyncfabric.moe.passes import Segment, circle
-from asyncfabric.moe.record import Floats
 
 Fill = Callable[[int, int, torch.Tensor], None]
 """`fill(begin, end, out)` puts what goes back for the arrived rows [begin, end) into `out`."""
-
-BLOCK_ELEMENTS = 1 << 18
-"""Sums are made in blocks that stay in a core's cache."""
 
 
 async def send_back(lane: Lane, step: LaneStep, fill: Fill) -> None:
@@ -62,7 +59,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
         await lane.arrivals.wait(Kind.BACK, step.turn, senders, _what(step, "results"), lane.names)
         if mine.passes > 1 and number < mine.passes:
             if step.sums is None:
-                step.sums = _zeros(lane, step)
+                step.sums = torch.zeros((len(step.payload), lane.memory.staged_back.shape[1]))
             _add(lane, step, number, 0, len(step.payload), step.sums)
             if number + 1 < mine.passes:
                 with anyio.CancelScope(shield=True):
@@ -75,36 +72,42 @@ def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
     """Return the sums; where one pass brought everything, block by block."""
     dtype, tokens = lane.memory.staged_back.dtype, len(step.payload)
     if step.sums is not None:
-        return torch.from_numpy(step.sums).to(dtype)
+        return step.sums.to(dtype)
     width = lane.memory.staged_back.shape[1]
     result = torch.empty((tokens, width), dtype=dtype)
-    each = max(16, BLOCK_ELEMENTS // width)
-    block = np.empty((min(each, tokens), width), dtype=np.float32)
+    each = block_rows(width)
+    scratch.fit(each, width, dtype)
     for begin in range(0, tokens, each):
         end = min(begin + each, tokens)
-        sums = block[: end - begin]
-        sums[:] = 0
+        sums = scratch.sums[: end - begin].zero_()
         if lane.plan(step, "back", lane.me).passes:
             _add(lane, step, 0, begin, end, sums)
-        result[begin:end] = torch.from_numpy(sums)
+        result[begin:end].copy_(sums)
     return result
 
 
-def _add(lane: Lane, step: LaneStep, number: int, begin: int, end: int, sums: Floats) -> None:
+def _add(lane: Lane, step: LaneStep, number: int, begin: int, end: int, sums: torch.Tensor) -> None:
     """Add the rows of one pass to the sums of tokens [begin, end), in the order of the circle."""
     plan, rows = lane.plan(step, "back", lane.me), lane.memory.back[step.turn]
+    each = block_rows(rows.shape[1])
+    scratch.fit(each, rows.shape[1], rows.dtype)
     for member in circle(lane.me, lane.shape.members):
         segment = plan.segment(member, number)
         tokens = step.route.of(member)[segment.begin : segment.end]
         low, high = np.searchsorted(tokens, (begin, end)).tolist()
         if low == high:
             continue
-        came = rows[segment.at + low : segment.at + high].float().numpy()
         where = tokens[low:high] - begin
-        if where[-1] - where[0] + 1 == high - low:
-            sums[where[0] : where[-1] + 1] += came  # neighbours: no gather
-        else:
-            sums[where] += came  # a token has one row of each member, so nothing is added twice here
+        neighbours = where[-1] - where[0] + 1 == high - low
+        for at in range(0, high - low, each):
+            end_at = min(at + each, high - low)
+            came = scratch.wide[: end_at - at]
+            came.copy_(rows[segment.at + low + at : segment.at + low + end_at])
+            if neighbours:
+                sums[where[at] : where[end_at - 1] + 1].add_(came)  # no gather
+            else:
+                # A token has one row of each member, so nothing is added twice here.
+                sums.numpy()[where[at:end_at]] += came.numpy()
 
 
 async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> None:
@@ -135,10 +138,6 @@ async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> Non
         targets.append((member, here, shape.back_offset(step.turn) + segment.at * width, segment.rows * width))
         used += segment.rows
     await lane.post("back", memory.staging, Kind.BACK, step.turn, targets)
-
-
-def _zeros(lane: Lane, step: LaneStep) -> Floats:
-    return np.zeros((len(step.payload), lane.memory.staged_back.shape[1]), dtype=np.float32)
 
 
 def _what(step: LaneStep, what: str) -> str:

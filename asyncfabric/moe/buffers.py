@@ -41,7 +41,7 @@ class LaneShape:
     scales: int
     private: int
     in_flight: int
-    area_bytes: int = AREA_BYTES
+    area_bytes: int
 
     @property
     def head_bytes(self) -> int:

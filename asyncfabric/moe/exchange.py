@@ -5,7 +5,7 @@ Runs on the event loop's thread. What travels how is told by the path, what lies
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import anyio
@@ -19,11 +19,14 @@ from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.handle import MoeHandle
 from asyncfabric.moe.path import Path
 from asyncfabric.moe.session import buffer_bytes, open_session
-from asyncfabric.moe.tokens import checked_outputs, checked_tokens
+from asyncfabric.moe.tokens import checked_outputs, checked_tokens, tokens_in
 
 
 class MoeExchange:
-    """An open exchange; made by `async with open_moe(...)`. All ranks dispatch and combine in the same order.
+    """An open exchange; made by `async with open_moe(...)`.
+
+    All ranks must call the halves of their steps in the same order, as with any collective; the halves of one step may
+    be as far apart as `config.in_flight` allows. No rank waits for another in `dispatch_send` and `combine_send`.
 
     Attributes:
         config: the shape.
@@ -120,9 +123,10 @@ class MoeExchange:
         """
         path = self._opened(handle)
         if handle.rows is None:
+            self._check_turn("received", handle, lambda older: older.rows is None)
             await checkpoint()
             rows = await path.receive(handle, lambda about: arranged(self.config, self.rank, handle, about))
-            handle.rows = torch.from_numpy(rows).view(self.config.in_torch)
+            handle.rows = tokens_in(self.config, rows)
         return handle
 
     async def combine(self, expert_rows: torch.Tensor, handle: MoeHandle) -> torch.Tensor:
@@ -161,6 +165,7 @@ class MoeExchange:
         outputs = checked_outputs(self.config, expert_rows, handle.rows.shape[0])
         await checkpoint()
         if not handle.returned:
+            self._check_turn("sent back", handle, lambda older: not older.returned)
             handle.expert_rows = outputs
             await path.send_back(handle)
             handle.returned = True
@@ -178,6 +183,7 @@ class MoeExchange:
         if not handle.returned or handle.combined:
             state = "was combined already" if handle.combined else "was not sent back; await combine_send(...) first"
             raise ValueError(f"step {handle.number} {state}")
+        self._check_turn("combined", handle, lambda older: True)
         await checkpoint()
         sums = await path.receive_back(handle)
         handle.combined = True
@@ -216,6 +222,12 @@ class MoeExchange:
         opened = open_session(self._fabric, self._group, self.config, self.epoch, self._present, filled)
         self._path = await self._stack.enter_async_context(opened)
         self._next = 0
+
+    def _check_turn(self, what: str, handle: MoeHandle, late: Callable[[MoeHandle], bool]) -> None:
+        """Steps go through each half in the order of dispatch: ranks that took different orders could wait for ever."""
+        for number, older in self._flying.items():
+            if number < handle.number and late(older):
+                raise ValueError(f"step {handle.number} cannot be {what} before step {number}, which is older")
 
     def _opened(self, handle: MoeHandle | None = None) -> Path:
         if self._path is None:

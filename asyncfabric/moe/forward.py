@@ -87,11 +87,11 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
     if lane.plan(step, "rest", lane.me).passes <= 1:
         while await _go_on(lane, step):
             pass
-        return memory.rows.take(source, axis=0, mode="clip")
+        return _gathered(memory.rows, source)
     number_of_output = number_of[row_of]
     if step.partial is None:
         # Rows are taken as their pass comes; until then the gather reads the row of zeros in their place.
-        step.partial = memory.rows.take(np.where(number_of_output < 0, source, 0), axis=0, mode="clip")
+        step.partial = _gathered(memory.rows, np.where(number_of_output < 0, source, 0))
     out = step.partial
 
     def take(number: int) -> None:
@@ -195,6 +195,11 @@ async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segme
         targets.append((member, at * width, there * width, segment.rows * width))
         used += segment.rows
     await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
+
+
+def _gathered(rows: Bytes, places: Ints) -> Bytes:
+    out = np.empty((len(places), rows.shape[1]), dtype=np.uint8)
+    return np.take(rows, places, axis=0, out=out, mode="clip")
 
 
 def _what(step: LaneStep, what: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from asyncfabric.moe.lane import LaneStep
-from asyncfabric.moe.record import Bytes, Rows
+from asyncfabric.moe.record import Bytes, Floats
 from asyncfabric.moe.routing import Groups
 
 
@@ -37,7 +37,7 @@ class MoeHandle:
     crossed: Bytes | None = None
     node_sums: torch.Tensor | None = None
     groups: Groups | None = None
-    about: Rows | None = None
+    pair_weights: Floats | None = None
     rows: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     tokens_per_expert: torch.Tensor | None = None

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
+import torch
 
 from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
 from asyncfabric.errors import FabricError
@@ -23,7 +24,7 @@ from asyncfabric.moe.arrivals import Arrivals, Kind
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.memory import LaneMemory
 from asyncfabric.moe.passes import PassPlan, Segment
-from asyncfabric.moe.record import Bytes, Floats, Rows
+from asyncfabric.moe.record import Bytes, Rows
 from asyncfabric.moe.routing import Ints, Route
 
 
@@ -58,7 +59,7 @@ class LaneStep:
     partial: Bytes | None = None
     back_posted: int = 0
     back_taken: int = 0
-    sums: Floats | None = None
+    sums: torch.Tensor | None = None
     plans: dict[tuple[str, int], PassPlan] = field(default_factory=dict)
 
 

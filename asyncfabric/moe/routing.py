@@ -46,6 +46,7 @@ class Groups(NamedTuple):
         choice_of: for each output row which of the row's top-k choices it serves, -1 for padding.
         pair_offsets: where the pairs of each row begin in `position`; one more entry ends the last.
         position: for each pair its output row; pairs in the order of rows, then of choices.
+        pair_row: for each pair its row.
         pair_choice: for each pair which of its row's choices it is.
     """
 
@@ -55,6 +56,7 @@ class Groups(NamedTuple):
     choice_of: Ints
     pair_offsets: Ints
     position: Ints
+    pair_row: Ints
     pair_choice: Ints
 
 
@@ -113,4 +115,4 @@ def group_rows(indices: Experts, experts: range, alignment: int) -> Groups:
     row_of[position], choice_of[position] = row, choice
     pair_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
     np.cumsum(here.sum(axis=1), out=pair_offsets[1:])
-    return Groups(counts, offsets, row_of, choice_of, pair_offsets, position, choice)
+    return Groups(counts, offsets, row_of, choice_of, pair_offsets, position, row, choice)

@@ -17,7 +17,7 @@ import anyio
 from asyncfabric import Fabric, FabricError, Peer, RegionKey
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.moe.arrivals import Arrivals, immediates
-from asyncfabric.moe.buffers import LaneShape
+from asyncfabric.moe.buffers import AREA_BYTES, LaneShape
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.group import Card, FabricMeeting, MoeGroup
@@ -122,6 +122,7 @@ def _shape(config: MoeConfig, members: int, tokens: int) -> LaneShape:
         scales=config.scales,
         private=own.private,
         in_flight=config.in_flight,
+        area_bytes=AREA_BYTES,
     )
 
 

@@ -51,6 +51,13 @@ def checked_tokens(
     return payload, Rows(origins, indices.numpy().astype(np.int32, copy=False), weights.detach().numpy(), given)
 
 
+def tokens_in(config: MoeConfig, rows: Bytes) -> torch.Tensor:
+    """Return bytes of tokens as a tensor, without a copy."""
+    if not len(rows):
+        return torch.empty((0, config.hidden), dtype=config.in_torch)
+    return torch.from_numpy(rows).view(config.in_torch)
+
+
 def checked_outputs(config: MoeConfig, outputs: torch.Tensor, rows: int) -> torch.Tensor:
     """Return the outputs of the experts; raises as `checked_tokens`."""
     _check("expert_rows", outputs, (config.out_torch,), config.hidden, rows)
