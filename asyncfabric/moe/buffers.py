@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 HEAD_BYTES = 32
 AREA_BYTES = 192 << 20
-"""Most bytes of one area; what does not fit goes in passes."""
+"""Most bytes of one area, over all lanes; what does not fit goes in passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import anyio
 
 from asyncfabric.errors import PeerError
 
-MARGIN_S = 0.05
-MARGIN_SHARE = 0.1
+MARGIN_S = 1.0
+MARGIN_SHARE = 0.2
 
 
 class MissingRankError(PeerError):
@@ -43,7 +43,8 @@ def missing(what: str, ranks: Iterable[int], *, lost: bool) -> MissingRankError:
 def shortly_before_deadline() -> anyio.CancelScope:
     """Return a scope that ends a little before the caller's deadline, so that an error can still say who is missing.
 
-    A tenth of what remains, at most 50 ms. When the caller's own scope ends, nobody can be told anything any more.
+    A fifth of what remains, at most a second: when the caller's own scope has ended, nobody can be told anything any
+    more, and a loop on a busy machine may be late by a good part of that.
     """
     deadline = anyio.current_effective_deadline()
     remaining = deadline - anyio.current_time()

@@ -50,8 +50,8 @@ def plan_lanes(config: MoeConfig, rank: int, present: Sequence[int]) -> list[Lan
     across = tuple(each * size + place for each in nodes)
     inside = tuple(range(node * size, (node + 1) * size))
     return [
-        LanePlan(across, _shape(config, len(across), config.max_tokens)),
-        LanePlan(inside, _shape(config, size, config.max_tokens * len(across))),
+        LanePlan(across, _shape(config, len(across), config.max_tokens, lanes=2)),
+        LanePlan(inside, _shape(config, size, config.max_tokens * len(across), lanes=2)),
     ]
 
 
@@ -110,7 +110,7 @@ async def open_session(
         yield _path(config, group.rank, plans, lanes, fill)
 
 
-def _shape(config: MoeConfig, members: int, tokens: int) -> LaneShape:
+def _shape(config: MoeConfig, members: int, tokens: int, lanes: int = 1) -> LaneShape:
     own = config.with_tokens(tokens)
     return LaneShape(
         members=members,
@@ -122,7 +122,7 @@ def _shape(config: MoeConfig, members: int, tokens: int) -> LaneShape:
         scales=config.scales,
         private=own.private,
         in_flight=config.in_flight,
-        area_bytes=AREA_BYTES,
+        area_bytes=AREA_BYTES // lanes,
     )
 
 
