@@ -15,6 +15,7 @@ import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_moe
 from asyncfabric.moe.traffic import row_counts, step_traffic
 from asyncfabric_services.bench.fabric_station import FabricStation
+from asyncfabric_services.bench.moe_gloo import gloo_exchange
 from asyncfabric_services.bench.moe_workload import Tokens, expected, run_experts, tokens_of
 
 
@@ -103,13 +104,27 @@ class MoeStation(FabricStation):
             dist.all_to_all_single(in_back, out_back, send, receive)
         return {"seconds": (time.perf_counter_ns() - started) / 1e9}
 
+    async def do_gloo_exchange(self, count: int) -> dict[str, Any]:
+        """Do with gloo what the exchange does: a row for each choice, grouped by expert there, weighted sums back."""
+        config, tokens = self._config, self._tokens
+        dist.barrier()
+        started = time.perf_counter_ns()
+        for _ in range(count):
+            gloo_exchange(config, self._group.rank, tokens)
+        return {"seconds": (time.perf_counter_ns() - started) / 1e9}
+
     async def do_check(self, seed: int) -> str:
         """Run one step with other tokens and experts that differ, and compare bit for bit; "" is good."""
         moe, config = self._moe, self._config
         tokens = tokens_of(config, moe.rank, seed)
         handle = await moe.dispatch(tokens.x, tokens.indices, tokens.weights)
         result = await moe.combine(run_experts(config, moe.experts, handle), handle)
-        wrong = (result != expected(config, moe.rank, tokens)).any(dim=1)
+        wanted = expected(config, moe.rank, tokens)
+        by_gloo = gloo_exchange(config, moe.rank, self._tokens)
+        summed = self._tokens.x.float() * self._tokens.weights.sum(1)[:, None]
+        if not torch.allclose(by_gloo.float(), summed, 0.1, 0.1):
+            return "the exchange over gloo, which ours is compared with, is wrong itself"
+        wrong = (result != wanted).any(dim=1)
         return f"rank {moe.rank}: {int(wrong.sum())} of {len(wrong)} tokens are wrong" if bool(wrong.any()) else ""
 
 

@@ -58,7 +58,7 @@ def test_a_killed_rank_is_named_and_the_others_go_on_without_it(rail: str) -> No
     need(rail)
     with ExitStack() as stack:
         processes = [stack.enter_context(Process("moe_rank.py")) for _ in range(3)]
-        join(processes, rail, {}, peer_deadline_network=2.0)
+        join(processes, rail, {}, peer_deadline_network=10.0)
         all_of(processes, "steps", first=0, count=2)
         others = [processes[0], processes[2]]
         for process in others:
