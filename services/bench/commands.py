@@ -162,3 +162,34 @@ def ttft(sizes: tuple[int, ...], **arguments: Any) -> int:
     options = options_of(arguments)
     title = f"time to the first token over {options.provider}, chunks of {serving.chunk_tokens} tokens"
     return measured(title, lambda report: run_ttft(options, report, sizes, serving), arguments)
+
+
+@bench.command()
+@fabric_options
+@click.option("--processes", type=click.IntRange(2, 64), default=4, show_default=True, help="Ranks, a process each.")
+@sizes_option("128,1024", "Numbers of tokens of each rank.", "--tokens")
+@click.option("--hidden", type=click.IntRange(16), default=2048, show_default=True, help="Elements of a token.")
+@click.option("--top-k", type=click.IntRange(1, 64), default=8, show_default=True, help="Experts of a token.")
+@click.option("--experts", type=click.IntRange(1), default=32, show_default=True, help="Experts of all ranks.")
+@click.option("--private", type=click.IntRange(0), help="Tokens pushed without waiting for routes; default: its own.")
+def moe(
+    sizes: tuple[int, ...], processes: int, hidden: int, top_k: int, experts: int, private: int | None, **arguments: Any
+) -> int:
+    """Measure dispatch and combine of a mixture of experts, against gloo's all_to_all of the same rows."""
+    from asyncfabric.moe import MoeConfig
+    from asyncfabric_services.bench.moe_run import run_moe
+
+    shape: dict[str, Any] = {
+        "num_experts": experts, "top_k": top_k, "hidden": hidden, "ranks": processes, "private_tokens": private,
+        "in_dtype": "bfloat16", "out_dtype": "bfloat16",
+    }  # fmt: skip
+    try:
+        for tokens in sizes:
+            MoeConfig(**shape, max_tokens=tokens)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if top_k > experts:
+        raise click.UsageError(f"a token has {top_k} distinct experts, there are {experts}")
+    options = options_of(arguments)
+    title = f"mixture of experts over {options.provider}, {options.polling}"
+    return measured(title, lambda report: run_moe(options, report, shape, sizes), arguments)

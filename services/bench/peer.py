@@ -22,6 +22,7 @@ from asyncfabric_services.bench.station import Station
 STATIONS = {
     "limits": ("asyncfabric_services.bench.limit_station", "LimitStation"),
     "fabric": ("asyncfabric_services.bench.fabric_station", "FabricStation"),
+    "moe": ("asyncfabric_services.bench.moe_station", "MoeStation"),
     "kv": ("asyncfabric_services.bench.kv_station", "KvStation"),
     "engine": ("asyncfabric_services.bench.engine_station", "EngineStation"),
     "ttft": ("asyncfabric_services.bench.ttft_station", "TtftStation"),

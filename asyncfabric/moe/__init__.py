@@ -1,0 +1,28 @@
+"""asyncfabric.moe: tokens to the ranks of their experts and back, over any provider. The public door; no logic.
+
+    async with open_moe(fabric, MoeGroup(rank, addresses), MoeConfig(...)) as moe:
+        handle = await moe.dispatch(x, indices, weights)
+        y = await moe.combine(run_experts(handle.rows, handle.tokens_per_expert), handle)
+
+How it works, and its invariants: docs/explain/moe.md.
+"""
+
+from asyncfabric.moe.config import MoeConfig
+from asyncfabric.moe.exchange import MoeExchange, open_moe
+from asyncfabric.moe.faults import MissingRankError
+from asyncfabric.moe.group import Card, FabricMeeting, Meeting, MoeGroup
+from asyncfabric.moe.handle import MoeHandle
+from asyncfabric.moe.session import buffer_bytes
+
+__all__ = [
+    "Card",
+    "FabricMeeting",
+    "Meeting",
+    "MissingRankError",
+    "MoeConfig",
+    "MoeExchange",
+    "MoeGroup",
+    "MoeHandle",
+    "buffer_bytes",
+    "open_moe",
+]

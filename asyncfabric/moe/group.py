@@ -1,0 +1,140 @@
+"""MoeGroup: who takes part in an exchange; and Meeting: how its members tell each other their keys when it opens.
+
+Runs on the event loop's thread. The meeting over fabric messages takes all messages of the fabric while it lasts, keeps
+those of other exchanges, and drops what is not for an exchange: give another Meeting where messages have other readers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+from weakref import WeakKeyDictionary
+
+import anyio
+import msgspec
+
+from asyncfabric import BusyError, Fabric, FabricAddress, FabricError, Peer
+from asyncfabric.moe.faults import missing, shortly_before_deadline
+
+logger: logging.Logger = logging.getLogger("asyncfabric.moe")
+
+
+class Card(msgspec.Struct, frozen=True, tag_field="moe", tag="card", forbid_unknown_fields=True, kw_only=True):
+    """What a member tells each other member when an exchange opens.
+
+    Attributes:
+        tag: of the exchange.
+        epoch: how often the exchange was opened before.
+        rank: of the member.
+        digest: of the configuration and of who is left; all must be equal.
+        imm: the first immediate that the member would use; the largest of all is taken.
+        keys: the right to write to the memory of each of its lanes.
+    """
+
+    tag: str
+    epoch: int
+    rank: int
+    digest: str
+    imm: int
+    keys: tuple[bytes, ...]
+
+
+class Meeting(Protocol):
+    """Brings the cards of all members together."""
+
+    async def meet(self, peers: Mapping[int, Peer], card: Card) -> dict[int, Card]:
+        """Give our card to each of the peers and return theirs, by rank.
+
+        Raises:
+            MissingRankError: a peer is lost, or its card did not come before the caller's deadline.
+
+        Cancellation: cards may have been given.
+        """
+
+
+@dataclass(frozen=True)
+class MoeGroup:
+    """The ranks of an exchange, as one of them sees it.
+
+    Attributes:
+        rank: of this process.
+        addresses: the fabric of each rank, in the order of ranks; the own one included.
+        tag: tells the exchanges of one fabric apart; the same on all ranks.
+        meeting: how keys are exchanged; None: over the messages of the fabric.
+    """
+
+    rank: int
+    addresses: Sequence[FabricAddress]
+    tag: str = "moe"
+    meeting: Meeting | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        """Check that the group is one."""
+        if not 0 <= self.rank < len(self.addresses):
+            raise ValueError(f"rank must be in 0..{len(self.addresses) - 1}, got {self.rank}")
+        if len({address.incarnation for address in self.addresses}) != len(self.addresses):
+            raise ValueError("two ranks have the same address; each rank has a fabric of its own")
+
+
+class FabricMeeting:
+    """Meets over `fabric.send` and `fabric.messages()`; all meetings of one fabric share what was read."""
+
+    _desks: ClassVar[WeakKeyDictionary[Fabric, _Desk]] = WeakKeyDictionary()
+
+    def __init__(self, fabric: Fabric) -> None:
+        """Meet over an open fabric."""
+        self._fabric = fabric
+        self._desk = self._desks.setdefault(fabric, _Desk())
+
+    async def meet(self, peers: Mapping[int, Peer], card: Card) -> dict[int, Card]:
+        """Give our card to each of the peers and return theirs, by rank.
+
+        Raises:
+            MissingRankError: a peer is lost, or its card did not come before the caller's deadline.
+
+        Cancellation: cards may have been given; those that came are kept for the next meeting of the same epoch.
+        """
+        what = f"opening the exchange {card.tag!r}"
+        payload = msgspec.msgpack.encode(card)
+        for rank, peer in peers.items():
+            try:
+                await self._give(peer, payload)
+            except FabricError as error:
+                raise missing(f"{what} ({error})", [rank], lost=True) from error
+        cards = self._desk.cards
+        wanted = {rank: (card.tag, card.epoch, rank) for rank in peers}
+        with shortly_before_deadline() as scope:
+            async with self._desk.reading:
+                while any(place not in cards for place in wanted.values()):
+                    await self._read()
+        if absent := [rank for rank, place in wanted.items() if place not in cards]:
+            assert scope.cancelled_caught
+            raise missing(what, absent, lost=False)
+        return {rank: cards.pop(place) for rank, place in wanted.items()}
+
+    async def _give(self, peer: Peer, payload: bytes) -> None:
+        while True:
+            try:
+                await self._fabric.send(peer, payload)
+                return
+            except BusyError:
+                await self._fabric.wait_writable()
+
+    async def _read(self) -> None:
+        message = await self._fabric.messages().__anext__()
+        try:
+            card = msgspec.msgpack.decode(message.payload, type=Card)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            logger.warning("%r sent what is no card of an exchange; it is dropped", message.peer)
+        else:
+            self._desk.cards[card.tag, card.epoch, card.rank] = card
+
+
+class _Desk:
+    """Cards of one fabric that nobody took yet, and the right to read its messages."""
+
+    def __init__(self) -> None:
+        self.cards: dict[tuple[str, int, int], Card] = {}
+        self.reading = anyio.Lock()

@@ -1,0 +1,202 @@
+"""Lane: one all-to-all of rows among members, there and back again; the two halves are `forward` and `backward`.
+
+Runs on the event loop's thread. What is common to both halves: memory, keys, counters, posting, and the rule of turns.
+
+MOE-1 (turns): step n uses the memory of turn n mod in_flight. A member sends step n only after it combined step
+n - in_flight. Its peers' rows that came back for that step say that they had taken its records and rows; its own
+record of step n says that it has taken the rows that came back. So nobody writes to what was not read yet, and no
+message exists for that alone.
+MOE-2 (passes): a sender writes its part of pass p > 0 to a receiver only after that receiver said that it took the
+pass before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import torch
+
+from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
+from asyncfabric.errors import FabricError
+from asyncfabric.moe.arrivals import Arrivals, Kind
+from asyncfabric.moe.faults import missing
+from asyncfabric.moe.memory import LaneMemory
+from asyncfabric.moe.passes import PassPlan, Segment
+from asyncfabric.moe.record import Bytes, Rows
+from asyncfabric.moe.routing import Ints, Route
+
+
+@dataclass(slots=True)
+class LaneStep:
+    """One step of a lane: what was sent, what is known of what arrives, and how far it is.
+
+    Attributes:
+        number: of the step.
+        turn: which memory it uses.
+        route: what this member sends.
+        payload: rows of the tokens, shape [tokens, row_bytes]; read until everything is sent.
+        counts: rows from each member (first index) to each member, once all records are there.
+        rows: what the arrived rows are about, in the order of members, then of tokens.
+        offsets: where the rows of each member begin; one more entry.
+        taken: passes of the rest that were taken from the area.
+        posted: passes of the rest that were posted.
+        partial: output rows, while some of their passes are still to come.
+        back_posted, back_taken: passes of what comes back.
+        sums: sums of the rows that came back, while some of their passes are still to come.
+    """
+
+    number: int
+    turn: int
+    route: Route
+    payload: Bytes
+    counts: Ints | None = None
+    rows: Rows | None = None
+    offsets: Ints | None = None
+    taken: int = 0
+    posted: int = 0
+    partial: Bytes | None = None
+    back_posted: int = 0
+    back_taken: int = 0
+    sums: torch.Tensor | None = None
+    plans: dict[tuple[str, int], PassPlan] = field(default_factory=dict)
+
+
+class Lane:
+    """Memory, keys and counters of one lane at one member."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        memory: LaneMemory,
+        arrivals: Arrivals,
+        me: int,
+        names: Sequence[int],
+        peers: Mapping[int, Peer],
+        keys: Mapping[int, RegionKey],
+    ) -> None:
+        """Join what was opened: `me` is this member, `names` the ranks of all, peers and keys those of the others."""
+        self.fabric = fabric
+        self.memory = memory
+        self.shape = memory.shape
+        self.arrivals = arrivals
+        self.me = me
+        self.names = tuple(names)
+        self.others = tuple(peers)
+        self._peers = peers
+        self._keys = keys
+        self._posted: dict[str, list[Transfer]] = {}
+
+    async def settle(self, what: str) -> None:
+        """Return when nothing that was posted as `what` reads the staging memory any more.
+
+        Raises:
+            MissingRankError: a write failed since its peer is lost.
+            TransferError: a write failed.
+
+        Cancellation: shielded; the fabric bounds it by its drain and peer deadlines. What is posted must arrive whole.
+        """
+        pending = self._posted.pop(what, ())
+        if all(transfer.done for transfer in pending):
+            for transfer in pending:
+                self._result(transfer)
+            return
+        with anyio.CancelScope(shield=True):
+            for transfer in pending:
+                try:
+                    await transfer
+                except FabricError:
+                    pass  # told below, when all have ended
+        for transfer in pending:
+            self._result(transfer)
+
+    async def close(self) -> None:
+        """Drain what is posted, whatever became of it, and close the counters.
+
+        Cancellation: shielded; bounded by the fabric's drain deadline.
+        """
+        for what in list(self._posted):
+            try:
+                await self.settle(what)
+            except FabricError:
+                pass  # whoever left the exchange knows already, or does not care any more
+        self.arrivals.close()
+
+    async def post(
+        self, what: str, source: Region, kind: Kind, turn: int, targets: Iterable[tuple[int, int, int, int]]
+    ) -> None:
+        """Write to several members in one transfer, each write one arrival of `kind` there.
+
+        Args:
+            what: under which name it is settled.
+            source: region to read from.
+            kind: of message.
+            turn: of the step.
+            targets: (member, offset in the source, offset in the receiver's region, length in bytes).
+
+        Raises:
+            MissingRankError: a member is lost.
+
+        Cancellation: nothing was posted.
+        """
+        listed = [ScatterTarget(self._keys[member], begin, at, size) for member, begin, at, size in targets]
+        if not listed:
+            return
+        imm = self.arrivals.imm(kind, turn)
+        while True:
+            try:
+                transfer = self.fabric.scatter(source, listed, imm)
+                break
+            except BusyError:
+                await self.fabric.wait_writable()
+            except FabricError as error:
+                raise self._lost(error) from error
+        self._posted.setdefault(what, []).append(transfer)
+
+    async def tell(self, kind: Kind, turn: int, members: Iterable[int]) -> None:
+        """Send one arrival of `kind` without data to each of these members, but not to this one.
+
+        Cancellation: nothing was sent.
+        """
+        group = PeerGroup(self._peers[member] for member in members if member != self.me)
+        while len(group):
+            try:
+                self._posted.setdefault("told", []).append(self.fabric.barrier(group, self.arrivals.imm(kind, turn)))
+                break
+            except BusyError:
+                await self.fabric.wait_writable()
+            except FabricError as error:
+                raise self._lost(error) from error
+
+    def plan(self, step: LaneStep, which: str, receiver: int) -> PassPlan:
+        """Return the passes of one receiver: of the `rest` that private slots do not hold, or of what goes `back`."""
+        found = step.plans.get((which, receiver))
+        if found is None:
+            assert step.counts is not None
+            if which == "rest":
+                counts = (step.counts[:, receiver] - self.shape.private).clip(min=0)
+                room = self.shape.area_rows
+            else:
+                counts, room = step.counts[receiver], self.shape.back_rows
+            found = step.plans[which, receiver] = PassPlan(counts, receiver, room)
+        return found
+
+    def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
+        """Return what this member sends in a pass: (member, rows), for those that get any."""
+        found = []
+        for member in range(self.shape.members):
+            plan = self.plan(step, which, member)
+            if number < plan.passes and (segment := plan.segment(self.me, number)).rows:
+                found.append((member, segment))
+        return found
+
+    def _result(self, transfer: Transfer) -> None:
+        try:
+            transfer.result()
+        except FabricError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: FabricError) -> FabricError:
+        lost = [self.names[member] for member, peer in self._peers.items() if peer.lost]
+        return missing(f"writing to the other ranks ({error})", lost, lost=True) if lost else error

@@ -1,0 +1,140 @@
+"""`bench moe`: dispatch and combine between processes, against gloo in the same run.
+
+`ratio` compares with gloo's bare all_to_all there and back of the very rows that ours sends over the wire, without the
+packing, grouping and summing that ours does; `exchange_ratio` with the same job done with gloo.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from asyncfabric.bench.measure import percentiles_us
+from asyncfabric.bench.rows import Point, rates
+from asyncfabric_services.bench.options import Options
+from asyncfabric_services.bench.pair import Process
+from asyncfabric_services.bench.race import Contender, race, speed_ratio
+from asyncfabric_services.bench.report import Report
+
+COUNTED_STEPS = 4
+"""Steps whose work requests, immediates and bytes are compared with the protocol's."""
+
+
+def run_moe(options: Options, report: Report, shape: dict[str, Any], token_counts: tuple[int, ...]) -> None:
+    """Measure each number of tokens."""
+    report.expect(len(token_counts))
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        ranks = [
+            stack.enter_context(Process("moe", f"rank {rank}", options.deadline_at)) for rank in range(shape["ranks"])
+        ]
+        opened = _all(ranks, "open", config=options.engine)
+        addresses = [each["address"] for each in opened]
+        for rank, process in enumerate(ranks):
+            process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "gloo"))
+        for process in ranks:
+            process.finish()
+        for tokens in token_counts:
+            report.step(f"{tokens} tokens")
+            _one_size(options, report, ranks, shape | {"max_tokens": tokens}, opened[0])
+
+
+def _all(ranks: list[Process], command: str, **arguments: Any) -> list[Any]:
+    """Make the same call in all processes at once."""
+    for process in ranks:
+        process.start(command, **arguments)
+    return [process.finish() for process in ranks]
+
+
+def _one_size(
+    options: Options, report: Report, ranks: list[Process], shape: dict[str, Any], rail: dict[str, Any]
+) -> None:
+    tokens = shape["max_tokens"]
+    plans = _all(ranks, "shape", shape=shape, tag=f"{tokens} tokens", seed=options.seed)
+    verdicts = _all(ranks, "check", seed=options.seed + 1)
+    samples: dict[str, list[int]] = {"dispatch_ns": [], "combine_ns": []}
+
+    def steps(count: int) -> float:
+        runs = _all(ranks, "steps", count=count)
+        for name, pooled in samples.items():
+            for run in runs:
+                pooled.extend(run[name])
+        return max(float(run["seconds"]) for run in runs)
+
+    def gloo(count: int) -> float:
+        return max(float(run["seconds"]) for run in _all(ranks, "gloo", count=count))
+
+    def gloo_exchange(count: int) -> float:
+        return max(float(run["seconds"]) for run in _all(ranks, "gloo_exchange", count=count))
+
+    def forget(_: Contender) -> None:
+        for pooled in samples.values():
+            pooled.clear()
+
+    ours, theirs = Contender("asyncfabric", steps), Contender("gloo", gloo)
+    same_job = Contender("gloo-exchange", gloo_exchange)
+    race(
+        [theirs, same_job, ours],
+        repeats=options.repeats,
+        duration=options.duration,
+        count=options.count,
+        on_start=forget,
+    )
+    verdicts += _all(ranks, "check", seed=options.seed + 2)
+    verdicts.append(_counted(ranks, plans))
+    rows_bytes = sum(plan["rows_bytes"] for plan in plans)
+    gbytes_per_s, steps_per_s = rates(ours.seconds, ours.count, ours.count * rows_bytes)
+    gloo_gbytes, _ = rates(theirs.seconds, theirs.count, theirs.count * rows_bytes)
+    whole = [there + back for there, back in zip(samples["dispatch_ns"], samples["combine_ns"], strict=True)]
+    p50, p99 = percentiles_us(whole)
+    wrong = "; ".join(verdict for verdict in verdicts if verdict)
+    report.row(
+        Point(
+            bench="moe",
+            figure="dispatch-combine",
+            provider=options.provider,
+            bytes=rows_bytes // len(ranks),
+            processes=len(ranks),
+            gbytes_per_s=gbytes_per_s,
+            ops_per_s=steps_per_s,
+            p50_us=p50,
+            p99_us=p99,
+            verified=report.check(f"{tokens} tokens", wrong),
+            limit="gloo",
+            ratio=speed_ratio(ours, theirs),
+            detail={
+                "tokens": tokens,
+                **{name: shape[name] for name in ("hidden", "top_k", "num_experts", "in_dtype", "out_dtype")},
+                "polling": options.polling,
+                "dispatch_us": percentiles_us(samples["dispatch_ns"])[0],
+                "combine_us": percentiles_us(samples["combine_ns"])[0],
+                "gloo_us": percentiles_us([cost * 1e9 for cost in theirs.costs])[0],
+                "gloo_exchange_us": percentiles_us([cost * 1e9 for cost in same_job.costs])[0],
+                "exchange_ratio": speed_ratio(ours, same_job),
+                "limit_gbytes_per_s": gloo_gbytes.as_row(),
+                "requests_per_step": [plan["requests"] for plan in plans],
+                "bytes_per_step": [plan["bytes"] for plan in plans],
+                "buffer_bytes": max(plan["buffer_bytes"] for plan in plans),
+                **{name: rail[name] for name in ("library", "version") if rail[name]},
+            },
+        )
+    )
+
+
+def _counted(ranks: list[Process], plans: list[dict[str, int]]) -> str:
+    """Compare what the engines count in some steps with what the protocol says; "" is good."""
+    before = _all(ranks, "statistics")
+    _all(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
+    after = _all(ranks, "statistics")
+    for rank, plan in enumerate(plans):
+        # Immediates tell how many writes there were; a long write may be several work requests of the rail.
+        found = after[rank]["immediates_sent"] - before[rank]["immediates_sent"]
+        wanted = COUNTED_STEPS * plan["requests"]
+        if found != wanted:
+            return f"rank {rank} made {found} writes, the protocol says {wanted}"
+        written = after[rank]["bytes_written"] - before[rank]["bytes_written"]
+        if written != COUNTED_STEPS * plan["bytes"]:
+            return f"rank {rank} wrote {written} bytes, the protocol says {COUNTED_STEPS * plan['bytes']}"
+    return ""

@@ -1,0 +1,133 @@
+"""A measured process with one rank of an exchange, and with a gloo process group for the same payload.
+
+torch takes one thread in each process: there are more processes than cores already.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import asyncfabric as af
+from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_moe
+from asyncfabric.moe.traffic import row_counts, step_traffic
+from asyncfabric_services.bench.fabric_station import FabricStation
+from asyncfabric_services.bench.moe_gloo import gloo_exchange
+from asyncfabric_services.bench.moe_workload import Tokens, expected, run_experts, tokens_of
+
+
+class MoeStation(FabricStation):
+    """One rank; opened by `do_open`, `do_join` and `do_shape`."""
+
+    _group: MoeGroup
+    _config: MoeConfig
+    _moe: MoeExchange
+    _tokens: Tokens
+    _payload: tuple[torch.Tensor, list[int], torch.Tensor, list[int]]
+
+    async def aclose(self) -> None:
+        """Leave the process group and the exchange."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        await super().aclose()
+
+    async def do_join(self, addresses: list[str], rank: int, meeting: str) -> None:
+        """Join the other ranks: by their addresses, and for gloo by a file that all know."""
+        torch.set_num_threads(1)
+        known = [af.FabricAddress.from_bytes(bytes.fromhex(each)) for each in addresses]
+        self._group = MoeGroup(rank, known)
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=len(addresses))
+
+    async def do_shape(self, shape: dict[str, Any], tag: str, seed: int) -> dict[str, int]:
+        """Open an exchange of this shape; return what the protocol says that one step of this rank sends."""
+        config = self._config = MoeConfig(**shape)
+        group = MoeGroup(self._group.rank, self._group.addresses, tag)
+        self._moe = await self._stack.enter_async_context(open_moe(self._fabric, group, config))
+        rank, everyone = group.rank, range(config.ranks)
+        self._tokens = tokens_of(config, rank, seed)
+        indices = [tokens_of(config, each, seed).indices.numpy() for each in everyone]
+        counts = row_counts(config, indices)
+        width_there = config.hidden * config.in_torch.itemsize
+        width_back = config.hidden * config.out_torch.itemsize
+        # What gloo carries: the rows alone, ready in its buffers; rows of the own rank do not travel on either side.
+        send = [int(counts[rank, each]) if each != rank else 0 for each in everyone]
+        receive = [int(counts[each, rank]) if each != rank else 0 for each in everyone]
+        self._payload = (
+            torch.zeros(sum(send) * max(width_there, width_back), dtype=torch.uint8),
+            send,
+            torch.zeros(sum(receive) * max(width_there, width_back), dtype=torch.uint8),
+            receive,
+        )
+        traffic = step_traffic(config, indices, rank)
+        return {
+            "requests": traffic.requests,
+            "dispatch_writes": traffic.dispatch_writes,
+            "bytes": traffic.dispatch_bytes + traffic.combine_bytes,
+            "rows_bytes": sum(send) * width_there + sum(receive) * width_back,
+            "buffer_bytes": self._moe.buffer_bytes,
+        }
+
+    async def do_steps(self, count: int) -> dict[str, Any]:
+        """Run steps whose experts give their rows back as they are; times begin when all ranks are there."""
+        moe, tokens = self._moe, self._tokens
+        dispatch_ns: list[int] = []
+        combine_ns: list[int] = []
+        first = await moe.dispatch(tokens.x, tokens.indices, tokens.weights)
+        await moe.combine(_as_they_are(first, moe.config), first)
+        started = time.perf_counter_ns()
+        for _ in range(count):
+            begin = time.perf_counter_ns()
+            handle = await moe.dispatch(tokens.x, tokens.indices, tokens.weights)
+            between = time.perf_counter_ns()
+            await moe.combine(_as_they_are(handle, moe.config), handle)
+            dispatch_ns.append(between - begin)
+            combine_ns.append(time.perf_counter_ns() - between)
+        seconds = (time.perf_counter_ns() - started) / 1e9
+        return {"seconds": seconds, "dispatch_ns": dispatch_ns, "combine_ns": combine_ns}
+
+    async def do_gloo(self, count: int) -> dict[str, Any]:
+        """Move the same rows there and back with gloo's all_to_all, without any packing."""
+        there, send, came, receive = self._payload
+        width_there = self._config.hidden * self._config.in_torch.itemsize
+        width_back = self._config.hidden * self._config.out_torch.itemsize
+        out_there = there[: sum(send) * width_there].view(-1, width_there)
+        in_there = came[: sum(receive) * width_there].view(-1, width_there)
+        out_back = came[: sum(receive) * width_back].view(-1, width_back)
+        in_back = there[: sum(send) * width_back].view(-1, width_back)
+        dist.barrier()
+        started = time.perf_counter_ns()
+        for _ in range(count):
+            dist.all_to_all_single(in_there, out_there, receive, send)
+            dist.all_to_all_single(in_back, out_back, send, receive)
+        return {"seconds": (time.perf_counter_ns() - started) / 1e9}
+
+    async def do_gloo_exchange(self, count: int) -> dict[str, Any]:
+        """Do with gloo what the exchange does: a row for each choice, grouped by expert there, weighted sums back."""
+        config, tokens = self._config, self._tokens
+        dist.barrier()
+        started = time.perf_counter_ns()
+        for _ in range(count):
+            gloo_exchange(config, self._group.rank, tokens)
+        return {"seconds": (time.perf_counter_ns() - started) / 1e9}
+
+    async def do_check(self, seed: int) -> str:
+        """Run one step with other tokens and experts that differ, and compare bit for bit; "" is good."""
+        moe, config = self._moe, self._config
+        tokens = tokens_of(config, moe.rank, seed)
+        handle = await moe.dispatch(tokens.x, tokens.indices, tokens.weights)
+        result = await moe.combine(run_experts(config, moe.experts, handle), handle)
+        wanted = expected(config, moe.rank, tokens)
+        by_gloo = gloo_exchange(config, moe.rank, self._tokens)
+        summed = self._tokens.x.float() * self._tokens.weights.sum(1)[:, None]
+        if not torch.allclose(by_gloo.float(), summed, 0.1, 0.1):
+            return "the exchange over gloo, which ours is compared with, is wrong itself"
+        wrong = (result != wanted).any(dim=1)
+        return f"rank {moe.rank}: {int(wrong.sum())} of {len(wrong)} tokens are wrong" if bool(wrong.any()) else ""
+
+
+def _as_they_are(handle: MoeHandle, config: MoeConfig) -> torch.Tensor:
+    assert handle.rows is not None
+    return handle.rows.to(config.out_torch)
