@@ -68,7 +68,7 @@ class TtftStation(Station):
     @asynccontextmanager
     async def _prefill_node(self, stage: Stage) -> AsyncIterator[None]:
         async with open_paged_model(stage) as self._model, trio.open_nursery() as nursery:
-            prefiller = Prefiller(self._model, stage.desk, self._chunk_tokens, StreamMeter(stage.registry))
+            prefiller = Prefiller(self._model, stage.desk, stage.spans, self._chunk_tokens, StreamMeter(stage.registry))
             messenger = FabricMessenger(self._model.fabric)
             async with open_outbox(self._model.fabric, self._model.pool, messenger, prefiller.serve) as outbox:
                 nursery.start_soon(deliver, messenger, [outbox])
