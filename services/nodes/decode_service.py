@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric.actors import labels_of, open_node
+from asyncfabric.actors import Membership, labels_of, open_node
 from asyncfabric.kv import FabricMessenger, deliver, open_inbox
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.nodes.decoder import Decoder, DecoderActor
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.messages import DECODER
 from asyncfabric_services.nodes.paged_model import PoolSupply, open_paged_model
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
@@ -47,10 +48,16 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 open_node(stage.condition.name, link) as node,
             ):
                 nursery.start_soon(deliver, messenger, [inbox])
-                decoder = Decoder(model, inbox, batcher, stage.desk, batch.most_waiting)
+                membership = Membership()
+                decoder = Decoder(model, inbox, batcher, stage.desk, membership, batch.most_waiting)
                 await node.spawn(DecoderActor, decoder, name=DECODER)
-                async with open_directory(stage, link, labels_of(bytes(model.fabric.address))):
+                async with (
+                    open_directory(stage, link, labels_of(bytes(model.fabric.address))) as directory,
+                    trio.open_nursery() as watching,
+                ):
+                    watching.start_soon(follow, directory, membership)
                     yield Starlette(routes=node_routes(stage.condition, stage.registry))
+                    watching.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
 
 

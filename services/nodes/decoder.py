@@ -13,8 +13,9 @@ import torch
 import trio
 
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricAddress, PeerError, StaleKeyError, TransferError
-from asyncfabric.actors import Actor, handles
-from asyncfabric.kv import KvInbox, KvLease
+from asyncfabric.actors import Actor, Membership, handles
+from asyncfabric.kv import KvInbox, KvLease, KvRequest
+from asyncfabric_services.nodes.members import until_gone
 from asyncfabric_services.nodes.messages import Generate, Source, Tokens, encode_prompt
 from asyncfabric_services.nodes.paged_model import PagedModel
 from asyncfabric_services.router.desk import Desk
@@ -27,11 +28,20 @@ _log = logging.getLogger(__name__)
 class Decoder:
     """The requests of one decode node."""
 
-    def __init__(self, model: PagedModel, inbox: KvInbox, batcher: Batcher, desk: Desk, most_waiting: int) -> None:
+    def __init__(
+        self,
+        model: PagedModel,
+        inbox: KvInbox,
+        batcher: Batcher,
+        desk: Desk,
+        membership: Membership,
+        most_waiting: int,
+    ) -> None:
         self._model = model
         self._inbox = inbox
         self._batcher = batcher
         self._desk = desk
+        self._membership = membership
         self._most_waiting = most_waiting
         self._waiting = 0
 
@@ -56,6 +66,12 @@ class Decoder:
         """Return a lease that holds the prompt, and the logits of the next token; asks one source after the other."""
         sources, failures = list(request.sources), list[str]()
         while sources:
+            difference = sources[0].layout.difference(self._model.pool.layout)
+            if difference is not None:  # the node's fault, not the request's
+                failures.append(f"{sources[0].name}: the layouts differ in {difference}")
+                _log.warning("request %s passes over a source: %s", request.attempt, failures[-1])
+                del sources[0]
+                continue
             lease = await self._leased(request, deadline)
             try:
                 return lease, await self._filled(lease, sources[0], request)
@@ -90,8 +106,28 @@ class Decoder:
         async with self._inbox.request(
             lease, [address], source.layout, len(prompt), trace=request.trace, body=encode_prompt(prompt)
         ) as asked:
-            await asked.wait()
+            await self._wait(asked, source)
         return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
+
+    async def _wait(self, asked: KvRequest, source: Source) -> None:
+        """Wait for the pages, while the source is in: the fabric does not tell of a process that stands still."""
+        arrived, failure = False, None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_gone, source, nursery.cancel_scope)
+            try:
+                await asked.wait()
+                arrived = True
+            except Exception as error:
+                failure = error  # raised below: a nursery would wrap it
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if not arrived:
+            raise PeerError("it is not in the cluster any more", remedy="see its log; is the process stopped?")
+
+    async def _end_when_gone(self, source: Source, waiting: trio.CancelScope) -> None:
+        await until_gone(self._membership, source.address)
+        waiting.cancel()
 
     async def _decode(self, request: Generate, lease: KvLease, logits: torch.Tensor) -> int:
         table = lease.pages.tolist()

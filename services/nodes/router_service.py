@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric._control import DirectoryClient
-from asyncfabric.actors import Membership, member_changes, open_node
+from asyncfabric.actors import Membership, open_node
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
@@ -52,7 +52,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         trio.open_nursery() as nursery,
     ):
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
-        nursery.start_soon(_follow, directory, membership)
+        nursery.start_soon(follow, directory, membership)
         backend = ClusterBackend(
             card,
             node,
@@ -68,12 +68,6 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         limits = Limits(settings.router.default_tokens, settings.router.deadline)
         yield router_app(backend, stage.desk, stage.condition, stage.registry, limits)
         nursery.cancel_scope.cancel()
-
-
-async def _follow(directory: DirectoryClient, membership: Membership) -> None:
-    while True:  # a watch that fell too far behind ends, and a new one begins with everybody who is in
-        async with directory.watch() as changes:
-            await membership.follow(member_changes(changes))
 
 
 async def serve(settings: Settings, announce: Announce) -> None:

@@ -81,11 +81,19 @@ class Service:
         """End it without a warning."""
         self.child.kill()
         self.child.wait()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what this side holds of an ended process; idempotent."""
+        assert self.child.stdout is not None
+        self.child.stdout.close()
 
     def end(self) -> int:
         """Tell it to end in good order and return its status."""
         self.child.send_signal(signal.SIGTERM)
-        return self.child.wait(PATIENCE)
+        status = self.child.wait(PATIENCE)
+        self.let_go()
+        return status
 
 
 class Cluster:
@@ -142,7 +150,8 @@ def cluster(folder: Path, *names: str, directory: dict[str, str] | None = None, 
             for service in made.started:
                 service.child.kill()
             for service in made.started:
-                service.child.communicate()
+                service.child.wait()
+                service.let_go()
 
         stack.callback(kill)
         made.start("directory", **(directory or {}))

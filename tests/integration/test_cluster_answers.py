@@ -69,6 +69,17 @@ def test_what_no_pool_can_hold_is_a_bad_request(shared: Cluster) -> None:
         complete(client, "x" * 8000, 8000)
 
 
+def test_a_prefill_node_with_another_model_is_passed_over(shared: Cluster, one_process: OneProcess) -> None:
+    """Not told to the client, whose request is fine."""
+    shared.start("prefill-0", MODEL__SEED="1")  # of equals the first by name is asked first
+    shared.until_routed(prefill=2, decode=2)
+    with shared.client() as client:
+        assert complete(client, "Pages", 8) == one_process.complete("Pages", 8)
+    assert any("the layouts differ in model" in shared[name].log.read_text() for name in DECODES)
+    assert shared["prefill-0"].end() == 0
+    shared.until_routed(prefill=1, decode=2)
+
+
 def test_clients_that_leave_in_the_middle_of_prefill_give_their_pages_back(shared: Cluster) -> None:
     """Several, one after the other in the prefill node: some leave it in the middle, the others its queue."""
     with ExitStack() as crowd:
