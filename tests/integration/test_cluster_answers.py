@@ -97,13 +97,13 @@ def test_a_client_that_leaves_in_the_middle_of_decode_gives_its_pages_back(share
     nothing_is_out(shared)
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(tmp_path: Path) -> None:
+def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(
+    tmp_path: Path, one_process: OneProcess
+) -> None:
     """The rail holds each write for 3 s, longer than a confirmation may take: the pages come back by a fence."""
     need("fault+local")
     late, posted = "fault+local?delay_us=3000000", 'asyncfabric_posted_work_requests_total{fabric="fabric"}'
-    with cluster(tmp_path, "decode-1", CLUSTER__RAILS="fault+local") as made:
-        made.start("prefill-1", CLUSTER__RAILS=late)
-        made.until_routed(prefill=1, decode=1)
+    with cluster(tmp_path, "prefill-1", "decode-1", CLUSTER__RAILS=late) as made:
         with ask(made["router"], "x" * 3000, 8):
             made["prefill-1"].until(posted, lambda requests: requests > 0)
             assert made["decode-1"].metric("asyncfabric_kv_held_pages") > 0
@@ -111,7 +111,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(t
             made[name].until_no_page_is_out()
         assert made["prefill-1"].metric("asyncfabric_kv_sent_bytes_total") == 0, "the transfer was cut"
         with made.client() as client:
-            assert complete(client, "Pages", 8) == OneProcess().complete("Pages", 8), "and the next one is whole"
+            assert complete(client, "Pages", 8) == one_process.complete("Pages", 8), "and the next one is whole"
 
 
 def test_a_cluster_over_tcp_with_keys(tmp_path: Path, one_process: OneProcess) -> None:
