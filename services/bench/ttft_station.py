@@ -22,7 +22,7 @@ from asyncfabric.bench.pattern import random_bytes
 from asyncfabric.kv import FabricMessenger, KvInbox, KvLayout, KvLease, deliver, open_inbox, open_outbox
 from asyncfabric_services.bench.station import Station
 from asyncfabric_services.health.condition import Condition
-from asyncfabric_services.nodes.decoder import fill
+from asyncfabric_services.nodes.filling import fill
 from asyncfabric_services.nodes.messages import Source
 from asyncfabric_services.nodes.paged_model import PagedModel, open_paged_model
 from asyncfabric_services.nodes.prefiller import Prefiller, StreamMeter

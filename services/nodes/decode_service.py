@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric.actors import labels_of, open_node
+from asyncfabric.actors import Membership, labels_of, open_node
 from asyncfabric.kv import FabricMessenger, deliver, open_inbox
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.nodes.decoder import Decoder, DecoderActor
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.messages import DECODER
 from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.paged_model import PoolSupply, open_paged_model
@@ -50,15 +51,21 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 open_node(stage.condition.name, link) as node,
             ):
                 nursery.start_soon(deliver, messenger, [inbox])
-                decoder = Decoder(model, inbox, batcher, stage.desk, stage.spans, batch.most_waiting)
+                membership = Membership()
+                decoder = Decoder(model, inbox, batcher, stage.desk, stage.spans, membership, batch.most_waiting)
                 await node.spawn(DecoderActor, decoder, name=DECODER)
-                async with open_directory(stage, link, labels_of(bytes(model.fabric.address))) as directory:
+                async with (
+                    open_directory(stage, link, labels_of(bytes(model.fabric.address))) as directory,
+                    trio.open_nursery() as watching,
+                ):
                     names = NodeNames()
-                    nursery.start_soon(names.follow, directory)
+                    watching.start_soon(names.follow, directory)
+                    watching.start_soon(follow, directory, membership)
                     sight = FabricSight(model, link, names, inbox)
                     recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
                     routes = node_routes(stage.condition, stage.registry, sight.view())
                     yield Starlette(routes=[*routes, *recorder.routes()])
+                    watching.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
-import numpy as np
 import torch
 import trio
 
-from asyncfabric import BrokenError, BusyError, ClosedError, FabricAddress, PeerError, StaleKeyError, TransferError
-from asyncfabric.actors import Actor, handles
+from asyncfabric import BrokenError, BusyError, ClosedError, PeerError, StaleKeyError, TransferError
+from asyncfabric.actors import Actor, Membership, handles
 from asyncfabric.kv import KvInbox, KvLease
 from asyncfabric.observe.spans import SpanRing, Value
-from asyncfabric_services.nodes.messages import Generate, Source, Tokens, encode_prompt
+from asyncfabric_services.nodes.filling import fill
+from asyncfabric_services.nodes.messages import Generate, Source, Tokens
 from asyncfabric_services.nodes.paged_model import PagedModel
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.runner.batcher import Batcher
@@ -29,13 +29,21 @@ class Decoder:
     """The requests of one decode node."""
 
     def __init__(
-        self, model: PagedModel, inbox: KvInbox, batcher: Batcher, desk: Desk, spans: SpanRing, most_waiting: int
+        self,
+        model: PagedModel,
+        inbox: KvInbox,
+        batcher: Batcher,
+        desk: Desk,
+        spans: SpanRing,
+        membership: Membership,
+        most_waiting: int,
     ) -> None:
         self._model = model
         self._inbox = inbox
         self._batcher = batcher
         self._desk = desk
         self._spans = spans
+        self._membership = membership
         self._most_waiting = most_waiting
         self._waiting = 0
 
@@ -68,6 +76,12 @@ class Decoder:
         """Return a lease that holds the prompt, and the logits of the next token; asks one source after the other."""
         sources, failures = list(request.sources), list[str]()
         while sources:
+            difference = sources[0].layout.difference(self._model.pool.layout)
+            if difference is not None:  # the node's fault, not the request's
+                failures.append(f"{sources[0].name}: the layouts differ in {difference}")
+                _log.warning("request %s passes over a source: %s", request.attempt, failures[-1])
+                del sources[0]
+                continue
             with self._spans.open("wait for pages", context, request=request.attempt):
                 lease = await self._leased(request, deadline)
             try:
@@ -100,7 +114,9 @@ class Decoder:
     async def _filled(self, lease: KvLease, source: Source, request: Generate, context: str) -> torch.Tensor:
         about: dict[str, Value] = {"request": request.attempt, "source": source.name, "lease": lease.number}
         with self._spans.open("fill prompt", context, **about) as span:
-            logits = await fill(self._inbox, lease, source, request.prompt, span.context)
+            logits = await fill(
+                self._inbox, lease, source, request.prompt, trace=span.context, membership=self._membership
+            )
             span.note(pieces=lease.expected, imms=", ".join(map(str, lease.imms)))
         return logits
 
@@ -120,22 +136,6 @@ class Decoder:
                     await request.reply.tell(Tokens(request.attempt, [token]))
                     told += 1
         return told
-
-
-async def fill(inbox: KvInbox, lease: KvLease, source: Source, prompt: list[int], trace: str = "") -> torch.Tensor:
-    """Have a prefill node compute a prompt into the pages of a lease; returns the logits of the next token.
-
-    Raises what KvRequest.wait raises.
-
-    Cancellation: the source is told to stop and confirms, or is fenced off.
-    """
-    address = FabricAddress.from_bytes(source.address)
-    body, names = encode_prompt(prompt), [source.name]
-    async with inbox.request(
-        lease, [address], source.layout, len(prompt), trace=trace, body=body, names=names
-    ) as asked:
-        await asked.wait()
-    return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
 
 
 class DecoderActor(Actor):

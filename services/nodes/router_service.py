@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric._control import DirectoryClient
-from asyncfabric.actors import Membership, member_changes, open_node
+from asyncfabric.actors import Membership, open_node
 from asyncfabric_services.health.view import Row, View
 from asyncfabric_services.nodes.link_rows import link_rows
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
@@ -55,7 +55,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         trio.open_nursery() as nursery,
     ):
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
-        nursery.start_soon(_follow, directory, membership)
+        nursery.start_soon(follow, directory, membership)
         backend = ClusterBackend(
             card,
             node,
@@ -97,12 +97,6 @@ def member_rows(membership: Membership) -> list[Row]:
         }
         for member in membership.members(state=None)
     ]
-
-
-async def _follow(directory: DirectoryClient, membership: Membership) -> None:
-    while True:  # a watch that fell too far behind ends, and a new one begins with everybody who is in
-        async with directory.watch() as changes:
-            await membership.follow(member_changes(changes))
 
 
 async def serve(settings: Settings, announce: Announce) -> None:

@@ -85,11 +85,19 @@ class Service:
         """End it without a warning."""
         self.child.kill()
         self.child.wait()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what this side holds of an ended process; idempotent."""
+        assert self.child.stdout is not None
+        self.child.stdout.close()
 
     def end(self) -> int:
         """Tell it to end in good order and return its status."""
         self.child.send_signal(signal.SIGTERM)
-        return self.child.wait(PATIENCE)
+        status = self.child.wait(PATIENCE)
+        self.let_go()
+        return status
 
 
 class Cluster:
@@ -153,7 +161,8 @@ def ending(made: Cluster) -> Iterator[None]:
         for service in made.started:
             service.child.kill()
         for service in made.started:
-            service.child.communicate()
+            service.child.wait()
+            service.let_go()
 
 
 @contextmanager

@@ -69,6 +69,17 @@ def test_what_no_pool_can_hold_is_a_bad_request(shared: Cluster) -> None:
         complete(client, "x" * 8000, 8000)
 
 
+def test_a_prefill_node_with_another_model_is_passed_over(shared: Cluster, one_process: OneProcess) -> None:
+    """Not told to the client, whose request is fine."""
+    shared.start("prefill-0", MODEL__SEED="1")  # of equals the first by name is asked first
+    shared.until_routed(prefill=2, decode=2)
+    with shared.client() as client:
+        assert complete(client, "Pages", 8) == one_process.complete("Pages", 8)
+    assert any("the layouts differ in model" in shared[name].log.read_text() for name in DECODES)
+    assert shared["prefill-0"].end() == 0
+    shared.until_routed(prefill=1, decode=2)
+
+
 def test_clients_that_leave_in_the_middle_of_prefill_give_their_pages_back(shared: Cluster) -> None:
     """Several, one after the other in the prefill node: some leave it in the middle, the others its queue."""
     with ExitStack() as crowd:
@@ -86,13 +97,13 @@ def test_a_client_that_leaves_in_the_middle_of_decode_gives_its_pages_back(share
     nothing_is_out(shared)
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(tmp_path: Path) -> None:
+def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(
+    tmp_path: Path, one_process: OneProcess
+) -> None:
     """The rail holds each write for 3 s, longer than a confirmation may take: the pages come back by a fence."""
     need("fault+local")
     late, posted = "fault+local?delay_us=3000000", 'asyncfabric_posted_work_requests_total{fabric="fabric"}'
-    with cluster(tmp_path, "decode-1", CLUSTER__RAILS="fault+local") as made:
-        made.start("prefill-1", CLUSTER__RAILS=late)
-        made.until_routed(prefill=1, decode=1)
+    with cluster(tmp_path, "prefill-1", "decode-1", CLUSTER__RAILS=late) as made:
         with ask(made["router"], "x" * 3000, 8):
             made["prefill-1"].until(posted, lambda requests: requests > 0)
             assert made["decode-1"].metric("asyncfabric_kv_held_pages") > 0
@@ -100,7 +111,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_transfer_gives_its_pages_back(t
             made[name].until_no_page_is_out()
         assert made["prefill-1"].metric("asyncfabric_kv_sent_bytes_total") == 0, "the transfer was cut"
         with made.client() as client:
-            assert complete(client, "Pages", 8) == OneProcess().complete("Pages", 8), "and the next one is whole"
+            assert complete(client, "Pages", 8) == one_process.complete("Pages", 8), "and the next one is whole"
 
 
 def test_a_cluster_over_tcp_with_keys(tmp_path: Path, one_process: OneProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def test_a_decode_node_dies_under_load(tmp_path: Path, expected: list[str]) -> N
         check(made, answers, expected, other.name, "prefill-1")
 
 
-def test_a_prefill_node_dies_under_load(tmp_path: Path, expected: list[str]) -> None:
+def test_a_prefill_node_stands_still_under_load_and_goes_on_and_dies(tmp_path: Path, expected: list[str]) -> None:
+    """While it is stopped its process lives, so the fabric of one host has nothing to tell; the directory has."""
     need("fault+local")
     late = "fault+local?delay_us=1000000"  # so that streams are open for a second, which nobody overlooks
     with (
@@ -62,6 +64,11 @@ def test_a_prefill_node_dies_under_load(tmp_path: Path, expected: list[str]) -> 
         made.client() as client,
         ThreadPoolExecutor(len(PROMPTS)) as pool,
     ):
+        made["prefill-1"].child.send_signal(signal.SIGSTOP)
+        assert [answer.result() for answer in crowd_of(pool, client)] == expected
+        made["prefill-1"].child.send_signal(signal.SIGCONT)
+        made.until_routed(prefill=2, decode=1)
+        made["prefill-1"].until_no_page_is_out()
         answers = crowd_of(pool, client)
         made["prefill-1"].until("asyncfabric_kv_held_pages", lambda pages: pages > 0)
         made["prefill-1"].kill()

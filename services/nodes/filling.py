@@ -1,0 +1,64 @@
+"""Having a prefill node compute a prompt into leased pages, while that node is in the cluster. On the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import trio
+
+from asyncfabric import FabricAddress, PeerError
+from asyncfabric.actors import Membership
+from asyncfabric.kv import KvInbox, KvLease, KvRequest
+from asyncfabric_services.nodes.members import until_gone
+from asyncfabric_services.nodes.messages import Source, encode_prompt
+
+
+async def fill(
+    inbox: KvInbox,
+    lease: KvLease,
+    source: Source,
+    prompt: Sequence[int],
+    *,
+    trace: str = "",
+    membership: Membership | None = None,
+) -> torch.Tensor:
+    """Have a prefill node compute a prompt into the pages of a lease; returns the logits of the next token.
+
+    With a `membership` the wait ends when the source is not in it any more: the fabric does not tell of a process that
+    stands still. Raises what KvRequest.wait raises, and PeerError for a source that is gone.
+
+    Cancellation: the source is told to stop and confirms, or is fenced off.
+    """
+    address = FabricAddress.from_bytes(source.address)
+    body, names = encode_prompt(list(prompt)), [source.name]
+    async with inbox.request(
+        lease, [address], source.layout, len(prompt), trace=trace, body=body, names=names
+    ) as asked:
+        if membership is None:
+            await asked.wait()
+        else:
+            await _wait(asked, source, membership)
+    return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
+
+
+async def _wait(asked: KvRequest, source: Source, membership: Membership) -> None:
+    arrived, failure = False, None
+    async with trio.open_nursery() as nursery:
+
+        async def end_when_gone() -> None:
+            await until_gone(membership, source.address)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(end_when_gone)
+        try:
+            await asked.wait()
+            arrived = True
+        except Exception as error:
+            failure = error  # raised below: a nursery would wrap it
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if not arrived:
+        raise PeerError("it is not in the cluster any more", remedy="see its log; is the process stopped?")

@@ -1,0 +1,31 @@
+"""A node's view of who is in the cluster, kept up to date, and waiting for somebody to be gone. On the event loop."""
+
+from __future__ import annotations
+
+from asyncfabric._control import DirectoryClient
+from asyncfabric.actors import Membership, member_changes
+
+
+async def follow(directory: DirectoryClient, membership: Membership) -> None:
+    """Feed `membership` with what the directory tells, for ever.
+
+    Cancellation: the view stays as it is.
+    """
+    while True:  # a watch that fell too far behind ends, and a new one begins with everybody who is in
+        async with directory.watch() as changes:
+            await membership.follow(member_changes(changes))
+
+
+async def until_gone(membership: Membership, fabric_address: bytes) -> None:
+    """Return when the node with this fabric was in and is not any more: it left, died, or stands still.
+
+    One that the view has not seen yet is not gone: others may know it earlier than we do.
+
+    Cancellation: only this wait ends.
+    """
+    seen = False
+    async for members in membership.views():
+        there = any(member.fabric_address == fabric_address for member in members)
+        if seen and not there:
+            return
+        seen = seen or there
