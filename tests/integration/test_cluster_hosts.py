@@ -135,7 +135,8 @@ def test_cables_are_pulled_between_two_and_three_hosts(tmp_path: Path) -> None:
             assert not answer.done()
             cut.mend()
             assert answer.result() == expected
-            assert made["router"].metric(RETRIES) == 1
+            retries = made["router"].metric(RETRIES)
+            assert retries >= 1
             made["decode-1"].until_no_page_is_out()
 
             # Three hosts: another node takes over while the cable is out.
@@ -145,7 +146,7 @@ def test_cables_are_pulled_between_two_and_three_hosts(tmp_path: Path) -> None:
             until_pages_move(made["prefill-1"])
             cut = Separation(second, made["decode-1"], made["prefill-1"])
             assert answer.result() == expected
-            assert made["router"].metric(RETRIES) == 2
+            assert made["router"].metric(RETRIES) > retries
             cut.mend()
             made.until_routed(prefill=1, decode=2)
             for name in ("prefill-1", "decode-1", "decode-2"):
