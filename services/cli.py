@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": ("asyncfabric_services.demo", "demo_command"),
     "doctor": ("asyncfabric_services.doctor.command", "doctor"),
     "keys": ("asyncfabric_services.keys.command", "keys"),
+    "plan": ("asyncfabric_services.plan.command", "plan"),
     "serve": ("asyncfabric_services.router.command", "serve"),
     "topo": ("asyncfabric_services.topo.command", "topo"),
     "trace": ("asyncfabric_services.trace.command", "trace"),
