@@ -16,7 +16,7 @@ class VirtualClock:
         if step_s <= 0:
             raise ValueError(f"a step must be longer than 0 s, got {step_s}")
         self.step_s = step_s
-        self.steps = 0
+        self.steps: int = 0
 
     @property
     def now_s(self) -> float:

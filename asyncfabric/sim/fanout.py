@@ -38,8 +38,10 @@ def predict(plan: Plan, assumed: Assumptions | None = None) -> Prediction:
     history: list[list[NDArray[np.float32]]] = []
     idle = 0
     while not (trainers.done and receivers.done):
-        busy = [*trainers.step(clock.now_s, receivers), receivers.step()]
-        history.append([each.astype(np.float32) for each in (*busy[:2], busy[2], receivers.busy, busy[3])])
+        bring, convert, write = trainers.step(clock.now_s, receivers)
+        forward = receivers.step()
+        busy = (bring, convert, write, receivers.busy, forward)
+        history.append([each.astype(np.float32) for each in busy])
         idle = 0 if any(each.any() for each in busy) or clock.now_s < assumed.skew_s else idle + 1
         if idle > len(plan.replicas) + 2:
             raise RuntimeError(

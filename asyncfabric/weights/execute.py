@@ -20,6 +20,8 @@ from asyncfabric.weights.maxima import shares
 from asyncfabric.weights.plan import Kind, Plan
 
 Elements = NDArray[Any]
+Bytes = NDArray[np.uint8]
+TensorKey = tuple[str, int, str]
 Shards = Callable[[int, str], Elements]
 """(trainer's rank, parameter) -> its shard, stored as `formats.STORED_AS` says."""
 
@@ -40,8 +42,8 @@ class ReplicaMemory:
             for receiver in range(plan.receivers)
             for name, length in plan.region_bytes(receiver).items()
         ]
-        self.tensors = {key[:3]: np.full(key[3], poison, np.uint8) for key in keys}
-        self.counts = {key[:3]: np.zeros(key[3], np.uint8) for key in keys}
+        self.tensors: dict[TensorKey, Bytes] = {key[:3]: np.full(key[3], poison, np.uint8) for key in keys}
+        self.counts: dict[TensorKey, Bytes] = {key[:3]: np.zeros(key[3], np.uint8) for key in keys}
         self.writes: dict[tuple[str, int, int], int] = {}
 
     def write(self, replica: str, receiver: int, region: str, sender: int, offsets: Ints, runs: Elements) -> None:
@@ -66,8 +68,12 @@ class HeldShard:
     """
 
     def __init__(self, elements: Elements, start: Ints, kind: Kind) -> None:
-        self.elements, self.start, self.kind = elements, start, kind
-        self.maxima = self.maxima_of(start, np.array(elements.shape)) if kind.block else np.zeros(0, np.float32)
+        self.elements: Elements = elements
+        self.start: Ints = start
+        self.kind: Kind = kind
+        self.maxima: NDArray[np.float32] = (
+            self.maxima_of(start, np.array(elements.shape)) if kind.block else np.zeros(0, np.float32)
+        )
 
     def maxima_of(self, start: Ints, size: Ints) -> NDArray[np.float32]:
         """Return the maxima of the parts of blocks in a box of the parameter that lies in this shard."""

@@ -132,7 +132,8 @@ class Cells:
 def place(shape: Sequence[int], mesh: Mesh, how: Mapping[str, Shard | Replicate] | None = None) -> Placement:
     """Return the placement of a tensor on a mesh; axes that are not named replicate.
 
-    Several axes that shard one dimension cut it in the order of the mesh, as DTensor does. Ranks whose shard is empty
+    Several axes that shard one dimension cut it in the order of the mesh, as DTensor does; FSDP2 over tensor
+    parallelism cuts the other way round, so give the mesh its axes in that order. Ranks whose shard is empty
     hold nothing and are left out.
 
     Raises:

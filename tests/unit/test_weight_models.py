@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from asyncfabric.sim import Assumptions, predict
 from asyncfabric.weights import (
     CARDS,
     Rates,
@@ -169,8 +170,8 @@ def test_a_plan_that_was_tampered_with_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_trillion_parameters_are_balanced() -> None:
-    """INV WT-3 at full size: 256 trainers, four replicas of 32."""
+def test_a_trillion_parameters_are_balanced_and_arrive_in_time() -> None:
+    """INV WT-3 at full size: 256 trainers, four replicas of 32; and what is predicted of it."""
     moves = moves_between(card("kimi-k2"), TrainerLayout(stages=2, fsdp=16, ep=8), ReplicaLayout(ranks=32, fp8=True))
     rates = Rates(rail_gbytes_per_s=46, node_gbytes_per_s=266, node_ranks=8)
     plan = plan_weights(moves, trainers=256, receivers=32, replicas=["a", "b", "c", "d"], relay=rates)
@@ -181,6 +182,10 @@ def test_a_trillion_parameters_are_balanced() -> None:
         assert int(outer.sum() + inner.sum()) == int(plan.sizes.length_bytes.sum())
     assert plan.relay == Relay(8, 0)
     assert plan.model_bytes == pytest.approx(1.0292e12, rel=1e-3)
+    found = predict(plan, Assumptions(step_s=0.002))
+    assert found.floor_s == pytest.approx(0.643, abs=0.001)
+    assert found.placement_floor_s < found.predicted_s <= 0.80
+    assert found.peak_scratch_bytes <= found.assumed.watermark_bytes
 
 
 def test_teams_go_through_the_moves_side_by_side() -> None:
