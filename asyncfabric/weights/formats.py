@@ -5,6 +5,7 @@ numpy has neither bfloat16 nor float8: both travel as unsigned integers of the s
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ BLOCK = 128
 SCALE_BYTES = 4
 
 
+@lru_cache(maxsize=256)
 def check_conversion(source: str, target: str, block: int) -> None:
     """Raise ValueError when the plan cannot turn elements of one type into the other."""
     for name in (source, target):

@@ -47,7 +47,11 @@ def plan_weights(
     """
     if trainers < 1 or receivers < 1 or chunk_bytes < 1:
         raise ValueError(f"trainers, receivers, chunk_bytes must be 1 or more: {trainers}, {receivers}, {chunk_bytes}")
+    seen: set[int] = set()  # placements are shared by thousands of moves
     for move in moves:
+        if id(move.source) in seen and id(move.target) in seen:
+            continue
+        seen.update((id(move.source), id(move.target)))
         for what, count, placement in (
             ("trainers", trainers, move.source),
             ("receivers", receivers, move.target.placement),

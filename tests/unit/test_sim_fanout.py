@@ -82,6 +82,14 @@ def test_trees_beat_sending_each_copy_from_the_source() -> None:
     assert direct.floor_s == pytest.approx(4 / 50) and chained.floor_s == pytest.approx(1 / 50)
 
 
+def test_no_replica_forwards_what_it_has_not_got() -> None:
+    slow = {name: getattr(IDEAL, name) for name in IDEAL.__struct_fields__} | {"bring_gbytes_per_s": 10.0}
+    found = predict(plan_of([big_move(1, 1)], 1, 1, replicas=3, relay=Relay(0, 1)), Assumptions(**slow))
+    got = np.cumsum(found.activity["receive"], axis=0)
+    assert (np.diff(got, axis=1) <= 1e-4).all()
+    assert np.allclose(got[-1], got[-1, 0], rtol=1e-4)
+
+
 def test_receivers_of_one_node_forward() -> None:
     source = place((GB,), Mesh.of({"t": 8}), {"t": Shard(0)})
     move = Move("w", "uint8", source, "w", "uint8", alone(place((GB,), Mesh.of({"r": 4}))))
