@@ -23,6 +23,7 @@ COMMANDS = {
     "keys": ("asyncfabric_services.keys.command", "keys"),
     "mr": ("asyncfabric_services.look.command", "mr"),
     "peers": ("asyncfabric_services.look.command", "peers"),
+    "plan": ("asyncfabric_services.plan.command", "plan"),
     "serve": ("asyncfabric_services.router.command", "serve"),
     "top": ("asyncfabric_services.look.top", "top"),
     "topo": ("asyncfabric_services.topo.command", "topo"),

@@ -1,0 +1,77 @@
+"""asyncfabric.weights: new weights from all ranks of a trainer straight into all replicas. The public door; no logic.
+
+Say what goes where:   Placement (place, boxes), Target (alone, fused, stacked), Move; or card and moves_between.
+Plan it:               plan_weights, join_replica, leave_replica; Rates or Relay say whether receivers forward.
+Read it:               sent_by, forwarded_by, Plan.expected, Plan.region_bytes; to_bytes, from_bytes, Plan.digest,
+draw_plan. Carry it out:          execute is the reference in numpy; HeldShard.convert casts and quantises.
+"""
+
+from asyncfabric.weights.balance import imbalance
+from asyncfabric.weights.batch import Batch, Forwards, all_sent, forwarded_by, sent_by
+from asyncfabric.weights.cards import CARDS, ModelCard, Parameter, card, parameters
+from asyncfabric.weights.execute import HeldShard, ReplicaMemory, execute, open_shard, run_layout
+from asyncfabric.weights.formats import BLOCK, ITEM_BYTES, STORED_AS
+from asyncfabric.weights.geometry import Pieces
+from asyncfabric.weights.layouts import ReplicaLayout, TrainerLayout, moves_between
+from asyncfabric.weights.maxima import Shares, shares
+from asyncfabric.weights.placement import Mesh, Placement, Replicate, Shard, boxes, place
+from asyncfabric.weights.plan import Expected, Kind, Plan, RegionSizes, Relay, Replica
+from asyncfabric.weights.planner import CHUNK_BYTES, join_replica, leave_replica, plan_weights
+from asyncfabric.weights.relay import Rates
+from asyncfabric.weights.storage import from_bytes, to_bytes
+from asyncfabric.weights.table import draw_plan
+from asyncfabric.weights.target import SCALE_SUFFIX, Move, Target, alone, fused, stacked
+
+__all__ = [
+    "BLOCK",
+    "CARDS",
+    "CHUNK_BYTES",
+    "ITEM_BYTES",
+    "SCALE_SUFFIX",
+    "STORED_AS",
+    "Batch",
+    "Expected",
+    "Forwards",
+    "HeldShard",
+    "Kind",
+    "Mesh",
+    "ModelCard",
+    "Move",
+    "Parameter",
+    "Pieces",
+    "Placement",
+    "Plan",
+    "Rates",
+    "RegionSizes",
+    "Relay",
+    "Replica",
+    "ReplicaLayout",
+    "ReplicaMemory",
+    "Replicate",
+    "Shard",
+    "Shares",
+    "Target",
+    "TrainerLayout",
+    "all_sent",
+    "alone",
+    "boxes",
+    "card",
+    "draw_plan",
+    "execute",
+    "forwarded_by",
+    "from_bytes",
+    "fused",
+    "imbalance",
+    "join_replica",
+    "leave_replica",
+    "moves_between",
+    "open_shard",
+    "parameters",
+    "place",
+    "plan_weights",
+    "run_layout",
+    "sent_by",
+    "shares",
+    "stacked",
+    "to_bytes",
+]

@@ -1,0 +1,79 @@
+"""One study: the plan of an update, and its prediction. Measures how long planning takes; everything else is pure."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from asyncfabric.sim import Assumptions, Prediction, predict
+from asyncfabric.weights.balance import imbalance
+from asyncfabric.weights.cards import ModelCard
+from asyncfabric.weights.layouts import moves_between
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.planner import plan_weights
+from asyncfabric.weights.relay import Rates
+from asyncfabric_services.plan.layout import Cluster
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan, what it took, and what it would take.
+
+    Attributes:
+        plan_s, plan_cpu_s: wall and processor seconds from the model card to the finished plan.
+        plan_peak_bytes: the most memory that the process had until the plan was finished.
+    """
+
+    card: ModelCard
+    cluster: Cluster
+    plan: Plan
+    prediction: Prediction
+    plan_s: float
+    plan_cpu_s: float
+    plan_peak_bytes: int
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain values; those that scripts rely on are named in the reference of the command."""
+        received = [self.plan.bytes_received(one.name)[0] for one in self.plan.replicas]
+        balance = max(imbalance(each) for each in received)
+        return {
+            **self.prediction.summary(),
+            "plan_seconds": round(self.plan_s, 3),
+            "plan_cpu_seconds": round(self.plan_cpu_s, 3),
+            "plan_peak_bytes": self.plan_peak_bytes,
+            "sender_imbalance": round(imbalance(self.plan.bytes_sent()), 4),
+            "receiver_imbalance": round(balance, 4),
+            "model": self.card.name,
+            "model_source": self.card.source,
+            "model_bytes": self.plan.model_bytes,
+            "trainer": msgspec.to_builtins(self.cluster.trainer),
+            "replica": msgspec.to_builtins(self.cluster.replica),
+            "replicas": self.cluster.replicas,
+            "rows": self.plan.rows,
+            "relay": {"node_ranks": self.plan.relay.node_ranks, "width": self.plan.relay.width},
+        }
+
+
+def study(card: ModelCard, cluster: Cluster, assumed: Assumptions, *, relay: bool) -> Study:
+    """Plan and predict; raises ValueError when the layouts do not fit the model."""
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    moves = moves_between(card, cluster.trainer, cluster.replica)
+    rates = Rates(
+        rail_gbytes_per_s=assumed.rail_bytes_per_s / 1e9,
+        node_gbytes_per_s=assumed.node_gbytes_per_s,
+        node_ranks=min(assumed.node_ranks, cluster.replica.ranks),
+    )
+    plan = plan_weights(
+        moves,
+        trainers=cluster.trainer.ranks,
+        receivers=cluster.replica.ranks,
+        replicas=[f"replica {number}" for number in range(cluster.replicas)],
+        relay=rates if relay else None,
+    )
+    took, took_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Study(card, cluster, plan, predict(plan, assumed), took, took_cpu, peak)

@@ -1,0 +1,64 @@
+"""`asyncfabric plan weights`: its object, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from asyncfabric_services.plan.command import plan
+
+TINY = ["weights", "--model", "tiny", "--train", "4", "--infer", "4"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(plan, list(arguments), standalone_mode=True)
+
+
+def test_the_object_has_what_scripts_rely_on() -> None:
+    result = run(*TINY, "--json", "--assume", "commit_s=0.5", "--assume", "offloaded=false")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    keys = {
+        "predicted_seconds",
+        "plan_seconds",
+        "floor_seconds",
+        "sender_imbalance",
+        "receiver_imbalance",
+        "assumptions",
+    }
+    assert keys <= set(found)
+    assert found["assumptions"]["commit_s"] == 0.5 and found["assumptions"]["offloaded"] is False
+    assert found["predicted_seconds"] > 0.5
+
+
+def test_tables_and_pictures(tmp_path: Path) -> None:
+    svg, trace = tmp_path / "timeline.svg", tmp_path / "trace.json"
+    result = run(*TINY, "--svg", str(svg), "--perfetto", str(trace))
+    assert result.exit_code == 0, result.output
+    assert "predicted" in result.output and "rail_gbits_per_s" in result.output
+    picture = ElementTree.parse(svg).getroot()
+    assert picture.tag.endswith("svg") and len(picture.findall("{*}rect")) > 10
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {"bring", "convert", "write", "receive"}
+    assert {"trainer 3", "replica 1 rank 1"} <= {event["args"]["name"] for event in events if event["ph"] == "M"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--infer", "3", "--replica-ranks", "2"], "no multiple of 2 ranks of a replica"),
+        (["--fsdp", "3"], "no multiple of"),
+        (["--assume", "speed=3"], "expected NAME=VALUE"),
+        (["--assume", "rail_efficiency=3"], "at most 1"),
+        (["--assume", "commit_s=soon"], "--assume"),
+        (["--tp", "3"], "tp must divide ranks"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_usage_errors(arguments: list[str], text: str) -> None:
+    result = run(*TINY, *arguments)
+    assert result.exit_code == 2
+    assert text in result.output
