@@ -1,0 +1,187 @@
+"""The coordinator's durable memory: which versions were begun, and which of them were decided. Blocking file calls.
+
+One line of JSON for each record, with a checksum. A version that was begun and has no decision was never decided: that
+is an abort. WT-2: a decision is on the disk before anybody hears of it. A record that could not be written
+is taken back, so that a later reader cannot find a decision that was never announced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+
+from asyncfabric.errors import BrokenError, BusyError, ClosedError
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line: `kind` is begin or commit; `manifest` is the digest of the version's manifest."""
+
+    kind: Literal["begin", "commit"]
+    version: int
+    manifest: str
+
+
+class _Line(msgspec.Struct, frozen=True):
+    record: Record
+    crc: int
+
+
+class DecisionLog:
+    """The open log; `with DecisionLog(path) as log`. Used from one thread at a time.
+
+    Attributes:
+        begun: the latest version that was begun, 0 for none.
+        committed: the latest version that was decided, 0 for none.
+        manifest: digest of the committed version's manifest.
+
+    Raises:
+        BusyError: another process has it open.
+        BrokenError: it cannot be read, or a line before the last is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.begun = self.committed = 0
+        self.manifest = ""
+        self._broken = ""
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise BrokenError(f"the decision log {path} cannot be opened: {error}", raw=error.errno or 0) from error
+        try:
+            self._lock()
+            self._length = self._read()
+            os.ftruncate(self._file, self._length)  # a line that was cut by a crash was never a decision
+            os.fsync(self._file)
+            _sync_folder(path.parent)
+        except BaseException:
+            os.close(self._file)
+            self._file = -1
+            raise
+
+    def __enter__(self) -> DecisionLog:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def begin(self, version: int, manifest: str) -> None:
+        """Record that a version is attempted; blocks until it is on the disk. Errors are those of `commit`.
+
+        Raises ValueError for a version that is not later than all begun ones.
+        """
+        if version <= self.begun:
+            raise ValueError(f"version must be greater than {self.begun}, the latest that was begun; got {version}")
+        self._append(Record("begin", version, manifest))
+        self.begun = version
+
+    def commit(self, version: int) -> None:
+        """Record the decision; blocks until it is on the disk.
+
+        Raises ValueError unless the version is the one that was begun last. Raises BrokenError when the disk refuses;
+        the record is then not in the log, or, if even that is unsure, the log takes no more records and says so.
+        """
+        if version != self.begun or version == self.committed:
+            raise ValueError(f"version {version} is not open: begun {self.begun}, committed {self.committed}")
+        manifest = self._begun_manifest
+        self._append(Record("commit", version, manifest))
+        self.committed, self.manifest = version, manifest
+
+    # ---- the file
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"the decision log {self.path} is in use", remedy="one coordinator at a time; end the other one first"
+            ) from None
+
+    def _read(self) -> int:
+        """Take in what is there; returns how many bytes of it are good."""
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            text = file.read()
+        good = 0
+        lines = text.split(b"\n")
+        for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut
+            try:
+                read = msgspec.json.decode(line, type=_Line)
+            except msgspec.DecodeError as error:
+                read = None
+                cause: Exception | None = error
+            else:
+                cause = None
+            if read is None or read.crc != _crc(read.record):
+                if number == len(lines) - 1:
+                    break
+                raise BrokenError(
+                    f"the decision log {self.path} is damaged in line {number}",
+                    remedy="restore it from a copy, or ask the replicas which version they serve and begin a new log",
+                ) from cause
+            self._take(read.record)
+            good += len(line) + 1
+        return good
+
+    def _take(self, record: Record) -> None:
+        if record.kind == "begin":
+            self.begun, self._begun_manifest = record.version, record.manifest
+        else:
+            self.committed, self.manifest = record.version, record.manifest
+
+    def _append(self, record: Record) -> None:
+        if self._file < 0:
+            raise ClosedError(f"the decision log {self.path} is closed")
+        if self._broken:
+            raise BrokenError(self._broken, remedy="restart the coordinator when the disk is well again")
+        line = msgspec.json.encode(_Line(record, _crc(record))) + b"\n"
+        try:
+            written = os.pwrite(self._file, line, self._length)
+            if written != len(line):  # the disk had room for a part
+                written += os.pwrite(self._file, line[written:], self._length + written)
+            os.fsync(self._file)
+        except OSError as error:
+            self._take_back(record, error)
+        self._length += len(line)
+        if record.kind == "begin":
+            self._begun_manifest = record.manifest
+
+    def _take_back(self, record: Record, error: OSError) -> None:
+        what = f"the decision log {self.path} could not take {record.kind} of version {record.version}: {error}"
+        try:
+            os.ftruncate(self._file, self._length)
+            os.fsync(self._file)
+        except OSError as second:
+            self._broken = f"{what}; and what it holds is not known: {second}"
+            raise BrokenError(self._broken, remedy="restart the coordinator", raw=error.errno or 0) from error
+        raise BrokenError(what, remedy="make room on that disk", raw=error.errno or 0) from error
+
+    _begun_manifest = ""
+
+
+def _crc(record: Record) -> int:
+    return zlib.crc32(msgspec.json.encode(record))
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file is durable only when its folder is."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

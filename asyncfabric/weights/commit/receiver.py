@@ -1,0 +1,205 @@
+"""One receiver of weight updates as a state machine: what it holds, what it receives, what may serve. Sans-io.
+
+    IDLE -> Prepare -> RECEIVING -> all bytes are right -> VERIFIED (in doubt) -> Commit -> COMMITTED -> flip -> IDLE
+    IDLE -> CatchUp -> FETCHING -> complete -> COMMITTED
+
+WT-4: memory that is opened for a version has keys that no earlier version had, and `Discard` takes them back before the
+memory is used again: a late write of an aborted version is refused, never mixed in. WT-5: `serving` changes in
+`flip` alone, at a step boundary, to a version that was complete and decided. A receiver in doubt keeps what it serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.weights.commit.messages import (
+    Abort,
+    CatchUp,
+    Commit,
+    Failed,
+    Fetched,
+    FromReceiver,
+    Prepare,
+    Ready,
+    Standing,
+    ToReceiver,
+    Verified,
+)
+
+
+class State(Enum):
+    """Where a receiver stands."""
+
+    IDLE = "idle"
+    RECEIVING = "receiving"
+    VERIFIED = "verified"
+    COMMITTED = "committed"
+    FETCHING = "fetching"
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Effect: send a message to the coordinator."""
+
+    message: FromReceiver
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Effect: open the memory for a version under new keys and arm its counters, then call `opened`.
+
+    With `in_place` the engine is paused first: what it served is overwritten.
+    """
+
+    version: int
+    manifest: str
+    in_place: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Effect: get a version from another receiver under new keys, check it, then call `fetched`."""
+
+    version: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Effect: take back the keys of a version and forget its bytes; what was under way for it ends."""
+
+    version: int
+
+
+Effect = Tell | Open | Fetch | Discard
+
+
+class Receiver:
+    """The machine.
+
+    Attributes:
+        serving: the version that serves now, 0 for none.
+        version: the version that `state` is about, 0 when idle.
+        state: where it stands.
+    """
+
+    def __init__(self, *, in_place: bool = False, serving: int = 0) -> None:
+        """Begin with a version that was loaded some other way, 0 for none."""
+        self.serving = serving
+        self.version = 0
+        self.state = State.IDLE
+        self._in_place = in_place
+        self._next: Prepare | None = None  # came before the flip
+
+    @property
+    def held(self) -> int:
+        """The latest version that is complete and decided here; it serves now, or after the next flip."""
+        return self.version if self.state is State.COMMITTED else self.serving
+
+    def session_began(self) -> list[Effect]:
+        """Say where we stand; the first word to a coordinator, the same one or a new one."""
+        verified = self.version if self.state is State.VERIFIED else 0
+        return [Tell(Standing(self.held, verified))]
+
+    def session_lost(self) -> list[Effect]:
+        """The coordinator is gone: what is not verified is given up, what is verified stays in doubt."""
+        self._next = None
+        return self._drop() if self.state is State.RECEIVING else []
+
+    def heard(self, message: ToReceiver) -> list[Effect]:
+        """Take a message of the coordinator.
+
+        Raises RemoteProtocolError for a commit of what is not complete here.
+        """
+        if isinstance(message, Prepare):
+            return self._prepare(message)
+        if isinstance(message, Commit):
+            self._commit(message.version)
+            return []
+        if isinstance(message, Abort):
+            return self._abort(message.version)
+        return self._catch_up(message)
+
+    def opened(self, version: int) -> list[Effect]:
+        """The memory is open and the counters are armed."""
+        return [Tell(Ready(version, self._in_place))] if self._receives(version) else []
+
+    def verified(self, version: int) -> list[Effect]:
+        """Every byte of the version arrived and every checksum is right."""
+        if not self._receives(version):
+            return []
+        self.state = State.VERIFIED
+        return [Tell(Verified(version))]
+
+    def failed(self, version: int, reason: str) -> list[Effect]:
+        """The version cannot be completed here: a checksum is wrong, memory could not be opened."""
+        if not self._receives(version):
+            return []
+        return [*self._drop(), Tell(Failed(version, reason[:2000]))]
+
+    def fetched(self, version: int, failure: str = "") -> list[Effect]:
+        """The fetched version is complete and right, or `failure` says why not."""
+        if self.state is not State.FETCHING or version != self.version:
+            return []
+        if failure:
+            return [*self._drop(), Tell(Fetched(version, failure[:2000]))]
+        self.state = State.COMMITTED
+        return [Tell(Fetched(version))]
+
+    def flip(self) -> list[Effect]:
+        """At a step boundary: let a committed version serve, and open the memory for what was announced meanwhile."""
+        if self.state is not State.COMMITTED:
+            return []
+        self.serving, self.version, self.state = self.version, 0, State.IDLE
+        waiting, self._next = self._next, None
+        return self._prepare(waiting) if waiting is not None else []
+
+    # ---- inside
+
+    def _receives(self, version: int) -> bool:
+        return self.state is State.RECEIVING and version == self.version
+
+    def _prepare(self, message: Prepare) -> list[Effect]:
+        version = message.version
+        if self.state is State.VERIFIED:
+            return [Tell(Failed(version, f"version {self.version} is in doubt here"))]
+        if version <= self.held:
+            return [Tell(Failed(version, f"version {self.held} is here already"))]
+        if self.state is State.COMMITTED:
+            self._next = message
+            return []
+        dropped = self._drop() if self.state is not State.IDLE else []
+        self.state, self.version = State.RECEIVING, version
+        if self._in_place:
+            self.serving = 0
+        return [*dropped, Open(version, message.manifest, self._in_place)]
+
+    def _commit(self, version: int) -> None:
+        if self.state is State.VERIFIED and version == self.version:
+            self.state = State.COMMITTED
+        elif version != self.held:
+            raise RemoteProtocolError(
+                f"commit of version {version}, but this receiver holds {self.held} and is {self.state.value}"
+                + (f" with {self.version}" if self.version else "")
+            )
+
+    def _abort(self, version: int) -> list[Effect]:
+        if self._next is not None and self._next.version == version:
+            self._next = None
+        if self.state in (State.RECEIVING, State.VERIFIED) and version == self.version:
+            return self._drop()
+        return []
+
+    def _catch_up(self, message: CatchUp) -> list[Effect]:
+        if self.state is not State.IDLE or message.version <= self.held:
+            return []
+        self.state, self.version = State.FETCHING, message.version
+        if self._in_place:
+            self.serving = 0
+        return [Fetch(message.version, message.source)]
+
+    def _drop(self) -> list[Effect]:
+        version, self.version, self.state = self.version, 0, State.IDLE
+        return [Discard(version)]
