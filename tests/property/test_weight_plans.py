@@ -56,7 +56,7 @@ def test_each_byte_is_written_once_by_the_right_byte(case: Case, relay: Relay, c
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(cases(quantised=True), RELAYS, st.sampled_from([1 << 10, 1 << 14, 1 << 20]))
 def test_quantising_shards_equals_quantising_the_whole(case: Case, relay: Relay, chunk_bytes: int) -> None:
     """INV WT-2: shards cut blocks anywhere, the bits are those of the whole tensor."""
