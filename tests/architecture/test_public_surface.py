@@ -13,7 +13,7 @@ import pytest
 from house_tree import ROOT, shown, source_files
 
 PUBLIC_FOLDERS = tuple(
-    f"asyncfabric/{room}" for room in ("_api", "_orchestration", "bench", "kv", "observe", "testing")
+    f"asyncfabric/{room}" for room in ("_api", "_orchestration", "bench", "kv", "moe", "observe", "testing")
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
