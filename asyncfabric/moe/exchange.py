@@ -36,8 +36,8 @@ class MoeExchange:
 
     def __init__(self, fabric: Fabric, group: MoeGroup, config: MoeConfig) -> None:
         """Not for users: `async with open_moe(...)`."""
-        self.config = config
-        self.rank = group.rank
+        self.config: MoeConfig = config
+        self.rank: int = group.rank
         self.epoch: int = 0
         self._fabric = fabric
         self._group = group

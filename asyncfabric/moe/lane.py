@@ -21,6 +21,7 @@ import torch
 from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
 from asyncfabric.errors import FabricError
 from asyncfabric.moe.arrivals import Arrivals, Kind
+from asyncfabric.moe.buffers import LaneShape
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.memory import LaneMemory
 from asyncfabric.moe.passes import PassPlan, Segment
@@ -77,13 +78,12 @@ class Lane:
         keys: Mapping[int, RegionKey],
     ) -> None:
         """Join what was opened: `me` is this member, `names` the ranks of all, peers and keys those of the others."""
-        self.fabric = fabric
-        self.memory = memory
-        self.shape = memory.shape
-        self.arrivals = arrivals
-        self.me = me
-        self.names = tuple(names)
-        self.others = tuple(peers)
+        self.fabric: Fabric = fabric
+        self.memory: LaneMemory = memory
+        self.shape: LaneShape = memory.shape
+        self.arrivals: Arrivals = arrivals
+        self.me: int = me
+        self.names: tuple[int, ...] = tuple(names)
         self._peers = peers
         self._keys = keys
         self._posted: dict[str, list[Transfer]] = {}

@@ -22,9 +22,9 @@ class LaneMemory:
 
     def __init__(self, shape: LaneShape, back_dtype: torch.dtype, receive: Region, staging: Region) -> None:
         """Look at two regions of `shape.receive_bytes` and `shape.staging_bytes`."""
-        self.shape = shape
-        self.receive = receive
-        self.staging = staging
+        self.shape: LaneShape = shape
+        self.receive: Region = receive
+        self.staging: Region = staging
         width = shape.row_bytes
         incoming = np.frombuffer(receive.memory, dtype=np.uint8)
         self._incoming = incoming

@@ -161,7 +161,7 @@ class World:
         node = self.nodes[name]
         self.act(name, node.machine.flip())
         serving = node.machine.serving
-        assert serving == 0 or serving >= self.served[name], "WT-3: a version went back"
+        assert serving == 0 or serving >= self.served[name], "WC-3: a version went back"
         self.served[name] = max(serving, self.served[name])
 
     def connect(self, name: str) -> None:
@@ -191,8 +191,8 @@ class World:
     def check(self) -> None:
         for node in self.nodes.values():
             serving = node.machine.serving
-            assert serving == 0 or serving in self.decided, "WT-1: serves what was not decided"
-            assert serving == 0 or serving in node.complete, "WT-1: serves what is not complete"
+            assert serving == 0 or serving in self.decided, "WC-1: serves what was not decided"
+            assert serving == 0 or serving in node.complete, "WC-1: serves what is not complete"
             if node.machine.state is State.COMMITTED:
                 assert node.machine.version in self.decided and node.machine.version in node.complete
 

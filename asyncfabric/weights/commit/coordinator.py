@@ -5,8 +5,8 @@ No clock, no files, no network: events in, effects out, carried out in their ord
     begin -> PREPARING -> all ready -> WRITING -> all verified -> DECIDING -> recorded -> idle, committed
                  \\___________\\_ a failure, a lost sender, no receiver left: idle, aborted
 
-WT-1: a version is decided only when every receiver that is still there has verified it, and at least one has.
-WT-2: Commit is said only after `recorded`. WT-3: versions only grow; an undecided one is an abort (presumed abort).
+WC-1: a version is decided only when every receiver that is still there has verified it, and at least one has.
+WC-2: Commit is said only after `recorded`. WC-3: versions only grow; an undecided one is an abort (presumed abort).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The coordinator's durable memory: which versions were begun, and which of them were decided. Blocking file calls.
 
 One line of JSON for each record, with a checksum. A version that was begun and has no decision was never decided: that
-is an abort. WT-2: a decision is on the disk before anybody hears of it. A record that could not be written
+is an abort. WC-2: a decision is on the disk before anybody hears of it. A record that could not be written
 is taken back, so that a later reader cannot find a decision that was never announced.
 """
 

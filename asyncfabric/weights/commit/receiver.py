@@ -3,8 +3,8 @@
     IDLE -> Prepare -> RECEIVING -> all bytes are right -> VERIFIED (in doubt) -> Commit -> COMMITTED -> flip -> IDLE
     IDLE -> CatchUp -> FETCHING -> complete -> COMMITTED
 
-WT-4: memory that is opened for a version has keys that no earlier version had, and `Discard` takes them back before the
-memory is used again: a late write of an aborted version is refused, never mixed in. WT-5: `serving` changes in
+WC-4: memory that is opened for a version has keys that no earlier version had, and `Discard` takes them back before the
+memory is used again: a late write of an aborted version is refused, never mixed in. WC-5: `serving` changes in
 `flip` alone, at a step boundary, to a version that was complete and decided. A receiver in doubt keeps what it serves.
 """
 

@@ -39,6 +39,7 @@ class Rank:
 
     async def do_leave(self) -> dict[str, Any]:
         await self.stack.aclose()
+        self.gone = ()
         return {}
 
     async def do_join(self, rank: int, addresses: list[str], config: dict[str, Any]) -> dict[str, Any]:
