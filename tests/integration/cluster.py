@@ -95,6 +95,10 @@ class Service:
     def end(self) -> int:
         """Tell it to end in good order and return its status."""
         self.child.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it has ended and return its status."""
         status = self.child.wait(PATIENCE)
         self.let_go()
         return status
@@ -145,6 +149,12 @@ class Cluster:
         while sum(held := [node.metric("asyncfabric_kv_held_pages") > 0 for node in both]) != 1:
             assert time.monotonic() < deadline, f"no {role} node is busy alone"
         return both[held.index(True)], both[held.index(False)]
+
+    def end(self, *names: str) -> dict[str, int]:
+        """Tell nodes to end in good order, side by side, and return their statuses."""
+        for name in names:
+            self[name].child.send_signal(signal.SIGTERM)
+        return {name: self[name].ended() for name in names}
 
     def client(self) -> Any:
         import openai
