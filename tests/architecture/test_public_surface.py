@@ -13,10 +13,8 @@ import pytest
 from house_tree import ROOT, shown, source_files
 
 PUBLIC_FOLDERS = tuple(
-    PUBLIC_FOLDERS=tuple(
-        f"asyncfabric/{room}"
-        for room in ("_api", "_orchestration", "bench", "kv", "moe", "observe", "sim", "testing", "weights")
-    )
+    f"asyncfabric/{room}"
+    for room in ("_api", "_orchestration", "bench", "kv", "moe", "observe", "sim", "testing", "weights")
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

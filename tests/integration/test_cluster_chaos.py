@@ -23,7 +23,7 @@ for needed in ("torch", "transformers", "openai", "hypercorn"):
 from cluster import Cluster, OneProcess, cluster  # noqa: E402
 from crowd import Ask, Crowd, Outcome, crowd  # noqa: E402
 
-ROUNDS = int(os.environ.get("ASYNCFABRIC_TEST_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("ASYNCFABRIC_TEST_ROUNDS", "2"))
 SEED = int(os.environ.get("ASYNCFABRIC_TEST_SEED", "0")) or time.time_ns() % 1_000_000
 WORKERS = ("prefill-1", "prefill-2", "decode-1", "decode-2")
 ROLES = ("prefill", "decode", "router", "directory")

@@ -89,10 +89,10 @@ class Coordinator:
 
     def __init__(self, *, begun: int = 0, committed: int = 0) -> None:
         """Begin with what the decision log says; no receiver and no sender is known."""
-        self.begun = begun
-        self.committed = committed
-        self.phase = Phase.IDLE
-        self.failure = ""
+        self.begun: int = begun
+        self.committed: int = committed
+        self.phase: Phase = Phase.IDLE
+        self.failure: str = ""
         self._receivers: dict[str, _Receiver] = {}
         self._update: _Update | None = None
 

@@ -46,9 +46,10 @@ class DecisionLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.begun = self.committed = 0
-        self.manifest = ""
+        self.path: Path = path
+        self.begun: int = 0
+        self.committed: int = 0
+        self.manifest: str = ""
         self._broken = ""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

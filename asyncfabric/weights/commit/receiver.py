@@ -87,9 +87,9 @@ class Receiver:
 
     def __init__(self, *, in_place: bool = False, serving: int = 0) -> None:
         """Begin with a version that was loaded some other way, 0 for none."""
-        self.serving = serving
-        self.version = 0
-        self.state = State.IDLE
+        self.serving: int = serving
+        self.version: int = 0
+        self.state: State = State.IDLE
         self._in_place = in_place
         self._next: Prepare | None = None  # came before the flip
 
