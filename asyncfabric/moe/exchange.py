@@ -195,13 +195,15 @@ class MoeExchange:
         """Go on without these ranks. All others must call it with the same ranks; steps in flight are lost.
 
         Choices of their experts count as masked from then on; weights are not changed. With nodes, whole nodes go.
-        Opens new memory with new keys, so nothing that an excluded rank still does can reach it.
+        Opens new memory with new keys, so nothing that an excluded rank still does can reach it. Ranks meet in the
+        epoch that they count: one that repeats a call that failed needs all others to repeat it too, if need be with
+        no rank to exclude.
 
         Raises:
             ValueError: no such rank, the own one, one that is excluded already, or a part of a node.
-            MissingRankError: another rank is lost or does not follow before the caller's deadline; try again.
+            MissingRankError: another rank is lost or does not follow before the caller's deadline.
 
-        Cancellation: the exchange is broken until another `exclude` succeeds; an empty set of ranks will do.
+        Cancellation: the exchange is broken until another `exclude` succeeds.
         """
         gone = set(ranks)
         if not gone <= set(self._present) - {self.rank}:

@@ -51,7 +51,7 @@ def add_outputs(
         pair_weights: the weight of each pair.
         begin: first row.
         end: end of the rows.
-        target: shape [end - begin, hidden].
+        target: shape [end - begin, hidden], of the dtype of `outputs`.
     """
     width = outputs.shape[1]
     each = block_rows(width)
@@ -69,7 +69,11 @@ def add_outputs(
         order = np.argsort(-pairs, kind="stable")
         longer = [int(np.count_nonzero(pairs > number)) for number in range(most)]
         sums = _block_sums(outputs, groups, pair_weights, first[order], longer)
-        place.index_copy_(0, torch.from_numpy(order), sums.to(target.dtype))
+        rounded = scratch.picked[: high - low]
+        rounded.copy_(sums)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        torch.index_select(rounded, 0, torch.from_numpy(back), out=place)  # far faster than index_copy_
 
 
 def _block_sums(

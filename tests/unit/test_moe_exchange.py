@@ -208,3 +208,14 @@ def test_late_and_reordered_writes_change_nothing(shape: dict[str, Any], monkeyp
             await right_step(moe, seed)
 
     check(config, body, rails)
+
+
+@pytest.mark.slow
+def test_an_exchange_runs_under_asyncio_too() -> None:
+    config = MoeConfig(**SMALL, private_tokens=4)
+
+    async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
+        for seed in range(3):
+            await right_step(moe, seed)
+
+    anyio.run(lambda: ranks_of(config, body), backend="asyncio")
