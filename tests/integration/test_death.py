@@ -114,6 +114,38 @@ def test_who_was_stopped_itself_blames_nobody(rail: str) -> None:
         target.close()
 
 
+@pytest.mark.parametrize("rail", ["tcp", "local", "verbs"])
+def test_who_lost_the_other_alone_begins_anew_with_it(rail: str) -> None:
+    """One end calls the other dead, which knows nothing of it: both begin anew, and nothing hangs."""
+    need(rail)
+    hasty = {"peer_deadline_network": 1.0, "peer_deadline_host": 1.0, "drain_deadline": 2.0}
+    patient = {"peer_deadline_network": 60.0, "peer_deadline_host": 60.0}
+    with party(rail, **hasty) as writer, party(rail, **patient) as target:
+        home, address = writer.hear()["address"], target.hear()["address"]
+        key = target.ask("expose", length=64 * MIB)["key"]
+        imm = target.ask("counter")["imm"]
+        writer.ask("expose", length=64 * MIB, name="source", seed=1)
+        for text in ("one", "two"):
+            writer.ask("say", address=address, text=text)
+            assert target.ask("hear")["text"] == text
+        target.send_signal(signal.SIGSTOP)
+        writer.tell(do="stream", key=key, piece=8 * MIB)
+        lost = writer.hear()
+        while "error" not in lost:
+            lost = writer.hear()
+        assert lost["error"] == "PeerError", lost
+        target.send_signal(signal.SIGCONT)
+        writer.ask("connect", address=address)
+        writer.ask("say", address=address, text="three")
+        assert target.ask("hear")["text"] == "three"
+        writer.ask("write", key=key, length=MIB, imm=imm)
+        assert target.ask("wait", imm=imm, value=1)["value"] == 1
+        target.ask("say", address=home, text="four")
+        assert writer.ask("hear")["text"] == "four"
+        writer.close()
+        target.close()
+
+
 def test_stopped_peer_of_one_host() -> None:
     """Local writes need nothing from a stopped peer but room for their counts: none is lost."""
     need("local")

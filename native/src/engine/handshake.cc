@@ -18,6 +18,11 @@ namespace {
 // Rails of one protocol can talk. Faster kinds first.
 constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "shm", "tcp"};
 
+// Lives grow, and begin again after 16 million.
+bool is_later(uint32_t life, uint32_t than) {
+  return (life > than) == (std::max(life, than) - std::min(life, than) < kMostLives / 2);
+}
+
 struct Wiring {
   std::vector<Lane> lanes;
   std::string protocol;
@@ -106,14 +111,17 @@ void Core::say_hello(Peer& peer) {
   payload.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
   payload += counter_generations();
   for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
-    if (!peer.lanes[lane].welcomed) send_message(peer, lane, MessageType::kHello, lane, payload);
+    if (!peer.lanes[lane].welcomed)
+      send_message(peer, lane, MessageType::kHello, lane | uint64_t{peer.life()} << 32, payload);
 }
 
 void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   AddressBlob from;
   uint16_t length = 0;
   if (payload.size() >= sizeof length) std::memcpy(&length, payload.data(), sizeof length);
-  if (payload.size() < sizeof length + length || header.value >= kMaxMaskedLanes) {
+  const uint64_t lane = header.value & 0xffffffff;
+  const auto life = static_cast<uint32_t>(header.value >> 32);
+  if (payload.size() < sizeof length + length || lane >= kMaxMaskedLanes || life == 0 || life > kMostLives) {
     tallies.messages_refused.add(1);
     return;
   }
@@ -125,8 +133,19 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   const auto known = peer_of_incarnation.find(header.sender);
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
   if (peer != nullptr && (peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)) peer = nullptr;
+  if (peer != nullptr && peer->their_life != 0 && peer->their_life != life) {
+    if (!is_later(life, peer->their_life)) return;  // it was long on its way
+    // They lost us and begin anew, so nothing that we still have under way with them counts for them.
+    if (peer->state == PeerState::kConnected) {
+      lose_peer(*peer, StatusCode::kPeerDead, PeerState::kLost);
+      peer = nullptr;
+    } else {
+      for (Lane& each : peer->lanes) each.welcomed = false;
+    }
+  }
   if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
   peer->heard = true;
+  peer->their_life = life;
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;
@@ -134,10 +153,10 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
     learn_generations(*peer, payload.substr(sizeof length + length));
   }
   if (peer->wired) {
-    send_welcome(*peer, header.value);
+    send_welcome(*peer, lane);
     return;
   }
-  peer->welcome_due |= 1ull << header.value;
+  peer->welcome_due |= 1ull << lane;
   connect(*peer);
 }
 
@@ -148,13 +167,18 @@ void Core::send_welcome(Peer& peer, uint64_t their_lane) {
     peer.rejects = 0;
     return;
   }
-  send_message(peer, lane, MessageType::kWelcome, their_lane, counter_generations());
+  const uint64_t value = their_lane | uint64_t{peer.life()} << 32;
+  send_message(peer, lane, MessageType::kWelcome, value, counter_generations());
 }
 
 void Core::on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload) {
-  if (header.value >= peer.lanes.size()) return;
+  const uint64_t lane = header.value & 0xffffffff;
+  const auto life = static_cast<uint32_t>(header.value >> 32);
+  if (lane >= peer.lanes.size() || life == 0 || life > kMostLives) return;
+  if (peer.their_life != 0 && peer.their_life != life && !is_later(life, peer.their_life)) return;
+  peer.their_life = life;
   learn_generations(peer, payload);
-  peer.lanes[header.value].welcomed = true;
+  peer.lanes[lane].welcomed = true;
   if (peer.state != PeerState::kConnecting) return;
   for (const Lane& lane : peer.lanes)
     if (!lane.welcomed) return;

@@ -16,7 +16,7 @@ void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t va
   message.lane = lane;
   message.any_lane = type != MessageType::kHello;  // a hello shows that its lane works
   message.bytes.resize(kHeaderBytes + payload.size());
-  encode_header({type, incarnation, peer.incarnation, value}, message.bytes.data());
+  encode_header({type, incarnation, peer.incarnation, value, peer.their_life}, message.bytes.data());
   payload.copy(message.bytes.data() + kHeaderBytes, payload.size());
   outgoing.push_back(std::move(message));
 }
@@ -68,7 +68,7 @@ void Core::on_message(std::string_view bytes) {
   }
   const auto known = peer_of_incarnation.find(header.sender);
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
-  if (peer == nullptr || header.target != incarnation) {
+  if (peer == nullptr || header.target != incarnation || (header.life != 0 && header.life != peer->life())) {
     tallies.messages_refused.add(1);
     return;
   }

@@ -33,8 +33,11 @@ constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask
 constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its program has not taken yet
 
 struct Peer {
+  uint32_t life() const { return static_cast<uint32_t>(id % kMostLives) + 1; }
+
   PeerId id = 0;
   uint64_t incarnation = 0;
+  uint32_t their_life = 0;  // of their entry for us; 0 until they said it
   std::string address;
   PeerState state = PeerState::kConnecting;
   Status lost_because;

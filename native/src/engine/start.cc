@@ -82,7 +82,7 @@ void Core::start(Op& op) {
         return;
       }
       --peer.credits;
-      MessageHeader header{MessageType::kUser, incarnation, peer.incarnation, peer.next_sequence++};
+      MessageHeader header{MessageType::kUser, incarnation, peer.incarnation, peer.next_sequence++, peer.their_life};
       encode_header(header, reinterpret_cast<char*>(op.payload.data()));
     }
   }

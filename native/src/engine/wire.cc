@@ -103,7 +103,7 @@ bool decode_key(std::string_view bytes, KeyBlob* out) {
 void encode_header(const MessageHeader& header, char* out) {
   ByteWriter writer;
   writer.put(kMessageMagic);
-  writer.put(static_cast<uint32_t>(header.type));
+  writer.put(static_cast<uint32_t>(header.type) | header.life << 8);
   writer.put(header.sender);
   writer.put(header.target);
   writer.put(header.value);
@@ -113,10 +113,12 @@ void encode_header(const MessageHeader& header, char* out) {
 bool decode_header(std::string_view bytes, MessageHeader* out, std::string_view* payload) {
   ByteReader reader(bytes);
   if (reader.get<uint32_t>() != kMessageMagic) return false;
-  const uint32_t type = reader.get<uint32_t>();
+  const uint32_t word = reader.get<uint32_t>();
+  const uint32_t type = word & 0xff;
   if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kRevoked))
     return false;
   out->type = static_cast<MessageType>(type);
+  out->life = word >> 8;
   out->sender = reader.get<uint64_t>();
   out->target = reader.get<uint64_t>();
   out->value = reader.get<uint64_t>();

@@ -39,8 +39,8 @@ bool decode_key(std::string_view bytes, KeyBlob* out);
 
 // Engine messages: two-sided, small, over lane 0 or the lane they are about.
 enum class MessageType : uint8_t {
-  kHello = 1,    // value = lane; payload = sender's address, then its counter generations
-  kWelcome = 2,  // value = lane; payload = counter generations: (imm << 2 | generation) as u32 each
+  kHello = 1,    // value = lane | sender's life << 32; payload = sender's address, then its counter generations
+  kWelcome = 2,  // value likewise; payload = counter generations: (imm << 2 | generation) as u32 each
   kReject = 3,   // value = our real incarnation: the address belongs to an earlier process
   kPing = 4,
   kPong = 5,
@@ -54,12 +54,17 @@ enum class MessageType : uint8_t {
   kRevoked = 13,     // value = region; payload = first generation that is good, 0: none
 };
 
+// A life is one entry for a peer, from meeting it to losing it. One side may lose the other alone, and begin anew while the other still
+// goes on with the old entry; so what was said to an earlier life must not be taken by a later one.
 struct MessageHeader {
   MessageType type = MessageType::kPing;
   uint64_t sender = 0;
   uint64_t target = 0;
   uint64_t value = 0;
+  uint32_t life = 0;  // of the receiver's entry that it is meant for, in 24 bits; 0: the sender does not know it yet
 };
+
+constexpr uint32_t kMostLives = 0xfffffe;
 
 constexpr size_t kHeaderBytes = 32;
 void encode_header(const MessageHeader& header, char* out);

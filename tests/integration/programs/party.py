@@ -101,6 +101,16 @@ class Party:
         )
         return {"bytes": result.bytes}
 
+    async def say(self, address: str, text: str) -> dict[str, Any]:
+        """Send a message."""
+        await self.fabric.send(await self.connect_to(address), text.encode())
+        return {}
+
+    async def hear(self) -> dict[str, Any]:
+        """Return the next message."""
+        message = await anext(self.fabric.messages())
+        return {"text": bytes(message.payload).decode()}
+
     async def signal(self, address: str, imm: int) -> dict[str, Any]:
         await self.fabric.signal(await self.connect_to(address), imm)
         return {}
