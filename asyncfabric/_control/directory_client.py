@@ -87,7 +87,8 @@ class DirectoryClient:
         Cancellation: nothing is left over.
         """
         self._tasks.cancel_scope.cancel()
-        for stream in self._watched:
+        watched, self._watched = self._watched, set()  # news that is being taken right now finds nobody to tell
+        for stream in watched:
             stream.close()
         try:
             return await self._tasks.__aexit__(kind, value, traceback)

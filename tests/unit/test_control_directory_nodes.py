@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import anyio
 import pytest
 
 from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
+from asyncfabric._control.directory_messages import Snapshot
 
 pytestmark = pytest.mark.anyio
 
@@ -83,3 +85,17 @@ async def test_misuse_and_requests_that_cannot_be_read(config: LinkConfig) -> No
             await n.send(d.identity, "directory", b"garbage")
             await client.register("x", n.address)
             assert served.unreadable == 1
+
+
+async def test_news_that_a_client_takes_while_it_ends_finds_nobody_to_tell(config: LinkConfig) -> None:
+    async with open_link("d", config=config) as d, open_link("n", config=config) as n, serve_directory(d):
+        client = DirectoryClient(n, d.address)
+        async with AsyncExitStack() as watching:
+            async with client:
+                await client.register("prefill", n.address)
+                changes = await watching.enter_async_context(client.watch())
+                await until(changes, "joined", "n")
+            # What its reader does when it was woken with news just before it was cancelled.
+            await client._take(d.identity, Snapshot(99, True, []))
+            with pytest.raises(anyio.EndOfStream):
+                await changes.receive()
