@@ -103,7 +103,7 @@ rm -f build/$(1)/report.*
 cd build/$(1) && \
   PYTHONPATH=$(CURDIR)/build/$(1)/lib PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
   LD_PRELOAD="$(foreach runtime,$(3),$$(c++ -print-file-name=$(runtime)))" \
-  ASAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:detect_leaks=0:handle_segv=0:detect_stack_use_after_return=0 \
+  ASAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:detect_leaks=0:handle_segv=0:detect_stack_use_after_return=0:quarantine_size_mb=32 \
   UBSAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:print_stacktrace=1:halt_on_error=1 \
   TSAN_OPTIONS=log_path=$(CURDIR)/build/$(1)/report:halt_on_error=1:second_deadlock_stack=1:report_signal_unsafe=0:ignore_noninstrumented_modules=1 \
   ASYNCFABRIC_EXPECT_SANITIZE=$(2) \
@@ -111,6 +111,7 @@ cd build/$(1) && \
     $(addprefix $(CURDIR)/,$(SANITIZED_TESTS)) $(SANITIZED_FLAGS) \
   || { status=$$?; cat $(CURDIR)/build/$(1)/report.* 2>/dev/null; exit $$status; }
 endef
+# A small quarantine: checks of growing memory would see a large one fill up.
 # The border's own lifetimes are here too: a use after close() is quiet without a sanitizer.
 SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
 SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600
