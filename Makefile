@@ -1,6 +1,6 @@
 # Makefile: one verb per line of the README, each doing its own set-up on Debian or Ubuntu with Python 3.11+, a C++20
 # compiler and apt. The environment is .venv, so `.venv/bin/asyncfabric` is the command after any verb.
-# Stamps under build/ make a repeated call quick. Options: PYTHON, PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, JOBS.
+# Stamps under build/ make a repeated call quick. Options: PYTHON, PYTEST_FLAGS, WORKERS, DEMO_FLAGS, BENCH_FLAGS, JOBS.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,6 +10,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 PYTEST_FLAGS ?=
+WORKERS ?= 1
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 BIN := .venv/bin
@@ -20,7 +21,7 @@ export ASYNCFABRIC_WERROR := ON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python check format build asan tsan rxe gpu ptx bench docs wheel clean
+.PHONY: help demo test test-native test-python coverage check format build asan tsan rxe gpu ptx bench docs wheel clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,14 +67,21 @@ build: $(STAMPS)/packages  ## compile the engine and install asyncfabric into .v
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-demo: build  ## the KvCache of a real model moves from prefill to decode, then a cluster serves, scales and loses a node
+demo: build  ## KvCache moves from prefill to decode; a cluster serves, scales, loses a node; a training feeds rollouts
 	$(BIN)/asyncfabric demo $(DEMO_FLAGS)
 	$(BIN)/asyncfabric demo kv
+	$(BIN)/asyncfabric demo weights
 
 test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
 
+# WORKERS=2 shares files out to two processes: quicker, but tests that wait for deadlines are less sure then. Sockets in the
+# folder for temporary files want a short name.
 test-python: build
-	$(BIN)/python -P -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
+
+coverage: build  ## the Python tests once more, and which lines and branches of asyncfabric they ran; half as long again
+	@mkdir -p build/coverage && rm -f build/coverage/data*
+	$(BIN)/python -P -m pytest $(PYTEST_FLAGS) --cov --cov-report=term:skip-covered --cov-fail-under=88
 
 test-native: $(STAMPS)/venv
 	$(call native_tests,release)
@@ -114,7 +122,8 @@ endef
 # A small quarantine: checks of growing memory would see a large one fill up.
 # The border's own lifetimes are here too: a use after close() is quiet without a sanitizer.
 SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
-SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600
+# Rings that between them have every provider, one and several rails, order and none; SANITIZED_FLAGS= runs all that are native.
+SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600 -k 'tcp-1 or shm-1 or local-2to3 or shuffled-3to2 or border'
 
 # Set-up of its own: a list of packages, and a kernel that apt downloads and nobody installs. RXE_FLAGS go to tests/rxe/ring.py.
 RXE_FLAGS ?=
@@ -146,9 +155,11 @@ GPU_PYTHON ?= python3
 gpu:  ## on a machine with a GPU: build, tests, conformance over cuda, figures, compute-sanitizer; report in build/gpu-report
 	$(GPU_PYTHON) tests/gpu/run.py build/gpu-report
 
-ptx:  ## native/cuda/copy_pieces.cu as the text that the library carries; needs nvcc
+ptx:  ## the kernels of native/cuda as the texts that the library and the package carry; needs nvcc
 	nvcc -ptx -arch=compute_75 -o build/copy_pieces.ptx native/cuda/copy_pieces.cu
-	$(GPU_PYTHON) native/cuda/embed.py build/copy_pieces.ptx native/src/providers/cuda/kernel_text.h
+	$(GPU_PYTHON) native/cuda/embed.py build/copy_pieces.ptx 7.0 native/src/providers/cuda/kernel_text.h
+	nvcc -std=c++17 -ptx -arch=compute_90 -o build/moe.ptx native/cuda/moe/kernels.cu
+	$(GPU_PYTHON) native/cuda/embed.py build/moe.ptx 8.3 asyncfabric/moe/nvlink/kernels.ptx
 
 check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, clang-format, verifytypes, the house test
 	$(BIN)/ruff check --output-format concise .

@@ -107,7 +107,11 @@ def engine_extension() -> Extension:
 setup(
     packages=packages(),
     package_dir={"asyncfabric_services": "services"},
-    package_data={"asyncfabric": ["py.typed"], "asyncfabric._native": ["_engine.pyi"]},
+    package_data={
+        "asyncfabric": ["py.typed"],
+        "asyncfabric._native": ["_engine.pyi"],
+        "asyncfabric.moe.nvlink": ["kernels.ptx"],
+    },
     ext_modules=[engine_extension()],
     cmdclass={"build_ext": BuildNative},
 )

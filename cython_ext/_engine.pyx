@@ -32,6 +32,7 @@ from libcpp.vector cimport vector
 
 from bench_api cimport *
 from engine_api cimport *
+from rows_api cimport *
 from topology_api cimport *
 
 from asyncfabric._bridge.engine import Completion as CompletionTuple
@@ -55,3 +56,4 @@ include "engine.pxi"
 include "bench.pxi"
 include "bench_engine.pxi"
 include "topology.pxi"
+include "rows.pxi"

@@ -134,6 +134,19 @@ cdef class _DataRoom(_ControlRoom):
         check(status, f"mark of stream {stream:#x} on cuda:{device}")
         return mark
 
+    def mark_word(self, uint64_t watch, uint64_t value):
+        """Mark the moment when a watch word holds `value` or more; one later write may name it as `after`."""
+        cdef Status status
+        cdef uint64_t mark = 0
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.mark_word(watch, value, &mark)
+        finally:
+            self.leave()
+        check(status, f"mark of a watch word at {value}")
+        return mark
+
     def cancel(self, uint64_t op):
         """Stop posting an op; it drains and completes as cancelled."""
         cdef Status status

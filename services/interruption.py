@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
+
+from asyncfabric.errors import BrokenError
+from asyncfabric_services.exits import CHECK_FAILED, FINE
 
 Result = TypeVar("Result")
 
@@ -36,3 +40,26 @@ async def run_interruptible(work: Callable[[], Awaitable[Result]]) -> tuple[Resu
 def first_failure(error: BaseException) -> BaseException:
     """Return the first exception in a group, however deep."""
     return first_failure(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def guarded(work: Callable[[], Awaitable[Result]]) -> tuple[Result | None, int]:
+    """Return what `work` returned and 0; or None and the exit status, when it broke or was interrupted.
+
+    Then a line on standard error tells why.
+
+    Cancellation: ends the work.
+    """
+    failure: BaseException | None = None
+    result: Result | None = None
+    caught: signal.Signals | None = None
+    try:
+        result, caught = await run_interruptible(work)
+    except* BrokenError as group:
+        failure = first_failure(group)
+    if failure is not None:
+        print(failure, file=sys.stderr)
+        return None, CHECK_FAILED
+    if result is None and caught is not None:
+        print(f"interrupted by {caught.name}", file=sys.stderr)
+        return None, 128 + caught
+    return result, FINE

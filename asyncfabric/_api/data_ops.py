@@ -18,6 +18,7 @@ from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region import Region, RegionSlice
 from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
 from asyncfabric._api.transfer import Transfer
+from asyncfabric._api.watch import WordReaches
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
 from asyncfabric._bridge.opened_key import OpenedKey
@@ -63,7 +64,9 @@ class DataOps:
             key: the right to write, from the owner of the memory. Its peer is connected on first use.
             offset: first byte within the key's range.
             imm: counter at the target that gets 1 arrival once all bytes are visible there.
-            after: CUDA stream, or its handle: the bytes are read once it is past what it was given before this call.
+            after: CUDA stream, or its handle: the bytes are read once it is past what it was given before this call. Or
+                `word.reaches(n)` of a watch word of this fabric: once that holds n or more, which a kernel may bring
+                about without any Python in between.
 
         Raises:
             TypeError, ValueError: a bad argument: out of bounds, or a key without the right to write.
@@ -127,6 +130,7 @@ class DataOps:
 
         Raises:
             TypeError, ValueError: a bad argument; for a page out of bounds the text names it and the bound.
+                Rails without order refuse pages that are longer than one request (EFA: 1 GiB).
             StaleKeyError, BusyError, ClosedError: as for `write`.
         """
         region, start, length = _part(source, self._stairwell)
@@ -294,14 +298,16 @@ class DataOps:
         del stairwell.parked[cookie]
         raise faults.refused(refusal, faults.Scene(transfer.describe())) from None
 
-    def _mark(self, stream: object, region: Region) -> int:
-        handle = stream_handle(stream)
+    def _mark(self, after: object, region: Region) -> int:
         engine = self._stairwell.engine
-        otherwise = region._device if region._device >= 0 else first_gpu(engine.rails())
         try:
-            return engine.mark_stream(handle, stream_device(stream, otherwise))
+            if isinstance(after, WordReaches):
+                return after.mark(self._stairwell)
+            handle = stream_handle(after)
+            otherwise = region._device if region._device >= 0 else first_gpu(engine.rails())
+            return engine.mark_stream(handle, stream_device(after, otherwise))
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene("a write after a stream")) from None
+            raise faults.refused(error, faults.Scene("a write after a stream or a watch word")) from None
 
     def _nothing(self, transfer: Transfer) -> Transfer:
         """Return a transfer of nothing, which has ended at once."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from asyncfabric._bridge.stairwell import Stairwell
 
 PEER_STATES = ("connecting", "connected", "lost", "disconnected")
+GONE = (2, 3)
 
 
 class Peer:
@@ -50,11 +51,11 @@ class Peer:
 
     @property
     def lost(self) -> bool:
-        """Whether the peer died or stopped answering, as far as the engine knows."""
+        """Whether nothing more comes from the peer, as far as is known: it died, stopped answering or closed."""
         stairwell = self._stairwell
         if stairwell.closed:
             return self._id in stairwell.lost_peers
-        lost = any(row["id"] == self._id and row["state"] == 2 for row in stairwell.engine.peers())
+        lost = any(row["id"] == self._id and row["state"] in GONE for row in stairwell.engine.peers())
         if not lost:
             stairwell.lost_peers.discard(self._id)  # it was connected again
         return lost

@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 MAX_WORD = (1 << 64) - 1
 
 
+class WordReaches:
+    """The moment when a watch word holds a value or more: `after=` of a write. Made by `WatchWord.reaches`."""
+
+    __slots__ = ("_value", "_word")
+
+    def __init__(self, word: WatchWord, value: int) -> None:
+        """Not for users: use `WatchWord.reaches`."""
+        self._word = word
+        self._value = value
+
+    def mark(self, stairwell: Stairwell) -> int:
+        """Not for users: return the mark that the engine made of it."""
+        self._word._check_open()
+        if self._word._stairwell is not stairwell:
+            raise ValueError(f"{self!r} is a word of another fabric: its engine would not look at it")
+        return stairwell.engine.mark_word(self._word._id, self._value)
+
+    def __repr__(self) -> str:
+        return f"<{self._word!r} reaches {self._value}>"
+
+
 class WatchWord:
     """A watched word, used as `async with fabric.watch() as word`. It begins at 0.
 
@@ -93,6 +114,19 @@ class WatchWord:
         """Store a value and wake the engine, so that waiting tasks see it at once; any thread."""
         self._check_open()
         self._stairwell.engine.watch_store(self._id, checked_index("value", value, 0, MAX_WORD))
+
+    def reaches(self, value: int) -> WordReaches:
+        """Return the moment when the word holds `value` or more, for `fabric.write(..., after=...)`.
+
+        The write leaves then without waking this process's event loop: the engine's worker looks at the word, and spins
+        while a write waits for one. When the word is closed first, the write ends with ClosedError.
+
+        Raises:
+            TypeError, ValueError: no unsigned 64-bit integer.
+            ClosedError: the word or the fabric is closed.
+        """
+        self._check_open()
+        return WordReaches(self, checked_index("value", value, 0, MAX_WORD))
 
     def complete(self, completion: Completion) -> None:
         """The engine says that the word changed."""

@@ -5,13 +5,16 @@ Runs on the event loop's thread, once per fabric. No policy.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
 from asyncfabric._bridge.engine import Engine
 from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
 
 
 def open_native_engine(config: FabricConfig) -> Engine:
@@ -30,6 +33,15 @@ def read_native_topology(root: str) -> NativeTopology:
     except ImportError as error:
         raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
     return _native.read_topology(root)
+
+
+def native_row_loops() -> RowLoops:
+    """Return the compiled row loops, see `asyncfabric._bridge.rows`. Raises DeviceError when nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError as error:
+        raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
+    return _native.row_loops
 
 
 def native_providers() -> frozenset[str]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from asyncfabric._bridge.engine import Completion, KeyInfo, OpProgress, RegionInfo
 from asyncfabric._bridge.machine import NativeTopology
+from asyncfabric._bridge.rows import RowLoops
 from asyncfabric.config import FabricConfig
 
 class BuildInfo(TypedDict):
@@ -76,6 +77,7 @@ class Engine:
         after: int = 0,
     ) -> int: ...
     def mark_stream(self, stream: int, device: int) -> int: ...
+    def mark_word(self, watch: int, value: int) -> int: ...
     def submit_scatter(
         self, cookie: int, region: int, targets: Sequence[tuple[int, int, int, int]], imm: int
     ) -> int: ...
@@ -175,3 +177,5 @@ def bench_engine_ping(
     drive: bool,
 ) -> tuple[int, int, int]: ...
 def read_topology(root: str) -> NativeTopology: ...  # topology.pxi
+
+row_loops: RowLoops  # rows.pxi

@@ -1,4 +1,4 @@
-"""Page workloads: a list of scattered pages in one call, and how long that call keeps the event loop.
+"""Page workloads: lists of scattered pages, a call each, and how long that call keeps the event loop.
 
 Run on the event loop of the initiator.
 """
@@ -6,6 +6,7 @@ Run on the event loop of the initiator.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncfabric import Fabric, Region, RegionKey
@@ -14,38 +15,42 @@ from asyncfabric.bench.pattern import Pages
 
 @dataclass(frozen=True, slots=True)
 class PagesRun:
-    """What one call did: seconds from call to completion, and the part of it that kept the calling thread."""
+    """What the calls did: seconds from the first to the last completion, and how long one kept the calling thread."""
 
     seconds: float
     call_seconds: float
 
 
-async def write_page_list(
+async def write_page_lists(
     fabric: Fabric,
     region: Region,
     key: RegionKey,
-    source_pages: Pages,
-    target_pages: Pages,
+    lists: Sequence[tuple[Pages, Pages]],
     *,
     page_bytes: int,
     imm: int | None,
 ) -> PagesRun:
-    """Write the pages of one list in one call and await it.
+    """Write the pages of each (source pages, target pages) in a call of its own, all in flight, and await them.
 
     Cancellation: leaves the submitted pages to the fabric, which drains them.
     """
+    transfers = []
     started = time.perf_counter_ns()
-    transfer = fabric.write_pages(
-        region,
-        source_pages,
-        key,
-        target_pages,
-        page_bytes=page_bytes,
-        source_stride=page_bytes,
-        target_stride=page_bytes,
-        imm=imm,
-    )
+    for source_pages, target_pages in lists:
+        transfers.append(
+            fabric.write_pages(
+                region,
+                source_pages,
+                key,
+                target_pages,
+                page_bytes=page_bytes,
+                source_stride=page_bytes,
+                target_stride=page_bytes,
+                imm=imm,
+            )
+        )
     called = time.perf_counter_ns()
-    await transfer
+    for transfer in transfers:
+        await transfer
     ended = time.perf_counter_ns()
-    return PagesRun((ended - started) / 1e9, (called - started) / 1e9)
+    return PagesRun((ended - started) / 1e9, (called - started) / len(lists) / 1e9)

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from asyncfabric.moe.config import MoeConfig
+from asyncfabric.moe.grouping import Groups, group_rows
 from asyncfabric.moe.handle import MoeHandle
-from asyncfabric.moe.partial_sums import add_outputs
+from asyncfabric.moe.loops import KINDS, as_bytes, row_loops
 from asyncfabric.moe.record import Rows
-from asyncfabric.moe.routing import Ints, group_rows
 
 
-def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> Ints:
-    """Group the arrived rows by expert, note all about them in the handle, and return what each output row copies."""
+def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> Groups:
+    """Group the arrived rows by expert, and note all about them in the handle."""
     if handle.groups is None:
         groups = group_rows(about.experts, config.experts_of(rank), config.expert_alignment)
         row_of, padding = groups.row_of, groups.row_of < 0
@@ -33,11 +33,15 @@ def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> In
             handle.scales = torch.from_numpy(np.concatenate((about.scales, zeros))[row_of])
         handle.pair_weights = about.weights[groups.pair_row, groups.pair_choice]
         handle.groups = groups
-    return handle.groups.row_of
+    return handle.groups
 
 
 def filled(handle: MoeHandle, begin: int, end: int, target: torch.Tensor) -> None:
-    """Put what goes back for the arrived rows [begin, end) into `target`."""
-    assert handle.expert_rows is not None and handle.groups is not None
-    assert handle.pair_weights is not None
-    add_outputs(handle.expert_rows, handle.groups, handle.pair_weights, begin, end, target)
+    """Put what goes back for the arrived rows [begin, end) into `target`: the outputs of their experts.
+
+    They are weighted and added up in fp32 in the order of choices, and rounded once.
+    """
+    outputs, groups, weights = handle.expert_rows, handle.groups, handle.pair_weights
+    assert outputs is not None and groups is not None and weights is not None
+    offsets = groups.pair_offsets[begin : end + 1]
+    row_loops().weigh_rows(as_bytes(outputs), KINDS[outputs.dtype], offsets, groups.position, weights, as_bytes(target))

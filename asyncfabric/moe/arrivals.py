@@ -83,7 +83,13 @@ class Arrivals:
 
         Cancellation: nothing is seen; the same wait may be made again.
         """
-        absent = self.absent(kind, turn, members)
+        if absent := self.absent(kind, turn, members):
+            await self._wait(kind, turn, absent, what, names)
+        for member in members:
+            if member != self._me:
+                self._seen[kind, turn, member] += 1
+
+    async def _wait(self, kind: Kind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
         with shortly_before_deadline() as scope:
             while absent:
                 first = absent[0]
@@ -97,11 +103,8 @@ class Arrivals:
                         lost = [member for member in absent if self._peers[member].lost] or absent
                         raise missing(what, (names[member] for member in lost), lost=True) from error
                 absent = self.absent(kind, turn, absent)
-        if scope.cancelled_caught and (absent := self.absent(kind, turn, members)):
+        if scope.cancelled_caught and (absent := self.absent(kind, turn, absent)):
             raise missing(what, (names[member] for member in absent), lost=False)
-        for member in members:
-            if member != self._me:
-                self._seen[kind, turn, member] += 1
 
     def _imm(self, kind: Kind, turn: int, member: int) -> int:
         return self._base + (kind * self._in_flight + turn) * self._members + member

@@ -15,8 +15,9 @@ import torch
 
 from asyncfabric.moe.arrivals import Kind
 from asyncfabric.moe.lane import Lane, LaneStep
-from asyncfabric.moe.partial_sums import block_rows, scratch
+from asyncfabric.moe.loops import KINDS, as_bytes, row_loops
 from asyncfabric.moe.passes import Segment, circle
+from asyncfabric.moe.routing import Ints
 
 Fill = Callable[[int, int, torch.Tensor], None]
 """`fill(begin, end, out)` puts what goes back for the arrived rows [begin, end) into `out`."""
@@ -45,7 +46,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
     Cancellation: nothing is lost; call it again with the same step.
     """
     mine = lane.plan(step, "back", lane.me)
-    last = max(1, *(lane.plan(step, "back", member).passes for member in range(lane.shape.members)))
+    last = max(1, lane.passes(step, "back"))
     while step.back_taken < last:
         number = step.back_taken
         if step.back_posted == number:
@@ -60,7 +61,8 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
         if mine.passes > 1 and number < mine.passes:
             if step.sums is None:
                 step.sums = torch.zeros((len(step.payload), lane.memory.staged_back.shape[1]))
-            _add(lane, step, number, 0, len(step.payload), step.sums)
+            rows, parts = lane.memory.back[step.turn], _parts(lane, step, number)
+            row_loops().gather_sums(as_bytes(rows), KINDS[rows.dtype], step.route.tokens, parts, step.sums.numpy())
             if number + 1 < mine.passes:
                 with anyio.CancelScope(shield=True):
                     await lane.tell(Kind.BACK_TAKEN, step.turn, mine.senders(number + 1))
@@ -69,45 +71,25 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
 
 
 def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
-    """Return the sums; where one pass brought everything, block by block."""
-    dtype, tokens = lane.memory.staged_back.dtype, len(step.payload)
+    """Return the sums, rounded once."""
+    rows = lane.memory.back[step.turn]
     if step.sums is not None:
-        return step.sums.to(dtype)
-    width = lane.memory.staged_back.shape[1]
-    result = torch.empty((tokens, width), dtype=dtype)
-    each = block_rows(width)
-    scratch.fit(each, width, dtype)
-    for begin in range(0, tokens, each):
-        end = min(begin + each, tokens)
-        sums = scratch.sums[: end - begin].zero_()
-        if lane.plan(step, "back", lane.me).passes:
-            _add(lane, step, 0, begin, end, sums)
-        result[begin:end].copy_(sums)
+        return step.sums.to(rows.dtype)
+    result = torch.empty((len(step.payload), rows.shape[1]), dtype=rows.dtype)
+    parts = _parts(lane, step, 0)
+    row_loops().add_rows(as_bytes(rows), KINDS[rows.dtype], step.route.tokens, parts, as_bytes(result))
     return result
 
 
-def _add(lane: Lane, step: LaneStep, number: int, begin: int, end: int, sums: torch.Tensor) -> None:
-    """Add the rows of one pass to the sums of tokens [begin, end), in the order of the circle."""
-    plan, rows = lane.plan(step, "back", lane.me), lane.memory.back[step.turn]
-    each = block_rows(rows.shape[1])
-    scratch.fit(each, rows.shape[1], rows.dtype)
-    for member in circle(lane.me, lane.shape.members):
-        segment = plan.segment(member, number)
-        tokens = step.route.of(member)[segment.begin : segment.end]
-        low, high = np.searchsorted(tokens, (begin, end)).tolist()
-        if low == high:
-            continue
-        where = tokens[low:high] - begin
-        neighbours = where[-1] - where[0] + 1 == high - low
-        for at in range(0, high - low, each):
-            end_at = min(at + each, high - low)
-            came = scratch.wide[: end_at - at]
-            came.copy_(rows[segment.at + low + at : segment.at + low + end_at])
-            if neighbours:
-                sums[where[at] : where[end_at - 1] + 1].add_(came)  # no gather
-            else:
-                # A token has one row of each member, so nothing is added twice here.
-                sums.numpy()[where[at:end_at]] += came.numpy()
+def _parts(lane: Lane, step: LaneStep, number: int) -> Ints:
+    """Return where the rows of each member lie in one pass, in the order of the circle: that of the sum."""
+    plan, offsets = lane.plan(step, "back", lane.me), step.route.offsets.tolist()
+    found = []
+    if number < plan.passes:
+        for member in circle(lane.me, lane.shape.members):
+            segment = plan.segment(member, number)
+            found.append((offsets[member] + segment.begin, offsets[member] + segment.end, segment.at))
+    return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
 async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> None:

@@ -9,13 +9,14 @@ that come back. All rows begin at multiples of `row_bytes`, so that one gather r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 HEAD_BYTES = 32
 AREA_BYTES = 192 << 20
 """Most bytes of one area, over all lanes; what does not fit goes in passes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: the sizes are worked out once
 class LaneShape:
     """Sizes of one lane.
 
@@ -43,59 +44,59 @@ class LaneShape:
     in_flight: int
     area_bytes: int
 
-    @property
+    @cached_property
     def head_bytes(self) -> int:
         """Bytes of a record's head: fixed numbers, and a count for each member."""
         return HEAD_BYTES + -(-self.members * 4 // 16) * 16
 
-    @property
+    @cached_property
     def meta_bytes(self) -> int:
         """Bytes that a record has for each row: origin, experts, weights, scales."""
         return 4 * (1 + 2 * self.top_k + self.scales)
 
-    @property
+    @cached_property
     def front_rows(self) -> int:
         """Rows of the front of a slot."""
         return -(-(self.head_bytes + self.max_tokens * self.meta_bytes) // self.row_bytes)
 
-    @property
+    @cached_property
     def slot_rows(self) -> int:
         """Rows of a slot."""
         return self.front_rows + self.private
 
-    @property
+    @cached_property
     def area_rows(self) -> int:
         """Rows of the area behind the private slots; 0 where private slots hold all that can come."""
         worst = self.members * (self.max_tokens - self.private)
         return min(worst, max(1, self.area_bytes // self.row_bytes))
 
-    @property
+    @cached_property
     def set_rows(self) -> int:
         """Rows that one step in flight takes."""
         return self.members * self.slot_rows + self.area_rows
 
-    @property
+    @cached_property
     def back_rows(self) -> int:
         """Rows of the area for what comes back."""
         return min(self.max_tokens * self.fan_out, max(1, self.area_bytes // self.back_row_bytes))
 
-    @property
+    @cached_property
     def in_rows(self) -> int:
         """Rows of the receiving region before the areas for what comes back."""
         return 1 + self.in_flight * self.set_rows
 
-    @property
+    @cached_property
     def receive_bytes(self) -> int:
         """Bytes of the region that peers write to."""
         return self.in_rows * self.row_bytes + self.in_flight * self.back_rows * self.back_row_bytes
 
-    @property
+    @cached_property
     def staging_bytes(self) -> int:
         """Bytes of the region that this member writes from: slots, one area, and rows that go back."""
         rows = self.members * self.slot_rows + self.area_rows
         return rows * self.row_bytes + self.back_rows * self.back_row_bytes
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
         """Bytes of both regions."""
         return self.receive_bytes + self.staging_bytes

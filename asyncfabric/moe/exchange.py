@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import anyio
 import torch
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from asyncfabric import BrokenError, BusyError, Fabric
 from asyncfabric.moe.arrangement import arranged, filled
@@ -106,7 +106,7 @@ class MoeExchange:
         oldest = next(iter(self._flying), self._next)
         if self._next - oldest >= limit:
             raise BusyError(f"{limit} steps are in flight; combine step {oldest} first")
-        await checkpoint()
+        await checkpoint_if_cancelled()  # the other half yields
         handle = await path.send(self._next, self.epoch, payload, about)
         self._next += 1
         self._flying[handle.number] = handle
@@ -163,7 +163,7 @@ class MoeExchange:
         if handle.rows is None:
             raise ValueError(f"step {handle.number} has no rows yet; await dispatch_recv(handle) first")
         outputs = checked_outputs(self.config, expert_rows, handle.rows.shape[0])
-        await checkpoint()
+        await checkpoint_if_cancelled()  # the other half yields
         if not handle.returned:
             self._check_turn("sent back", handle, lambda older: not older.returned)
             handle.expert_rows = outputs

@@ -1,4 +1,4 @@
-"""The way there: records with private rows at once, the rest once all records are known, then one gather of all rows.
+"""The way there: records with private rows at once, the rest once all records are known, then each row to its places.
 
 Runs on the event loop's thread. At most two writes to each peer: one with the record and the private rows; one with the
 rest, unless the receiver's area is too small and it takes more passes.
@@ -12,13 +12,15 @@ import anyio
 import numpy as np
 
 from asyncfabric.moe.arrivals import Kind
+from asyncfabric.moe.grouping import Groups
 from asyncfabric.moe.lane import Lane, LaneStep
+from asyncfabric.moe.loops import row_loops
 from asyncfabric.moe.passes import Segment
 from asyncfabric.moe.record import Bytes, Rows, read_record, record_bytes, write_record
 from asyncfabric.moe.routing import Ints, plan_route
 
-Arrange = Callable[[Rows], Ints]
-"""Given what all arrived rows are about, returns for each output row the arrived row it is a copy of, or -1."""
+Arrange = Callable[[Rows], Groups | None]
+"""Given what all arrived rows are about, returns how they are grouped; None: they stay as they came."""
 
 
 async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned: Ints) -> LaneStep:
@@ -40,27 +42,29 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
     await lane.settle("records")
     shape, memory = lane.shape, lane.memory
     route = plan_route(owned, shape.members)
-    counts = route.counts
+    counts, bounds, tokens = route.counts, route.offsets.tolist(), route.tokens
     step = LaneStep(number, number % shape.in_flight, route, payload)
+    going = np.repeat(np.arange(shape.members), counts)[:, None]
+    listed = Rows(
+        about.origins[tokens],
+        np.where(owned[tokens] == going, about.experts[tokens], np.int32(-1)),
+        about.weights[tokens],
+        about.scales[tokens],
+    )
     targets = []
     for member in range(shape.members):
-        tokens = route.of(member)
-        rows = Rows(
-            about.origins[tokens],
-            np.where(owned[tokens] == member, about.experts[tokens], np.int32(-1)),
-            about.weights[tokens],
-            about.scales[tokens],
-        )
+        begin, end = bounds[member], bounds[member + 1]
+        rows = listed.between(begin, end)
         ours = member == lane.me
         front = memory.front(step.turn, member) if ours else memory.staged_front(member)
         write_record(front, shape, lane.me, number, counts, rows)
         at = shape.slot_row(step.turn, member) if ours else memory.staged_slot_row(member)
-        count = min(len(tokens), shape.private)
+        count = min(end - begin, shape.private)
         if count:
             place = (memory.rows if ours else memory.staged)[at : at + count]
-            np.take(payload, tokens[:count], axis=0, out=place, mode="clip")
+            row_loops().take_rows(payload, tokens[begin : begin + count], place)
         if not ours:
-            length = record_bytes(shape, len(tokens))
+            length = record_bytes(shape, end - begin)
             there = shape.slot_row(step.turn, lane.me) * shape.row_bytes - length
             targets.append((member, at * shape.row_bytes - length, there, length + count * shape.row_bytes))
     await lane.post("records", memory.staging, Kind.RECORD, step.turn, targets)
@@ -76,29 +80,15 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
 
     Cancellation: nothing is lost; call it again with the same step.
     """
-    shape, memory = lane.shape, lane.memory
     if step.counts is None:
-        await lane.arrivals.wait(Kind.RECORD, step.turn, range(shape.members), _what(step, "records"), lane.names)
+        await lane.arrivals.wait(Kind.RECORD, step.turn, range(lane.shape.members), _what(step, "records"), lane.names)
         read_all(lane, step)
     assert step.rows is not None
-    row_of = arrange(step.rows)
-    address, number_of = _addresses(lane, step)
-    source = address[row_of]
-    if lane.plan(step, "rest", lane.me).passes <= 1:
-        while await _go_on(lane, step):
-            pass
-        return _gathered(memory.rows, source)
-    number_of_output = number_of[row_of]
+    groups = arrange(step.rows)
     if step.partial is None:
-        # Rows are taken as their pass comes; until then the gather reads the row of zeros in their place.
-        step.partial = _gathered(memory.rows, np.where(number_of_output < 0, source, 0))
+        step.partial = _private_rows(lane, step, groups)
     out = step.partial
-
-    def take(number: int) -> None:
-        places = np.flatnonzero(number_of_output == number)
-        out[places] = memory.rows[source[places]]
-
-    while await _go_on(lane, step, take):
+    while await _go_on(lane, step, groups, out):
         pass
     step.partial = None
     return out
@@ -123,36 +113,37 @@ def read_all(lane: Lane, step: LaneStep) -> None:
     step.offsets = offsets
 
 
-def _addresses(lane: Lane, step: LaneStep) -> tuple[Ints, Ints]:
-    """Return for each arrived row, and last for -1, the region's row it comes to, and its pass: -1 for private ones."""
+def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:
+    """Return the output rows, with those of the private slots and of padding filled in."""
     assert step.offsets is not None
-    shape, count = lane.shape, int(step.offsets[-1])
-    address = np.zeros(count + 1, dtype=np.int64)
-    number_of = np.full(count + 1, -1, dtype=np.int64)
-    plan = lane.plan(step, "rest", lane.me)
+    shape, bounds = lane.shape, step.offsets.tolist()
+    out = lane.shelf.rows(bounds[-1] if groups is None else int(groups.offsets[-1]), shape.row_bytes)
+    if groups is not None and len(groups.row_of) > len(groups.position):
+        out[groups.row_of < 0] = 0
     for member in range(shape.members):
-        begin, end = int(step.offsets[member]), int(step.offsets[member + 1])
-        rest = min(begin + shape.private, end)
-        first = shape.slot_row(step.turn, member)
-        address[begin:rest] = np.arange(first, first + rest - begin)
-        for number in range(plan.passes):
-            segment = plan.segment(member, number)
-            area = shape.area_row(step.turn) + segment.at
-            address[rest + segment.begin : rest + segment.end] = np.arange(area, area + segment.rows)
-            number_of[rest + segment.begin : rest + segment.end] = number
-    return address, number_of
+        begin, end = bounds[member], min(bounds[member] + shape.private, bounds[member + 1])
+        _place(lane, groups, begin, end, shape.slot_row(step.turn, member), out)
+    return out
 
 
-async def _go_on(lane: Lane, step: LaneStep, take: Callable[[int], None] | None = None) -> bool:
+def _place(lane: Lane, groups: Groups | None, begin: int, end: int, at: int, out: Bytes) -> None:
+    """Copy the arrived rows [begin, end), which lie in the region from row `at` on, to all their places."""
+    rows = lane.memory.rows[at : at + end - begin]
+    if groups is None:
+        out[begin:end] = rows
+    elif begin < end:
+        row_loops().spread_rows(rows, groups.pair_offsets[begin : end + 1], groups.position, out)
+
+
+async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> bool:
     """Do the next pass: post our part of it, take what came. Returns False when there is none left.
 
     What follows a wait is shielded: the arrivals count as seen by then, so it must not be done by halves.
     """
-    shape, mine = lane.shape, lane.plan(step, "rest", lane.me)
-    last = max(lane.plan(step, "rest", member).passes for member in range(shape.members))
     number = step.taken
-    if number >= last:
+    if number >= lane.passes(step, "rest"):
         return False
+    shape, mine = lane.shape, lane.plan(step, "rest", lane.me)
     if step.posted == number:
         outgoing = lane.outgoing(step, "rest", number)
         if number:
@@ -164,8 +155,11 @@ async def _go_on(lane: Lane, step: LaneStep, take: Callable[[int], None] | None 
     if number < mine.passes:
         senders = mine.senders(number)
         await lane.arrivals.wait(Kind.REST, step.turn, senders, _what(step, "rows"), lane.names)
-        if take is not None:
-            take(number)
+        assert step.offsets is not None
+        for member in senders:
+            segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
+            at = shape.area_row(step.turn) + segment.at
+            _place(lane, groups, first + segment.begin, first + segment.end, at, out)
         if number + 1 < mine.passes:
             with anyio.CancelScope(shield=True):
                 await lane.tell(Kind.REST_TAKEN, step.turn, mine.senders(number + 1))
@@ -183,23 +177,18 @@ async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segme
         tokens = step.route.of(member)[first:last]
         there = shape.area_row(step.turn) + segment.at
         if member == lane.me:
-            np.take(step.payload, tokens, axis=0, out=memory.rows[there : there + segment.rows], mode="clip")
+            row_loops().take_rows(step.payload, tokens, memory.rows[there : there + segment.rows])
             continue
         if used + segment.rows > shape.area_rows:
             await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
             await lane.settle("rest")
             targets, used = [], 0
         at = memory.staged_area_row + used
-        np.take(step.payload, tokens, axis=0, out=memory.staged[at : at + segment.rows], mode="clip")
+        row_loops().take_rows(step.payload, tokens, memory.staged[at : at + segment.rows])
         width = shape.row_bytes
         targets.append((member, at * width, there * width, segment.rows * width))
         used += segment.rows
     await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
-
-
-def _gathered(rows: Bytes, places: Ints) -> Bytes:
-    out = np.empty((len(places), rows.shape[1]), dtype=np.uint8)
-    return np.take(rows, places, axis=0, out=out, mode="clip")
 
 
 def _what(step: LaneStep, what: str) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncfabric.moe.grouping import Groups
 from asyncfabric.moe.lane import LaneStep
 from asyncfabric.moe.record import Bytes, Floats
-from asyncfabric.moe.routing import Groups
 
 
 @dataclass(slots=True, eq=False)

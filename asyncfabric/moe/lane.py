@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
+import numpy as np
 import torch
 
 from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
@@ -27,6 +28,7 @@ from asyncfabric.moe.memory import LaneMemory
 from asyncfabric.moe.passes import PassPlan, Segment
 from asyncfabric.moe.record import Bytes, Rows
 from asyncfabric.moe.routing import Ints, Route
+from asyncfabric.moe.shelf import Shelf
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class Lane:
         self.shape: LaneShape = memory.shape
         self.arrivals: Arrivals = arrivals
         self.me: int = me
+        self.shelf: Shelf = Shelf(memory.shape.in_flight)
         self.names: tuple[int, ...] = tuple(names)
         self._peers = peers
         self._keys = keys
@@ -173,14 +176,14 @@ class Lane:
         """Return the passes of one receiver: of the `rest` that private slots do not hold, or of what goes `back`."""
         found = step.plans.get((which, receiver))
         if found is None:
-            assert step.counts is not None
-            if which == "rest":
-                counts = (step.counts[:, receiver] - self.shape.private).clip(min=0)
-                room = self.shape.area_rows
-            else:
-                counts, room = step.counts[receiver], self.shape.back_rows
-            found = step.plans[which, receiver] = PassPlan(counts, receiver, room)
+            counts, room = self._counts(step, which)
+            found = step.plans[which, receiver] = PassPlan(counts[receiver], receiver, room)
         return found
+
+    def passes(self, step: LaneStep, which: str) -> int:
+        """Return the most passes that any receiver has."""
+        counts, room = self._counts(step, which)
+        return -(-int(counts.sum(axis=1).max()) // max(1, room))
 
     def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
         """Return what this member sends in a pass: (member, rows), for those that get any."""
@@ -190,6 +193,13 @@ class Lane:
             if number < plan.passes and (segment := plan.segment(self.me, number)).rows:
                 found.append((member, segment))
         return found
+
+    def _counts(self, step: LaneStep, which: str) -> tuple[Ints, int]:
+        """Return the rows that each receiver (first index) gets from each sender, and what its area has room for."""
+        assert step.counts is not None
+        if which == "back":
+            return step.counts, self.shape.back_rows
+        return np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
 
     def _result(self, transfer: Transfer) -> None:
         try:

@@ -7,9 +7,8 @@ different receivers. Each pass carries as many of them as the area has room for:
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 from asyncfabric.moe.routing import Ints
 
@@ -42,10 +41,9 @@ class PassPlan:
         """Plan rows `counts[sender]` for an area of `room` rows; raises ValueError when rows have no room at all."""
         members = len(counts)
         self._order = circle(receiver, members)
-        begins = np.zeros(members + 1, dtype=np.int64)
-        np.cumsum(np.asarray(counts)[self._order], out=begins[1:])
-        self._begins: list[int] = begins.tolist()
-        self._place = {sender: place for place, sender in enumerate(self._order)}
+        listed = counts.tolist()
+        self._begins: list[int] = [0, *accumulate(listed[receiver:] + listed[:receiver])]
+        self._receiver = receiver
         self._room = room
         self.rows: int = self._begins[-1]
         if self.rows and room < 1:
@@ -54,7 +52,7 @@ class PassPlan:
 
     def segment(self, sender: int, number: int) -> Segment:
         """Return the rows that a sender sends in one pass."""
-        place = self._place[sender]
+        place = (sender - self._receiver) % len(self._order)
         start, stop = self._begins[place], self._begins[place + 1]
         low, high = max(start, number * self._room), min(stop, (number + 1) * self._room)
         if high <= low:

@@ -39,6 +39,11 @@ class Rows(NamedTuple):
     weights: Floats
     scales: Floats
 
+    def between(self, begin: int, end: int) -> Rows:
+        """Return rows [begin, end)."""
+        origins, experts, weights, scales = self
+        return Rows(origins[begin:end], experts[begin:end], weights[begin:end], scales[begin:end])
+
 
 class Record(NamedTuple):
     """A record as it was read.
@@ -104,11 +109,12 @@ def read_record(front: Bytes, shape: LaneShape, reader: int, member: int, step: 
     if rows > shape.max_tokens or counts[reader] != rows or counts.max() > shape.max_tokens:
         raise RemoteProtocolError(f"member {member} announces {rows} rows, at most {shape.max_tokens} are agreed")
     begin = head_at - rows * shape.meta_bytes
-    ends = begin + 4 * rows * np.cumsum([1, shape.top_k, shape.top_k, shape.scales])
+    words = front[begin:head_at].view(np.int32)
+    experts, weights, scales = rows, rows * (1 + shape.top_k), rows * (1 + 2 * shape.top_k)
     about = Rows(
-        front[begin : ends[0]].view(np.int32),
-        front[ends[0] : ends[1]].view(np.int32).reshape(rows, shape.top_k),
-        front[ends[1] : ends[2]].view(np.float32).reshape(rows, shape.top_k),
-        front[ends[2] : ends[3]].view(np.float32).reshape(rows, shape.scales),
+        words[:experts],
+        words[experts:weights].reshape(rows, shape.top_k),
+        words[weights:scales].view(np.float32).reshape(rows, shape.top_k),
+        words[scales:].view(np.float32).reshape(rows, shape.scales),
     )
     return Record(found, counts, about)

@@ -2,7 +2,7 @@
 
 A fluid model: within a step every stage moves as many bytes as its rate, its input and the scratch watermark allow.
 Input of a stage is what the one before had finished when the step began, so a unit needs at least one step for each
-stage. Pure.
+stage. Where cores are given, every stage has a thread that needs them (`Processor`). Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from asyncfabric.sim.assumptions import Assumptions
 from asyncfabric.sim.clock import VirtualClock
+from asyncfabric.sim.costs import Hosts
+from asyncfabric.sim.labour import labour_of
 from asyncfabric.sim.prediction import Lane, Prediction
+from asyncfabric.sim.processor import Processor
 from asyncfabric.sim.rails import share
 from asyncfabric.sim.workload import Floats, Workload, workload_of
 from asyncfabric.weights.boxes import Ints
@@ -24,8 +27,16 @@ DONE = 1.0
 """Bytes that may be left over by rounding."""
 
 
-def predict(plan: Plan, assumed: Assumptions | None = None) -> Prediction:
+def predict(
+    plan: Plan, assumed: Assumptions | None = None, hosts: Hosts | None = None, run_bytes: Ints | None = None
+) -> Prediction:
     """Return what an update by this plan would take.
+
+    Args:
+        plan: with its replicas.
+        assumed: what is taken for granted.
+        hosts: whose cores the code needs, at which cost; None: everything is done by devices.
+        run_bytes: bytes of one write of each piece as senders carry it out, for the cost of a write on hosts.
 
     Raises:
         ValueError: the plan has no replica.
@@ -33,8 +44,11 @@ def predict(plan: Plan, assumed: Assumptions | None = None) -> Prediction:
     """
     assumed = assumed or Assumptions()
     work = workload_of(plan, assumed)
+    processor = None
+    if hosts is not None:
+        processor = Processor(hosts, work, labour_of(plan, work, run_bytes), assumed.step_s)
     clock = VirtualClock(assumed.step_s)
-    trainers, receivers = _Trainers(work, assumed), _Receivers(work, assumed)
+    trainers, receivers = _Trainers(work, assumed, processor), _Receivers(work, assumed, processor)
     history: list[list[NDArray[np.float32]]] = []
     idle = 0
     while not (trainers.done and receivers.done):
@@ -42,7 +56,8 @@ def predict(plan: Plan, assumed: Assumptions | None = None) -> Prediction:
         forward = receivers.step()
         busy = (bring, convert, write, receivers.busy, forward)
         history.append([each.astype(np.float32) for each in busy])
-        idle = 0 if any(each.any() for each in busy) or clock.now_s < assumed.skew_s else idle + 1
+        moves = any(each.any() for each in busy) or receivers.verifies
+        idle = 0 if moves or clock.now_s < assumed.skew_s else idle + 1
         if idle > len(plan.replicas) + 2:
             raise RuntimeError(
                 f"nothing moves at {clock.now_s:.3f} s, {receivers.missing:.0f} bytes are missing: "
@@ -52,8 +67,9 @@ def predict(plan: Plan, assumed: Assumptions | None = None) -> Prediction:
     lanes: tuple[Lane, ...] = ("bring", "convert", "write", "receive", "forward")
     activity = {lane: np.stack([step[number] for step in history]) for number, lane in enumerate(lanes)}
     tail_s = assumed.unit_bytes / (assumed.verify_gbytes_per_s * 1e9)
-    verified_s = float((work.fed + work.gets).max()) / (assumed.verify_gbytes_per_s * 1e9)
-    end_s = max(clock.now_s + tail_s, verified_s) + assumed.commit_s
+    if processor is not None:
+        tail_s += processor.coordinator_s + processor.tail_s
+    end_s = clock.now_s + tail_s + assumed.commit_s
     return Prediction(end_s, *_floors(plan, assumed), int(trainers.peak), activity, assumed)
 
 
@@ -67,10 +83,11 @@ def _floors(plan: Plan, assumed: Assumptions) -> tuple[float, float]:
 
 @dataclass(eq=False)
 class _Receivers:
-    """Ports of all replicas: what came over the rail, what is forwarded inside nodes and to further replicas."""
+    """All replicas: what came over rails, what of it was checked, what is forwarded inside nodes and to others."""
 
     work: Workload
     assumed: Assumptions
+    processor: Processor | None
 
     def __post_init__(self) -> None:
         self.got = np.zeros(len(self.work.fed))
@@ -78,6 +95,18 @@ class _Receivers:
         self.chained = np.flatnonzero(self.work.feeder >= 0)
         self.capacity = self.assumed.rail_bytes_per_s * self.assumed.step_s
         self.busy: Floats = np.zeros(len(self.work.fed))
+        self.checked = np.zeros(len(self.work.fed))
+        self.to_check: Floats = self.work.fed + self.work.gets
+        self.checks = np.full(len(self.work.fed), self.assumed.verify_gbytes_per_s * 1e9 * self.assumed.step_s)
+        self.ports = np.full(len(self.work.fed), self.capacity)
+        self.ports[self.chained] = 0.0
+        if self.processor is not None:
+            self.checks = np.minimum(
+                self.checks,
+                np.minimum(self.processor.most(self.processor.told), self.processor.most(self.processor.verify)),
+            )
+            self.ports = np.minimum(self.ports, self.processor.most(self.processor.receive))
+        self.verifies = True
 
     @property
     def missing(self) -> float:
@@ -85,7 +114,22 @@ class _Receivers:
 
     @property
     def done(self) -> bool:
-        return bool((self.work.fed - self.got < DONE).all() and (self.work.forwards - self.passed < DONE).all())
+        return bool(
+            (self.work.fed - self.got < DONE).all()
+            and (self.work.forwards - self.passed < DONE).all()
+            and (self.to_check - self.checked < DONE).all()
+        )
+
+    @property
+    def checkable(self) -> Floats:
+        """Bytes that each could check in a step: what is there, as fast as it goes."""
+        part = np.where(self.work.fed > 0, self.got / np.maximum(self.work.fed, 1.0), 1.0)
+        return np.clip(part * self.to_check - self.checked, 0.0, self.checks)
+
+    def check(self, amounts: Floats) -> None:
+        """Check a step's bytes."""
+        self.checked += amounts
+        self.verifies = bool(amounts.any())
 
     def take(self, amounts: Floats) -> None:
         """Take a step's bytes from trainers."""
@@ -109,8 +153,8 @@ class _Receivers:
 class _Trainers:
     """Pipelines of all trainers."""
 
-    def __init__(self, work: Workload, assumed: Assumptions) -> None:
-        self.work, self.assumed = work, assumed
+    def __init__(self, work: Workload, assumed: Assumptions, processor: Processor | None) -> None:
+        self.work, self.assumed, self.processor = work, assumed, processor
         count = len(work.brought)
         self.total = work.brought[:, -1]
         self.brought, self.converted = np.zeros(count), np.zeros(count)
@@ -120,6 +164,13 @@ class _Trainers:
         self.held = np.zeros(count)  # converted, and not yet written to all who get it
         self.begin_s = assumed.skew_s * np.random.default_rng(0).permutation(count) / max(1, count - 1)
         self.peak = 0.0
+        self.sends = np.full(count, assumed.rail_bytes_per_s * assumed.step_s)
+        self.converts = np.full(count, assumed.convert_gbytes_per_s * 1e9 * assumed.step_s)
+        if processor is not None:
+            self.sends = np.minimum(
+                self.sends, np.minimum(processor.most(processor.write), processor.most(processor.post))
+            )
+            self.converts = np.minimum(self.converts, processor.most(processor.convert))
 
     @property
     def done(self) -> bool:
@@ -131,18 +182,21 @@ class _Trainers:
         """Move every stage on; return how busy each trainer was with each. Later stages first: input is of before."""
         assumed, dt = self.assumed, self.assumed.step_s
         rail = assumed.rail_bytes_per_s * dt
-        ports = np.full(self.waiting.shape[1], rail)
-        ports[receivers.chained] = 0.0
-        moved = share(self.waiting, np.full(len(self.sent), rail), ports)
+        moved = share(self.waiting, self.sends, receivers.ports)
+        ready = np.minimum(self.brought, self._together() * self.total)
+        convert = np.clip(ready - self.converted, 0.0, self.converts)
+        if self.processor is None:
+            checked = None
+        else:
+            checked = receivers.checkable
+            convert, moved, checked = self.processor.slowed(convert, moved, checked)
         before = np.maximum(self.waiting.sum(axis=1), DONE)
         self.waiting -= moved
         self.waiting[self.waiting < 1e-3] = 0.0
         self.held *= np.clip(1.0 - moved.sum(axis=1) / before, 0.0, 1.0)
         self.sent += moved.sum(axis=1)
         receivers.take(moved.sum(axis=0))
-
-        ready = np.minimum(self.brought, self._together() * self.total)
-        convert = np.clip(ready - self.converted, 0.0, assumed.convert_gbytes_per_s * 1e9 * dt)
+        receivers.check(receivers.checkable if checked is None else checked)
         self.converted += convert
         self._release()
 

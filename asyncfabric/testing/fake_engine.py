@@ -165,6 +165,10 @@ class FakeEngine(ControlCalls):
         """Refuse: a fake has no GPU."""
         raise refusal(StatusCode.UNSUPPORTED, f"a mark of stream {stream:#x} of cuda:{device}")
 
+    def mark_word(self, watch: int, value: int) -> int:
+        """Refuse: a fake posts at once."""
+        raise refusal(StatusCode.UNSUPPORTED, f"a mark of watch word {watch:#x} at {value}")
+
     def open_watch(self) -> tuple[int, int]:
         """Open a 64-bit word; returns its handle and address."""
         with self.network.lock:

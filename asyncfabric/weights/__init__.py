@@ -1,6 +1,7 @@
 """asyncfabric.weights: new weights from all ranks of a trainer straight into all replicas. The public door; no logic.
 
-Say what goes where:   Placement (place, boxes), Target (alone, fused, stacked), Move; or card and moves_between.
+Say what goes where:   Placement (place, boxes), Target (alone, fused, stacked), Move; or card and moves_between; or,
+for a model of transformers, holdings of asyncfabric.weights.tensors (needs torch), held_by, card_of, causal_moves.
 Plan it:               plan_weights, join_replica, leave_replica; Rates or Relay say whether receivers forward.
 Read it:               sent_by, forwarded_by, Plan.expected, Plan.region_bytes; to_bytes, from_bytes, Plan.digest,
 draw_plan. Carry it out:          execute is the reference in numpy; HeldShard.convert casts and quantises.
@@ -9,14 +10,17 @@ draw_plan. Carry it out:          execute is the reference in numpy; HeldShard.c
 from asyncfabric.weights.balance import imbalance
 from asyncfabric.weights.batch import Batch, Forwards, all_sent, forwarded_by, sent_by
 from asyncfabric.weights.cards import CARDS, ModelCard, Parameter, card, parameters
+from asyncfabric.weights.causal import card_of, causal_moves
 from asyncfabric.weights.execute import HeldShard, ReplicaMemory, execute, open_shard, run_layout
 from asyncfabric.weights.formats import BLOCK, ITEM_BYTES, STORED_AS
 from asyncfabric.weights.geometry import Pieces
+from asyncfabric.weights.holdings import Held, Holding, held_by
 from asyncfabric.weights.layouts import ReplicaLayout, TrainerLayout, moves_between
+from asyncfabric.weights.local_tensors import LocalTensor, local_tensors
 from asyncfabric.weights.maxima import Shares, shares
 from asyncfabric.weights.placement import Mesh, Placement, Replicate, Shard, boxes, place
 from asyncfabric.weights.plan import Expected, Kind, Plan, RegionSizes, Relay, Replica
-from asyncfabric.weights.planner import CHUNK_BYTES, join_replica, leave_replica, plan_weights
+from asyncfabric.weights.planner import CHUNK_BYTES, join_replica, leave_replica, plan_weights, seat_replicas
 from asyncfabric.weights.relay import Rates
 from asyncfabric.weights.storage import from_bytes, to_bytes
 from asyncfabric.weights.table import draw_plan
@@ -32,8 +36,11 @@ __all__ = [
     "Batch",
     "Expected",
     "Forwards",
+    "Held",
     "HeldShard",
+    "Holding",
     "Kind",
+    "LocalTensor",
     "Mesh",
     "ModelCard",
     "Move",
@@ -56,20 +63,25 @@ __all__ = [
     "alone",
     "boxes",
     "card",
+    "card_of",
+    "causal_moves",
     "draw_plan",
     "execute",
     "forwarded_by",
     "from_bytes",
     "fused",
+    "held_by",
     "imbalance",
     "join_replica",
     "leave_replica",
+    "local_tensors",
     "moves_between",
     "open_shard",
     "parameters",
     "place",
     "plan_weights",
     "run_layout",
+    "seat_replicas",
     "sent_by",
     "shares",
     "stacked",

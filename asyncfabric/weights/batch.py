@@ -33,6 +33,7 @@ class Batch:
         piece: index into `Plan.pieces`, which has offsets, strides and sizes.
         local_start: (rows, dimensions): where the box begins in this trainer's shard.
         local_shape: (rows, dimensions): the shape of that shard, with leading dimensions of 1.
+        row: number of the row in the plan, the same for every replica.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Batch:
     piece: Ints
     local_start: Ints
     local_shape: Ints
+    row: Ints
 
     def __len__(self) -> int:
         return len(self.piece)
@@ -54,7 +56,8 @@ class Batch:
 class Forwards(NamedTuple):
     """Rows that one receiver forwards once it has them: it copies bytes from its own tensor to the same one elsewhere.
 
-    Columns: replica (index) and receiver to write to, the region, and the pieces whose place in the two tensors it is.
+    Columns: replica (index) and receiver to write to, the region, the pieces whose place in the two tensors it is, and
+    the rows of the plan that bring it here and there.
     """
 
     replica: Ints
@@ -63,6 +66,8 @@ class Forwards(NamedTuple):
     scales: Ints
     from_piece: Ints
     to_piece: Ints
+    from_row: Ints
+    to_row: Ints
 
 
 def sent_by(plan: Plan, rank: int) -> Batch:
@@ -105,6 +110,7 @@ def _batch(plan: Plan, rank: int, found: list[Ints]) -> Batch:
     return Batch(
         rank, box[order], replica[order], plan.pieces.receiver[piece], kind, plan.move_parameter[move],
         plan.move_region[move], plan.move_scales[move], piece, plan.pieces.start[piece] - start, shape,
+        rows[order].astype(np.int64),
     )  # fmt: skip
 
 
@@ -122,13 +128,17 @@ def forwarded_by(plan: Plan, name: str, receiver: int) -> Forwards:
         replicas.append(np.full(len(rows[-1]), number, np.int64))
     row = np.concatenate(rows)
     move, piece = plan.row_move[row].astype(np.int64), plan.row_piece[row].astype(np.int64)
+    here = _piece_at(plan, plan.move_kind[move], piece, receiver)
+    firsts = np.array([one.first for one in plan.kinds], np.int64)[plan.move_kind[move]]
     return Forwards(
         np.concatenate(replicas),
         plan.pieces.receiver[piece],
         plan.move_region[move],
         plan.move_scales[move],
-        _piece_at(plan, plan.move_kind[move], piece, receiver),
+        here,
         piece,
+        plan.row_first[move] + here - firsts,
+        row.astype(np.int64),
     )
 
 

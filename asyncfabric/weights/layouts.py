@@ -8,6 +8,7 @@ experts dealt to all ranks; all else cut by tensor parallelism inside groups of 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
@@ -71,9 +72,9 @@ class _Spread:
     """Placements and targets of one pair of layouts; equal ones are made once."""
 
     def __init__(self, card: ModelCard, trainer: TrainerLayout, replica: ReplicaLayout) -> None:
-        self.card, self.trainer, self.replica = card, trainer, replica
+        self.card, self.trainer = card, trainer
         self._place = lru_cache(maxsize=None)(self._placed)
-        self.targets = lru_cache(maxsize=None)(self._targets)
+        self.targets = ReplicaCuts(card, replica).targets
 
     def source(self, part: Parameter) -> Placement:
         layer = min(max(part.layer, 0), self.card.layers - 1)
@@ -88,6 +89,15 @@ class _Spread:
         if ep >= 0:
             return place(shape, mesh.at("ep", ep), {"fsdp": Shard(0)})
         return place(shape, mesh, {"ep": Shard(0)})
+
+
+class ReplicaCuts:
+    """What the ranks of a replica want of each parameter; equal answers are made once."""
+
+    def __init__(self, card: ModelCard, replica: ReplicaLayout) -> None:
+        self.card: ModelCard = card
+        self.replica: ReplicaLayout = replica
+        self.targets: Callable[..., list[Target]] = lru_cache(maxsize=None)(self._targets)
 
     def _targets(self, parts: tuple[tuple[tuple[int, ...], str], ...], expert: int) -> list[Target]:
         if expert >= 0:

@@ -83,6 +83,23 @@ def join_replica(plan: Plan, name: str) -> Plan:
     return plan.with_replicas([*plan.replicas, _replica(plan, name, seat, parent)])
 
 
+def seat_replicas(plan: Plan, seats: Sequence[tuple[str, int, str | None]]) -> Plan:
+    """Return the plan with exactly these replicas, given (name, seat, parent) of each: what somebody else's plan has.
+
+    Replicas that the plan has on the same seat with the same parent are taken over.
+
+    Raises:
+        ValueError: a name stands twice, or a parent is not among them before its child.
+    """
+    have = {(one.name, one.seat, one.parent): one for one in plan.replicas}
+    known: set[str] = set()
+    for name, _, parent in seats:
+        if name in known or (parent is not None and parent not in known):
+            raise ValueError(f"replica {name!r}: it stands twice, or its feeder {parent!r} does not stand before it")
+        known.add(name)
+    return plan.with_replicas([have.get(each) or _replica(plan, *each) for each in seats])
+
+
 def leave_replica(plan: Plan, name: str) -> Plan:
     """Return the plan without a replica. What it fed is fed by its own feeder; nothing else changes."""
     gone = plan.replica(name)

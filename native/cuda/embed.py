@@ -1,6 +1,7 @@
-"""Turns the PTX of copy_pieces.cu into a header; part of `make ptx`. Usage: embed.py IN.ptx OUT.h.
+"""Turns the PTX of a kernel into what is carried; part of `make ptx`. Usage: embed.py IN.ptx VERSION OUT.h|OUT.ptx.
 
-The version is lowered to 7.0, which the text needs no more than: drivers from CUDA 11 on compile it.
+The version is lowered to VERSION, which the text needs no more than: 7.0 for drivers from CUDA 11 on, 8.3 for drivers
+from CUDA 12.3 on. A header holds the text as a string, for the library.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TAIL = """
 }  // namespace asyncfabric::cuda
 """
 
-text = Path(sys.argv[1]).read_text()
-text = re.sub(r"^\.version .*$", ".version 7.0", text[text.index(".version") :], flags=re.MULTILINE)
-Path(sys.argv[2]).write_text(HEAD + text.rstrip() + TAIL)
+source, version, target = sys.argv[1:]
+text = Path(source).read_text()
+text = re.sub(r"^\.version .*$", f".version {version}", text[text.index(".version") :], flags=re.MULTILINE).rstrip()
+Path(target).write_text(HEAD + text + TAIL if target.endswith(".h") else text + "\n")

@@ -96,6 +96,67 @@ TEST_F(TwoRails, WithoutAnotherWayWorkWaits) {
   EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
 }
 
+// The last part of a split write is reported after its rail went down: the count of the whole goes over the other rail.
+TEST_F(TwoRails, TheCountOfASplitWriteGoesRound) {
+  for (const RailEventKind kind : {RailEventKind::kPathDown, RailEventKind::kRailDown}) {
+    rails[0]->hold(true);
+    const uint64_t before = rails[0]->posted();
+    const uint64_t counted = pair.b->engine->counter_value(counter);
+    const uint64_t cookie = write(kSize);
+    turns(20);
+    ASSERT_EQ(rails[0]->posted(), before + 1) << "one part each";
+    ASSERT_FALSE(pair.a->done.contains(cookie));
+    rails[0]->raise(kind);
+    rails[0]->hold(false);
+    EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+    EXPECT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) == counted + 1; }));
+    EXPECT_EQ(rails[0]->posted(), before + 1);
+    rails[0]->raise(kind == RailEventKind::kPathDown ? RailEventKind::kPathUp : RailEventKind::kRailUp);
+    turns(2);
+  }
+}
+
+TEST_F(TwoRails, TheCountOfASplitWriteFailsByNameWithoutAnyRail) {
+  rails[0]->hold(true);
+  const uint64_t cookie = write(kSize);
+  turns(20);
+  rails[1]->raise(RailEventKind::kRailDown);
+  turns(2);
+  rails[0]->raise(RailEventKind::kRailDown);
+  rails[0]->hold(false);
+  EXPECT_EQ(pair.wait(*pair.a, cookie).status.code, StatusCode::kRailDown);
+}
+
+// A batch of which some pages left: the rest goes round as soon as those are known to have arrived, and is counted in full.
+TEST_F(TwoRails, TheRestOfABatchGoesRound) {
+  rails[0]->hold(true);
+  rails[1]->raise(RailEventKind::kPathDown);  // all of the batch goes to the first rail
+  turns(2);
+  std::vector<int64_t> source_pages, target_pages;
+  for (int64_t i = 0; i < 20; ++i) {
+    source_pages.push_back(i * 2);
+    target_pages.push_back(40 - i * 2);
+  }
+  PageBatch batch;
+  batch.source_pages = source_pages.data();
+  batch.target_pages = target_pages.data();
+  batch.count = 20;
+  batch.page_bytes = batch.source_stride = batch.target_stride = 4096;
+  const uint64_t cookie = pair.a->cookie();
+  const uint64_t before = rails[0]->posted();
+  OpId op = 0;
+  ASSERT_TRUE(pair.a->engine->submit_write_pages(cookie, from, key, batch, 5, &op, 0).ok());
+  turns(5);
+  ASSERT_EQ(rails[0]->posted(), before + 4) << "as many as fit";
+  rails[1]->raise(RailEventKind::kPathUp);
+  rails[0]->raise(RailEventKind::kPathDown);
+  turns(5);
+  rails[0]->hold(false);
+  EXPECT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+  EXPECT_EQ(rails[0]->posted(), before + 4) << "more went into a path that is down";
+  EXPECT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) == 21; }));
+}
+
 TEST_F(TwoRails, MessagesGoRoundARailThatIsDown) {
   for (const RailEventKind kind : {RailEventKind::kPathDown, RailEventKind::kRailDown}) {
     rails[0]->raise(kind);
@@ -115,6 +176,35 @@ TEST_F(TwoRails, MessagesGoRoundARailThatIsDown) {
     rails[0]->hold(false);
     rails[0]->raise(kind == RailEventKind::kPathDown ? RailEventKind::kPathUp : RailEventKind::kRailUp);
     turns(2);
+  }
+}
+
+// Half of the heartbeats go where nothing comes back; the others keep the peer alive.
+TEST(Pulse, ALaneThatSwallowsEverythingIsNoDeath) {
+  EngineConfig config;
+  config.rails = {{"loopback", "", {{"loss", "0"}}}};
+  config.peer_deadline_host_ns = config.peer_deadline_network_ns = 500'000'000;
+  const uint64_t first = LoopbackHub::shared().next_rail;
+  Pair pair(config, 2, 2);
+  std::vector<LoopbackRail*> rails;
+  for (const auto& [number, rail] : LoopbackHub::shared().rails)
+    if (number >= first) rails.push_back(rail);  // a0 a1 b0 b1
+  std::vector<uint8_t> source(64, 7), target(64, 0);
+  const RegionId from = pair.add_region(*pair.a, source);
+  const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), 64, *pair.a);
+  const uint64_t cookie = pair.a->cookie();
+  OpId op = 0;
+  ASSERT_TRUE(pair.a->engine->submit_write(cookie, from, 0, 64, key, 0, kNoImm, &op, 0).ok());
+  ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+  const auto state = [&] { return pair.a->engine->peers().at(0).state; };
+  for (const size_t dead : {0, 1}) {
+    rails[dead]->hold(true);
+    rails[2 + dead]->hold(true);
+    const uint64_t said = rails[3 - dead]->posted();  // by the other end, over the other lane
+    EXPECT_TRUE(pair.until([&] { return state() != 1 || rails[3 - dead]->posted() >= said + 6; }, 60));
+    EXPECT_EQ(state(), 1u) << "only lane " << dead << " is silent";
+    rails[dead]->hold(false);
+    rails[2 + dead]->hold(false);
   }
 }
 

@@ -1,5 +1,5 @@
 // verbs_cost_test.cc: what requests cost, counted and not timed: work requests, doorbells, completions, allocations. This file replaces
-// operator new to count what this thread allocates.
+// operator new to count what this thread allocates. Not inlined: gcc would see new beside free() and call it a mismatch.
 #include <cstdlib>
 #include <new>
 
@@ -9,14 +9,14 @@ namespace {
 thread_local uint64_t allocations = 0;
 }
 
-void* operator new(std::size_t size) {
+[[gnu::noinline]] void* operator new(std::size_t size) {
   ++allocations;
   void* memory = std::malloc(size != 0 ? size : 1);
   if (memory == nullptr) std::abort();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace asyncfabric::verbs_rig {
 namespace {

@@ -54,16 +54,38 @@ TEST(VerbsLink, ShortPullLosesNothing) {
   }
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.ups == 1; }));
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 21; }));
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return !a.path_down; }));
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 21u - a.failed(); }));
   link.post(link.write_imm(0, 0, 1 << 20, 99, 99), {&a, &b});
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.back().first == 99 && b.imms.back() == 99u; }));
   EXPECT_EQ(a.region, b.region);
 }
 
+// A port is active before its network carries: the engine hears that the rail is up and the path is not, until something was answered.
+TEST(VerbsLink, APathIsAskedBeforeItIsUsedAgain) {
+  NEED_CABLE();
+  const Words fast = {{"timeout", "15"}, {"retry", "2"}};
+  Side a("rxe1", fast), b("rxe2", fast);
+  Link link(a, b);
+  link.post(link.signal(1, 1), {&a, &b});
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 1 && a.done.size() == 1; }));
+  {
+    const Pulled pulled;  // nothing is under way
+    ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.downs == 1; }));
+  }
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.ups == 1; }));
+  EXPECT_EQ(a.path_downs, 1u) << "nothing showed yet that the network carries";
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return !a.path_down; }));
+  EXPECT_EQ(a.done.size(), 1u) << "the question is nobody's request";
+  link.post(link.write_imm(0, 0, 4096, 2, 2), {&a, &b});
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 2 && b.imms.size() == 2; }));
+  EXPECT_EQ(a.failed(), 0u);
+}
+
 // A long one: the device gives up, each request comes back with a name, nothing is counted twice, and the lanes are built again by themselves.
 TEST(VerbsLink, LongPullFailsByNameAndHeals) {
   NEED_CABLE();
-  const Words fast = {{"timeout", "10"}, {"retry", "1"}};
+  const Words fast = {{"timeout", "15"}, {"retry", "2"}};  // a busy VM answers late
   Side a("rxe1", fast), b("rxe2", fast);
   Link link(a, b);
   const std::string text = "kept over the break";
@@ -81,7 +103,8 @@ TEST(VerbsLink, LongPullFailsByNameAndHeals) {
       << a.downs << " downs, " << a.ups << " ups, path down: " << a.path_down
       << ", rebuilt: " << a.figures().rebuilt_lanes;
   link.post(link.write_imm(0, 0, 1 << 20, 99, 99), {&a, &b});
-  ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.back() == 99u; }));
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.back().first == 99 && b.imms.back() == 99u; }))
+      << status_text(a.done.back().second.code) << ", tag " << a.done.back().first;
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return !b.messages.empty(); })) << "a message got lost";
   EXPECT_EQ(b.messages.front(), text);
   for (const uint32_t imm : b.imms) EXPECT_EQ(std::count(b.imms.begin(), b.imms.end(), imm), 1);
@@ -112,8 +135,9 @@ TEST(VerbsLink, LossAndReorderingLoseNothing) {
 TEST(VerbsLink, OneOfTwoRailsGoesDownUnderLoad) {
   NEED_CABLE();
   EngineConfig config;
-  const Words fast = {{"timeout", "14"}, {"retry", "2"}};  // a busy VM answers late
+  const Words fast = {{"timeout", "15"}, {"retry", "6"}};  // a busy VM answers late
   config.rails = {{"verbs", "rxe1", fast}, {"verbs", "rxe0", fast}};
+  config.peer_deadline_host_ns = 5 * kSecond;  // only the network is to fail
   EngineConfig other = config;
   other.rails[0].device = "rxe2";
   Pair pair(config);
@@ -154,6 +178,14 @@ TEST(VerbsLink, OneOfTwoRailsGoesDownUnderLoad) {
   EXPECT_GT(good, 300u);
   ASSERT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) >= good; }));
   ASSERT_TRUE(pair.until([&] { return pair.a->engine->rails()[0].up; }));
+  // The network carries a moment after its port is up. Until then the other rail serves, and nothing fails.
+  for (const uint64_t until = now_ns() + 60 * kSecond; now_ns() < until;) {
+    write(kSize);
+    const Completion done = pair.wait(*pair.a, cookies.back());
+    ASSERT_TRUE(done.status.ok()) << status_text(done.status.code);
+    ++good;
+    if (done.rails == 3) break;
+  }
   cookies.clear();
   for (int i = 0; i < 50; ++i) write(kSize);
   ASSERT_TRUE(pair.until(all_done, 60));

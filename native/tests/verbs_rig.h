@@ -59,14 +59,17 @@ inline RailSpec spec_of(const std::string& device, Words options) {
 
 struct Side : rail_rig::Side {
   explicit Side(const std::string& device, Words options = {}, size_t bytes = 1 << 20,
-                uint32_t access = kAccessRemoteWrite | kAccessRemoteRead)
-      : rail_rig::Side(open_verbs_rail, spec_of(device, std::move(options)), bytes, access) {}
+                uint32_t access = kAccessRemoteWrite | kAccessRemoteRead, Opener opener = open_verbs_rail)
+      : rail_rig::Side(opener, spec_of(device, std::move(options)), bytes, access) {}
 
   void take_own(RailEventKind kind) override {
     switch (kind) {
       case RailEventKind::kRailDown: ++downs; break;
       case RailEventKind::kRailUp: ++ups; break;
-      case RailEventKind::kPathDown: path_down = true; break;
+      case RailEventKind::kPathDown:
+        path_down = true;
+        ++path_downs;
+        break;
       case RailEventKind::kPathUp: path_down = false; break;
       default: ADD_FAILURE() << "unexpected event";
     }
@@ -80,6 +83,7 @@ struct Side : rail_rig::Side {
 
   size_t downs = 0;
   size_t ups = 0;
+  size_t path_downs = 0;
   bool path_down = false;
 };
 

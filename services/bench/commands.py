@@ -6,13 +6,21 @@ numpy and the runs themselves are imported when a command runs, not when `--help
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from asyncfabric_services.bench.options import PROVIDERS, Options, fabric_options, shared_options, sizes_option
+from asyncfabric_services.bench.options import (
+    PROVIDERS,
+    Options,
+    device_option,
+    fabric_options,
+    shared_options,
+    sizes_option,
+)
 from asyncfabric_services.exits import CHECK_FAILED, FINE
-from asyncfabric_services.quantities import format_size
+from asyncfabric_services.quantities import SizeType, format_size
 
 WRITE_SIZES = "64KiB,1MiB,16MiB,64MiB"
 PAGE_SIZES = "4KiB,16KiB,64KiB"
@@ -41,6 +49,10 @@ def measured(title: str, run: Callable[..., None], arguments: dict[str, Any]) ->
 def options_of(arguments: dict[str, Any]) -> Options:
     """Return the run's options; raises a usage error for sizes that do not fit into the region."""
     options = Options(**{name: value for name, value in arguments.items() if name not in ("as_json", "plot")})
+    if options.on_gpu:
+        if options.provider != "local" or options.rails != 1 or options.engine_level:
+            raise click.UsageError("--device cuda is one cuda rail: no --provider, --rails or --engine-level with it")
+        options = replace(options, provider="cuda")
     if options.polling == "manual" and not options.engine_level:
         raise click.UsageError("--polling manual leaves an engine without a worker: for --engine-level only")
     for name in ("sizes", "page_sizes"):
@@ -53,6 +65,7 @@ def options_of(arguments: dict[str, Any]) -> Options:
 
 @bench.command()
 @shared_options
+@device_option
 @sizes_option(WRITE_SIZES, "Sizes of one copy.")
 @sizes_option(PAGE_SIZES, "Sizes of a page.", "--page-bytes")
 @click.option("--pages", type=click.IntRange(1), default=1024, show_default=True, help="Pages in one list.")
@@ -62,11 +75,16 @@ def limits(**arguments: Any) -> int:
     from asyncfabric_services.bench.limits_run import run_limits
 
     options = options_of(arguments)
+    if options.on_gpu:
+        from asyncfabric_services.bench.gpu_run import run_gpu_limits
+
+        return measured("limits of this machine's GPUs", lambda report: run_gpu_limits(options, report), arguments)
     return measured("limits of this machine", lambda report: run_limits(options, report), arguments)
 
 
 @bench.command()
 @fabric_options
+@device_option
 @sizes_option(WRITE_SIZES, "Sizes of one write.")
 @click.option("--window", type=click.IntRange(1), default=16, show_default=True, help="Writes in flight.")
 @click.option("--engine-level", is_flag=True, help="Drive the engine by a native loop, without Python.")
@@ -81,13 +99,21 @@ def write(unawaited: int | None, **arguments: Any) -> int:
     title = f"writes over {options.provider}, {options.memory} memory, {options.polling}"
     if unawaited is not None:
         return measured(title, lambda report: run_unawaited(options, report, unawaited), arguments)
+    if options.on_gpu:
+        from asyncfabric_services.bench.gpu_run import run_gpu_write
+
+        return measured(title, lambda report: run_gpu_write(options, report), arguments)
     return measured(title, lambda report: run_write(options, report), arguments)
 
 
 @bench.command()
 @fabric_options
+@device_option
 @sizes_option(PAGE_SIZES, "Sizes of a page.", "--page-bytes")
 @click.option("--pages", type=click.IntRange(1), default=1024, show_default=True, help="Pages in one call.")
+@click.option(
+    "--window", type=click.IntRange(1), default=1, show_default=True, help="Calls in flight, to pages of their own."
+)
 def pages(**arguments: Any) -> int:
     """Measure scattered pages in one call, and how long a long list keeps the event loop."""
     from asyncfabric_services.bench.pages_run import run_pages
@@ -99,12 +125,17 @@ def pages(**arguments: Any) -> int:
 
 @bench.command()
 @fabric_options
+@device_option
 def notify(**arguments: Any) -> int:
     """Measure how fast one end learns what the other did, and what being idle costs."""
     from asyncfabric_services.bench.notify_run import run_notify
 
     options = options_of(arguments)
     title = f"notifications over {options.provider}, {options.polling}"
+    if options.on_gpu:
+        from asyncfabric_services.bench.gpu_run import run_gpu_notify
+
+        return measured(title, lambda report: run_gpu_notify(options, report), arguments)
     return measured(title, lambda report: run_notify(options, report), arguments)
 
 
@@ -193,3 +224,73 @@ def moe(
     options = options_of(arguments)
     title = f"mixture of experts over {options.provider}, {options.polling}"
     return measured(title, lambda report: run_moe(options, report, shape, sizes), arguments)
+
+
+@bench.command()
+@shared_options
+@click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of the model.")
+@click.option("--hidden", type=click.IntRange(64, 16384), default=512, show_default=True, help="Width of the model.")
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-6, show_default=True)
+def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> int:
+    """Train a model for --repeats steps, and measure what codings make of the weights that each step changes."""
+    from asyncfabric_services.bench.coding_run import Training, run_coding
+
+    if hidden % 8:
+        raise click.BadParameter(f"8 heads share the width, got {hidden}", param_hint="--hidden")
+    options = options_of(arguments)
+    training = Training(layers, hidden, learning_rate)
+    title = f"codings of bfloat16 weights, AdamW at {learning_rate:g}"
+    return measured(title, lambda report: run_coding(options, report, training), arguments)
+
+
+@bench.command()
+@fabric_options
+@click.option("--trainers", type=click.IntRange(1, 64), default=2, show_default=True, help="Trainers, a process each.")
+@click.option("--rollouts", type=click.IntRange(1, 64), default=2, show_default=True, help="Receivers, a process each.")
+@click.option("--replicas", type=click.IntRange(1, 64), default=1, show_default=True, help="Replicas they make up.")
+@click.option("--model", "model_bytes", type=SizeType(), default="1GiB", show_default=True, help="Bytes of a replica.")
+@click.option("--side", type=click.IntRange(128), default=4096, show_default=True, help="Rows of a matrix.")
+@click.option(
+    "--form",
+    type=click.Choice(("copy", "cast", "fp8")),
+    default="copy",
+    show_default=True,
+    help="bf16 as it is, float32 to bf16, or bf16 to float8 in blocks.",
+)
+@click.option(
+    "--scratch",
+    "scratch_bytes",
+    type=SizeType(),
+    default="256MiB",
+    show_default=True,
+    help="Bound on a trainer's memory beyond its shards.",
+)
+@click.option(
+    "--coding",
+    "codings",
+    type=click.Choice(("delta", "exponent")),
+    multiple=True,
+    help="Used where it is measured to pay; trainers change 2 % of the weights before each update then.",
+)
+def weights(
+    trainers: int, rollouts: int, replicas: int, model_bytes: int, side: int, form: str, scratch_bytes: int,
+    codings: tuple[str, ...], **arguments: Any,
+) -> int:  # fmt: skip
+    """Measure updates of weights from trainers to replicas, against memcpy by as many copiers."""
+    from asyncfabric_services.bench.weights_run import run_weights
+    from asyncfabric_services.bench.weights_workload import plan_of
+
+    if rollouts % replicas:
+        raise click.UsageError(f"{replicas} replicas cannot share {rollouts} rollouts evenly")
+    each = side * side * (1 if form == "fp8" else 2)
+    model: dict[str, Any] = {
+        "trainers": trainers, "receivers": rollouts // replicas, "replicas": replicas,
+        "matrices": max(2, -(-model_bytes // each) // 2 * 2), "side": side, "form": form,
+    }  # fmt: skip
+    try:
+        plan_of(**model)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    options = options_of(arguments)
+    title = f"updates of weights over {options.provider}, {options.polling}"
+    return measured(title, lambda report: run_weights(options, report, model, scratch_bytes, codings), arguments)

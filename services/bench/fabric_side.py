@@ -19,8 +19,10 @@ class FabricSide:
         rail: what the first rail says it is, for rows.
     """
 
-    def __init__(self, pair: Pair, options: Options, memory: str, region_bytes: int) -> None:
-        """Open both ends and connect them, each to the other."""
+    def __init__(
+        self, pair: Pair, options: Options, memory: str, region_bytes: int, memory_there: str | None = None
+    ) -> None:
+        """Open both ends and connect them; `memory_there`: the kind of the target's memory, where it is another."""
         self.pair = pair
         self.options = options
         self.arrivals = 0
@@ -28,9 +30,11 @@ class FabricSide:
         self.samples_ns: list[float] = []
         self._region_bytes = region_bytes
         self._most_ops = 0
-        here, there = pair.both("open", config=options.engine)
+        pair.initiator.start("open", config=options.engine)
+        pair.target.start("open", config=options.engine_there)
+        here, there = pair.initiator.finish(), pair.target.finish()
         our_key = pair.initiator.call("memory", kind=memory, length_bytes=region_bytes, seed=options.seed)
-        their_key = pair.target.call("memory", kind=memory, length_bytes=region_bytes, seed=None)
+        their_key = pair.target.call("memory", kind=memory_there or memory, length_bytes=region_bytes, seed=None)
         pair.initiator.start("connect", address=there["address"], key=their_key)
         pair.target.start("connect", address=here["address"], key=our_key)
         pair.initiator.finish()

@@ -14,7 +14,7 @@ import asyncfabric as af
 from asyncfabric.bench import notify, pages, write
 from asyncfabric_services.bench.station import Station, config_of, lists_of
 
-MemoryKind = Literal["allocated", "foreign"]
+MemoryKind = Literal["allocated", "foreign", "host"]
 
 
 class FabricStation(Station):
@@ -107,12 +107,16 @@ class FabricStation(Station):
             "resident_bytes": run.resident_bytes,
         }
 
-    async def do_write_pages(self, page_bytes: int, count: int, list_seed: int, imm: int | None) -> dict[str, float]:
-        """Run one call of `write_page_list`."""
-        source_pages, target_pages = lists_of(self.memory.size, page_bytes, count, list_seed)
-        run = await pages.write_page_list(
-            self._fabric, self._region, self._key, source_pages, target_pages, page_bytes=page_bytes, imm=imm
-        )
+    async def do_write_pages(
+        self, page_bytes: int, count: int, list_seed: int, calls: int, imm: int | None
+    ) -> dict[str, float]:
+        """Run one repeat of `write_page_lists`: so many calls in flight, each over its part of one list.
+
+        Parts have no page in common: what is in flight together lands in any order.
+        """
+        sources, targets = lists_of(self.memory_bytes, page_bytes, calls * count, list_seed)
+        lists = list(zip(np.split(sources, calls), np.split(targets, calls), strict=True))
+        run = await pages.write_page_lists(self._fabric, self._region, self._key, lists, page_bytes=page_bytes, imm=imm)
         return {"seconds": run.seconds, "call_seconds": run.call_seconds}
 
     async def do_ping_spin(self, imm: int, base: int, count: int) -> list[int]:

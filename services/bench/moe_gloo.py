@@ -1,6 +1,7 @@
-"""The same exchange on torch.distributed: what one writes with gloo's all_to_all, for `bench moe` to be compared with.
+"""What one writes on torch.distributed with gloo's all_to_all, for `bench moe` to be compared with.
 
-Blocks; every rank calls it at the same time. A row for each choice travels, since all_to_all knows no fan-out.
+Blocks; every rank calls it at the same time. `GlooRows` moves rows and does nothing else; `gloo_exchange` does the
+whole job of an exchange, with a row for each choice, since all_to_all knows no fan-out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,28 @@ import torch.distributed as dist
 
 from asyncfabric.moe import MoeConfig
 from asyncfabric_services.bench.moe_workload import Tokens
+
+
+class GlooRows:
+    """Rows there and back with all_to_all, from buffers that are ready: no packing, no grouping, no sums."""
+
+    def __init__(self, config: MoeConfig, send: list[int], receive: list[int]) -> None:
+        """Send `send[rank]` rows to each rank and get `receive[rank]` of each."""
+        there = config.hidden * config.in_torch.itemsize
+        back = config.hidden * config.out_torch.itemsize
+        self._send, self._receive = send, receive
+        self._out_there, self._in_there = _rows(sum(send), there), _rows(sum(receive), there)
+        self._out_back, self._in_back = _rows(sum(receive), back), _rows(sum(send), back)
+        self.payload_bytes: int = sum(send) * there + sum(receive) * back
+
+    def move(self) -> None:
+        """Move the rows there and back once."""
+        dist.all_to_all_single(self._in_there, self._out_there, self._receive, self._send)
+        dist.all_to_all_single(self._in_back, self._out_back, self._send, self._receive)
+
+
+def _rows(count: int, width: int) -> torch.Tensor:
+    return torch.zeros((count, width), dtype=torch.uint8)
 
 
 def gloo_exchange(config: MoeConfig, rank: int, tokens: Tokens) -> torch.Tensor:

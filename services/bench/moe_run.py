@@ -1,7 +1,9 @@
 """`bench moe`: dispatch and combine between processes, against gloo in the same run.
 
-`ratio` compares with gloo's bare all_to_all there and back of the very rows that ours sends over the wire, without the
-packing, grouping and summing that ours does; `exchange_ratio` with the same job done with gloo.
+Three comparisons, each our speed over gloo's. `payload_ratio`: with gloo's all_to_all of the same payload, there and
+back, one row for each choice of a token as all_to_all needs it. `ratio`: with that of only the rows that ours puts on
+the wire, one for each rank that a token goes to. Neither packs, groups or adds anything. `exchange_ratio`: with the
+same job done with gloo.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from asyncfabric.bench.measure import percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.pair import Process
-from asyncfabric_services.bench.race import Contender, race, speed_ratio
+from asyncfabric_services.bench.race import Contender, Repeat, race, speed_ratio
 from asyncfabric_services.bench.report import Report
 
 COUNTED_STEPS = 4
@@ -63,20 +65,18 @@ def _one_size(
                 pooled.extend(run[name])
         return max(float(run["seconds"]) for run in runs)
 
-    def gloo(count: int) -> float:
-        return max(float(run["seconds"]) for run in _all(ranks, "gloo", count=count))
-
-    def gloo_exchange(count: int) -> float:
-        return max(float(run["seconds"]) for run in _all(ranks, "gloo_exchange", count=count))
+    def gloo(command: str, **arguments: Any) -> Repeat:
+        return lambda count: max(float(run["seconds"]) for run in _all(ranks, command, count=count, **arguments))
 
     def forget(_: Contender) -> None:
         for pooled in samples.values():
             pooled.clear()
 
-    ours, theirs = Contender("asyncfabric", steps), Contender("gloo", gloo)
-    same_job = Contender("gloo-exchange", gloo_exchange)
+    ours, theirs = Contender("asyncfabric", steps), Contender("gloo", gloo("gloo", which="wire"))
+    payload = Contender("gloo-payload", gloo("gloo", which="payload"))
+    same_job = Contender("gloo-exchange", gloo("gloo_exchange"))
     race(
-        [theirs, same_job, ours],
+        [theirs, payload, same_job, ours],
         repeats=options.repeats,
         duration=options.duration,
         count=options.count,
@@ -111,9 +111,12 @@ def _one_size(
                 "dispatch_us": percentiles_us(samples["dispatch_ns"])[0],
                 "combine_us": percentiles_us(samples["combine_ns"])[0],
                 "gloo_us": percentiles_us([cost * 1e9 for cost in theirs.costs])[0],
+                "gloo_payload_us": percentiles_us([cost * 1e9 for cost in payload.costs])[0],
                 "gloo_exchange_us": percentiles_us([cost * 1e9 for cost in same_job.costs])[0],
+                "payload_ratio": speed_ratio(ours, payload),
                 "exchange_ratio": speed_ratio(ours, same_job),
                 "limit_gbytes_per_s": gloo_gbytes.as_row(),
+                "payload_bytes": sum(plan["payload_bytes"] for plan in plans) // len(ranks),
                 "requests_per_step": [plan["requests"] for plan in plans],
                 "bytes_per_step": [plan["bytes"] for plan in plans],
                 "buffer_bytes": max(plan["buffer_bytes"] for plan in plans),

@@ -8,14 +8,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_moe
+from asyncfabric.moe.routing import owner_of_expert, owners
 from asyncfabric.moe.traffic import row_counts, step_traffic
 from asyncfabric_services.bench.fabric_station import FabricStation
-from asyncfabric_services.bench.moe_gloo import gloo_exchange
+from asyncfabric_services.bench.moe_gloo import GlooRows, gloo_exchange
 from asyncfabric_services.bench.moe_workload import Tokens, expected, run_experts, tokens_of
 
 
@@ -26,7 +28,7 @@ class MoeStation(FabricStation):
     _config: MoeConfig
     _moe: MoeExchange
     _tokens: Tokens
-    _payload: tuple[torch.Tensor, list[int], torch.Tensor, list[int]]
+    _gloo: dict[str, GlooRows]
 
     async def aclose(self) -> None:
         """Leave the process group and the exchange."""
@@ -50,23 +52,23 @@ class MoeStation(FabricStation):
         self._tokens = tokens_of(config, rank, seed)
         indices = [tokens_of(config, each, seed).indices.numpy() for each in everyone]
         counts = row_counts(config, indices)
-        width_there = config.hidden * config.in_torch.itemsize
-        width_back = config.hidden * config.out_torch.itemsize
-        # What gloo carries: the rows alone, ready in its buffers; rows of the own rank do not travel on either side.
+        # The rows that ours puts on the wire: one for each rank that a token goes to, none for the own rank.
         send = [int(counts[rank, each]) if each != rank else 0 for each in everyone]
         receive = [int(counts[each, rank]) if each != rank else 0 for each in everyone]
-        self._payload = (
-            torch.zeros(sum(send) * max(width_there, width_back), dtype=torch.uint8),
-            send,
-            torch.zeros(sum(receive) * max(width_there, width_back), dtype=torch.uint8),
-            receive,
-        )
+        # The payload as it is without that: one row for each choice, those of the own rank too.
+        owner = owner_of_expert([config.experts_of(each) for each in everyone], config.num_experts)
+        choices = [np.bincount(owners(each, owner).reshape(-1), minlength=config.ranks) for each in indices]
+        self._gloo = {
+            "wire": GlooRows(config, send, receive),
+            "payload": GlooRows(config, choices[rank].tolist(), [int(each[rank]) for each in choices]),
+        }
         traffic = step_traffic(config, indices, rank)
         return {
             "requests": traffic.requests,
             "dispatch_writes": traffic.dispatch_writes,
             "bytes": traffic.dispatch_bytes + traffic.combine_bytes,
-            "rows_bytes": sum(send) * width_there + sum(receive) * width_back,
+            "rows_bytes": self._gloo["wire"].payload_bytes,
+            "payload_bytes": self._gloo["payload"].payload_bytes,
             "buffer_bytes": self._moe.buffer_bytes,
         }
 
@@ -88,20 +90,13 @@ class MoeStation(FabricStation):
         seconds = (time.perf_counter_ns() - started) / 1e9
         return {"seconds": seconds, "dispatch_ns": dispatch_ns, "combine_ns": combine_ns}
 
-    async def do_gloo(self, count: int) -> dict[str, Any]:
-        """Move the same rows there and back with gloo's all_to_all, without any packing."""
-        there, send, came, receive = self._payload
-        width_there = self._config.hidden * self._config.in_torch.itemsize
-        width_back = self._config.hidden * self._config.out_torch.itemsize
-        out_there = there[: sum(send) * width_there].view(-1, width_there)
-        in_there = came[: sum(receive) * width_there].view(-1, width_there)
-        out_back = came[: sum(receive) * width_back].view(-1, width_back)
-        in_back = there[: sum(send) * width_back].view(-1, width_back)
+    async def do_gloo(self, count: int, which: str) -> dict[str, Any]:
+        """Move rows there and back with gloo's all_to_all, without any packing: those of the wire or the payload."""
+        rows = self._gloo[which]
         dist.barrier()
         started = time.perf_counter_ns()
         for _ in range(count):
-            dist.all_to_all_single(in_there, out_there, receive, send)
-            dist.all_to_all_single(in_back, out_back, send, receive)
+            rows.move()
         return {"seconds": (time.perf_counter_ns() - started) / 1e9}
 
     async def do_gloo_exchange(self, count: int) -> dict[str, Any]:

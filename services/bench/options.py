@@ -19,6 +19,7 @@ KIB, MIB = 1 << 10, 1 << 20
 class Options:
     """One run. Durations are seconds, sizes bytes; `sizes` and `page_sizes` are what the command's rows go through."""
 
+    device: str = "host"
     provider: str = "local"
     rails: int = 1
     memory: str = "allocated"
@@ -40,13 +41,28 @@ class Options:
     @property
     def rail_texts(self) -> list[str]:
         """Return the rails to open."""
-        return [self.provider] * self.rails
+        return ["cuda:0"] if self.on_gpu else [self.provider] * self.rails
 
     @property
     def engine(self) -> dict[str, Any]:
         """Return how engines are opened: arguments of FabricConfig."""
         how: dict[str, Any] = {"rails": self.rail_texts, "polling": self.polling}
         return how if self.spin is None else how | {"spin_us": self.spin * 1e6}
+
+    @property
+    def engine_there(self) -> dict[str, Any]:
+        """Return the same for the target: on the last GPU, which is the first one of a machine with one."""
+        return self.engine | {"rails": ["cuda:last"]} if self.on_gpu else self.engine
+
+    @property
+    def on_gpu(self) -> bool:
+        """Say whether the memory is a GPU's."""
+        return self.device == "cuda"
+
+    @property
+    def limits_first(self) -> bool:
+        """Say whether limits are measured before a fabric is open: its busy thread would take their cores."""
+        return self.polling == "busy" and not self.on_gpu
 
     @property
     def deadline_at(self) -> float:
@@ -95,6 +111,14 @@ def fabric_options(command: Command) -> Command:
     ):  # fmt: skip
         command = option(command)
     return shared_options(command)
+
+
+def device_option(command: Command) -> Command:
+    """Add the option that says whose memory is measured."""
+    text = "Memory of the host, or of the first GPU and the last one (over a cuda rail, limits by torch)."
+    return click.option("--device", type=click.Choice(["host", "cuda"]), default="host", show_default=True, help=text)(
+        command
+    )
 
 
 def sizes_option(default: str, text: str, name: str = "--size") -> Callable[[Command], Command]:

@@ -8,6 +8,7 @@ from typing import Any
 from asyncfabric.bench.measure import percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.fabric_side import FabricSide
+from asyncfabric_services.bench.gpu_limit_side import GpuLimitSide
 from asyncfabric_services.bench.limit_side import LimitSide
 from asyncfabric_services.bench.options import KIB, Options
 from asyncfabric_services.bench.pair import Pair
@@ -26,16 +27,16 @@ LONG_LIST_PAGE = 4 * KIB
 def run_pages(options: Options, report: Report) -> None:
     """Measure each page size, then the call with the long list."""
     report.expect(len(options.page_sizes) + 1)
-    busy = options.polling == "busy"
-    with Pair("limits", options.deadline_at) as limit_pair:
-        limits = LimitSide(limit_pair, options)
+    busy = options.limits_first
+    with Pair("gpu-limits" if options.on_gpu else "limits", options.deadline_at) as limit_pair:
+        limits = GpuLimitSide(limit_pair, options) if options.on_gpu else LimitSide(limit_pair, options)
         ceilings = {size: limits.page_limits(size, pages_of(options, size)) for size in options.page_sizes}
         if busy:
             # As for writes: beside a busy fabric the limits would be slow and flatter it.
             machine = limits.core_distance()
             for field in ceilings.values():
                 race(field, repeats=options.repeats, duration=options.duration, count=options.count or LISTS)
-        with Pair("fabric", options.deadline_at) as pair:
+        with Pair("gpu" if options.on_gpu else "fabric", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, options.region_bytes)
             for page_bytes, ceiling in ceilings.items():
                 if not busy:
@@ -46,20 +47,22 @@ def run_pages(options: Options, report: Report) -> None:
 
 
 def pages_of(options: Options, page_bytes: int) -> int:
-    """Return how many pages one call writes: what was asked for, or as many as the region has."""
-    return min(options.pages, options.region_bytes // page_bytes)
+    """Return how many pages one call writes: what was asked for, or its share of what the region has."""
+    return min(options.pages, options.region_bytes // page_bytes // options.window)
 
 
-def page_writes(side: FabricSide, page_bytes: int, pages: int, seed: int, calls: list[float]) -> Contender:
+def page_writes(
+    side: FabricSide, page_bytes: int, pages: int, seed: int, calls: list[float], window: int = 1
+) -> Contender:
     """Return one write_pages call per op, over a new list each; how long each call kept the loop goes to `calls`."""
 
     def repeat(rounds: int) -> float:
         seconds = 0.0
-        for turn in range(rounds):
+        for turn in range(rounds // window):
             run = side.pair.initiator.call(
-                "write_pages", page_bytes=page_bytes, count=pages, list_seed=seed + turn, imm=side.imm
+                "write_pages", page_bytes=page_bytes, count=pages, list_seed=seed + turn, calls=window, imm=side.imm
             )
-            side.note_sent(pages, [run["seconds"] * 1e9])
+            side.note_sent(window * pages, [run["seconds"] * 1e9])
             seconds += run["seconds"]
             calls.append(run["call_seconds"])
         return seconds
@@ -78,19 +81,19 @@ def _lists(
     report.step(f"{options.pages} scattered pages of {format_size(page_bytes)}")
     side.poison()
     pages = pages_of(options, page_bytes)
-    rounds = options.count or LISTS
+    rounds = -(-(options.count or LISTS) // options.window) * options.window
     calls: list[float] = []
-    ours = page_writes(side, page_bytes, pages, options.seed, calls)
-    field = [ours] if options.polling == "busy" else [*ceiling, ours]
+    ours = page_writes(side, page_bytes, pages, options.seed, calls, options.window)
+    field = [ours] if options.limits_first else [*ceiling, ours]
     race(field, repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
     side.wait_arrivals()
     verdict = side.pair.target.call(
         "check_pages",
         seed=options.seed,
         page_bytes=page_bytes,
-        count=pages,
+        count=pages * options.window,
         list_seed=options.seed,
-        rounds=rounds,
+        rounds=rounds // options.window,
     )
     limit = fastest(ceiling)
     gbytes_per_s, _ = rates(ours.seconds, rounds, rounds * pages * page_bytes)
@@ -105,6 +108,7 @@ def _lists(
             provider=options.provider,
             bytes=page_bytes,
             pages=pages,
+            window=options.window,
             gbytes_per_s=gbytes_per_s,
             ops_per_s=pages_per_s,
             p50_us=p50,

@@ -25,7 +25,10 @@ STATIONS = {
     "moe": ("asyncfabric_services.bench.moe_station", "MoeStation"),
     "kv": ("asyncfabric_services.bench.kv_station", "KvStation"),
     "engine": ("asyncfabric_services.bench.engine_station", "EngineStation"),
+    "gpu": ("asyncfabric_services.bench.gpu_station", "GpuStation"),
+    "gpu-limits": ("asyncfabric_services.bench.gpu_limit_station", "GpuLimitStation"),
     "ttft": ("asyncfabric_services.bench.ttft_station", "TtftStation"),
+    "weights": ("asyncfabric_services.bench.weights_station", "WeightsStation"),
     "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),
 }
 

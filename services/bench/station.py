@@ -54,23 +54,36 @@ class Station:
         """Return the process id: says that the process is up."""
         return os.getpid()
 
+    @property
+    def memory_bytes(self) -> int:
+        """Return how long the memory is."""
+        return self.memory.size
+
+    def content(self) -> Bytes:
+        """Return what the memory holds now."""
+        return self.memory
+
+    def put(self, content: Bytes | int) -> None:
+        """Fill the memory with these bytes, or with this one byte."""
+        self.memory[:] = content
+
     async def do_fill(self, seed: int) -> None:
         """Fill the memory with the random bytes of a seed."""
-        self.memory[:] = random_bytes(self.memory.size, seed)
+        self.put(random_bytes(self.memory_bytes, seed))
 
     async def do_poison(self) -> None:
         """Overwrite the memory with poison, so that what was never written shows."""
-        self.memory[:] = POISON
+        self.put(POISON)
 
     async def do_check_prefix(self, seed: int, written: int) -> str:
         """Check that the first `written` bytes of the sender's seed are here, and poison behind them; "" is good."""
-        return verdict(self.memory, expect_prefix(random_bytes(self.memory.size, seed), written))
+        return verdict(self.content(), expect_prefix(random_bytes(self.memory_bytes, seed), written))
 
     async def do_check_pages(self, seed: int, page_bytes: int, count: int, list_seed: int, rounds: int) -> str:
         """Check for the page lists of `rounds` turns, and poison on all other pages; "" is good."""
-        sent = random_bytes(self.memory.size, seed)
-        lists = (lists_of(self.memory.size, page_bytes, count, list_seed + turn) for turn in range(rounds))
-        return verdict(self.memory, expect_pages(sent, lists, page_bytes))
+        sent = random_bytes(self.memory_bytes, seed)
+        lists = (lists_of(self.memory_bytes, page_bytes, count, list_seed + turn) for turn in range(rounds))
+        return verdict(self.content(), expect_pages(sent, lists, page_bytes))
 
 
 def config_of(arguments: dict[str, Any]) -> FabricConfig:

@@ -37,9 +37,9 @@ def run_write(options: Options, report: Report) -> None:
             for size in options.sizes:
                 if not busy:
                     machine = limits.core_distance()
-                _throughput(options, report, side, size, ceilings[size], machine)
+                throughput(options, report, side, size, ceilings[size], machine)
                 if not options.engine_level:
-                    _single(options, report, side, size)
+                    single_writes(options, report, side, size)
             report.check("counts", side.check_counts())
 
 
@@ -50,14 +50,20 @@ def facts(options: Options, side: FabricSide, **more: Any) -> dict[str, Any]:
     return how | {name: text for name, text in side.rail.items() if text} | more
 
 
-def _throughput(
-    options: Options, report: Report, side: FabricSide, size: int, ceiling: list[Contender], machine: dict[str, Any]
+def throughput(
+    options: Options,
+    report: Report,
+    side: FabricSide,
+    size: int,
+    ceiling: list[Contender],
+    machine: dict[str, Any],
+    figure: str = "throughput",
 ) -> None:
+    """Measure a window of writes beside its limits, and publish the row."""
     report.step(f"write {format_size(size)}, window {options.window}")
     side.poison()
     ours = side.engine_writes(size, options.window) if options.engine_level else side.writes(size, options.window)
-    busy = options.polling == "busy"
-    field = [ours] if busy else [*ceiling, ours]
+    field = [ours] if options.limits_first else [*ceiling, ours]
     race(field, repeats=options.repeats, duration=options.duration, count=options.count, on_start=side.forget_samples)
     verified = report.check(f"write {format_size(size)}", side.check_writes(size))
     gbytes_per_s, ops_per_s = rates(ours.seconds, ours.count, ours.count * size)
@@ -70,7 +76,7 @@ def _throughput(
     report.row(
         Point(
             bench="write",
-            figure="throughput",
+            figure=figure,
             provider=options.provider,
             bytes=size,
             window=options.window,
@@ -86,7 +92,8 @@ def _throughput(
     )
 
 
-def _single(options: Options, report: Report, side: FabricSide, size: int) -> None:
+def single_writes(options: Options, report: Report, side: FabricSide, size: int) -> None:
+    """Measure writes that are awaited one after the other, and publish the row."""
     report.step(f"one write of {format_size(size)}, awaited")
     side.poison()
     count = options.count or max(10, min(SINGLES, (256 * MIB) // size))

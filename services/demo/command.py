@@ -24,6 +24,9 @@ from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import first_failure, run_interruptible
 from asyncfabric_services.quantities import DurationType
 
+SIZES, SMALL_SIZES = (64, 8, 512), (32, 4, 128)
+"""Tokens, layers and width where nobody says; moe runs five copies of its model."""
+
 
 class Lengths(click.ParamType[tuple[int, ...]]):
     """Prompt lengths in tokens, joined by commas."""
@@ -42,10 +45,17 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 
 
 @click.command("demo")
-@click.argument("what", type=click.Choice(["pair", "kv"]), default="pair")
+@click.argument("what", type=click.Choice(["pair", "kv", "moe", "weights"]), default="pair")
 @click.option("--provider", type=click.Choice(["local", "tcp", "shm"]), default="local", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Of pair: cuda computes on the first and the last GPU, over a cuda rail.",
+)
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Checkpoint directory (safetensors).")
-@click.option("--tokens", type=click.IntRange(1, 4096), default=64, show_default=True, help="Tokens to decode.")
+@click.option("--tokens", type=click.IntRange(1, 4096), help="Tokens to decode.  [default: 64; of moe 32]")
 @click.option(
     "--prompt-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Prompts, split by ---."
 )
@@ -54,57 +64,70 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--chunk", type=click.IntRange(0), default=512, show_default=True, help="Tokens per prefill chunk, 0: all."
 )
-@click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of the random model.")
-@click.option(
-    "--hidden", type=click.IntRange(16, 8192), default=512, show_default=True, help="Width of the random model."
-)
+@click.option("--layers", type=click.IntRange(1, 256), help="Layers of the random model.  [default: 8; of moe 4]")
+@click.option("--hidden", type=click.IntRange(16, 8192), help="Width of the random model.  [default: 512; of moe 128]")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads per process.")
 @click.option("--deadline", type=DurationType(), default="120s", show_default=True, help="For the pages of one prompt.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--requests", type=click.IntRange(1), default=48, show_default=True, help="Of kv: at least so many.")
 @click.option("--clients", type=click.IntRange(1, 256), default=6, show_default=True, help="Of kv: at a time.")
+@click.option("--versions", type=click.IntRange(1), default=6, show_default=True, help="Of weights: at least so many.")
 @click.option("--json", "as_json", is_flag=True, help="One object per prompt (of pair), and a closing one.")
 def demo_command(
     what: str,
     provider: str,
+    device: str,
     model: str | None,
-    tokens: int,
+    tokens: int | None,
     prompt_file: Path | None,
     prompt_tokens: tuple[int, ...] | None,
     page_tokens: int,
     chunk: int,
-    layers: int,
-    hidden: int,
+    layers: int | None,
+    hidden: int | None,
     threads: int,
     deadline: float,
     seed: int,
     requests: int,
     clients: int,
+    versions: int,
     as_json: bool,
 ) -> None:
-    """Move the KvCache of a real model between processes and compare with one process.
+    """Move the KvCache of a real model, or its weights, between processes and compare with one process.
 
     pair: the first process prefills a prompt and pushes each layer's pages as they are computed; the second waits for
     the count, decodes in place, and must say exactly what one process says.
 
     kv: directory, router, prefill and decode nodes answer OpenAI clients, grow, lose a node and shrink meanwhile.
+
+    moe: four processes share the experts of a model; one is killed, the others go on without its experts.
+
+    weights: two trainer ranks publish each version of a training, rollouts generate with it; one is killed, one joins.
+    A model of its own size: of the options above, provider, threads, versions and json apply.
     """
     if prompt_file is not None and prompt_tokens is not None:
         raise click.UsageError("--prompt-file and --prompt-tokens exclude each other")
-    if what == "kv" and (prompt_file is not None or prompt_tokens is not None):
+    if what != "pair" and (prompt_file is not None or prompt_tokens is not None):
         raise click.UsageError("--prompt-file and --prompt-tokens are options of `demo pair`")
+    if device == "cuda" and (what != "pair" or provider != "local"):
+        raise click.UsageError("--device cuda is an option of `demo pair`, which then takes a cuda rail")
+    if what == "weights":
+        sys.exit(_run_weights(provider, threads, versions, as_json=as_json))
     try:
         jobs = (
             jobs_of_file(prompt_file) if prompt_file else jobs_of_lengths(prompt_tokens or default_lengths(page_tokens))
         )
     except (ValueError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
+    usual_tokens, usual_layers, usual_hidden = SMALL_SIZES if what == "moe" else SIZES
+    tokens = tokens or usual_tokens
     settings = Settings(
-        provider=provider,
+        provider="cuda" if device == "cuda" else provider,
+        device=device,
         model=model,
         seed=seed,
-        layers=layers,
-        hidden=hidden,
+        layers=layers or usual_layers,
+        hidden=hidden or usual_hidden,
         page_tokens=page_tokens,
         chunk=chunk,
         new_tokens=tokens,
@@ -114,6 +137,8 @@ def demo_command(
     )
     if what == "kv":
         sys.exit(_run_cluster(settings, requests=requests, clients=clients, as_json=as_json))
+    if what == "moe":
+        sys.exit(_run_moe(settings, as_json=as_json))
     sys.exit(run_demo(settings, jobs, as_json=as_json))
 
 
@@ -124,6 +149,25 @@ def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bo
         print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT
     return run_cluster_demo(settings, requests=requests, clients=clients, as_json=as_json)
+
+
+def _run_moe(settings: Settings, *, as_json: bool) -> int:
+    try:
+        from asyncfabric_services.demo_moe.run import run_moe_demo
+    except ModuleNotFoundError as error:
+        print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
+        return UNFIT
+    return run_moe_demo(settings, as_json=as_json)
+
+
+def _run_weights(provider: str, threads: int, versions: int, *, as_json: bool) -> int:
+    try:
+        from asyncfabric_services.demo_weights.run import run_weights_demo
+        from asyncfabric_services.demo_weights.story import Scene
+    except ModuleNotFoundError as error:
+        print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
+        return UNFIT
+    return run_weights_demo(Scene(provider=provider, threads=threads, versions=versions), as_json=as_json)
 
 
 def run_demo(settings: Settings, jobs: list[Job], *, as_json: bool) -> int:

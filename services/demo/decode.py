@@ -62,12 +62,13 @@ async def _answer(node: Node, job: Job) -> None:
     pages = node.pool.lease(layout.pages_for(len(prompt) + count - 1))
     node.pool.poison(pages)
     node.context.fill_(float("nan"))
+    node.settle()
     with node.fabric.counter() as counter:
         begin = time.monotonic()
         await node.tell_peer(_lease(node, job, prompt, pages, counter.imm))
         await _wait_arrivals(node, job, counter, layout.expected_arrivals(len(prompt)))
         last_arrival = time.monotonic_ns()
-        logits = node.context.clone()
+        logits = node.context.cpu().clone()
         int(logits.argmax())  # the first token
         ttft = time.monotonic() - begin
         arrivals = counter.value
@@ -170,4 +171,4 @@ def _same_cache(paged: PagedCache, reference: DynamicCache) -> bool:
 
 
 if __name__ == "__main__":
-    run_child(serve)
+    run_child(serve, gpu=-1)

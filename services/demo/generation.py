@@ -43,7 +43,18 @@ def decode(
 
 def _forward(model: Any, tokens: Sequence[int], cache: Cache) -> torch.Tensor:
     with torch.inference_mode():  # thread-local, hence here and not once per process
-        ids = torch.tensor([list(tokens)], dtype=torch.int64)
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        last: torch.Tensor = output.logits[0, -1].float().clone()
+        ids = torch.tensor([list(tokens)], dtype=torch.int64, device=model.device)
+        return forward(model, ids, cache).cpu()
+
+
+def forward(model: Any, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """Run [1][tokens] through the model; return the last logits as float32 [vocabulary], on the model's device."""
+    asked: dict[str, Any] = {"input_ids": ids, "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    if ids.is_cuda:
+        # Left to itself transformers makes no mask where attention can do without, but one while a graph is captured:
+        # attention then takes another kernel, and other bits come out.
+        before, new = cache.get_seq_length(), ids.shape[1]
+        mask = torch.ones((new, before + new), dtype=torch.bool, device=ids.device).tril(before)
+        asked["attention_mask"] = mask[None, None]
+    last: torch.Tensor = model(**asked).logits[0, -1].float().clone()
     return last

@@ -32,8 +32,8 @@ class KvStream:
         self.pages = 0
         self.bytes = 0
 
-    async def push_layer(self, layer: int, pages: range) -> None:
-        """Post the pages of the block table that are complete in one layer.
+    async def push_layer(self, layer: int, pages: range, after: object = None) -> None:
+        """Post the pages of the block table that are complete in one layer, or will be at the moment `after`.
 
         Cancellation: pages are posted all or not at all; `drain` must still be called.
         """
@@ -48,6 +48,7 @@ class KvStream:
                 self._target[entries] + layer * self._lease.pool_pages,
                 page_bytes=self._layout.page_bytes,
                 imm=self._lease.imm,
+                after=after,
             )
         )
         self.pages += len(pages)
@@ -80,6 +81,11 @@ class KvStream:
         if failure is not None:
             raise failure
         return spans
+
+    def cancel(self) -> None:
+        """Have what has not left its memory stay there; `drain` must still be called."""
+        for _, transfer in self._transfers:
+            transfer.cancel()
 
     async def _submit(self, post: Callable[[], af.Transfer]) -> None:
         while True:

@@ -68,7 +68,7 @@ class LoadedModel:
         )
 
 
-def load_model(settings: Settings) -> LoadedModel:
+def load_model(settings: Settings, device: str = "cpu") -> LoadedModel:
     """Load the checkpoint of `settings.model`, or make the random model; ValueError if its cache cannot be paged."""
     torch.set_num_threads(settings.threads)
     model: Any
@@ -95,6 +95,7 @@ def load_model(settings: Settings) -> LoadedModel:
         vocabulary=config.vocab_size,
         weights=_fingerprint(model),
     )
+    model.to(device)
     weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return LoadedModel(model, tokenizer, layout, weight_bytes, config.max_position_embeddings)
 

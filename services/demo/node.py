@@ -80,6 +80,11 @@ class Node:
             self._keys[data] = af.RegionKey.from_bytes(data)
         return self._keys[data]
 
+    def settle(self) -> None:
+        """Wait for the GPU: what was filled must be filled before others may write there."""
+        if self.context.is_cuda:
+            torch.cuda.synchronize(self.context.device)
+
     async def tell_peer(self, message: Lease | Refusal) -> None:
         """Send a message of any length to the other child.
 
@@ -92,13 +97,16 @@ class Node:
 Serve = Callable[[Node], Awaitable[None]]
 
 
-def run_child(serve: Serve) -> None:
-    """Run one child to its end and exit with its status; tell the parent the reason when it is not FINE."""
+def run_child(serve: Serve, *, gpu: int = 0) -> None:
+    """Run one child to its end and exit with its status; tell the parent the reason when it is not FINE.
+
+    `gpu` is where it computes, if at all on GPUs: 0 is the first one, -1 the last one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; it closes our stdin
     out = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not land between our lines
     try:
-        trio.run(_child_main, serve, out)
+        trio.run(_child_main, serve, out, gpu)
         status = FINE
     except BaseException as error:  # whatever it is, the parent must hear of it
         traceback.print_exc()
@@ -109,7 +117,7 @@ def run_child(serve: Serve) -> None:
     sys.exit(status)
 
 
-async def _child_main(serve: Serve, out: int) -> None:
+async def _child_main(serve: Serve, out: int, gpu: int) -> None:
     parent = LineChannel(trio.lowlevel.FdStream(os.dup(out)), trio.lowlevel.FdStream(os.dup(0)), ToChild)
     start = await parent.receive()
     if start is None:
@@ -120,7 +128,7 @@ async def _child_main(serve: Serve, out: int) -> None:
     sender, orders = trio.open_memory_channel[ToChild](8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_read_orders, parent, sender, stop, nursery.cancel_scope)
-        await run_node(serve, start.settings, parent, orders, stop)
+        await run_node(serve, start.settings, parent, orders, stop, gpu=gpu)
         nursery.cancel_scope.cancel()
 
 
@@ -144,20 +152,24 @@ async def run_node(
     orders: trio.MemoryReceiveChannel[ToChild],
     stop: threading.Event,
     engine_factory: Callable[[af.FabricConfig], Any] | None = None,
+    *,
+    gpu: int = 0,
 ) -> None:
     """Load the model, open the fabric, meet the peer, serve, close the fabric, say goodbye.
 
     Cancellation: what `serve` does with it; then the fabric drains and closes.
     """
-    loaded = await trio.to_thread.run_sync(load_model, settings)
+    device = _device(settings, gpu)
+    loaded = await trio.to_thread.run_sync(load_model, settings, device)
     layout = loaded.layout
     count = SPARE * layout.pages_for(settings.pool_tokens)
     # One rail: there is nothing to fall back to. Long deadlines: two models may keep all cores of a small machine busy,
     # and the parent notices the death of a child at once.
-    config = af.FabricConfig(rails=(settings.provider,), connect_deadline=30.0, peer_deadline_host=10.0)
+    rail = settings.provider if device == "cpu" else device
+    config = af.FabricConfig(rails=(rail,), connect_deadline=30.0, peer_deadline_host=10.0)
     async with af.open_fabric(config, engine_factory=engine_factory) as fabric:
-        pages_region = await fabric.allocate(pool_bytes(layout, count))
-        context_region = await fabric.allocate(layout.vocabulary * 4)
+        pages_region = await fabric.allocate(pool_bytes(layout, count), device=device)
+        context_region = await fabric.allocate(layout.vocabulary * 4, device=device)
         context = context_region.tensor(torch.float32, layout.vocabulary)
         pool = PagePool(layout, count, pages_region.tensor(torch.uint8), fabric.address.incarnation)
         await trio.to_thread.run_sync(_warm_up, loaded, pool, settings)
@@ -181,6 +193,15 @@ def _warm_up(loaded: LoadedModel, pool: PagePool, settings: Settings) -> None:
     pages = pool.lease(pool.layout.pages_for(tokens))
     prefill(loaded.model, [1] * tokens, PagedCache(pool, pages), settings.chunk)
     pool.release(pages)
+
+
+def _device(settings: Settings, gpu: int) -> str:
+    """Return where torch computes and where pages lie: cpu, or cuda:N."""
+    if settings.device == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise af.DeviceError("torch sees no GPU", remedy="install torch with CUDA; see asyncfabric doctor")
+    return f"cuda:{gpu % torch.cuda.device_count()}"
 
 
 def _status(causes: list[BaseException]) -> int:

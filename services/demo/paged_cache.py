@@ -50,7 +50,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         start, end = self.length, self.length + key_states.shape[-2]
         if end > self.get_max_length():
             raise ValueError(f"token {end - 1} is beyond the {len(self.table)} leased pages of {page_tokens} tokens")
-        positions = torch.arange(start, end)
+        positions = torch.arange(start, end, device=self.table.device)
         page, slot = self.table[positions // page_tokens], positions % page_tokens
         self.pages[page, 0, :, slot] = key_states[0].transpose(0, 1)
         self.pages[page, 1, :, slot] = value_states[0].transpose(0, 1)
@@ -63,13 +63,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         """Return contiguous keys and values [1][heads][length][dim] of the first `length` tokens."""
         _, _, heads, page_tokens, head_dim = self.pages.shape
         full, rest = divmod(length, page_tokens)
-        gathered = torch.empty((2, 1, heads, length, head_dim), dtype=self.pages.dtype)
+        gathered = torch.empty((2, 1, heads, length, head_dim), dtype=self.pages.dtype, device=self.pages.device)
         if full:
             chosen = torch.index_select(self.pages, 0, self.table[:full])  # several times faster than self.pages[table]
             pages = chosen.permute(1, 2, 0, 3, 4)  # [2][heads][pages][tokens][dim]
             gathered[:, 0, :, : full * page_tokens].view(pages.shape).copy_(pages)
         if rest:
-            gathered[:, 0, :, full * page_tokens :] = self.pages[self.table[full], :, :, :rest]
+            last = torch.index_select(
+                self.pages, 0, self.table[full : full + 1]
+            )  # an index of no dimension would be read
+            gathered[:, 0, :, full * page_tokens :] = last[0, :, :, :rest]
         return gathered[0], gathered[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -106,7 +109,7 @@ class PagedCache(Cache):  # type: ignore[misc]  # transformers is not typed for 
         self, pool: PagePool, table: Sequence[int], *, length: int = 0, on_written: Written | None = None
     ) -> None:
         """View the leased pages `table` of `pool`; a decode node starts with the `length` tokens that arrived."""
-        block_table = torch.tensor(list(table), dtype=torch.int64)
+        block_table = torch.tensor(list(table), dtype=torch.int64, device=pool.tensor.device)
         layers = [PagedLayer(i, pool.tensor[i], block_table, on_written) for i in range(pool.layout.layers)]
         for layer in layers:
             layer.length = length

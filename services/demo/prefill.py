@@ -1,23 +1,28 @@
 """The prefill process: computes prompts, pushing each layer's pages to the leaseholder while the next is computed.
 
-The forward pass runs on a worker thread; its cache tells the event loop of each layer through the trio token, which
-never blocks the computation.
+On CPUs the forward pass runs on a worker thread; its cache tells the event loop of each layer through the trio token,
+which never blocks the computation. On a GPU a watch word tells the engine (gpu_prefill.py).
 """
 
 from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
+import asyncfabric as af
 from asyncfabric_services.demo.generation import prefill
 from asyncfabric_services.demo.kv_stream import KvStream
-from asyncfabric_services.demo.layout import KvLayout
+from asyncfabric_services.demo.layout import KvLayout, chunks
 from asyncfabric_services.demo.node import Node, run_child
 from asyncfabric_services.demo.paged_cache import PagedCache
 from asyncfabric_services.demo.protocol import Assembler, Lease, Pushed, Refusal
+
+if TYPE_CHECKING:
+    from asyncfabric_services.demo.gpu_prefill import GpuPrefill
 
 LayerEvent = tuple[int, int, int]  # layer, first token, end token
 
@@ -27,13 +32,18 @@ async def serve(node: Node) -> None:
 
     Cancellation: a request in progress stops at its next layer and drains its transfers.
     """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_take_leases, node)
+    async with node.fabric.watch() as word, trio.open_nursery() as nursery:
+        gpu = None
+        if node.settings.device == "cuda":
+            from asyncfabric_services.demo.gpu_prefill import GpuPrefill
+
+            gpu = GpuPrefill(node.loaded.model, node.pool, word)
+        nursery.start_soon(_take_leases, node, word, gpu)
         await node.orders.receive()
         nursery.cancel_scope.cancel()
 
 
-async def _take_leases(node: Node) -> None:
+async def _take_leases(node: Node, word: af.WatchWord, gpu: GpuPrefill | None) -> None:
     assembler = Assembler()
     async for message in node.fabric.messages():
         if message.peer.incarnation != node.peer.incarnation:
@@ -43,6 +53,8 @@ async def _take_leases(node: Node) -> None:
             reason = refusal(node.loaded.layout, lease)
             if reason is not None:
                 await node.tell_peer(Refusal(lease.id, reason))
+            elif gpu is not None:
+                await _stream_from_gpu(node, lease, word, gpu)
             else:
                 await _stream(node, lease)
 
@@ -86,6 +98,36 @@ async def _stream(node: Node, lease: Lease) -> None:
     finally:
         spans = await stream.drain()  # nothing below may touch the pages before this has returned
         node.pool.release(source)
+    await node.parent.send(Pushed(lease.id, stream.bytes, stream.pages, compute_start, compute_end, spans))
+
+
+async def _stream_from_gpu(node: Node, lease: Lease, word: af.WatchWord, gpu: GpuPrefill) -> None:
+    layout, total = node.loaded.layout, len(lease.prompt)
+    source = node.pool.lease(len(lease.pages))
+    stream = KvStream(node, source, lease)
+    parts = chunks(total, node.settings.chunk)
+    spans: list[tuple[int, int]] = []
+    try:
+        for start, end in parts:
+            await trio.to_thread.run_sync(gpu.prepare, start, end)
+        compute_start = time.monotonic_ns()
+        for start, end in parts:
+            layers_before = word.value
+            for layer in range(layout.layers):
+                moment = word.reaches(layers_before + layer + 1)
+                await stream.push_layer(layer, layout.pages_to_push(start, end, total), after=moment)
+            logits = await trio.to_thread.run_sync(gpu.run, lease.prompt[start:end], start, source)
+        compute_end = time.monotonic_ns()
+        node.context.copy_(logits)
+        node.settle()
+        await stream.push_context()
+        spans = await stream.drain()
+    finally:
+        stream.cancel()  # nothing, unless the word will never come to where a write waits for it
+        await stream.drain()
+        node.pool.release(source)
+    # A write was submitted before its layer was computed: how long it took beside the computation is not in its span.
+    spans = [(max(submitted, compute_start), completed) for submitted, completed in spans]
     await node.parent.send(Pushed(lease.id, stream.bytes, stream.pages, compute_start, compute_end, spans))
 
 

@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, frozen=True):
     """The same for both children."""
 
     provider: str = "local"
+    device: str = "cpu"
     model: str | None = None
     seed: int = 0
     layers: int = 8

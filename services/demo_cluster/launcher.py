@@ -44,6 +44,19 @@ class LocalNode:
     http: str = ""
     link: str = ""
 
+    async def get(self, path: str) -> str:
+        """Return the body of an HTTP answer; raises OSError when there is none.
+
+        Cancellation: nothing is left over.
+        """
+        host, _, port = self.http.removeprefix("http://").rpartition(":")
+        text = b""
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            await stream.send_all(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            async for chunk in stream:
+                text += chunk
+        return text.decode().partition("\r\n\r\n")[2]
+
     async def metrics(self) -> dict[str, float]:
         """Return its metrics by name, labels included.
 
@@ -51,13 +64,7 @@ class LocalNode:
 
         Cancellation: nothing is left over.
         """
-        host, _, port = self.http.removeprefix("http://").rpartition(":")
-        text = b""
-        async with await trio.open_tcp_stream(host, int(port)) as stream:
-            await stream.send_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            async for chunk in stream:
-                text += chunk
-        _, _, body = text.decode().partition("\r\n\r\n")
+        body = await self.get("/metrics")
         rows = (line.rpartition(" ") for line in body.splitlines() if line.startswith("asyncfabric_"))
         return {name: float(value) for name, _, value in rows}
 
@@ -67,23 +74,26 @@ class Launcher:
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self.nodes: dict[str, LocalNode] = {}
+        self.ipc_folder = str(folder / "ipc")
         self._folder = folder
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ASYNCFABRIC_CLUSTER__")},
             "ASYNCFABRIC_HTTP__PORT": "0",
-            "ASYNCFABRIC_CLUSTER__IPC_FOLDER": str(folder / "ipc"),
+            "ASYNCFABRIC_CLUSTER__IPC_FOLDER": self.ipc_folder,
             **settings,
         }
 
-    async def start(self, role: str, name: str) -> LocalNode:
+    async def start(self, role: str, name: str, **more: str) -> LocalNode:
         """Start a node and return it when it listens; the first directory is the one of all later nodes.
+
+        `more` are environment variables of this node alone.
 
         Raises:
             BrokenError: it ended instead; the text has the end of its log.
 
         Cancellation: the node is ended with the launcher.
         """
-        node = self.nodes[name] = LocalNode(name, role, self._spawn(role, name))
+        node = self.nodes[name] = LocalNode(name, role, self._spawn(role, name, more))
         told = json.loads(await self._first_line(node))
         node.http, node.link = told["listening"], told["link"]
         if role == "directory":
@@ -98,6 +108,15 @@ class Launcher:
         process = self.nodes.pop(name).process
         process.send_signal(signal.SIGTERM)
         return await _ended(process)
+
+    async def ended(self, name: str) -> int:
+        """Wait for a node that ends by itself and return its exit status.
+
+        Cancellation: only this wait ends.
+        """
+        status = await _ended(self.nodes[name].process)
+        del self.nodes[name]
+        return status
 
     async def kill(self, name: str) -> None:
         """End a node without a warning.
@@ -114,7 +133,7 @@ class Launcher:
 
         Cancellation: shielded and bounded.
         """
-        order = ("router", "decode", "prefill", "directory")
+        order = ("router", "decode", "prefill", "trainer", "rollout", "coordinator", "expert", "directory")
         with trio.CancelScope(shield=True):
             for role in order:
                 for name in [node.name for node in self.nodes.values() if node.role == role]:
@@ -125,14 +144,14 @@ class Launcher:
                         process.kill()
                         await _ended(process)
 
-    def _spawn(self, role: str, name: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, role: str, name: str, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self._log(name).open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, "serve", role, "--node-name", name],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=self._environment,
+                env={**self._environment, **more},
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the nodes in order
             )
 

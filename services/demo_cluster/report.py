@@ -71,9 +71,7 @@ def show(summary: Summary, *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(summary).decode(), flush=True)
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = wide_console()
     table = Table(
         title=f"A cluster over {summary.provider}, scaled and hurt under load",
         caption="GB/s: over the time in which streams were open. hidden: share of that time before the end of the "
@@ -100,6 +98,12 @@ def show(summary: Summary, *, as_json: bool) -> None:
     console.print(f"{word} after {summary.seconds:.1f} s", highlight=False)
     for error in summary.errors:
         console.print(error, style="red", highlight=False, markup=False)
+
+
+def wide_console() -> Console:
+    """Return a console on standard output, of WIDTH columns where that is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,14 +10,13 @@ from pathlib import Path
 import torch
 import trio
 
-from asyncfabric.errors import BrokenError
 from asyncfabric_services.demo.protocol import Settings
 from asyncfabric_services.demo_cluster.load import Ask
 from asyncfabric_services.demo_cluster.one_process import OneProcess
 from asyncfabric_services.demo_cluster.report import show, summarize
-from asyncfabric_services.demo_cluster.story import Say, Told, asks_of, play
+from asyncfabric_services.demo_cluster.story import asks_of, play
 from asyncfabric_services.exits import CHECK_FAILED, FINE
-from asyncfabric_services.interruption import first_failure, run_interruptible
+from asyncfabric_services.interruption import guarded
 from asyncfabric_services.runner.model import ModelChoice
 
 
@@ -32,7 +29,7 @@ def run_cluster_demo(settings: Settings, *, requests: int, clients: int, as_json
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     asks = asks_of(settings.new_tokens)
-    told, status = trio.run(_guarded, settings, asks, requests, clients, say)
+    told, status = trio.run(guarded, partial(play, settings, asks, requests, clients, say))
     if told is None:
         return status
     say("every answer is compared with the same model in one process")
@@ -48,23 +45,3 @@ def _expected(settings: Settings, asks: Sequence[Ask]) -> dict[Ask, str]:
     longest = max(len(ask.prompt.encode()) + 8 + ask.max_tokens for ask in asks)
     one_process = OneProcess(choice, settings.page_tokens, longest)
     return {ask: one_process.answer(ask) for ask in asks}
-
-
-async def _guarded(
-    settings: Settings, asks: Sequence[Ask], requests: int, clients: int, say: Say
-) -> tuple[Told | None, int]:
-    """Play until done, failed or interrupted; returns what was told, or None and the exit status."""
-    failure: BaseException | None = None
-    told: Told | None = None
-    caught: signal.Signals | None = None
-    try:
-        told, caught = await run_interruptible(partial(play, settings, asks, requests, clients, say))
-    except* BrokenError as group:
-        failure = first_failure(group)
-    if failure is not None:
-        print(failure, file=sys.stderr)
-        return None, CHECK_FAILED
-    if told is None and caught is not None:
-        print(f"interrupted by {caught.name}", file=sys.stderr)
-        return None, 128 + caught
-    return told, FINE

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0  # starting Python takes most of it on an emulated or overcommitted machine
 
 
 def ask_child(module: str, *arguments: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from asyncfabric_services.doctor.proc_text import read_number
 
 PR_SET_PTRACER = 0x59616D61
 WORD = b"asyncfabric-doctor-was-here"
-DEADLINE_S = 20
+DEADLINE_S = 60
 TRIAL = "asyncfabric_services.doctor.ptrace_trial"
 
 

@@ -123,17 +123,17 @@ async def ask(url: str, path: str, patience_s: float) -> Any:
         raise NoAnswer("its answer is no JSON") from None
 
 
-async def ask_all(urls: Iterable[str], path: str, patience_s: float) -> list[Answer]:
-    """Ask all at once; return their answers in the order of `urls`.
+async def ask_all(urls: Iterable[str], asking: Callable[[str], Awaitable[Any]]) -> list[Answer]:
+    """Ask all at once; return what `asking(url)` returned for each, or the NoAnswer that it raised, in their order.
 
-    Cancellation: the connections are dropped.
+    Cancellation: as that of `asking`.
     """
     wanted = list(dict.fromkeys(urls))
     answers: dict[str, Answer] = {}
 
     async def one(url: str) -> None:
         try:
-            answers[url] = Answer(url, await ask(url, path, patience_s))
+            answers[url] = Answer(url, await asking(url))
         except NoAnswer as trouble:
             answers[url] = Answer(url, trouble=str(trouble))
 

@@ -5,7 +5,7 @@ Options of the command line and what they mean; the asking is in `asking`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from asyncfabric_services.exits import EnvironmentUnfit
-from asyncfabric_services.look.asking import Answer, NoAnswer, ask, ask_all, checked_url
+from asyncfabric_services.look.asking import NoAnswer, ask, ask_all, checked_url
 from asyncfabric_services.quantities import DurationType
 
 
@@ -57,27 +57,30 @@ class Places:
         return dict.fromkeys(self.nodes, "") | {url: name for name, url in found if url}
 
     async def ask(self, path: str) -> list[dict[str, Any]]:
-        """Return what the nodes answer; silent ones are told on standard error.
+        """Return the JSON that the nodes answer; otherwise as `ask_each`.
+
+        Cancellation: as there.
+        """
+        return await self.ask_each(lambda url: ask(url, path, self.patience_s))
+
+    async def ask_each(self, asking: Callable[[str], Awaitable[Any]]) -> list[Any]:
+        """Return what `asking(url)` returns for the nodes that answer; the others are told on standard error.
 
         Raises EnvironmentUnfit when none answers.
 
         Cancellation: nothing is left over.
         """
         named = await self.named()
-        return spoken(await ask_all(named, path, self.patience_s), named)
-
-
-def spoken(answers: Iterable[Answer], named: Mapping[str, str]) -> list[Any]:
-    """Return the answers, and tell troubles on standard error; raises EnvironmentUnfit when there is no answer."""
-    answers = list(answers)
-    for answer in answers:
-        if answer.trouble:
-            name = named.get(answer.url, "")
-            click.echo(f"{name or 'the node'} at {answer.url} does not answer: {answer.trouble}", err=True)
-    told = [answer.told for answer in answers if not answer.trouble]
-    if not told:
-        raise EnvironmentUnfit("no node answers: are they running, and are these their HTTP addresses?")
-    return told
+        told = []
+        for answer in await ask_all(named, asking):
+            if answer.trouble:
+                name = named[answer.url] or "the node"
+                click.echo(f"{name} at {answer.url} does not answer: {answer.trouble}", err=True)
+            else:
+                told.append(answer.told)
+        if not told:
+            raise EnvironmentUnfit("no node answers: are they running, and are these their HTTP addresses?")
+        return told
 
 
 def places_options(command: Callable[..., Any]) -> Callable[..., Any]:

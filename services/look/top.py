@@ -10,8 +10,8 @@ import trio
 from rich.live import Live
 
 from asyncfabric_services.exits import FINE
-from asyncfabric_services.look.asking import Answer, NoAnswer, ask, exchange, run
-from asyncfabric_services.look.places import Places, places_options, spoken
+from asyncfabric_services.look.asking import NoAnswer, ask, exchange, run
+from asyncfabric_services.look.places import Places, places_options
 from asyncfabric_services.look.rates import Sample, parsed, row_of
 from asyncfabric_services.look.tables import TOP, console, table_of
 from asyncfabric_services.quantities import DurationType
@@ -67,23 +67,16 @@ async def sample_all(places: Places) -> dict[str, Sample]:
 
     Cancellation: nothing is left over.
     """
-    answers: dict[str, Answer] = {}
 
-    async def one(url: str) -> None:
+    async def sampled(url: str) -> tuple[str, Sample]:
         try:
             # A node that drains answers 503, and is shown all the same.
             health: dict[str, Any] = json.loads((await exchange(url, "/health", places.patience_s, (200, 503))).body)
             metrics = parsed((await exchange(url, "/metrics", places.patience_s)).body)
             at = trio.current_time()
             waits = len((await ask(url, "/why", places.patience_s))["why"])
-            answers[url] = Answer(url, (url, Sample(at, health, metrics, waits)))
-        except NoAnswer as trouble:
-            answers[url] = Answer(url, trouble=str(trouble))
         except (ValueError, KeyError, TypeError):
-            answers[url] = Answer(url, trouble="its answer is not that of a node")
+            raise NoAnswer("its answer is not that of a node") from None
+        return url, Sample(at, health, metrics, waits)
 
-    named = await places.named()
-    async with trio.open_nursery() as nursery:
-        for url in named:
-            nursery.start_soon(one, url)
-    return dict(spoken((answers[url] for url in named), named))
+    return dict(await places.ask_each(sampled))

@@ -59,8 +59,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                     trio.open_nursery() as watching,
                 ):
                     names = NodeNames()
-                    watching.start_soon(names.follow, directory)
-                    watching.start_soon(follow, directory, membership)
+                    watching.start_soon(follow, directory, membership.apply, names.take)
                     sight = FabricSight(model, link, names, inbox)
                     recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
                     routes = node_routes(stage.condition, stage.registry, sight.view())

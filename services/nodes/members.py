@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from asyncfabric._control import DirectoryClient
-from asyncfabric.actors import Membership, member_changes
+from asyncfabric.actors import MemberChange, Membership, member_changes
 
 
-async def follow(directory: DirectoryClient, membership: Membership) -> None:
-    """Feed `membership` with what the directory tells, for ever.
+async def follow(directory: DirectoryClient, *takers: Callable[[MemberChange], None]) -> None:
+    """Hand each change that the directory tells to the takers, such as `Membership.apply`, for ever.
 
-    Cancellation: the view stays as it is.
+    Cancellation: what was taken stays.
     """
     while True:  # a watch that fell too far behind ends, and a new one begins with everybody who is in
         async with directory.watch() as changes:
-            await membership.follow(member_changes(changes))
+            async for change in member_changes(changes):
+                for take in takers:
+                    take(change)
 
 
 async def until_gone(membership: Membership, fabric_address: bytes) -> None:
@@ -28,4 +32,4 @@ async def until_gone(membership: Membership, fabric_address: bytes) -> None:
         there = any(member.fabric_address == fabric_address for member in members)
         if seen and not there:
             return
-        seen = seen or there
+        seen = there

@@ -9,8 +9,7 @@ import re
 from collections import OrderedDict
 
 from asyncfabric import FabricAddress
-from asyncfabric._control import DirectoryClient
-from asyncfabric.actors import Joined, Member, member_changes
+from asyncfabric.actors import Joined, Member, MemberChange
 
 REMEMBERED = 4096
 _FABRIC = re.compile(r"<Peer [^:>]*: ([0-9a-f]{16})>|fabric ([0-9a-f]{16})")
@@ -22,16 +21,10 @@ class NodeNames:
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
 
-    async def follow(self, directory: DirectoryClient) -> None:
-        """Learn what the directory says, for ever.
-
-        Cancellation: what was learned stays.
-        """
-        while True:  # a watch that fell too far behind ends
-            async with directory.watch() as changes:
-                async for change in member_changes(changes):
-                    if isinstance(change, Joined):
-                        self.learn(change.member)
+    def take(self, change: MemberChange) -> None:
+        """Learn from a change that the directory told."""
+        if isinstance(change, Joined):
+            self.learn(change.member)
 
     def learn(self, member: Member) -> None:
         """Take what a member says of its fabric; an address that makes no sense is passed over."""

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from asyncfabric.actors import labels_of
 from asyncfabric.kv import FabricMessenger, KvOutbox, deliver, open_outbox
 from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.messages import LAYOUT_LABEL
 from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.paged_model import open_paged_model
@@ -43,7 +44,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 nursery.start_soon(_drain, stage, outbox)
                 async with open_directory(stage, link, labels) as directory:
                     names = NodeNames()
-                    nursery.start_soon(names.follow, directory)
+                    nursery.start_soon(follow, directory, names.take)
                     sight = FabricSight(model, link, names, outbox)
                     recorder = Recorder(stage.condition.name, stage.spans, model.fabric)
                     routes = node_routes(stage.condition, stage.registry, sight.view())

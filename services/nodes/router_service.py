@@ -55,7 +55,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         trio.open_nursery() as nursery,
     ):
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
-        nursery.start_soon(follow, directory, membership)
+        nursery.start_soon(follow, directory, membership.apply)
         backend = ClusterBackend(
             card,
             node,

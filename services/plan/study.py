@@ -10,13 +10,36 @@ from typing import Any
 import msgspec
 
 from asyncfabric.sim import Assumptions, Prediction, predict
+from asyncfabric.sim.calibration import Calibration
+from asyncfabric.sim.costs import COSTS, Hosts
+from asyncfabric.sim.labour import labour_of
+from asyncfabric.sim.workload import workload_of
 from asyncfabric.weights.balance import imbalance
 from asyncfabric.weights.cards import ModelCard
 from asyncfabric.weights.layouts import moves_between
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.planner import plan_weights
 from asyncfabric.weights.relay import Rates
+from asyncfabric_services.plan.calibrated import calibration_summary
 from asyncfabric_services.plan.layout import Cluster
+from asyncfabric_services.plan.runs import sent_run_bytes
+
+STEPS = 500
+"""Steps of a prediction whose threads are busier than its rails, about."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration adds to a study: itself, the assumptions that it replaces, whose cores cost what."""
+
+    calibration: Calibration
+    measured: dict[str, Any]
+    hosts: Hosts
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Costs that the prediction takes into account."""
+        return tuple(name for name in COSTS if getattr(self.hosts.costs, name))
 
 
 @dataclass(frozen=True)
@@ -35,6 +58,7 @@ class Study:
     plan_s: float
     plan_cpu_s: float
     plan_peak_bytes: int
+    calibrated: Calibrated | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return plain values; those that scripts rely on are named in the reference of the command."""
@@ -54,11 +78,16 @@ class Study:
             "replica": msgspec.to_builtins(self.cluster.replica),
             "replicas": self.cluster.replicas,
             "rows": self.plan.rows,
+            "calibration": None
+            if self.calibrated is None
+            else calibration_summary(self.calibrated.calibration, self.calibrated.measured),
             "relay": {"node_ranks": self.plan.relay.node_ranks, "width": self.plan.relay.width},
         }
 
 
-def study(card: ModelCard, cluster: Cluster, assumed: Assumptions, *, relay: bool) -> Study:
+def study(
+    card: ModelCard, cluster: Cluster, assumed: Assumptions, *, relay: bool, calibrated: Calibrated | None = None
+) -> Study:
     """Plan and predict; raises ValueError when the layouts do not fit the model."""
     begin, begin_cpu = time.perf_counter(), time.process_time()
     moves = moves_between(card, cluster.trainer, cluster.replica)
@@ -76,4 +105,11 @@ def study(card: ModelCard, cluster: Cluster, assumed: Assumptions, *, relay: boo
     )
     took, took_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Study(card, cluster, plan, predict(plan, assumed), took, took_cpu, peak)
+    if calibrated is None:
+        return Study(card, cluster, plan, predict(plan, assumed), took, took_cpu, peak)
+    runs = sent_run_bytes(plan)
+    slowest_s = labour_of(plan, workload_of(plan, assumed), runs).longest_s(calibrated.hosts.costs)
+    step_s = max(assumed.step_s, slowest_s / max(1.0, calibrated.hosts.cores) / STEPS)
+    assumed = msgspec.structs.replace(assumed, step_s=step_s)
+    found = predict(plan, assumed, calibrated.hosts, runs)
+    return Study(card, cluster, plan, found, took, took_cpu, peak, calibrated)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from asyncfabric_services.plan.calibrated import cost_lines, source_lines
 from asyncfabric_services.plan.study import Study
 
 
@@ -44,6 +45,10 @@ def _lines(study: Study) -> Iterator[str]:
     for name, stage in study.prediction.stages().items():
         yield f"{name:<24} {stage.busy_mean_s:>10.3f} s {stage.busy_max_s:>10.3f} s {stage.last_end_s:>10.3f} s"
     yield ""
-    yield "assumed"
-    for name, value in msgspec.to_builtins(study.prediction.assumed).items():
-        yield f"  {name:<22} {value}"
+    values, calibrated = msgspec.to_builtins(study.prediction.assumed), study.calibrated
+    if calibrated is not None:
+        yield from cost_lines(calibrated.calibration, calibrated.used)
+        yield ""
+        yield from source_lines(values, calibrated.measured, calibrated.calibration)
+    else:
+        yield from source_lines(values, {}, None)

@@ -234,7 +234,7 @@ class ClusterBackend:
         with trio.move_on_after(self._patience):
             async for _ in views:
                 if found := self._readable_sources():
-                    return found[:MOST_SOURCES]
+                    return found
         raise _nobody("prefill")
 
     def _readable_sources(self) -> list[tuple[Member, KvLayout]]:
@@ -248,6 +248,8 @@ class ClusterBackend:
                 _log.warning("the layout of prefill node %s cannot be read: %s", member.identity.name, error)
                 continue
             found.append((member, layout))
+            if len(found) == MOST_SOURCES:
+                break
         return found
 
 

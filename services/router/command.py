@@ -62,12 +62,52 @@ def decode(loaded: Loaded) -> int:
 
 @serve.command()
 @settings_options
+def expert(loaded: Loaded) -> int:
+    """Hold a part of the experts of a model, and answer in step with the other expert nodes.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.experts.service", loaded)
+
+
+@serve.command()
+@settings_options
 def router(loaded: Loaded) -> int:
     """Answer the OpenAI API from the prefill and decode nodes of a cluster.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
     """
     return _run("asyncfabric_services.nodes.router_service", loaded)
+
+
+@serve.command()
+@settings_options
+def coordinator(loaded: Loaded) -> int:
+    """Decide which version of the weights serves; keeps its decisions in a file.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.fanout.coordinator_service", loaded)
+
+
+@serve.command()
+@settings_options
+def trainer(loaded: Loaded) -> int:
+    """Train a causal model and publish its weights; one rank, as torchrun's variables say which.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.fanout.trainer_service", loaded)
+
+
+@serve.command()
+@settings_options
+def rollout(loaded: Loaded) -> int:
+    """Generate with the published weights, while the next version arrives.
+
+    Prints one JSON object with `listening` and `link` on standard output when it listens.
+    """
+    return _run("asyncfabric_services.fanout.rollout_service", loaded)
 
 
 def _run(module: str, loaded: Loaded) -> int:

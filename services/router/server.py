@@ -95,10 +95,12 @@ async def set_on_signals(stop: trio.Event, scope: trio.CancelScope) -> None:
 
     Cancellation: gives the signals back to whoever had them.
     """
+    told = False  # a node may have begun to stop by itself, and then it is the first signal all the same
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
-            if stop.is_set():
+            if told:
                 scope.cancel()
+            told = True
             stop.set()
 
 

@@ -50,6 +50,7 @@ class ModelSection:
     hidden: int = key(512, "width of the random model", 16, 16384)
     query_heads: int = key(16, "query heads of the random model", 1, 256)
     kv_heads: int = key(8, "key/value heads of the random model", 1, 256)
+    experts: int = key(8, "experts of each layer of the random model of expert nodes", 1, 4096)
     max_tokens: int = key(32768, "longest prompt and answer of the random model", 2, 1 << 20)
     seed: int = key(0, "seed of the random model's weights", 0, (1 << 63) - 1)
     threads: int = key(1, "compute threads", 1, 1024)
@@ -96,6 +97,32 @@ class ClusterSection:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainSection:
+    """The training whose weights are served; its ranks are those of torchrun's variables."""
+
+    every: int = key(4, "steps between two versions that are published", 1, 1 << 20)
+    checkpoints: Path | None = key(None, "folder that keeps each published version as safetensors; resumed from")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSection:
+    """How weights are served: `ranks`, `tp` and `form` are said by the trainer, the others are told."""
+
+    ranks: int = key(1, "ranks of a replica; they share the experts", 1, 1024)
+    tp: int = key(1, "tensor parallelism of a replica", 1, 1024)
+    form: Literal["bfloat16", "float8"] = key("bfloat16", "what a replica keeps; float8: in blocks with scales")
+    log: Path | None = key(None, "file that the coordinator keeps its decisions in")
+    codings: Literal["none", "delta", "exponent", "all"] = key(
+        "none", "lossless codings of trainers and rollouts, used between two that both know one, where measured to pay"
+    )
+
+    @property
+    def coding_names(self) -> tuple[str, ...]:
+        """Return the codings by name."""
+        return {"none": (), "all": ("delta", "exponent")}.get(self.codings, (self.codings,))
+
+
+@dataclass(frozen=True, slots=True)
 class LogSection:
     """The log, on standard error."""
 
@@ -114,4 +141,6 @@ class Settings:
     batch: BatchSection = field(default_factory=BatchSection)
     router: RouterSection = field(default_factory=RouterSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    weights: WeightsSection = field(default_factory=WeightsSection)
     log: LogSection = field(default_factory=LogSection)

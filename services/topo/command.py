@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from asyncfabric.observe.nvlink import read_nvlinks
 from asyncfabric.observe.topology import Distance, NicKind, Topology, read_topology
 from asyncfabric_services.exits import FINE, EnvironmentUnfit
 
@@ -19,7 +20,7 @@ from asyncfabric_services.exits import FINE, EnvironmentUnfit
 @click.option("--root", type=click.Path(path_type=Path), default="/", help="Read the sys and proc below this folder.")
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Copy what is read to this new folder.")
 def topo(as_json: bool, svg: Path | None, root: Path, save: Path | None) -> int:
-    """Draw this machine's GPUs, NICs, NUMA nodes and CPUs, and which NICs serve which GPU."""
+    """Draw this machine's GPUs, NICs, NUMA nodes, CPUs and NVLinks, and which NICs serve which GPU."""
     if not (root / "sys").is_dir():
         raise EnvironmentUnfit(
             f"{root} holds no folder sys: expected a copy of a machine's sys and proc, as --save makes"
@@ -32,18 +33,18 @@ def topo(as_json: bool, svg: Path | None, root: Path, save: Path | None) -> int:
         except FileExistsError:
             raise click.UsageError(f"--save: {save} is there already") from None
         click.echo(f"{count} files in {save}; draw them with: asyncfabric topo --root {save}", err=True)
-    topology = read_topology(root)
+    topology, links = read_topology(root), read_nvlinks(root)
     if svg is not None:
         from asyncfabric_services.topo.svg import draw_svg
 
-        svg.write_text(draw_svg(topology), encoding="utf-8")
+        svg.write_text(draw_svg(topology, links), encoding="utf-8")
         click.echo(f"picture: {svg}", err=True)
     if as_json:
-        click.echo(json.dumps(plain(topology), indent=2))
+        click.echo(json.dumps(plain(topology) | {"nvlinks": dataclasses.asdict(links)}, indent=2))
     elif svg is None:
         from asyncfabric_services.topo.text import draw_text
 
-        click.echo(draw_text(topology))
+        click.echo(draw_text(topology, links))
     return FINE
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Place, Topology
-from asyncfabric_services.topo.words import gpu_words, nic_words, node_words
+from asyncfabric_services.topo.words import gpu_words, nic_words, node_words, up_words
 
 BoxKind = Literal["machine", "node", "bridge", "gpu", "nic"]
 
@@ -33,12 +34,12 @@ class _Branch:
     devices: list[Box] = field(default_factory=list)
 
 
-def outline(topology: Topology) -> Box:
+def outline(topology: Topology, links: NvLinks) -> Box:
     """Return the whole machine as one box. Devices whose NUMA node is unknown hang below the machine itself."""
     roots: dict[int, _Branch] = {node.id: _Branch("") for node in topology.nodes}
     partners = _partners(topology)
     for index, gpu in enumerate(topology.gpus):
-        box = Box("gpu", gpu_words(index, gpu), partners=partners.get(("gpu", index), ""))
+        box = Box("gpu", gpu_words(index, gpu) + up_words(gpu, links), partners=partners.get(("gpu", index), ""))
         _hang(roots, gpu.place, box)
     for index, nic in enumerate(topology.nics):
         _hang(roots, nic.place, Box("nic", nic_words(nic), partners=partners.get(("nic", index), "")))

@@ -5,9 +5,12 @@ What identifies people or machines stays behind: no serial numbers, no MAC or ne
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from asyncfabric.observe.nvlink import SAVED_AS, told_by
 
 PCI_FILES = ("vendor", "device", "class", "numa_node", "local_cpulist")
 NODE_FILES = ("cpulist", "distance")
@@ -32,6 +35,9 @@ def save_tree(root: Path, target: Path) -> int:
             if text is None:
                 continue
             place.write_text(text)
+        count += 1
+    if said := told_by(root):
+        (target / SAVED_AS).write_text(json.dumps(said, indent=1))
         count += 1
     return count
 

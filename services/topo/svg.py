@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
+from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Topology
 from asyncfabric_services.topo.outline import Box, outline
 from asyncfabric_services.topo.words import headline
@@ -16,9 +17,9 @@ FILLS = {"machine": "#ffffff", "node": "#f2f4f8", "bridge": "#e3e8f1", "gpu": "#
 STROKES = {"machine": "#9aa5b8", "node": "#9aa5b8", "bridge": "#9aa5b8", "gpu": "#3f8f4f", "nic": "#3b6fb5"}
 
 
-def draw_svg(topology: Topology) -> str:
+def draw_svg(topology: Topology, links: NvLinks) -> str:
     """Return a complete SVG document."""
-    machine = outline(topology)
+    machine = outline(topology, links)
     machine.label = headline(topology)
     width, height = _size(machine)
     body = "\n".join(_drawn(machine, 1, 1))

@@ -1,18 +1,19 @@
-"""The drawing as text: branches, then who serves whom. Pure."""
+"""The drawing as text: branches, then who serves whom, then NVLinks. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Topology
 from asyncfabric_services.topo.outline import Box, outline
-from asyncfabric_services.topo.words import distances_of, headline, names_of, worker_words
+from asyncfabric_services.topo.words import distances_of, headline, link_lines, names_of, worker_words
 
 
-def draw_text(topology: Topology) -> str:
+def draw_text(topology: Topology, links: NvLinks) -> str:
     """Return the whole drawing."""
     lines = [headline(topology)]
-    lines += _branches(outline(topology).children, "")
+    lines += _branches(outline(topology, links).children, "")
     lines += ["", "who serves whom"]
     for group in topology.groups:
         name = f"GPU {group.gpu}" if group.gpu >= 0 else "host"
@@ -20,6 +21,8 @@ def draw_text(topology: Topology) -> str:
         lines.append(f"  {name:<6}  " + "; ".join(word for word in words if word))
     if topology.spare_nics:
         lines.append(f"  spare   {names_of(topology, topology.spare_nics)}")
+    if linked := link_lines(topology, links):
+        lines += ["", "NVLinks", *linked]
     lines += [f"note: {note}" for note in topology.notes]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Gpu, Group, Nic, NicKind, NumaNode, Topology
 
 _KINDS = {
@@ -36,6 +37,28 @@ def gpu_words(index: int, gpu: Gpu) -> str:
     model = gpu.model.removeprefix("NVIDIA ") or f"10de:{gpu.device_id:04x}"
     driver = "" if gpu.driver == "nvidia" else f", driver {gpu.driver}" if gpu.driver else ", no driver"
     return f"GPU {index}  {gpu.place.address}  {model}{driver}"
+
+
+def up_words(gpu: Gpu, links: NvLinks) -> str:
+    """Return how many NVLinks of a GPU work, "" where it has none."""
+    known = next((one for one in links.gpus if one.address == gpu.place.address and one.links), None)
+    return "" if known is None else f"  NVLink {known.up} of {known.links} up"
+
+
+def link_lines(topology: Topology, links: NvLinks) -> list[str]:
+    """Return for each GPU how many NVLinks lead to which others; GPUs with as many are named together."""
+    numbers = {gpu.place.address: index for index, gpu in enumerate(topology.gpus)}
+    lines = []
+    for gpu, row in zip(links.gpus, links.between, strict=True):
+        others: dict[int, list[str]] = {}
+        for other, count in zip(links.gpus, row, strict=True):
+            if count and other.address in numbers:
+                others.setdefault(count, []).append(str(numbers[other.address]))
+        if gpu.address in numbers and others:
+            how = " over switches" if gpu.switched else ""
+            said = "; ".join(f"{count} to GPU {' '.join(named)}" for count, named in sorted(others.items()))
+            lines.append(f"  {f'GPU {numbers[gpu.address]}':<6}  {said}{how}")
+    return lines
 
 
 def nic_words(nic: Nic) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 
 import msgspec
-import trio
 
 from asyncfabric.observe.trace import Recording, boot_id
-from asyncfabric_services.look.asking import Answer, NoAnswer, exchange
-from asyncfabric_services.look.places import Places, spoken
+from asyncfabric_services.look.asking import NoAnswer, exchange
+from asyncfabric_services.look.places import Places
 from asyncfabric_services.trace.clocks import Reading, best_of, on_one_clock
 
 QUESTIONS = 8  # to each clock
@@ -25,22 +24,14 @@ async def record_all(places: Places, seconds: float) -> list[Recording]:
 
     Cancellation: nodes go on recording until their time is over, for nobody.
     """
-    named = await places.named()
-    answers: dict[str, Answer] = {}
     readings: list[Reading] = []
 
-    async def one(url: str) -> None:
-        try:
-            for _ in range(QUESTIONS):
-                readings.append(await read_clock(url, places.patience_s))
-            answers[url] = Answer(url, await _recorded(url, seconds, places.patience_s))
-        except NoAnswer as trouble:
-            answers[url] = Answer(url, trouble=str(trouble))
+    async def recorded(url: str) -> Recording:
+        for _ in range(QUESTIONS):
+            readings.append(await read_clock(url, places.patience_s))
+        return await _recorded(url, seconds, places.patience_s)
 
-    async with trio.open_nursery() as nursery:
-        for url in named:
-            nursery.start_soon(one, url)
-    recordings = spoken((answers[url] for url in named), named)
+    recordings = await places.ask_each(recorded)
     return on_one_clock(recordings, best_of(readings), boot_id(), time.time_ns() - time.monotonic_ns())
 
 

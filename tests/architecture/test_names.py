@@ -15,7 +15,7 @@ TOP = {
     "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".ci", "docs",
     "constraints.txt", "MANIFEST.in", ".gitignore",
 }  # fmt: skip
-NATIVE_SOURCES = {"base", "provider", "providers", "engine", "topology", "bench"}
+NATIVE_SOURCES = {"base", "provider", "providers", "engine", "topology", "bench", "rows"}
 PROVIDERS = {"local", "libfabric", "verbs", "cuda", "fault"}
 
 

@@ -1,7 +1,8 @@
 """The floors of native/: what each folder may include, who may name providers, and that nothing there knows Python.
 
-base -> nothing; provider -> base; providers -> provider, base; engine -> provider, base; bench stands beside them and
-measures. Every floor may use include/asyncfabric. Needs no build; the symbol test reads the library when it was built.
+base -> nothing; provider -> base; providers -> provider, base; engine -> provider, base; rows -> base;
+bench stands beside them and measures. Every floor may use include/asyncfabric. Needs no build; the symbol test reads
+the library when it was built.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ FLOORS = {
     "provider": {"provider", "base"},
     "engine": {"engine", "provider", "base", "topology"},
     "topology": {"topology", "base"},
+    "rows": {"rows", "base"},
     "providers": {"provider", "base"},  # and the provider's own folder
     "bench": {"bench", "base", "providers/libfabric", "providers/verbs"},  # bare loops open libraries as rails do
 }

@@ -97,6 +97,22 @@ def test_pages_are_compared_with_the_copy_loop_over_the_same_list() -> None:
 
 
 @pytest.mark.slow
+def test_lists_in_flight_have_no_page_in_common() -> None:
+    rows = rows_of("pages", "--page-bytes", "64KiB", "--pages", "64", "--window", "3")
+    (lists,) = [row for row in rows if row["figure"] == "scattered-pages"]
+    assert (lists["pages"], lists["window"]) == (21, 3), "64 pages of the region, shared by three lists"
+
+
+@pytest.mark.slow
+def test_gpus_that_are_not_there_are_missed_by_name() -> None:
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has a GPU: `make gpu` runs the benches on it")
+    run = asyncfabric("bench", "write", "--device", "cuda", "--deadline", "60s")
+    assert run.returncode == 3 and "torch sees no GPU" in run.stderr
+    assert asyncfabric("bench", "write", "--device", "cuda", "--provider", "tcp").returncode == 2
+
+
+@pytest.mark.slow
 def test_notify_has_all_figures() -> None:
     rows = rows_of("notify")
     figures = {row["figure"]: row for row in rows}

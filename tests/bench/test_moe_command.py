@@ -21,7 +21,8 @@ def test_rows_are_whole_and_compared_with_gloo() -> None:
     assert run.returncode == 0, run.stderr
     (row,) = [json.loads(line) for line in run.stdout.splitlines()]
     assert (row["bench"], row["tokens"], row["processes"], row["verified"]) == ("moe", 16, 2, True)
-    assert row["limit"] == "gloo" and row["ratio"] > 0 and row["exchange_ratio"] > 0
+    assert row["limit"] == "gloo" and row["ratio"] > 0 and row["payload_ratio"] > 0 and row["exchange_ratio"] > 0
+    assert row["payload_bytes"] > row["bytes"], "without sending a token once to each rank there is more"
     assert row["requests_per_step"] == [3, 3], "a record, the rest, and one write back"
     for rate in (row["gbytes_per_s"], row["ops_per_s"]):
         assert 0 < rate["min"] <= rate["median"] <= rate["max"]

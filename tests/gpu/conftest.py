@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import anyio
 import pytest
 
 import asyncfabric as af
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams of several ranks in one process do not queue up
 
 
 @functools.cache

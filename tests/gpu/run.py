@@ -19,6 +19,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "gpu-report").resolve()
 STEPS: list[dict[str, Any]] = []
+ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
+QUICK = ("--region", "1GiB", "--duration", "0.2s", "--deadline", "300s")
+BUSY = ("--polling", "busy", "--spin", "300us")
+PAGES = ("pages", "--page-bytes", "32KiB", *BUSY)
+BENCHES = (
+    ("limits", "limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB"),
+    ("write", "write", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB", *BUSY),
+    ("1,024 pages", *PAGES, "--pages", "1024"),
+    ("1,024 pages, 8 in flight", *PAGES, "--pages", "1024", "--window", "8"),
+    ("10,000 pages", *PAGES, "--pages", "10000"),
+    ("10,000 pages, 3 in flight", *PAGES, "--pages", "10000", "--window", "3"),
+    ("notify", "notify", *BUSY),
+)
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 
 
@@ -26,7 +39,8 @@ def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -
     """Run one step, keep its output in a file and its last lines in the report."""
     print(f"== {name}: {' '.join(command)}", flush=True)
     begin = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    paths = [str(ROOT), str(OUT / "path"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     log = OUT / (re.sub(r"\W+", "-", name) + ".txt")
     with log.open("w") as sink:
         try:
@@ -47,6 +61,21 @@ def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -
     return code == 0
 
 
+def rows_of(text: str) -> list[dict[str, Any]]:
+    """Return the JSON rows among the lines of a bench."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def figure_of(row: dict[str, Any]) -> str:
+    """Return one row in a line."""
+    rate, ratio = row["gbytes_per_s"]["median"], row.get("ratio")
+    what = (
+        f"{row['bench']:6s} {row['figure']:20s} {row['bytes']:>10d} B x {row['pages']:<6d} window {row['window']:<3d}"
+    )
+    against = f"{ratio:6.3f} of {row['limit']}" if ratio is not None else row.get("limit", "")
+    return f"{what} {rate:8.1f} GB/s  p50 {row['p50_us'] or 0:9.2f} us  p99 {row['p99_us'] or 0:9.2f} us  {against}"
+
+
 def left_out(name: str, why: str) -> None:
     """Say what was not run."""
     STEPS.append({"name": name, "code": None, "seconds": 0, "end": [why]})
@@ -55,15 +84,16 @@ def left_out(name: str, why: str) -> None:
 
 def finish() -> None:
     """Write the report and end with 1 if anything failed."""
-    figures = OUT / "figures.json"
-    report = {"steps": STEPS, "figures": json.loads(figures.read_text()) if figures.exists() else None}
+    rows = [row for path in sorted(OUT.glob("bench-*.txt")) for row in rows_of(path.read_text(errors="replace"))]
+    report = {"steps": STEPS, "figures": rows}
     (OUT / "report.json").write_text(json.dumps(report, indent=1))
-    rows = [
+    lines = [
         f"{'left out' if s['code'] is None else 'ok' if s['code'] == 0 else 'FAILED':9s} {s['name']} ({s['seconds']} s)"
         for s in STEPS
     ]
-    (OUT / "report.txt").write_text("\n".join(rows) + "\n")
-    print("\n".join(rows))
+    lines += [figure_of(row) for row in rows]
+    (OUT / "report.txt").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
     sys.exit(1 if any(s["code"] for s in STEPS) else 0)
 
 
@@ -75,12 +105,20 @@ def main() -> None:
         if not subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode
         else ()
     )
+    (OUT / "path").mkdir(exist_ok=True)
+    services = OUT / "path" / "asyncfabric_services"  # as pip would install it
+    if not services.exists():
+        services.symlink_to(ROOT / "services")
     step("build", sys.executable, "setup.py", "-q", "build_ext", "--inplace", needed=True)
     if shutil.which("nvidia-smi"):
         step("machine", "nvidia-smi", "topo", "-m")
+    step("doctor", *ASYNCFABRIC, "doctor", "--provider", "cuda", "--provider", "local")
+    step("topo", *ASYNCFABRIC, "topo")
     step("tests", *PYTEST, *workers, "tests/gpu")
     step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda")
-    step("figures", sys.executable, "tests/gpu/figures.py", str(OUT / "figures.json"))
+    for name, *arguments in BENCHES:
+        step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
+    step("figures of MoE", sys.executable, "tests/gpu/nvlink_figures.py", str(OUT / "nvlink.json"))
     if shutil.which("compute-sanitizer"):
         pages = "test_writes_reads_and_pages and trio and allocated-allocated"
         step(
@@ -105,6 +143,8 @@ def main() -> None:
             "-k",
             pages,
         )
+        step("memcheck of MoE", "compute-sanitizer", "--error-exitcode", "9", *PYTEST, "tests/gpu/test_nvlink_moe.py",
+             "-k", "trio and halves and (plain or alignment)")  # fmt: skip
     else:
         left_out("memcheck", "no compute-sanitizer here")
     finish()

@@ -62,3 +62,10 @@ async def test_a_registered_tensor_outlives_its_last_name() -> None:
         other = torch.zeros(MIB, dtype=torch.uint8, device="cuda:0")  # would take the block if it were free
         assert int(region.tensor(torch.uint8).sum()) == 3 * MIB
         assert int(other.sum()) == 0
+
+
+async def test_a_rail_that_knows_no_gpu_refuses_the_region_whole() -> None:
+    async with af.open_fabric(af.FabricConfig(rails=("cuda:0", "local"))) as fabric:
+        with pytest.raises(af.DeviceError, match="on rail 1"):
+            await fabric.allocate(MIB, device="cuda:0")
+        assert len(await fabric.allocate(MIB)) == MIB

@@ -175,3 +175,48 @@ async def test_a_kernel_waits_for_a_flag_and_bumps_a_watch_word() -> None:
             async for _, new in word:
                 assert new == 78
                 break
+
+
+async def test_a_kernel_in_a_graph_sets_off_writes_layer_by_layer(far: int) -> None:
+    import torch
+
+    bump = kernel("bump")
+    layers, there = 8, af.FabricConfig(rails=(f"cuda:{far}",))
+    async with af.open_fabric(CONFIG) as writer, af.open_fabric(there) as target, writer.watch() as word:
+        source = await writer.allocate(layers * MIB, device="cuda:0")
+        exposed = await target.allocate(layers * MIB, device=f"cuda:{far}")
+        computed, landed = source.tensor(torch.uint8).view(layers, MIB), exposed.tensor(torch.uint8).view(layers, MIB)
+        counter, key = target.counter(), exposed.key()
+        base = torch.zeros(1, dtype=torch.int64, device="cuda:0")
+        values = torch.zeros(layers, MIB, dtype=torch.int32, device="cuda:0")
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        await writer.write(source[:1], key, 0)
+        with torch.cuda.graph(graph, stream=stream), on_stream(torch.cuda.current_stream()):
+            for layer in range(layers):
+                values[layer] = (base + layer).to(torch.int32)
+                computed[layer] = values[layer].to(torch.uint8)
+                bump((1,), (1,), (word.address, numpy.uint64(layer + 1)))
+        for step in range(3):
+            word.store(0)
+            base.fill_(10 * step + 1)
+            torch.cuda.synchronize()
+            transfers = [
+                writer.write(
+                    source[layer * MIB : (layer + 1) * MIB],
+                    key,
+                    layer * MIB,
+                    imm=counter.imm,
+                    after=word.reaches(layer + 1),
+                )
+                for layer in range(layers)
+            ]
+            assert not any(transfer.done for transfer in transfers)
+            with torch.cuda.stream(stream):
+                graph.replay()
+            with anyio.fail_after(60):
+                for transfer in transfers:
+                    await transfer
+                await counter.wait(layers * (step + 1))
+            torch.cuda.synchronize()
+            for layer in range(layers):
+                assert bool((landed[layer] == 10 * step + 1 + layer).all()), (step, layer)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric._control import DirectoryClient, LinkConfig, open_link
-from asyncfabric.actors import Membership, member_changes, open_node
+from asyncfabric.actors import Membership, open_node
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
 from asyncfabric_services.router.cluster_backend import ClusterBackend
@@ -58,11 +58,6 @@ async def open_asker(ipc_folder: str, directory_address: str) -> AsyncIterator[A
     """Join a cluster of this host as a router does."""
     attempts, membership = Attempts(), Membership()
 
-    async def follow(directory: DirectoryClient) -> None:
-        while True:
-            async with directory.watch() as changes:
-                await membership.follow(member_changes(changes))
-
     async with (
         open_link("asker", bind="ipc", config=LinkConfig(ipc_folder=ipc_folder)) as link,
         open_node("asker", link) as node,
@@ -70,7 +65,7 @@ async def open_asker(ipc_folder: str, directory_address: str) -> AsyncIterator[A
         trio.open_nursery() as nursery,
     ):
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
-        nursery.start_soon(partial(follow, directory))
+        nursery.start_soon(follow, directory, membership.apply)
         backend = ClusterBackend(
             ModelCard("one", ByteTokenizer(), 1 << 20),
             node,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 
 import anyio
@@ -24,6 +25,12 @@ def missing(rail: str) -> str:
     except (af.DeviceError, ImportError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def need_time_for_demos() -> None:
+    """Skip, loudly, where nobody asked for the demos that other tests cover piece by piece."""
+    if not os.environ.get("ASYNCFABRIC_TEST_DEMOS"):
+        pytest.skip("a demo takes most of a minute: ASYNCFABRIC_TEST_DEMOS=1 runs it")
 
 
 def need(*rails: str) -> None:

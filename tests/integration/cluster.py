@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import processes  # pytest's conftest made it importable
+import template
+from template import Forked
 
 RUN = (
     "import ctypes; ctypes.CDLL(None).prctl(1, 9); "  # no orphan survives the test that started it
@@ -29,18 +31,32 @@ PATIENCE = 90.0
 class Service:
     """One running `asyncfabric serve ROLE`."""
 
-    def __init__(self, role: str, name: str, log: Path, settings: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        log: Path,
+        settings: dict[str, str],
+        prefix: tuple[str, ...] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = log
         environment = {f"ASYNCFABRIC_{key}": value for key, value in settings.items()}
+        environment = {**os.environ, **environment, **(variables or {})}
+        arguments = ["serve", role, "--node-name", name]
+        self.child: Forked | subprocess.Popen[str]
         with log.open("ab") as errors:
-            self.child = subprocess.Popen(
-                [*prefix, sys.executable, "-P", "-c", RUN, "serve", role, "--node-name", name],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, **environment},
-            )
+            if template.template is not None and not prefix:
+                self.child = template.template.start(["asyncfabric", *arguments], environment, errors)
+            else:
+                self.child = subprocess.Popen(
+                    [*prefix, sys.executable, "-P", "-c", RUN, *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=environment,
+                )
         processes.started.append(self.child.pid)
 
     def hear(self) -> None:
@@ -130,9 +146,9 @@ class Cluster:
         if "directory" in names:
             self.settings |= {"CLUSTER__DIRECTORY": self.nodes["directory"].link}
 
-    def service(self, name: str, settings: dict[str, str]) -> Service:
-        """Start the process of a node."""
-        return Service(name.partition("-")[0], name, self.folder / f"{name}.log", settings)
+    def service(self, name: str, settings: dict[str, str], variables: Mapping[str, str] | None = None) -> Service:
+        """Start the process of a node; `variables` of its environment are no settings of ours."""
+        return Service(name.partition("-")[0], name, self.folder / f"{name}.log", settings, variables=variables)
 
     def __getitem__(self, name: str) -> Service:
         return self.nodes[name]

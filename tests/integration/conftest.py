@@ -16,6 +16,7 @@ import asyncfabric as af
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports by path, which leaves siblings out
 
 import processes  # found by the line above
+import template
 
 
 def _shared_memory() -> set[str]:
@@ -27,6 +28,15 @@ def _shared_memory() -> set[str]:
 async def _open_shm() -> None:
     async with af.open_fabric(af.FabricConfig(rails=("shm",))):
         pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_nodes() -> Iterator[None]:
+    """Have a process that nodes are forked from; it imports when the first is."""
+    template.template = template.Template()
+    yield
+    template.template.end()
+    template.template = None
 
 
 @pytest.fixture(autouse=True)

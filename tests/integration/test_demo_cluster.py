@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from availability import need_time_for_demos
 
 for needed in ("torch", "transformers", "openai", "hypercorn"):
     pytest.importorskip(needed, reason=f"the cluster needs {needed}")
@@ -21,6 +22,7 @@ PATIENCE = 200.0
 
 
 def test_the_story_ends_well() -> None:
+    need_time_for_demos()
     done = subprocess.run([*COMMAND, "--requests", "24", "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr + done.stdout
     told = json.loads(done.stdout.splitlines()[-1])

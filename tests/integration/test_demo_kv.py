@@ -170,7 +170,7 @@ def wait_for_children(process: subprocess.Popen[str]) -> dict[str, int]:
         (["--prompt-tokens", "0"], "at least 1"),
         (["--deadline", "soon"], "soon"),
         (["--tokens", "0"], "--tokens"),
-        (["moe"], "moe"),
+        (["chess"], "chess"),
     ],
 )
 def test_bad_usage_is_refused_with_the_value(options: list[str], text: str) -> None:

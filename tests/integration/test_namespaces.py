@@ -13,6 +13,7 @@ from availability import namespaces_missing, need
 from processes import party
 
 MIB = 1 << 20
+SLOW, PIECES = 240 * MIB, 12  # five seconds at 400 Mbit/s
 LEFT, RIGHT = "192.0.2.1", "192.0.2.2"  # TEST-NET-1
 
 
@@ -77,3 +78,27 @@ def test_tcp_between_namespaces(namespaces: tuple[str, str]) -> None:
         error = writer.hear()
         assert error["error"] == "PeerError", error
         assert error["seconds"] < 20
+
+
+@pytest.mark.slow
+def test_a_slow_cable_is_not_a_dead_peer(namespaces: tuple[str, str]) -> None:
+    """What is queued for a peer takes twice as long as a peer may be silent: heartbeats must not stand behind it."""
+    need("tcp")
+    left, right = namespaces
+    limit = ("tbf", "rate", "400mbit", "burst", "1mb", "latency", "50ms")
+    subprocess.run(["tc", "-n", left, "qdisc", "add", "dev", "fabric0", "root", *limit], check=True)
+    with (
+        party("tcp:fabric0", prefix=_inside(left), peer_deadline_network=2.5) as writer,
+        party("tcp:fabric0", prefix=_inside(right), peer_deadline_network=2.5) as target,
+    ):
+        writer.hear()
+        address = writer.ask("about")["address"]
+        target.hear()
+        key = target.ask("expose", length=SLOW)["key"]
+        imm = target.ask("counter")["imm"]
+        writer.ask("expose", length=SLOW, name="source", seed=2)
+        writer.ask("connect", address=target.ask("about")["address"])
+        target.tell(do="wait", imm=imm, value=PIECES, address=address)
+        assert writer.ask("pieces", key=key, count=PIECES, imm=imm) == {"bytes": SLOW}
+        assert target.hear() == {"value": PIECES}
+        assert target.ask("digest")["sha"] == writer.ask("digest", name="source")["sha"]

@@ -52,7 +52,7 @@ TREES = st.recursive(
 BYTES = st.one_of(st.binary(max_size=64), FRAMES, BROKEN, TREES)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(body=st.one_of(BYTES, st.just(b"\x91" * 5000), st.just(b"\x81\xa1a" * 5000)))
 def test_decoding_gives_a_frame_or_one_error(body: bytes) -> None:
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.moe import MoeConfig, buffer_bytes
 from asyncfabric.moe.buffers import LaneShape
+from asyncfabric.moe.grouping import group_rows
 from asyncfabric.moe.passes import PassPlan, circle
 from asyncfabric.moe.record import Rows, read_record, record_bytes, step_of, write_record
-from asyncfabric.moe.routing import group_rows, owner_of_expert, owners, plan_route
+from asyncfabric.moe.routing import owner_of_expert, owners, plan_route
 from asyncfabric.moe.session import plan_lanes
 
 Array = np.ndarray[Any, Any]
@@ -47,6 +49,7 @@ def test_each_token_goes_once_to_each_member_that_has_an_expert_of_it(
     assert route.counts.sum() == len(route.tokens) == route.offsets[-1]
 
 
+@pytest.mark.skipif(find_spec("asyncfabric._native._engine") is None, reason="needs the compiled engine: make build")
 @given(choices(), st.integers(1, 9), st.data())
 def test_rows_are_grouped_by_expert_in_order_and_aligned(drawn: tuple[int, Array], alignment: int, data: Any) -> None:
     experts, indices = drawn

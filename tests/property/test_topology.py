@@ -18,6 +18,7 @@ from machine_tree import ACTIVE, DOWN, MachineTree, Port
 
 pytest.importorskip("asyncfabric._native._engine", reason="THE TOPOLOGY WAS NOT TESTED: `make build`")
 
+from asyncfabric.observe.nvlink import SAVED_AS, read_nvlinks
 from asyncfabric.observe.topology import Distance, NicKind, Topology, read_topology
 from asyncfabric_services.topo.svg import draw_svg
 from asyncfabric_services.topo.text import draw_text
@@ -124,8 +125,9 @@ def test_random_machines(machine: tuple[list[Device], list[Device], int, str]) -
         tree = build(Path(folder), machine)
         topology = read_topology(tree.root)
         assert read_topology(tree.root) == topology, "the same tree, another answer"
-        draw_text(topology)
-        draw_svg(topology)
+        links = read_nvlinks(tree.root)
+        draw_text(topology, links)
+        draw_svg(topology, links)
     assert len(topology.gpus) == len(machine[0])
     assert len(topology.nics) == len(machine[1])
     check_shares(topology)
@@ -197,10 +199,12 @@ def test_garbage_in_any_file_does_no_harm(garbage: dict[int, str]) -> None:
     nics = [Device(bridge, (0, 1), bridge % 2, kind) for bridge, kind in enumerate(LAYERS)]
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
         tree = build(Path(folder), (gpus, nics, 2, "0-11"))
+        (tree.root / SAVED_AS).write_text("[]")
         files = sorted(path for path in tree.root.rglob("*") if path.is_file() and not path.is_symlink())
         for number, text in garbage.items():
             files[number % len(files)].write_text(text)
         topology = read_topology(tree.root)
-        draw_text(topology)
-        draw_svg(topology)
+        links = read_nvlinks(tree.root)
+        draw_text(topology, links)
+        draw_svg(topology, links)
     check_shares(topology)

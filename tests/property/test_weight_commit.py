@@ -253,7 +253,7 @@ def rush(world: World, rounds: int) -> None:
             world.bytes_arrive(name, True)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=250)
 @given(st.lists(STEPS, min_size=8, max_size=60), st.frozensets(name, max_size=3))
 def test_every_survivor_serves_one_complete_decided_version(
     steps: list[tuple[Any, ...]], in_place: frozenset[str]

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from asyncfabric.observe.nvlink import NvGpu, NvLinks
 from asyncfabric.observe.topology import NicKind
 from asyncfabric_services.doctor.cores import CoreFacts
-from asyncfabric_services.doctor.gpu import GpuFacts
+from asyncfabric_services.doctor.gpu import Asking, GpuFacts
 from asyncfabric_services.doctor.kernel import KernelFacts
 from asyncfabric_services.doctor.libraries import Library, LibraryFacts
 from asyncfabric_services.doctor.limits import UNLIMITED, LimitFacts
@@ -40,7 +41,11 @@ RDMA = RdmaFacts((ROCE,))
 PCIE = PcieFacts({"0000:16:00.0": False}, {"0000:18:00.0": True})
 OPEN_DRIVER = "NVIDIA UNIX Open Kernel Module for x86_64  570.86.15"
 CLOSED_DRIVER = "NVIDIA UNIX x86_64 Kernel Module  535.161.08"
-GPU = GpuFacts(gpus=8, rdma_nics=8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="")
+NVGPUS = tuple(NvGpu(f"0000:{bus:02x}:00.0", 18, 18, switched=True) for bus in (0x1B, 0x43))
+LINKS = NvLinks(NVGPUS, ((0, 18), (18, 0)))
+ASKING = Asking(((True, True), (True, True)), dmabuf=True, descriptor="", legacy="")
+GPU = GpuFacts(8, 8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="", links=LINKS, asked=ASKING)
+UNASKED = replace(GPU, asked=None)
 GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
 TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
 
@@ -48,6 +53,10 @@ TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
 def _library(library: Library, **changes: Any) -> LibraryFacts:
     changed = replace(library, **changes)
     return replace(LIBRARIES, libraries=tuple(changed if one is library else one for one in LIBRARIES.libraries))
+
+
+def _asked(**changes: Any) -> GpuFacts:
+    return replace(GPU, asked=replace(ASKING, **changes))
 
 
 def _trial(name: str, **changes: Any) -> TrialFacts:
@@ -141,9 +150,25 @@ CASES = [
     _case("gpu", replace(GPU, driver=None), "GPUs", "fail", "not loaded"),
     _case("gpu", replace(GPU, gpus=0), "GPUs", "n.a."),
     _case("gpu", replace(GPU, gpus=0), "GPUs", "fail", "cuda needs it", "cuda"),
-    _case("gpu", GPU, "GPU memory to NICs", "ok", "DMA-BUF"),
-    _case("gpu", replace(GPU, driver=CLOSED_DRIVER, peermem="nvidia_peermem"), "GPU memory to NICs", "ok", "peermem"),
-    _case("gpu", replace(GPU, driver=CLOSED_DRIVER), "GPU memory to NICs", "warn", "neither"),
+    _case("gpu", GPU, "GPU peer access", "ok", "each of 2"),
+    _case("gpu", _asked(reach=((True, False), (True, True))), "GPU peer access", "warn", "cuda:0 to cuda:1"),
+    _case("gpu", _asked(reach=((True,),)), "GPU peer access", "n.a.", "1 GPU(s)"),
+    _case("gpu", UNASKED, "GPU peer access", "n.a."),
+    _case("gpu", GPU, "NVLink", "ok", "18 links up on each GPU, to switches"),
+    _case("gpu", replace(GPU, links=NvLinks((NVGPUS[0], replace(NVGPUS[1], up=17)), LINKS.between)), "NVLink", "warn",
+          "GPU 1 (17 of 18)"),
+    _case("gpu", replace(GPU, links=NvLinks(NVGPUS, ((0, 0), (0, 0)))), "NVLink", "warn", "to no other"),
+    _case("gpu", replace(GPU, links=NvLinks((), ())), "NVLink", "n.a."),
+    _case("gpu", GPU, "GPU memory sharing", "ok", "descriptor"),
+    _case("gpu", _asked(descriptor="cuMemImport: refused"), "GPU memory sharing", "fail", "cuMemImport: refused"),
+    _case("gpu", _asked(legacy="cuIpcOpen: refused"), "GPU memory sharing", "warn", "cuIpcOpen: refused"),
+    _case("gpu", _asked(error="cuInit: X"), "GPU memory sharing", "fail", "cuInit: X"),
+    _case("gpu", UNASKED, "GPU memory sharing", "n.a."),
+    _case("gpu", replace(GPU, driver=CLOSED_DRIVER), "GPU memory to NICs", "ok", "the driver exports it"),
+    _case("gpu", UNASKED, "GPU memory to NICs", "ok", "open kernel modules"),
+    _case("gpu", replace(UNASKED, driver=CLOSED_DRIVER, peermem="nvidia_peermem"), "GPU memory to NICs", "ok",
+          "peermem"),
+    _case("gpu", replace(UNASKED, driver=CLOSED_DRIVER), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, kernel=(5, 4)), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, rdma_nics=0), "GPU memory to NICs", "n.a."),
     _case("trials", TRIALS, "usable", "ok", "local"),

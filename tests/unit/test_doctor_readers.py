@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import struct
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from machines import MELLANOX, ROCE_GIDS, dgx_h100, flat_vm, p5en_48xlarge
 from asyncfabric.observe.topology import read_topology
 from asyncfabric_services.doctor.child import answer_of, ask_child
 from asyncfabric_services.doctor.cores import read_cores
-from asyncfabric_services.doctor.gpu import read_gpu
+from asyncfabric_services.doctor.gpu import asking_of, read_gpu
 from asyncfabric_services.doctor.library_trial import cached_files, look, mapped_file, version_in
 from asyncfabric_services.doctor.limits import read_limits
 from asyncfabric_services.doctor.memory import read_memory
@@ -152,6 +154,28 @@ def test_gpu_driver_and_modules(tmp_path: Path) -> None:
     facts = read_gpu(tree.root)
     assert (facts.gpus, facts.rdma_nics, facts.kernel, facts.peermem) == (8, 12, (5, 15), "nvidia_peermem")
     assert facts.driver == "NVIDIA UNIX Open Kernel Module  570.1"
+    assert facts.asked is None and facts.links.gpus == ()
+    link = {"up": True, "to": "switch"}
+    tree.write("nvlinks.json", json.dumps([{"address": "0000:1b:00.0", "links": [link, link], "peers": []}]))
+    assert [(gpu.links, gpu.up) for gpu in read_gpu(tree.root).links.gpus] == [(2, 2)]
+
+
+def test_what_the_driver_was_asked() -> None:
+    gpu = {"rdma": True, "dmabuf": True, "vmm": True, "descriptors": True}
+    shared = {"descriptor": "", "legacy": "cuIpcOpenMemHandle: CUDA_ERROR_X"}
+    asking = asking_of({"gpus": [gpu, gpu], "reach": [[True, False], [False, True]], "sharing": shared})
+    assert (asking.reach, asking.dmabuf) == (((True, False), (False, True)), True)
+    assert (asking.descriptor, asking.legacy, asking.error) == ("", "cuIpcOpenMemHandle: CUDA_ERROR_X", "")
+    assert not asking_of({"gpus": [gpu, gpu | {"dmabuf": False}], "reach": [], "sharing": shared}).dmabuf
+    assert asking_of({"error": "its process died by SIGSEGV"}).error == "its process died by SIGSEGV"
+    assert asking_of({"gpus": [], "reach": []}).error
+    assert asking_of({"gpus": [gpu], "reach": [[True]], "error": "cuMemCreate: no"}).error == "cuMemCreate: no"
+
+
+def test_the_child_that_asks_says_why_it_cannot() -> None:
+    if os.path.exists("/proc/driver/nvidia/version"):
+        pytest.skip("this machine has a driver: tests/gpu sees the child at work")
+    assert "libcuda" in ask_child("asyncfabric_services.doctor.gpu_trial")["error"]
 
 
 def test_what_a_machine_could_use(tmp_path: Path) -> None:

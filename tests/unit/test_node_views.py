@@ -24,6 +24,7 @@ from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.link_rows import link_rows
+from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.names import REMEMBERED, NodeNames
 from asyncfabric_services.nodes.stage import reached_at
 
@@ -93,7 +94,7 @@ async def test_names_come_from_the_directory_and_outlive_their_nodes(tmp_path: P
             trio.open_nursery() as nursery,
         ):
             names = NodeNames()
-            nursery.start_soon(names.follow, watcher)
+            nursery.start_soon(follow, watcher, names.take)
             address = bytes(FabricAddress(0xAB, b"engine"))
             async with (
                 open_link("prefill-1", config=config) as other,

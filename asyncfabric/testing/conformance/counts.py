@@ -236,6 +236,29 @@ async def check_closing_a_counter_wakes_its_waiters(factory: FabricFactory) -> N
         raise AssertionError("a closed counter was waited for")
 
 
+async def check_waits_for_a_peer_that_closed(factory: FabricFactory) -> None:
+    """A wait that names a peer ends by name when that peer closes in good order, and at once when it closed before."""
+    async with factory.target() as target:
+        counter = target.counter()
+        raised: list[af.PeerError] = []
+
+        async def wait() -> None:
+            try:
+                await counter.wait(2, peers=[source])
+            except af.PeerError as error:
+                raised.append(error)
+
+        async with anyio.create_task_group() as tasks, factory.open() as writer:
+            source = await target.connect(carried_address(writer))
+            await writer.signal(await writer.connect(carried_address(target)), counter.imm)
+            assert await counter.wait(1, peers=[source]) == 1
+            tasks.start_soon(wait)
+        await wait()
+        assert len(raised) == 2 and source.lost
+        assert all(repr(source) in str(error) and "1 of 2 arrivals" in str(error) for error in raised)
+        assert await counter.wait(1, peers=[source]) == 1, "what came before counts"
+
+
 async def check_imm_bounds(factory: FabricFactory) -> None:
     """Imm is 0 .. 2**20 - 1; the ends work, what lies beyond raises at the call."""
     async with open_pair(factory) as pair:

@@ -17,6 +17,7 @@ from asyncfabric.testing.conformance.setting import (
     assert_bytes,
     carried_key,
     open_pair,
+    skip,
 )
 
 
@@ -76,6 +77,23 @@ async def check_pages_with_distinct_strides(factory: FabricFactory) -> None:
         )
         await _write_and_compare(pair, sources, targets, page_bytes=1, source_stride=3, target_stride=2)
         await _write_and_compare(pair, [0], [0], page_bytes=MIB, source_stride=MIB, target_stride=MIB)
+
+
+async def check_pages_longer_than_a_request(factory: FabricFactory) -> None:
+    """Pages of several MiB travel in parts where a rail takes less at once; each counts once."""
+    async with open_pair(factory) as pair:
+        if not all(rail.ordered for rail in pair.writer.rails):
+            skip("rails without order take a page in one request or refuse it")
+        for page_bytes in (MIB, MIB + 1, 5 * MIB + 3):
+            await _write_and_compare(
+                pair,
+                [2, 0],
+                [1, 3],
+                page_bytes=page_bytes,
+                source_stride=page_bytes + 5,
+                target_stride=page_bytes,
+                length=22 * MIB,
+            )
 
 
 async def check_pages_with_duplicates(factory: FabricFactory) -> None:

@@ -1,4 +1,4 @@
-"""Checksums of weights, chunk by chunk, so that one wrong chunk is named. Pure; numpy releases nothing, xxhash the GIL.
+"""Checksums of weights, chunk by chunk, so that one wrong chunk is named. Pure functions.
 
 XXH3 with 64 bits: meant against flipped and missing bytes, not against an enemy; peers are authenticated elsewhere.
 """
@@ -20,7 +20,7 @@ def chunks_of(length_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[sli
 
 
 def checksums(memory: np.ndarray, chunk_bytes: int = CHUNK_BYTES) -> np.ndarray:
-    """Return one uint64 for each chunk of a one-dimensional uint8 array; blocks for about 0.1 ms per MiB."""
+    """Return one uint64 for each chunk of a one-dimensional uint8 array."""
     return np.fromiter(
         (xxhash.xxh3_64_intdigest(memory[part].data) for part in chunks_of(memory.size, chunk_bytes)), dtype=np.uint64
     )

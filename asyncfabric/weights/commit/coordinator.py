@@ -11,7 +11,7 @@ WC-2: Commit is said only after `recorded`. WC-3: versions only grow; an undecid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -74,6 +74,7 @@ class _Update:
     manifest: str
     senders: frozenset[str]
     ready: dict[str, bool]
+    kept: frozenset[Hashable] = frozenset()  # seats of which somebody held the committed version at the beginning
     verified: set[str] = field(default_factory=set)
 
 
@@ -87,8 +88,14 @@ class Coordinator:
         failure: why the last update that did not succeed was aborted, empty for none.
     """
 
-    def __init__(self, *, begun: int = 0, committed: int = 0) -> None:
-        """Begin with what the decision log says; no receiver and no sender is known."""
+    def __init__(
+        self, *, begun: int = 0, committed: int = 0, seat: Callable[[str], Hashable] = lambda receiver: None
+    ) -> None:
+        """Begin with what the decision log says; no receiver and no sender is known.
+
+        Receivers of one `seat` hold the same and can stand in for each other; by default all do.
+        """
+        self._seat = seat
         self.begun: int = begun
         self.committed: int = committed
         self.phase: Phase = Phase.IDLE
@@ -124,7 +131,7 @@ class Coordinator:
             raise ValueError(f"an update needs senders and receivers, got {len(wanted)} and {len(self._receivers)}")
         self.begun = version
         self.failure = ""
-        self._update = _Update(version, manifest, wanted, dict.fromkeys(self._receivers, False))
+        self._update = _Update(version, manifest, wanted, dict.fromkeys(self._receivers, False), self._keeping())
         self.phase = Phase.PREPARING
         for receiver in self._receivers.values():
             receiver.fetching = 0  # who was catching up gets this version instead
@@ -195,7 +202,7 @@ class Coordinator:
         update = self._update
         assert update is not None
         if self.phase is Phase.PREPARING and all(update.ready.values()):
-            if self.committed and not any(receiver.held == self.committed for receiver in self._receivers.values()):
+            if update.kept - self._keeping():
                 return self._abort(f"nobody would hold version {self.committed} any more: one receiver needs a shadow")
             self.phase = Phase.WRITING
             write = Write(update.version, sorted(update.ready))
@@ -204,6 +211,13 @@ class Coordinator:
             self.phase = Phase.DECIDING
             return [Decide(update.version)]
         return []
+
+    def _keeping(self) -> frozenset[Hashable]:
+        """Return the seats of which somebody holds the committed version."""
+        if not self.committed:
+            return frozenset()
+        held = (name for name, receiver in self._receivers.items() if receiver.held == self.committed)
+        return frozenset(self._seat(name) for name in held)
 
     def _abort(self, reason: str) -> list[Effect]:
         update = self._update
@@ -244,9 +258,11 @@ class Coordinator:
 
     def _send_elsewhere(self) -> list[Effect]:
         """Whoever lacks the committed version, and is in no update that would bring a later one, fetches it."""
-        holders = sorted(name for name, receiver in self._receivers.items() if receiver.held == self.committed)
-        if self.committed == 0 or not holders:
+        if self.committed == 0:
             return []
+        holders: dict[Hashable, list[str]] = {}
+        for name in sorted(name for name, receiver in self._receivers.items() if receiver.held == self.committed):
+            holders.setdefault(self._seat(name), []).append(name)
         effects: list[Effect] = []
         taking_part = self._update.ready if self._update is not None else {}  # gets a later one, or is asked again
         behind = [
@@ -255,6 +271,7 @@ class Coordinator:
             if receiver.held != self.committed and name not in taking_part and receiver.fetching != self.committed
         ]
         for index, (name, receiver) in enumerate(behind):
-            receiver.fetching = self.committed
-            effects.append(Say(name, CatchUp(self.committed, holders[index % len(holders)])))
+            if able := holders.get(self._seat(name)):
+                receiver.fetching = self.committed
+                effects.append(Say(name, CatchUp(self.committed, able[index % len(able)])))
         return effects

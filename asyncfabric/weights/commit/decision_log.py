@@ -50,6 +50,7 @@ class DecisionLog:
         self.begun: int = 0
         self.committed: int = 0
         self.manifest: str = ""
+        self._begun_manifest = ""
         self._broken = ""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -119,23 +120,18 @@ class DecisionLog:
         with os.fdopen(os.dup(self._file), "rb") as file:
             text = file.read()
         good = 0
-        lines = text.split(b"\n")
-        for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut
+        lines = text.split(b"\n")[:-1]  # what follows the last newline was cut
+        for number, line in enumerate(lines, start=1):
             try:
-                read = msgspec.json.decode(line, type=_Line)
+                record = _decoded(line)
             except msgspec.DecodeError as error:
-                read = None
-                cause: Exception | None = error
-            else:
-                cause = None
-            if read is None or read.crc != _crc(read.record):
-                if number == len(lines) - 1:
+                if number == len(lines):
                     break
                 raise BrokenError(
                     f"the decision log {self.path} is damaged in line {number}",
                     remedy="restore it from a copy, or ask the replicas which version they serve and begin a new log",
-                ) from cause
-            self._take(read.record)
+                ) from error
+            self._take(record)
             good += len(line) + 1
         return good
 
@@ -152,8 +148,8 @@ class DecisionLog:
             raise BrokenError(self._broken, remedy="restart the coordinator when the disk is well again")
         line = msgspec.json.encode(_Line(record, _crc(record))) + b"\n"
         try:
-            written = os.pwrite(self._file, line, self._length)
-            if written != len(line):  # the disk had room for a part
+            written = 0
+            while written < len(line):  # a disk that is nearly full takes a part
                 written += os.pwrite(self._file, line[written:], self._length + written)
             os.fsync(self._file)
         except OSError as error:
@@ -172,7 +168,12 @@ class DecisionLog:
             raise BrokenError(self._broken, remedy="restart the coordinator", raw=error.errno or 0) from error
         raise BrokenError(what, remedy="make room on that disk", raw=error.errno or 0) from error
 
-    _begun_manifest = ""
+
+def _decoded(line: bytes) -> Record:
+    read = msgspec.json.decode(line, type=_Line)
+    if read.crc != _crc(read.record):
+        raise msgspec.ValidationError("the checksum is wrong")
+    return read.record
 
 
 def _crc(record: Record) -> int:

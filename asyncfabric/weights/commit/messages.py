@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Version = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Version = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Reason = Annotated[str, Meta(max_length=2000)]
 Digest = Annotated[str, Meta(max_length=128)]
 

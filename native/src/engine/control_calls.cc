@@ -16,7 +16,12 @@ std::string NativeEngine::last_error() const {
 
 void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<DeviceMemory> device_pages, void* base,
                               uint64_t length, int32_t device, uint32_t access) {
-  const Memory memory{base, length, device, device_pages ? device_pages->handle_fd() : pages.memfd(), access};
+  Memory memory{base, length, device, device_pages ? device_pages->handle_fd() : pages.memfd(), access};
+  UniqueFd dmabuf;
+  // Not an error when there is none: a NIC's driver may know the address by itself (nvidia-peermem).
+  if (const uint32_t gpu = rail_of_device(device); gpu < core_.rails.size() && core_.rails.size() > 1)
+    core_.at_rail(gpu, [&](Rail& at) { return at.export_dmabuf(base, length, &dmabuf, &memory.dmabuf_offset); });
+  memory.dmabuf = dmabuf.get();
   std::vector<std::unique_ptr<LocalMemory>> handles(core_.rails.size());
   std::vector<std::string> rail_keys(core_.rails.size());
   Status status;
@@ -33,6 +38,7 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
     handle = core_.regions.insert([&](RegionEntry& region) {
       region.pages = std::move(pages);
       region.device_pages = std::move(device_pages);
+      region.dmabuf = std::move(dmabuf);
       region.base = static_cast<char*>(base);
       region.length = length;
       region.device = device;

@@ -31,7 +31,8 @@ namespace asyncfabric {
 
 constexpr uint64_t kShortestNapNs = 50'000;
 constexpr uint64_t kLongestNapNs = 5'000'000;
-constexpr uint64_t kLoopNaps = 10;  // naps are so much longer while the loop has the rails
+constexpr uint64_t kIdleNapNs = 20'000'000;  // what naps grow to within a second of silence
+constexpr uint64_t kLoopNaps = 10;           // naps are so much longer while the loop has the rails
 constexpr uint64_t kPulseNs = 50'000'000;
 constexpr uint64_t kBulkBytes = 256 * 1024;  // completions of so much may reach the loop a few passes later
 constexpr uint32_t kRingDelay = 3;           // passes
@@ -64,6 +65,7 @@ struct OutgoingMessage {
   uint32_t lane = 0;
   std::string bytes;
   bool any_lane = true;  // false: it is about that lane
+  bool urgent = false;   // see WorkRequest
 };
 
 struct Core {
@@ -168,6 +170,7 @@ struct Core {
   void on_done(uint64_t tag, Status status);
   void on_immediate(uint32_t imm32);
   void leg_ended(Leg& leg);
+  void count_fenced(Op& op, const Leg& last);
   void finish(Op& op);
   void retire(Op& op);
 
@@ -190,6 +193,7 @@ struct Core {
   void rail_down(uint32_t rail, Status status);
   void path_changed(const RailPeer* path, bool down);
   uint32_t way_round(const Peer& peer, uint32_t avoided) const;
+  void go_round(Leg& leg);
   void begin_close(uint64_t cookie, bool cancel_unposted);
   void advance_close(uint64_t now);
 

@@ -10,6 +10,7 @@ void Core::drop_leg(Leg& leg) {
     if (leg.cursor != leg.end) leg.op->cut = true;
   }
   leg.cursor = leg.end;
+  leg.page_done = 0;
 }
 
 void Core::fail_target(Op& op, uint32_t index, Status status) {
@@ -127,24 +128,31 @@ uint32_t Core::way_round(const Peer& peer, uint32_t avoided) const {
   return static_cast<uint32_t>(peer.lanes.size());
 }
 
-// What is queued for the lane goes over another one, if there is one. Work that is partly posted stays: its parts are counted together
-// on this lane, and the rail says what became of the posted ones.
+// What is left of a queued leg goes over another lane, if there is one. While a part of counted work is posted it stays: the rail says what
+// became of that part, and it goes (or fails) then.
+void Core::go_round(Leg& leg) {
+  const Op& op = *leg.op;
+  if (op.imm != kNoImm && leg.outstanding != 0) return;
+  const Peer& peer = *op.targets[leg.target].peer;
+  const uint32_t other = way_round(peer, leg.lane);
+  if (other == peer.lanes.size()) return;
+  queue_of(leg).remove(&leg);
+  leg.lane = other;
+  leg.page_done = 0;  // a page that was begun goes whole over the other lane
+  queue_of(leg).push_back(&leg);
+}
+
 void Core::path_changed(const RailPeer* path, bool down) {
   for (const auto& peer : peers)
     for (uint32_t index = 0; index < peer->lanes.size(); ++index) {
       Lane& lane = peer->lanes[index];
       if (path == nullptr || lane.handle.get() != path) continue;
       lane.down = down;
-      const uint32_t other = way_round(*peer, index);
-      if (!down || other == peer->lanes.size()) continue;
+      if (!down) continue;
       for (LegQueue* queue : {&rails[lane.rail]->urgent, &rails[lane.rail]->bulk})
         for (Leg* leg = queue->front(); leg != nullptr;) {
           Leg* after = leg->after;
-          if (leg->lane == index && leg->op->targets[leg->target].peer == peer.get() && leg->cursor == leg->begin) {
-            queue->remove(leg);
-            leg->lane = other;
-            queue_of(*leg).push_back(leg);
-          }
+          if (leg->lane == index && leg->op->targets[leg->target].peer == peer.get()) go_round(*leg);
           leg = after;
         }
     }
@@ -167,6 +175,7 @@ void Core::rail_down(uint32_t down, Status status) {
       }
       queue->remove(leg);
       leg->lane = lane;
+      leg->page_done = 0;
       queue_of(*leg).push_back(leg);
     }
 }

@@ -65,6 +65,7 @@ void Core::on_done(uint64_t tag, Status status) {
     peer.heard = true;  // it answers, even if its answers to heartbeats stand in a long queue
   else
     fail_target(op, leg.target, status);
+  if (leg.queued && leg.outstanding == 0 && peer.lanes[leg.lane].down) go_round(leg);
   if (leg.cursor == leg.end && leg.outstanding == 0 && !leg.queued) leg_ended(leg);
   // The transport says that nobody is there: the others of this peer need not find out one by one.
   if (status.kind == StatusKind::kPeer) lose_peer(peer, status, PeerState::kLost);
@@ -80,9 +81,22 @@ void Core::leg_ended(Leg& leg) {
     if (op.cancelled)
       op.cut = true;
     else
-      enqueue(op, leg.target, leg.lane, 0, 1, true);  // every byte is visible at the target: now it may be counted
+      count_fenced(op, leg);
   }
   if (op.legs_left == 0) finish(op);
+}
+
+// Every byte is visible at the target: now the whole may be counted, over any lane. The one of the last part may have gone down since.
+void Core::count_fenced(Op& op, const Leg& last) {
+  const uint32_t target = last.target;
+  const Peer& peer = *op.targets[target].peer;
+  uint32_t lane = last.lane;
+  if (!usable(peer.lanes[lane]))
+    if (const uint32_t other = way_round(peer, lane); other < peer.lanes.size()) lane = other;
+  if (open(peer.lanes[lane]))
+    enqueue(op, target, lane, 0, 1, true);
+  else
+    fail_target(op, target, StatusCode::kRailDown);
 }
 
 // Publishes the op's completion. Its slot goes back unless the transport still owes events (a zombie).

@@ -23,6 +23,19 @@ bool is_later(uint32_t life, uint32_t than) {
   return (life > than) == (std::max(life, than) - std::min(life, than) < kMostLives / 2);
 }
 
+// The value of hellos and welcomes: the lane that they are about, and the life of the sender's entry.
+struct Greeting {
+  uint64_t lane = 0;
+  uint32_t life = 0;
+};
+
+uint64_t greeting(uint64_t lane, const Peer& from) { return lane | uint64_t{from.life()} << 32; }
+
+bool read_greeting(uint64_t value, uint64_t lanes, Greeting* out) {
+  *out = {value & 0xffffffff, static_cast<uint32_t>(value >> 32)};
+  return out->lane < lanes && out->life != 0 && out->life <= kMostLives;
+}
+
 struct Wiring {
   std::vector<Lane> lanes;
   std::string protocol;
@@ -111,17 +124,15 @@ void Core::say_hello(Peer& peer) {
   payload.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
   payload += counter_generations();
   for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
-    if (!peer.lanes[lane].welcomed)
-      send_message(peer, lane, MessageType::kHello, lane | uint64_t{peer.life()} << 32, payload);
+    if (!peer.lanes[lane].welcomed) send_message(peer, lane, MessageType::kHello, greeting(lane, peer), payload);
 }
 
 void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   AddressBlob from;
   uint16_t length = 0;
   if (payload.size() >= sizeof length) std::memcpy(&length, payload.data(), sizeof length);
-  const uint64_t lane = header.value & 0xffffffff;
-  const auto life = static_cast<uint32_t>(header.value >> 32);
-  if (payload.size() < sizeof length + length || lane >= kMaxMaskedLanes || life == 0 || life > kMostLives) {
+  Greeting hello;
+  if (payload.size() < sizeof length + length || !read_greeting(header.value, kMaxMaskedLanes, &hello)) {
     tallies.messages_refused.add(1);
     return;
   }
@@ -133,8 +144,8 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   const auto known = peer_of_incarnation.find(header.sender);
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
   if (peer != nullptr && (peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)) peer = nullptr;
-  if (peer != nullptr && peer->their_life != 0 && peer->their_life != life) {
-    if (!is_later(life, peer->their_life)) return;  // it was long on its way
+  if (peer != nullptr && peer->their_life != 0 && peer->their_life != hello.life) {
+    if (!is_later(hello.life, peer->their_life)) return;  // it was long on its way
     // They lost us and begin anew, so nothing that we still have under way with them counts for them.
     if (peer->state == PeerState::kConnected) {
       lose_peer(*peer, StatusCode::kPeerDead, PeerState::kLost);
@@ -145,7 +156,7 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   }
   if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
   peer->heard = true;
-  peer->their_life = life;
+  peer->their_life = hello.life;
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;
@@ -153,10 +164,10 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
     learn_generations(*peer, payload.substr(sizeof length + length));
   }
   if (peer->wired) {
-    send_welcome(*peer, lane);
+    send_welcome(*peer, hello.lane);
     return;
   }
-  peer->welcome_due |= 1ull << lane;
+  peer->welcome_due |= 1ull << hello.lane;
   connect(*peer);
 }
 
@@ -167,18 +178,16 @@ void Core::send_welcome(Peer& peer, uint64_t their_lane) {
     peer.rejects = 0;
     return;
   }
-  const uint64_t value = their_lane | uint64_t{peer.life()} << 32;
-  send_message(peer, lane, MessageType::kWelcome, value, counter_generations());
+  send_message(peer, lane, MessageType::kWelcome, greeting(their_lane, peer), counter_generations());
 }
 
 void Core::on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload) {
-  const uint64_t lane = header.value & 0xffffffff;
-  const auto life = static_cast<uint32_t>(header.value >> 32);
-  if (lane >= peer.lanes.size() || life == 0 || life > kMostLives) return;
-  if (peer.their_life != 0 && peer.their_life != life && !is_later(life, peer.their_life)) return;
-  peer.their_life = life;
+  Greeting welcome;
+  if (!read_greeting(header.value, peer.lanes.size(), &welcome)) return;
+  if (peer.their_life != 0 && peer.their_life != welcome.life && !is_later(welcome.life, peer.their_life)) return;
+  peer.their_life = welcome.life;
   learn_generations(peer, payload);
-  peer.lanes[lane].welcomed = true;
+  peer.lanes[welcome.lane].welcomed = true;
   if (peer.state != PeerState::kConnecting) return;
   for (const Lane& lane : peer.lanes)
     if (!lane.welcomed) return;

@@ -15,6 +15,7 @@ void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t va
   message.peer = peer.id;
   message.lane = lane;
   message.any_lane = type != MessageType::kHello;  // a hello shows that its lane works
+  message.urgent = type == MessageType::kPing || type == MessageType::kPong;
   message.bytes.resize(kHeaderBytes + payload.size());
   encode_header({type, incarnation, peer.incarnation, value, peer.their_life}, message.bytes.data());
   payload.copy(message.bytes.data() + kHeaderBytes, payload.size());
@@ -35,6 +36,7 @@ size_t Core::flush_outgoing() {
     if (lane.closed || !lane.handle) continue;
     WorkRequest request;
     request.kind = WorkKind::kSend;
+    request.urgent = message.urgent;
     request.peer = lane.handle.get();
     request.address = message.bytes.data();
     request.length = message.bytes.size();
@@ -75,7 +77,10 @@ void Core::on_message(std::string_view bytes) {
   peer->heard = true;
   switch (header.type) {
     case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
-    case MessageType::kPing: send_message(*peer, 0, MessageType::kPong, header.value, {}); break;
+    case MessageType::kPing:
+      if (!peer->lanes.empty())
+        send_message(*peer, static_cast<uint32_t>(header.value % peer->lanes.size()), MessageType::kPong, 0, {});
+      break;
     case MessageType::kUser: on_user_message(*peer, header, payload); break;
     case MessageType::kCredit: {
       peer->credits += static_cast<uint32_t>(

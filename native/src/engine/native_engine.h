@@ -45,6 +45,7 @@ class NativeEngine final : public Engine {
   Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm, OpId* op,
                             MarkId after) override;
   Status mark_stream(void* stream, int32_t device, MarkId* out) override;
+  Status mark_word(WatchId watch, uint64_t value, MarkId* out) override;
   Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
                         OpId* op) override;
   Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) override;
@@ -78,6 +79,7 @@ class NativeEngine final : public Engine {
   Status take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out);
   Status use_region(Op& op, RegionId region, uint64_t offset, uint64_t length);
   Status use_key(Op& op, KeyId key, uint64_t offset, uint64_t length, uint32_t right, Target* target);
+  MarkId keep_mark(std::unique_ptr<StreamMark> mark);
   Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id,
                       MarkId after = 0);
   void take_mark(Op& op, MarkId after);

@@ -33,8 +33,9 @@ struct Leg {
   Op* op = nullptr;
   uint32_t target = 0;
   uint32_t lane = 0;
-  uint64_t begin = 0;   // in bytes of the target's range, or in pages
-  uint64_t cursor = 0;  // next one to post
+  uint64_t begin = 0;      // in bytes of the target's range, or in pages
+  uint64_t cursor = 0;     // next one to post
+  uint64_t page_done = 0;  // bytes of the page at the cursor that were posted: of one that is longer than a request
   uint64_t end = 0;
   uint32_t uncounted = 0;    // pages that were made into requests since the last immediate of this leg
   uint32_t outstanding = 0;  // signalled work requests that are posted

@@ -61,6 +61,7 @@ struct Peer {
   uint64_t looked_ns = 0;  // last look at `heard`; 0: we do not watch it now
   uint64_t silent_ns = 0;  // how long we looked without hearing anything
   uint64_t next_ping_ns = 0;
+  uint32_t next_pulse = 0;    // lane of the next heartbeat
   std::vector<KeyId> asking;  // keys that they have not judged yet; asked again until they answer
   uint64_t next_ask_ns = 0;
   uint64_t outstanding = 0;                              // signalled work requests

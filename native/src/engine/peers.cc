@@ -160,7 +160,9 @@ uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
     return ~0ull;
   }
   if (now >= peer.next_ping_ns) {
-    send_message(peer, 0, MessageType::kPing, now, {});
+    // Over each lane in turn, answered over the same one: a lane that swallows everything must not make a living peer dead.
+    const uint32_t lane = peer.next_pulse++ % static_cast<uint32_t>(peer.lanes.size());
+    send_message(peer, lane, MessageType::kPing, lane, {});
     peer.next_ping_ns = now + deadline / 5;
   }
   return peer.next_ping_ns;

@@ -13,6 +13,7 @@ constexpr size_t kBatch = 64;
 struct Made {
   Leg* leg = nullptr;
   uint64_t cursor_before = 0;
+  uint64_t page_done_before = 0;
   uint64_t bytes = 0;
   uint32_t worth = 0;  // logical arrivals that its immediate carries
 };
@@ -41,7 +42,7 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
                   uint32_t counter_generation, WorkRequest& request, Made& made) {
   const Target& target = op.targets[leg.target];
   const Capabilities& can = rail.capabilities;
-  made = {&leg, leg.cursor, 0, 0};
+  made = {&leg, leg.cursor, leg.page_done, 0, 0};
   request = {};
   request.peer = lane.handle.get();
   bool last = true;
@@ -75,7 +76,14 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
         request.pages = &page;
         request.page_count = static_cast<uint32_t>(run);
       }
-      leg.cursor += run;
+      if (can.ordered && !as_list && op.page_bytes > can.max_request_bytes) {
+        // In parts, one behind the other: the page counts with the last of them.
+        request.length = std::min(op.page_bytes - leg.page_done, can.max_request_bytes);
+        request.address = static_cast<const uint8_t*>(request.address) + leg.page_done;
+        request.remote_offset += leg.page_done;
+        leg.page_done = (leg.page_done + request.length) % op.page_bytes;
+      }
+      if (leg.page_done == 0) leg.cursor += run;
       last = leg.cursor == leg.end;
       if (op.imm != kNoImm && !can.ordered) made.worth = 1;
     } else {
@@ -148,6 +156,7 @@ size_t Core::post(uint32_t rail_index) {
     if (undone.leg->op->kind == OpKind::kPages && undone.leg->op->imm != kNoImm && rail.capabilities.ordered)
       undone.leg->uncounted -= static_cast<uint32_t>(undone.leg->cursor - undone.cursor_before);
     undone.leg->cursor = undone.cursor_before;
+    undone.leg->page_done = undone.page_done_before;
   }
   Leg* refused = result.accepted < count ? made[result.accepted].leg : nullptr;
   for (size_t i = 0; i < result.accepted; ++i) {

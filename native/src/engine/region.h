@@ -18,6 +18,7 @@ struct Peer;
 struct RegionEntry {
   Pages pages;                                 // empty for foreign memory
   std::unique_ptr<DeviceMemory> device_pages;  // likewise, on a GPU
+  UniqueFd dmabuf;                             // of memory of a GPU, when there are rails that may want it
   char* base = nullptr;
   uint64_t length = 0;
   int32_t device = kHostDevice;

@@ -135,13 +135,14 @@ uint64_t Core::sleep_limit_ns(bool loop_has_rails) {
   if (next_tick_ns != ~0ull) limit = next_tick_ns > now ? next_tick_ns - now : 0;
   if (loop_has_rails) {
     limit = std::min(limit, std::min(nap_ns * kLoopNaps, kLongestNapNs));
-    nap_ns = std::min(nap_ns * 2, kLongestNapNs);
+    nap_ns = std::max(nap_ns, std::min(nap_ns * 2, kLongestNapNs));
   }
   if (watches.any_armed()) limit = std::min<uint64_t>(limit, 50'000);  // stores to a word ring nothing
   for (const auto& rail : rails)
     if (rail->rail->wait_fd() < 0) {
       limit = std::min(limit, live_count != 0 ? kShortestNapNs : nap_ns);
-      nap_ns = std::min(nap_ns * 2, kLongestNapNs);
+      nap_ns =
+          nap_ns < kLongestNapNs ? std::min(nap_ns * 2, kLongestNapNs) : std::min(nap_ns + nap_ns / 64, kIdleNapNs);
     }
   worker_until_ns = now + limit;
   return limit;

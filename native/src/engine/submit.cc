@@ -9,6 +9,17 @@ namespace {
 
 bool inside(uint64_t offset, uint64_t length, uint64_t bound) { return offset <= bound && length <= bound - offset; }
 
+class WordMark final : public StreamMark {
+ public:
+  WordMark(WatchTable& watches, WatchId watch, uint64_t value) : watches_(watches), watch_(watch), value_(value) {}
+  Status passed() override { return watches_.at_least(watch_, value_); }
+
+ private:
+  WatchTable& watches_;
+  WatchId watch_;
+  uint64_t value_;
+};
+
 }  // namespace
 
 Status NativeEngine::take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out) {
@@ -115,10 +126,21 @@ Status NativeEngine::mark_stream(void* stream, int32_t device, MarkId* out) {
   if (rail == core_.rails.size()) return StatusCode::kUnsupported;
   std::unique_ptr<StreamMark> mark;
   if (const Status status = core_.rails[rail]->rail->mark_stream(stream, &mark); !status.ok()) return status;
-  const std::lock_guard lock(core_.marks_mutex);
-  *out = core_.next_mark++;
-  core_.marks.emplace(*out, std::move(mark));
+  *out = keep_mark(std::move(mark));
   return {};
+}
+
+Status NativeEngine::mark_word(WatchId watch, uint64_t value, MarkId* out) {
+  if (core_.watches.at_least(watch, value).code == StatusCode::kClosed) return StatusCode::kClosed;
+  *out = keep_mark(std::make_unique<WordMark>(core_.watches, watch, value));
+  return {};
+}
+
+MarkId NativeEngine::keep_mark(std::unique_ptr<StreamMark> mark) {
+  const std::lock_guard lock(core_.marks_mutex);
+  const MarkId id = core_.next_mark++;
+  core_.marks.emplace(id, std::move(mark));
+  return id;
 }
 
 Status NativeEngine::submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,

@@ -44,6 +44,14 @@ class WatchTable {
     return {};
   }
 
+  // kBusy: the word holds less; kClosed: it is nobody's any more.
+  Status at_least(WatchId id, uint64_t value) {
+    const std::lock_guard lock(mutex_);
+    const Watch* watch = find(id);
+    if (watch == nullptr) return StatusCode::kClosed;
+    return std::atomic_ref(*watch->word).load(std::memory_order_acquire) >= value ? StatusCode::kOk : StatusCode::kBusy;
+  }
+
   void close(WatchId id) {
     const std::lock_guard lock(mutex_);
     Watch* watch = find(id);

@@ -53,12 +53,12 @@ void Worker::run() {
       if (now - idle_since > core_.config.spin_ns) sched_yield();
       continue;
     }
-    sleep();
-    idle_since = 0;
+    // Nobody came in a long sleep: nobody is expected the moment after it either.
+    if (sleep() < kLongSleepNs) idle_since = 0;
   }
 }
 
-void Worker::sleep() {
+uint64_t Worker::sleep() {
   core_.helm.lock_as_worker();
   core_.gate.prepare();
   // Looked at after prepare(): whoever rings later finds us sleeping, whoever rang before is seen here.
@@ -72,18 +72,21 @@ void Worker::sleep() {
   core_.helm.unlock();
   if (!sleepy) {
     core_.gate.finish();
-    return;
+    return 0;
   }
+  uint64_t slept_ns = 0;
   if (limit != 0) {
     const uint64_t before = now_ns();
     core_.rail_watch.sleep(loop_has_rails, limit);
-    adapt_spin(loop_has_rails ? kLongSleepNs : now_ns() - before);
+    slept_ns = now_ns() - before;
+    adapt_spin(loop_has_rails ? kLongSleepNs : slept_ns);
   }
   core_.helm.lock_as_worker();
   core_.gate.finish();
   for (const auto& rail : core_.rails) rail->rail->cancel_wait();
   core_.trace.point(TracePoint::kWake, 0, 0);
   core_.helm.unlock();
+  return slept_ns;
 }
 
 // A sleep that turns out short costs both ends more than spinning through it: the peer pays for the ring, we for the wake-up. So

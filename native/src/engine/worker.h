@@ -19,7 +19,7 @@ class Worker {
 
  private:
   void run();
-  void sleep();
+  uint64_t sleep();  // returns how long it slept, ns
   void adapt_spin(uint64_t slept_ns);
 
   static constexpr uint64_t kShortSleepNs = 100'000;

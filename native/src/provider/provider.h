@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "asyncfabric/types.h"
+#include "base/unique_fd.h"
 
 namespace asyncfabric {
 
@@ -37,6 +38,8 @@ struct Memory {
   int32_t device = kHostDevice;
   int memfd = -1;
   uint32_t access = 0;
+  int dmabuf = -1;  // of memory of a GPU, for NICs: a dma-buf that holds the range from dmabuf_offset on
+  uint64_t dmabuf_offset = 0;
 };
 
 // Memory of a GPU that a rail allocated for the engine; freed when destroyed, after each rail released it.
@@ -61,7 +64,7 @@ class RailPeer {
   virtual ~RailPeer() = default;
 };
 
-// A point in a stream of the user.
+// A point in a stream of the user, or a value of a word.
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
@@ -80,6 +83,7 @@ struct WorkRequest {
   bool signalled = true;   // false only on ordered rails: no event unless it fails
   bool delivered = false;  // the completion must mean "visible at the target", not only "buffer reusable"
   bool has_imm = false;
+  bool urgent = false;  // kSend: a sign of life, which may overtake what waits inside the rail
   uint32_t imm = 0;
   RailPeer* peer = nullptr;
   LocalMemory* local = nullptr;    // null for kSend and for length 0
@@ -122,6 +126,8 @@ class Rail {
   // [control] Only rails of a GPU know these. `why()` says in a sentence what the last [control] call refused, "" if nothing.
   virtual Status allocate_memory(uint64_t, int32_t, std::unique_ptr<DeviceMemory>*) { return StatusCode::kUnsupported; }
   virtual std::string why() const { return {}; }
+  // A dma-buf of memory of this GPU, which the rails of NICs are shown; it is open as long as the region is.
+  virtual Status export_dmabuf(const void*, uint64_t, UniqueFd*, uint64_t*) { return StatusCode::kUnsupported; }
   // Lets kernels reach words of the host at their own address until the rail closes. Called once, before the worker runs.
   virtual Status share_words(void*, uint64_t) { return {}; }
   // Any thread: makes a stream of the user wait until the shared word is at least `value`.

@@ -87,6 +87,16 @@ class Party:
         result = await self.fabric.write(self.regions[name][0:length], self.key(key), offset, imm=imm)
         return {"bytes": result.bytes, "rails": list(result.rails)}
 
+    async def pieces(self, key: str, count: int, imm: int, name: str = "source") -> dict[str, Any]:
+        """Write a region in equal pieces, all of them posted before the first is awaited."""
+        region = self.regions[name]
+        size = region.length // count
+        key_of = self.key(key)
+        transfers = [
+            self.fabric.write(region[at : at + size], key_of, at, imm=imm) for at in range(0, count * size, size)
+        ]
+        return {"bytes": sum([(await transfer).bytes for transfer in transfers])}
+
     async def pages(self, key: str, count: int, page_bytes: int, imm: int, name: str = "source") -> dict[str, Any]:
         """Write the pages of the source in reversed order."""
         result = await self.fabric.write_pages(

@@ -41,6 +41,7 @@ constexpr unsigned kHostPortable = 1;
 constexpr unsigned kHostDeviceMap = 2;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr unsigned kWaitGreaterOrEqual = 0;
+constexpr int kDmaBufDescriptor = 1;
 constexpr int kPosixDescriptor = 1;
 constexpr int kLocationDevice = 1;
 constexpr int kAllocationPinned = 1;
@@ -144,6 +145,8 @@ struct Driver {
   // Of CUDA 13; null with an older driver.
   CUresult (*cuMemcpyBatchAsync_v2)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*, size_t*, size_t,
                                     CUstream) = nullptr;
+  // Of CUDA 11.7, and only where the kernel has dma-buf.
+  CUresult (*cuMemGetHandleForAddressRange)(void*, CUdeviceptr, size_t, int, unsigned long long) = nullptr;
   std::string path;  // the file that was really loaded
   int version = 0;   // 13000 is 13.0
   int devices = 0;

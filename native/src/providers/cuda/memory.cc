@@ -2,6 +2,7 @@
 #include "providers/cuda/memory.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 #include <cerrno>
 
 #include <map>
@@ -184,6 +185,22 @@ Status export_memory(const Device& device, const Memory& memory, Passport* out, 
   *why = driver.complaint("cuMemExportToShareableHandle", result) +
          ": this allocation cannot be shared between processes (a memory pool, or a handle without file descriptors)";
   return {StatusCode::kUnsupported, result};
+}
+
+Status export_dmabuf(const Device& device, const void* base, uint64_t length, UniqueFd* out, uint64_t* offset) {
+  const Driver& driver = device.driver();
+  if (driver.cuMemGetHandleForAddressRange == nullptr) return StatusCode::kUnsupported;
+  // The driver wants whole pages of the host; an allocation of a GPU begins and ends at larger ones.
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uint64_t>(base) / page * page;
+  const uint64_t end = (reinterpret_cast<uint64_t>(base) + length + page - 1) / page * page;
+  const Scope scope(device);
+  int fd = -1;
+  const CUresult result = driver.cuMemGetHandleForAddressRange(&fd, first, end - first, kDmaBufDescriptor, 0);
+  if (result != kSuccess) return {StatusCode::kUnsupported, result};
+  *out = UniqueFd(fd);
+  *offset = reinterpret_cast<uint64_t>(base) - first;
+  return {};
 }
 
 namespace {

@@ -50,6 +50,9 @@ class GpuPages final : public DeviceMemory {
 // Fills the passport of memory on `device` and, for memory of a virtual memory handle, the descriptor that a peer imports.
 Status export_memory(const Device& device, const Memory& memory, Passport* out, UniqueFd* handle, std::string* why);
 
+// A dma-buf that holds a range of memory on `device`, from `offset` in it on: what NICs register.
+Status export_dmabuf(const Device& device, const void* base, uint64_t length, UniqueFd* out, uint64_t* offset);
+
 // Page-locked for as long as somebody holds it. Ranges that begin at one address share one lock. Null: the system refused, and
 // copies to and from there are made by way of the driver's own buffers, slower.
 class Pinned {

@@ -50,6 +50,7 @@ class CudaRail final : public local::LocalRail {
 
   Status allocate_memory(uint64_t length, int32_t device, std::unique_ptr<DeviceMemory>* out) override;
   std::string why() const override { return why_; }
+  Status export_dmabuf(const void* base, uint64_t length, UniqueFd* out, uint64_t* offset) override;
   Status share_words(void* base, uint64_t length) override;
   Status stream_wait(void* stream, const uint64_t* word, uint64_t value) override;
   Status mark_stream(void* stream, std::unique_ptr<StreamMark>* out) override;

@@ -28,6 +28,10 @@ Status CudaRail::allocate_memory(uint64_t length, int32_t device, std::unique_pt
   return GpuPages::allocate(device_, length, out, &why_);
 }
 
+Status CudaRail::export_dmabuf(const void* base, uint64_t length, UniqueFd* out, uint64_t* offset) {
+  return cuda::export_dmabuf(*device_, base, length, out, offset);
+}
+
 Status CudaRail::share_words(void* base, uint64_t length) {
   words_ = Pinned::hold(device_, base, length);
   return words_ != nullptr ? Status() : Status(StatusCode::kNoMemory);

@@ -21,6 +21,7 @@ struct Context {
   uint8_t* payload = nullptr;  // send slot of a two-sided message
   uint64_t tag = 0;
   uint64_t sequence = 0;  // of its peer, in the order of submission
+  uint64_t bytes = 0;     // of memory that it writes or reads
   Status status;
   bool reported = true;       // the engine gets an event for it
   bool quiet = false;         // ... only if it fails
@@ -42,6 +43,12 @@ struct ContextList {
     context->next = nullptr;
     (tail != nullptr ? tail->next : head) = context;
     tail = context;
+  }
+  void insert_before(Context* place, Context* context) {
+    context->previous = place->previous;
+    context->next = place;
+    (place->previous != nullptr ? place->previous->next : head) = context;
+    place->previous = context;
   }
   void remove(Context* context) {
     (context->previous != nullptr ? context->previous->next : head) = context->next;

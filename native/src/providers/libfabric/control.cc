@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kContexts = 4096;
 constexpr uint64_t kSettleNs = 500'000'000;
+constexpr uint64_t kPartsOpen = 8;  // requests of the greatest length that fill what may be open
 
 // Order as the contract means it: writes to one peer become visible in order and an immediate never overtakes data.
 bool keeps_order(const fi_info& info) {
@@ -42,6 +43,8 @@ LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
   capabilities_.reports_peer_loss = device_->profile().same_host_only;
   capabilities_.same_host_only = device_->profile().same_host_only;
   capabilities_.max_request_bytes = std::min<uint64_t>(info.ep_attr->max_msg_size, 1ull << 30);
+  if (const uint64_t most = device_->profile().most_open_bytes; most != 0)
+    capabilities_.max_request_bytes = std::min(capabilities_.max_request_bytes, most / kPartsOpen);
   capabilities_.max_send_bytes = kPayloadBytes;
   handed_out_.reserve(256);
   backlogged_.reserve(256);

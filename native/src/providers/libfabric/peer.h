@@ -27,6 +27,7 @@ struct PeerState {
   uint64_t last_sequence = 0;             // given to the newest submitted request
   uint64_t asked = 0;                     // newest one that asks for the target's word
   uint64_t acknowledged = 0;              // everything up to here arrived
+  uint64_t open_bytes = 0;                // of requests that libfabric holds
   uint64_t unasked_bytes = 0;             // submitted behind the newest one that asks
   uint32_t asks_in_flight = 0;
   uint32_t post_mark = 0;  // the post() that saw this peer last

@@ -49,10 +49,12 @@ bool LibfabricRail::reportable(const Context& context) const {
 
 void LibfabricRail::finish(Context& context, Status status) {
   PeerState& peer = *context.peer;
+  const bool held = context.submitted && !context.done;  // one that waits for the target's word may fail after it left
   context.done = true;
   context.status = status;
-  if (context.submitted) {
+  if (held) {
     --peer.submitted;
+    peer.open_bytes -= context.bytes;
     if (context.acknowledges) {
       --peer.asks_in_flight;
       if (status.ok()) peer.acknowledged = std::max(peer.acknowledged, context.sequence);
@@ -257,7 +259,12 @@ void LibfabricRail::progress_into_stash() {
 }
 
 bool LibfabricRail::prepare_wait() {
-  if (!stash_.empty() || !handed_out_.empty() || !backlogged_.empty() || cover_wanted_) return false;
+  if (!stash_.empty() || !handed_out_.empty() || cover_wanted_) return false;
+  // What waits for room is helped by completions alone.
+  if (std::any_of(backlogged_.begin(), backlogged_.end(), [this](const PeerState* peer) {
+        return peer->backlog == nullptr || has_room(*peer, *peer->backlog);
+      }))
+    return false;
   if (device_->wait_fd() < 0) return true;
   // Not every provider's fi_trywait looks into the CQ.
   if (read_cq(1) > 0) return false;  // it is in the stash now

@@ -15,6 +15,7 @@ constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer le
 // target a message each, more rarely drains the sender's window before the word comes.
 constexpr uint64_t kAskBytes = 256 * 1024;
 constexpr size_t kReserved = 256;  // contexts for the rail's own messages, without which others might never complete
+constexpr size_t kUrgent = 64;     // of them for signs of life, and for one peer at most
 
 }  // namespace
 
@@ -25,10 +26,12 @@ Status LibfabricRail::check(const WorkRequest& request) const {
 }
 
 Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool internal) {
-  if (!internal && (peer.outstanding >= kMaxPerPeer || contexts_->available() <= kReserved)) return nullptr;
+  const size_t extra = request.urgent ? kUrgent : 0;
+  if (!internal && (peer.outstanding >= kMaxPerPeer + extra || contexts_->available() <= kReserved - extra))
+    return nullptr;
   uint8_t* payload = nullptr;
   if (request.kind == WorkKind::kSend) {
-    payload = buffers_->take_send_slot(internal);
+    payload = buffers_->take_send_slot(internal || request.urgent);
     if (payload == nullptr) return nullptr;
   }
   Context* context = contexts_->take();
@@ -39,13 +42,17 @@ Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool
   context->peer = &peer;
   context->payload = payload;
   context->tag = request.tag;
+  context->bytes = request.kind == WorkKind::kSend ? 0 : request.length;
   context->status = Status();
   context->reported = !internal;
   context->quiet = !request.signalled;
   context->acknowledges =
       request.delivered || request.kind == WorkKind::kRead || request.kind == WorkKind::kSend || internal;
   context->barrier = context->submitted = context->done = false;
-  peer.requests.push_back(context);
+  if (request.urgent && peer.backlog != nullptr)
+    peer.requests.insert_before(peer.backlog, context);
+  else
+    peer.requests.push_back(context);
   ++peer.outstanding;
   return context;
 }
@@ -97,13 +104,13 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
       encode(MessageHead{}, context->payload);
       std::memcpy(context->payload + kMessageHeadBytes, request.address, request.length);
     }
-    if (peer.backlog != nullptr || budget == 0) {
+    if (!request.urgent && (peer.backlog != nullptr || budget == 0 || !has_room(peer, *context))) {
       push_backlog(peer, *context, request);
       continue;
     }
     const ssize_t error = submit(*context, request);
     if (error == 0) {
-      --budget;
+      budget -= budget != 0 ? 1 : 0;
     } else if (error == -FI_EAGAIN) {
       push_backlog(peer, *context, request);
       if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));
@@ -164,7 +171,13 @@ ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
     peer.unasked_bytes += request.length;
   }
   ++peer.submitted;
+  peer.open_bytes += context.bytes;
   return 0;
+}
+
+bool LibfabricRail::has_room(const PeerState& peer, const Context& context) const {
+  const uint64_t most = device_->profile().most_open_bytes;
+  return most == 0 || peer.open_bytes == 0 || peer.open_bytes + context.bytes <= most;
 }
 
 ssize_t LibfabricRail::submit_send(Context& context, size_t bytes) {
@@ -221,7 +234,7 @@ Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t n
 
 void LibfabricRail::push_backlog(PeerState& peer, Context& context, const WorkRequest& request) {
   context.request = request;
-  if (peer.backlog == nullptr) peer.backlog = &context;
+  if (peer.backlog == nullptr || context.next == peer.backlog) peer.backlog = &context;
   if (!peer.in_backlog) {
     peer.in_backlog = true;
     backlogged_.push_back(&peer);
@@ -239,7 +252,7 @@ void skip_done(PeerState& peer) {
 void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
   while (peer.backlog != nullptr && *budget > 0) {
     Context* context = peer.backlog;
-    if (context->barrier && peer.requests.head != context) return;
+    if ((context->barrier && peer.requests.head != context) || !has_room(peer, *context)) return;
     const ssize_t error = submit(*context, context->request);
     if (error == -FI_EAGAIN) {
       if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));

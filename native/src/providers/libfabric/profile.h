@@ -24,6 +24,9 @@ struct Profile {
   bool endpoint_per_peer = false;  // sends to each peer leave from an endpoint of their own: closing it is the only
                                    // way to flush, and one dead peer cannot block the others
   bool acknowledged = false;       // completions wait for the target's word: a broken stream would lose what only left
+  uint64_t most_open_bytes =
+      0;                    // that libfabric holds for one peer at a time, so that heartbeats need not stand behind
+                            // more, whatever waits; 0: any number
   uint64_t ask_every = 16;  // where that word must be asked for: once in so many requests; 0: each completion is it
   bool traps_dead_keys = false;  // a refused key would never be answered: see traps.h
   bool can_read = true;

@@ -81,6 +81,7 @@ class LibfabricRail final : public Rail {
   void cover();
   bool stream_vanished(const PeerState& peer) const;
   Context* enlist(PeerState& peer, const WorkRequest& request, bool internal);
+  bool has_room(const PeerState& peer, const Context& context) const;
   ssize_t submit(Context& context, const WorkRequest& request);
   ssize_t submit_send(Context& context, size_t bytes);
   ssize_t submit_write(Context& context, const WorkRequest& request);

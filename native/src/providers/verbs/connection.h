@@ -38,6 +38,7 @@ struct Connection {
   bool met = false;                    // it was ready once
   bool closed = false;                 // disconnected: new requests fail at once
   bool path_down = false;              // the engine was told that nothing gets through
+  bool unproven = false;               // the port came back, and nothing was answered since
   bool listed = false;                 // is among the rail's connections with waiting messages
   RailPeer* handle = nullptr;          // set before anybody else sees the connection
   std::atomic<bool> abandoned{false};  // partner: ~PeerHandle on any thread; the helm looks before it names the handle

@@ -16,9 +16,9 @@ constexpr uint32_t kNoSlot = ~0u;
 struct Record {
   uint64_t tag = 0;
   uint32_t send_slot = kNoSlot;  // copy of a message, to give back
-  uint32_t length = 0;           // of the message
-  bool kept = false;             // a message that goes out again over the next queue pair
-  bool quiet = false;            // the engine wants to hear of it only if it fails
+  uint32_t length = 0;
+  bool kept = false;   // not reported: a message that goes out again over the next queue pair, or a question of our own
+  bool quiet = false;  // the engine wants to hear of it only if it fails
 };
 
 enum class LaneState : uint8_t {
@@ -40,6 +40,8 @@ struct Lane {
   Status broken;             // what the first failure said
   bool awaits_peer = false;  // nobody knows whether the peer got it: held back until it is known whether the peer lives
   uint64_t verdict_until = 0;  // ... but no longer than this
+  uint64_t heard = 0;          // what had come back at the last look
+  uint64_t silent_ns = 0;      // how long we looked and nothing came back of what is owed
 
   Record& at(uint32_t position) { return ring[position & (ring.size() - 1)]; }
   uint32_t in_device() const { return tail - flushed; }

@@ -47,8 +47,8 @@ Status Registration::add(int access, Owned<ibv_mr>* out) const {
   ibv_mr* mr = nullptr;
   // GPU memory: by its dma-buf when there is one, else the nvidia-peermem module must know the address. Never run so far: the
   // machines at hand have no GPU beside an RDMA device.
-  if (memory_.device != kHostDevice && memory_.memfd >= 0)
-    mr = library.ibv_reg_dmabuf_mr(device_->pd(), 0, memory_.length, base, memory_.memfd, flags);
+  if (memory_.device != kHostDevice && memory_.dmabuf >= 0)
+    mr = library.ibv_reg_dmabuf_mr(device_->pd(), memory_.dmabuf_offset, memory_.length, base, memory_.dmabuf, flags);
   if (mr == nullptr)
     mr = library.ibv_reg_mr_iova2(device_->pd(), memory_.base, memory_.length, base, static_cast<unsigned>(flags));
   if (mr == nullptr && flags != access)

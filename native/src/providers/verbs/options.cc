@@ -29,6 +29,7 @@ constexpr std::array kNumbers = {
     Number{"depth", 16, 16384, &Options::depth},
     Number{"receives", 4, 16384, &Options::receives},
     Number{"chain", 1, 64, &Options::chain},
+    Number{"silence", 100, 3'600'000, &Options::silence_ms},
 };
 
 bool parse_number(std::string_view word, uint32_t least, uint32_t most, uint32_t* out) {

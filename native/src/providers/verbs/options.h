@@ -23,6 +23,7 @@ struct Options {
   uint32_t depth = 512;          // depth=<16..16384>: requests of one queue pair
   uint32_t receives = 1024;      // receives=<4..16384>: receives that wait for immediates
   uint32_t chain = 32;           // chain=<1..64>: requests per doorbell
+  uint32_t silence_ms = 10000;   // silence=<100..>: a device that reports nothing for so long is not waited for
   bool relaxed_ordering = true;  // relaxed_ordering=0|1
 };
 

@@ -44,6 +44,7 @@ size_t VerbsRail::poll(std::span<RailEvent> events) {
   if (handover_->has_news()) take_news();
   if (!awaiting_.empty()) look_at_verdicts();
   while (events_.size() < events.size() && read_cq() == kReadAtOnce) {}
+  if (in_device_ != 0 || !waiting_.empty()) look_for_silence();
   receives_->refill(false);
   advance_waiting();
   size_t count = 0;

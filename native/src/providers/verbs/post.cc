@@ -77,7 +77,8 @@ ibv_send_wr& VerbsRail::append(Connection& connection, Lane& lane, const Record&
 }
 
 void VerbsRail::post_work(Connection& connection, Lane& lane, const WorkRequest& request) {
-  ibv_send_wr& made = append(connection, lane, {.tag = request.tag, .quiet = !request.signalled});
+  const Record record{.tag = request.tag, .length = static_cast<uint32_t>(request.length), .quiet = !request.signalled};
+  ibv_send_wr& made = append(connection, lane, record);
   made.opcode = request.kind == WorkKind::kRead ? IBV_WR_RDMA_READ
                 : request.has_imm               ? IBV_WR_RDMA_WRITE_WITH_IMM
                                                 : IBV_WR_RDMA_WRITE;
@@ -160,7 +161,7 @@ void VerbsRail::ring_doorbell() {
   const auto unsent = static_cast<uint32_t>(count - posted);
   for (uint32_t position = lane.tail - unsent; position != lane.tail; ++position) {
     Record& record = lane.at(position);
-    emit_done(record.tag, {StatusCode::kTransport, error});
+    if (!record.kept) emit_done(record.tag, {StatusCode::kTransport, error});
     if (record.send_slot != kNoSlot) free_sends_.push_back(record.send_slot);
   }
   lane.tail -= unsent;

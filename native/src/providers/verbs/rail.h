@@ -1,5 +1,6 @@
 // rail.h: the rail over libibverbs. Rooms: control.cc (opening, memory, connecting), post.cc (requests to doorbells), poll.cc
-// (completions, immediates, messages, sleeping), recovery.cc (news of the service thread, broken lanes, ends of connections).
+// (completions, immediates, messages, sleeping), recovery.cc (news of the service thread, broken lanes, ends of connections), silence.cc
+// (devices that report nothing, ports that came back).
 // Control calls may overlap the helm: they touch only registrations, which the library locks, and the letter boxes.
 //
 // Lanes: data goes over the bulk queue pair, messages and empty signals over the other one, so that a count does not wait behind
@@ -30,6 +31,7 @@ struct Figures {
   uint64_t completions = 0;
   uint64_t receive_posts = 0;
   uint64_t rebuilt_lanes = 0;
+  uint64_t silent_lanes = 0;  // whose device reported nothing for too long
 };
 
 class VerbsRail final : public Rail {
@@ -116,9 +118,18 @@ class VerbsRail final : public Rail {
   void take_ready(News& news);
   void take_given_up(Connection& connection, Status status);
   void take_port_down(Status status);
+  void take_port_up();
   void close(Connection& connection, Status status);
   void post_credit_receive(ibv_qp* qp) const;
   uint32_t table_slot(const std::shared_ptr<Connection>& connection);
+
+  // silence.cc
+  void look_for_silence();
+  static bool grows_silent(const Connection& connection, Lane& lane, uint64_t gap);
+  void push_out(Connection& connection, Lane& lane);
+  void take_out(Connection& connection, Lane& lane);
+  void ask_path(Connection& connection);
+  void path_answers(Connection& connection);
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<Handover> handover_;
@@ -146,6 +157,8 @@ class VerbsRail final : public Rail {
   uint32_t stale_ = 0;                        // completions of destroyed queue pairs that may still stand in the CQ
   uint32_t most_in_device_ = 0;
   unsigned unacked_events_ = 0;
+  uint64_t looked_ns_ = 0;  // last look for silence
+  uint64_t next_look_ns_ = 0;
   bool port_down_ = false;
   Figures figures_;
 };

@@ -18,11 +18,13 @@ constexpr uint64_t kVerdictNs = 6'000'000'000;  // longer than the engine waits 
 }  // namespace
 
 void VerbsRail::complete(Connection& connection, Lane& lane, uint32_t position, ibv_wc_status status) {
-  if (position - lane.flushed >= lane.in_device()) return;  // not one of ours
-  if (lane.state == LaneState::kReady && status == IBV_WC_SUCCESS) {
+  if (position - lane.flushed >= lane.in_device()) return;      // not one of ours
+  if (status == IBV_WC_SUCCESS && lane.head == lane.flushed) {  // also while we push it out: it was faster than that
     in_device_ -= position + 1 - lane.flushed;
     lane.flushed = position + 1;
     end_records(lane, position + 1, {});
+    if (connection.unproven) path_answers(connection);
+    if (lane.state == LaneState::kBroken) flushed(connection, lane, lane.flushed);
     return;
   }
   if (lane.state == LaneState::kReady) {
@@ -124,14 +126,7 @@ void VerbsRail::take_news() {
         break;
       case NewsKind::kAbandoned: close(*news.connection, StatusCode::kPeerDead); break;
       case NewsKind::kPortDown: take_port_down(news.status); break;
-      case NewsKind::kPortUp: {
-        if (!port_down_) break;  // some drivers say it twice
-        port_down_ = false;
-        RailEvent event;
-        event.kind = RailEventKind::kRailUp;
-        events_.push({event});
-        break;
-      }
+      case NewsKind::kPortUp: take_port_up(); break;
     }
   }
 }
@@ -161,6 +156,7 @@ void VerbsRail::take_ready(News& news) {
     lane.pair = std::move(news.pairs[index]);
     lane.ring.resize(std::bit_ceil(lane.pair.sizes.sends));
     lane.head = lane.flushed = lane.tail = 0;
+    lane.heard = ~0ull;
     lane.generation = ++generations_[connection.slot];
     lane.state = LaneState::kReady;
     if (index != kSignalLane) continue;
@@ -170,9 +166,7 @@ void VerbsRail::take_ready(News& news) {
     for (uint32_t i = 0; i < kCreditReceives; ++i) post_credit_receive(lane.pair.qp.get());
   }
   connection.met = true;
-  if (std::all_of(connection.lanes.begin(), connection.lanes.end(),
-                  [](const Lane& lane) { return lane.state == LaneState::kReady; }))
-    tell_path(connection, false);
+  path_answers(connection);
   connection.waiting.insert(connection.waiting.begin(), connection.again.begin(), connection.again.end());
   connection.again.clear();
   if (!connection.waiting.empty() && !connection.listed) waiting_.push_back(&connection);
@@ -198,6 +192,16 @@ void VerbsRail::take_port_down(Status status) {
   RailEvent event;
   event.kind = RailEventKind::kRailDown;
   event.status = status;
+  events_.push({event});
+}
+
+void VerbsRail::take_port_up() {
+  if (!port_down_) return;  // some drivers say it twice
+  port_down_ = false;
+  for (const std::shared_ptr<Connection>& connection : table_)
+    if (connection != nullptr) ask_path(*connection);
+  RailEvent event;
+  event.kind = RailEventKind::kRailUp;
   events_.push({event});
 }
 

@@ -1,0 +1,60 @@
+"""What the compiled row loops take and give: numpy arrays, written in place. Types only, made by cython_ext/rows.pxi.
+
+Rows are bytes, shape [rows, row_bytes]; `kind` says what elements they have: 0 bfloat16, 1 float16, 2 float32. All
+raise IndexError, before anything is written, where an index points outside or sizes do not fit each other.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Experts = NDArray[np.int32]
+
+
+class RowLoops(Protocol):
+    """Moving and adding up rows; the GIL is released meanwhile."""
+
+    def take_rows(self, source: Bytes, index: Ints, target: Bytes) -> None:
+        """Make row i of the target row index[i] of the source."""
+
+    def spread_rows(self, source: Bytes, pair_offsets: Ints, position: Ints, target: Bytes) -> None:
+        """Copy row i of the source to the rows position[pair_offsets[i]:pair_offsets[i + 1]] of the target."""
+
+    def weigh_rows(
+        self, source: Bytes, kind: int, pair_offsets: Ints, position: Ints, weights: Floats, target: Bytes
+    ) -> None:
+        """Make row i of the target the fp32 sum of weights[p] * source[position[p]] over its pairs p, rounded once."""
+
+    def add_rows(self, source: Bytes, kind: int, tokens: Ints, parts: Ints, target: Bytes) -> None:
+        """Make row t of the target the fp32 sum of the rows that the parts have for token t, rounded once.
+
+        A part (begin, end, at): source row at + i is for token tokens[begin + i]; these ascend.
+        """
+
+    def gather_sums(self, source: Bytes, kind: int, tokens: Ints, parts: Ints, sums: Floats) -> None:
+        """Add the same to row t of fp32 sums."""
+
+    def count_pairs(self, experts: Experts, first: int, counts: Ints, pair_offsets: Ints) -> int:
+        """Count the pairs of rows and experts first .. first + len(counts) - 1; returns how many there are."""
+
+    def place_pairs(
+        self,
+        experts: Experts,
+        first: int,
+        begins: Ints,
+        position: Ints,
+        row: Ints,
+        choice: Ints,
+        row_of: Ints,
+        choice_of: Ints,
+    ) -> None:
+        """Give each pair its output row; those of expert e begin at begins[e], which is used up."""
+
+    def sums_kind(self) -> str:
+        """Return which instructions the sums use: avx512, avx2 or plain."""

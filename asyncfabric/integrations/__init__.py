@@ -1,0 +1,5 @@
+"""asyncfabric.integrations: adapters to other frameworks. No logic here; import the one that is wanted.
+
+sparse_blocks: the sparse blocks of transformers' Mixtral, Qwen2-MoE and Qwen3-MoE, expert-parallel (extra `torch`).
+deep_ep: the interface of DeepEP's `Buffer`, for host tensors (extra `torch`).
+"""

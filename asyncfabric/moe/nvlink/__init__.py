@@ -1,0 +1,15 @@
+"""asyncfabric.moe.nvlink: the same exchange among the GPUs of one host, by kernels that store to each other's memory.
+
+The public door; no logic. How it works, and its invariants: docs/explain/moe.md, "On GPUs".
+
+    async with open_moe_cuda(fabric, MoeGroup(rank, addresses), config, device="cuda:0") as moe:
+        handle = moe.dispatch(x, indices, weights)      # both calls return at once: the stream does the rest
+        y = moe.combine(run_experts(handle.rows, handle.offsets), handle)
+"""
+
+from asyncfabric.moe.nvlink.exchange import CudaMoeExchange
+from asyncfabric.moe.nvlink.handle import CudaMoeHandle
+from asyncfabric.moe.nvlink.layout import cuda_buffer_bytes
+from asyncfabric.moe.nvlink.opening import open_moe_cuda
+
+__all__ = ["CudaMoeExchange", "CudaMoeHandle", "cuda_buffer_bytes", "open_moe_cuda"]

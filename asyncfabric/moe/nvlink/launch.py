@@ -1,0 +1,120 @@
+"""Kernels: the text that the package carries, compiled by the driver, and the structs that they are launched with.
+
+Any thread. The structs are those of native/cuda/moe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_uint32, c_uint64, c_void_p, cast
+from importlib import resources
+from typing import ClassVar
+
+import torch
+
+from asyncfabric.moe.nvlink.driver import DYNAMIC_SHARED_BYTES, SHARED_SHARE, Driver
+from asyncfabric.moe.nvlink.layout import (
+    BACK_WARPS,
+    MAX_RANKS,
+    RECEIVE_WARPS,
+    SEND_WARPS,
+    NvlinkLayout,
+)
+
+SEND, RECEIVE = 1, 2
+STATE_WORDS = 9
+WAITS = {1: "its routes", 2: "a token of it", 3: "sums from it", 4: "its end of the step"}
+COMBINE = {"bfloat16": "moe_combine_bfloat16", "float16": "moe_combine_float16", "float32": "moe_combine_float32"}
+
+
+class ExchangeWords(ctypes.Structure):
+    """moe::Exchange: the shape, and where everything is."""
+
+    _fields_: ClassVar = [
+        ("region", c_uint64 * MAX_RANKS),
+        *((name, c_uint64) for name in ("state", "missing", "deadline_ns", "turn_bytes")),
+        *((name, c_uint64) for name in ("slots", "scale_slots", "counts", "pairs", "back", "tokens")),
+        *((name, c_uint64) for name in ("record_words", "token_words", "head_words", "back_words")),
+        *((name, c_uint32) for name in ("rank", "ranks", "present", "experts", "top_k", "max_tokens")),
+        *((name, c_uint32) for name in ("in_flight", "alignment", "row_bytes", "scales", "back_row_bytes")),
+        *((name, c_uint32) for name in ("parts", "stage_bytes", "most_experts", "routers", "unused")),
+    ]
+
+
+class DispatchWords(ctypes.Structure):
+    """moe::Dispatch: what one dispatch reads and writes here."""
+
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("x", "indices", "weights", "given_scales", "count", "rows", "row_scales")),
+        *((name, c_uint64) for name in ("tokens_per_expert", "offsets", "source_ranks", "source_tokens")),
+        *((name, c_uint64) for name in ("source_choices", "pairs", "reached", "counts")),
+        *((name, c_uint32) for name in ("tokens", "wide_indices", "roles", "unused")),
+    ]
+
+
+class CombineWords(ctypes.Structure):
+    """moe::Combine: what one combine reads and writes here."""
+
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("expert_rows", "y", "pairs", "reached", "counts")),
+        *((name, c_uint32) for name in ("roles", "unused")),
+    ]
+
+
+def kernel_text() -> bytes:
+    """Return the kernels as PTX."""
+    return resources.files("asyncfabric.moe.nvlink").joinpath("kernels.ptx").read_bytes()
+
+
+class Kernels:
+    """The kernels of one device, for one shape."""
+
+    def __init__(self, driver: Driver, layout: NvlinkLayout, device: torch.device, blocks: int) -> None:
+        """Compile them for a device; `blocks` of each launch.
+
+        Raises:
+            DeviceError: the driver does not compile them, or the device has too little shared memory.
+        """
+        self._driver = driver
+        self._device = device
+        self._module = c_void_p()
+        self._blocks = blocks
+        with torch.cuda.device(device):
+            driver.call("cuModuleLoadData", byref(self._module), kernel_text())
+            self._dispatch = self._function("moe_dispatch", layout.dispatch_shared_bytes)
+            self._combine = self._function(COMBINE[layout.config.out_dtype], layout.combine_shared_bytes)
+
+    def dispatch(self, exchange: ExchangeWords, words: DispatchWords, stream: int) -> None:
+        """Launch a dispatch, or a half of it."""
+        self._launch(self._dispatch, (SEND_WARPS + RECEIVE_WARPS) * 32, stream, exchange, words)
+
+    def combine(self, exchange: ExchangeWords, words: CombineWords, stream: int) -> None:
+        """Launch a combine, or a half of it."""
+        self._launch(self._combine, 2 * BACK_WARPS * 32, stream, exchange, words)
+
+    def close(self) -> None:
+        """Unload; none of them may run any more."""
+        with torch.cuda.device(self._device):
+            self._driver.call("cuModuleUnload", self._module)
+
+    def _function(self, name: str, shared_bytes: int) -> tuple[c_void_p, int]:
+        found = c_void_p()
+        self._driver.call("cuModuleGetFunction", byref(found), self._module, name.encode())
+        self._driver.call("cuFuncSetAttribute", found, DYNAMIC_SHARED_BYTES, shared_bytes)
+        # The same share for all kernels: a multiprocessor that has to change it waits until it is empty.
+        self._driver.call("cuFuncSetAttribute", found, SHARED_SHARE, 100)
+        return found, shared_bytes
+
+    def _launch(
+        self,
+        function: tuple[c_void_p, int],
+        threads: int,
+        stream: int,
+        exchange: ExchangeWords,
+        words: DispatchWords | CombineWords,
+    ) -> None:
+        arguments = (c_void_p * 2)(cast(POINTER(ExchangeWords)(exchange), c_void_p), c_void_p(ctypes.addressof(words)))
+        found, shared_bytes = function
+        grid = (self._blocks, 1, 1, threads, 1, 1)
+        with torch.cuda.device(self._device):  # the default stream is that of the current device
+            self._driver.call("cuLaunchKernel", found, *grid, shared_bytes, c_void_p(stream), arguments, None)

@@ -1,0 +1,78 @@
+"""What the code itself costs: seconds of a processor core for each thing that an update does. Values only.
+
+Measured on a machine by `asyncfabric plan calibrate`, never assumed: there are no defaults.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Core time, unless it is said otherwise. One GB is 1e9 bytes.
+
+    Attributes:
+        write_s_per_gb: of a sender's engine, for a byte that it writes.
+        write_us: of a sender's engine, for each write: one run that is contiguous at both ends.
+        receive_s_per_gb: of a receiver's engine, for a byte that arrives; 0 where writes need nobody there.
+        checksum_s_per_gb: for a byte that is hashed, once at the sender and once at each receiver.
+        gather_s_per_gb: for a byte that lies in short runs and is brought together to be hashed.
+        cast_s_per_gb, fp8_s_per_gb: for a byte written that was cast, or quantised in blocks.
+        unit_ms: of a trainer's event loop, for each unit of boxes.
+        message_ms, told_ms: of the sender's and of the receiver's event loop, for telling one receiver of one unit.
+        process_ms: of each trainer and receiver, for taking part in an update at all.
+        participant_ms: of the coordinator, for each trainer and receiver: one after the other.
+    """
+
+    write_s_per_gb: float
+    write_us: float
+    receive_s_per_gb: float
+    checksum_s_per_gb: float
+    gather_s_per_gb: float
+    cast_s_per_gb: float
+    fp8_s_per_gb: float
+    unit_ms: float
+    message_ms: float
+    told_ms: float
+    process_ms: float
+    participant_ms: float
+
+    def __post_init__(self) -> None:
+        for name in COSTS:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """The numbers in the order of COSTS."""
+        return np.array([getattr(self, name) for name in COSTS], np.float64)
+
+    def beside_devices(self) -> HostCosts:
+        """Return what is left where NICs move bytes and GPUs convert and hash: event loops and posting."""
+        return msgspec.structs.replace(
+            self, write_s_per_gb=0.0, receive_s_per_gb=0.0, checksum_s_per_gb=0.0, gather_s_per_gb=0.0,
+            cast_s_per_gb=0.0, fp8_s_per_gb=0.0,
+        )  # fmt: skip
+
+
+COSTS: tuple[str, ...] = HostCosts.__struct_fields__
+
+
+class Hosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Machines whose cores the ranks share.
+
+    Attributes:
+        costs: of the code.
+        cores: of each machine, those that nobody else uses; may be a fraction.
+        ranks: trainers, then receivers, fill machines with so many each; 0: all ranks are on one machine.
+    """
+
+    costs: HostCosts
+    cores: float
+    ranks: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.cores > 0 or self.ranks < 0:
+            raise ValueError(f"a machine has cores, and ranks or 0 for all, got {self.cores} and {self.ranks}")

@@ -1,0 +1,100 @@
+"""How much of each thing that costs core time every rank does in an update: the plan in the units of `HostCosts`. Pure.
+
+The same counts are fitted to measured core time and, times the fitted costs, drive the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from asyncfabric.sim.costs import COSTS, HostCosts
+from asyncfabric.sim.workload import Floats, Workload
+from asyncfabric.weights.batch import all_sent
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.plan import Plan
+
+Thread = Literal["trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine", "receiver work",
+                 "coordinator"]  # fmt: skip
+"""Each is one thread of every process of that role; the coordinator's are taken together."""
+
+THREADS: tuple[Thread, ...] = ("trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine",
+                               "receiver work", "coordinator")  # fmt: skip
+
+GB, US, MS = 1e-9, 1e-6, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Labour:
+    """For each thread a matrix (ranks that have it, costs): times `HostCosts.values` it is seconds of a core."""
+
+    counts: dict[Thread, Floats]
+
+    def seconds(self, thread: Thread, costs: HostCosts) -> Floats:
+        """Return the core seconds of a thread in each rank."""
+        return np.asarray(self.counts[thread] @ costs.values)
+
+    def total_s(self, costs: HostCosts) -> float:
+        """Return the core seconds of everybody."""
+        return float(sum(self.seconds(thread, costs).sum() for thread in THREADS))
+
+    def longest_s(self, costs: HostCosts) -> float:
+        """Return the core seconds of the busiest thread of a trainer or a receiver: nothing is over sooner."""
+        ranks = (thread for thread in THREADS if thread != "coordinator")
+        return max(float(self.seconds(thread, costs).max(initial=0.0)) for thread in ranks)
+
+
+def labour_of(plan: Plan, work: Workload, run_bytes: Ints | None = None) -> Labour:
+    """Return the labour of a plan.
+
+    Args:
+        plan: with its replicas.
+        work: of that plan: its units are those that event loops handle.
+        run_bytes: (pieces,): bytes of one write of each piece as senders carry it out; the plan's own runs if None.
+    """
+    receivers = len(work.fed)
+    counts = {thread: np.zeros((_ranks(thread, plan, receivers), len(COSTS))) for thread in THREADS}
+    runs = plan.pieces.run_bytes if run_bytes is None else run_bytes
+    weights = plan.pieces.run_bytes * plan.pieces.runs
+    writes = weights // np.maximum(runs, 1) + plan.pieces.scale_runs
+    form = np.zeros(len(plan.pieces), np.int64)
+    for kind in plan.kinds:
+        form[kind.first : kind.first + kind.count] = 2 if kind.block else int(kind.dtype != kind.to)
+
+    def put(thread: Thread, name: str, unit: float, values: Floats | Ints | float) -> None:
+        counts[thread][:, COSTS.index(name)] += np.asarray(values) * unit
+
+    per_trainer = {name: np.zeros(plan.trainers) for name in ("written", "writes", "hashed", "gathered", "cast", "fp8")}
+    for rank, batch in enumerate(all_sent(plan)):
+        once = batch.piece[np.flatnonzero(np.diff(batch.box, prepend=-1))]  # a box is converted and hashed once
+        size = plan.piece_bytes[once]
+        per_trainer["written"][rank] = plan.piece_bytes[batch.piece].sum()
+        per_trainer["writes"][rank] = writes[batch.piece].sum()
+        per_trainer["hashed"][rank] = size.sum()
+        per_trainer["gathered"][rank] = size[(form[once] == 0) & (runs[once] < weights[once])].sum()
+        per_trainer["cast"][rank] = size[form[once] == 1].sum()
+        per_trainer["fp8"][rank] = size[form[once] == 2].sum()
+    put("trainer engine", "write_s_per_gb", GB, per_trainer["written"])
+    put("trainer engine", "write_us", US, per_trainer["writes"])
+    put("trainer work", "checksum_s_per_gb", GB, per_trainer["hashed"])
+    put("trainer work", "gather_s_per_gb", GB, per_trainer["gathered"])
+    put("trainer work", "cast_s_per_gb", GB, per_trainer["cast"])
+    put("trainer work", "fp8_s_per_gb", GB, per_trainer["fp8"])
+    put("trainer loop", "unit_ms", MS, (np.diff(work.brought, axis=1, prepend=0.0) > 0).sum(axis=1))
+    put("trainer loop", "message_ms", MS, work.first_entry[:, -1] - work.first_entry[:, 0])
+    put("trainer loop", "process_ms", MS, 1.0)
+    put("receiver engine", "receive_s_per_gb", GB, work.fed)
+    put("receiver engine", "write_s_per_gb", GB, work.forwards)
+    put("receiver work", "checksum_s_per_gb", GB, work.fed + work.gets)
+    put("receiver loop", "told_ms", MS, np.bincount(work.entry_receiver, minlength=receivers))
+    put("receiver loop", "process_ms", MS, 1.0)
+    put("coordinator", "participant_ms", MS, float(plan.trainers + receivers))
+    return Labour(counts)
+
+
+def _ranks(thread: Thread, plan: Plan, receivers: int) -> int:
+    if thread.startswith("trainer"):
+        return plan.trainers
+    return receivers if thread.startswith("receiver") else 1

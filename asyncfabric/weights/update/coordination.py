@@ -1,0 +1,367 @@
+"""Coordination: drives the coordinator of the commit: who is there, who takes part, the log, and how updates end.
+
+Runs on the event loop's thread; the log's file calls run on a worker thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
+from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Effect, Phase, Say
+from asyncfabric.weights.commit.decision_log import DecisionLog
+from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Verified
+from asyncfabric.weights.plan import Plan, Relay
+from asyncfabric.weights.planner import join_replica, leave_replica
+from asyncfabric.weights.update.line import Line
+from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, WeightMessage, Wrote
+from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
+from asyncfabric.weights.update.progress import Progress
+from asyncfabric.weights.update.reports import UpdateReport
+from asyncfabric.weights.update.rosters import roster_of
+from asyncfabric.weights.update.threads import in_thread
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+GRACE_S = 5.0
+"""How long a receiver that cannot be written to may take to be known as dead, before it fails the update."""
+
+
+class WeightCoordinator:
+    """The coordinator; made by `async with open_coordinator(...)`."""
+
+    def __init__(
+        self, messenger: Messenger, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
+    ) -> None:
+        """Not for users: `async with open_coordinator(...)`."""
+        self._messenger = messenger
+        self._log = log
+        self._tasks = tasks
+        self._grace_s = grace_s
+        self._machine = Coordinator(begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1])
+        self._geometry = plan.with_replicas(())
+        self._plans = {True: self._geometry, False: self._geometry.with_relay(Relay())}
+        self._trainers = tuple(trainer_name(rank) for rank in range(plan.trainers))
+        self._offers: dict[str, int] = {}
+        self._here: set[str] = set()
+        self._update: Progress | None = None
+        self._changed = anyio.Event()
+        self._words: Line[tuple[str, WeightMessage]] = Line()
+
+    @property
+    def committed(self) -> int:
+        """The latest decided version, 0 for none."""
+        return self._machine.committed
+
+    @property
+    def begun(self) -> int:
+        """The latest version that was begun; the next one must be later."""
+        return self._machine.begun
+
+    @property
+    def receivers(self) -> dict[str, int]:
+        """The receivers that are there, and the complete version that each holds."""
+        return self._machine.receivers
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Who the open update waits for."""
+        if self._update is not None and self._machine.phase is Phase.WRITING:
+            return (*sorted(set(self._trainers) - self._update.wrote), *self._machine.awaited)
+        return self._machine.awaited
+
+    async def wait_receivers(self, names: Iterable[str]) -> None:
+        """Return when these receivers are there.
+
+        Cancellation: only this wait ends.
+        """
+        wanted = set(names)
+        while not wanted <= set(self._machine.receivers):
+            await self._changed.wait()
+
+    async def wait_held(self, names: Iterable[str], version: int) -> None:
+        """Return when these receivers hold this version or a later one.
+
+        Cancellation: only this wait ends.
+        """
+        wanted = set(names)
+        while not all(self._machine.receivers.get(name, 0) >= version for name in wanted):
+            await self._changed.wait()
+
+    async def offers(self) -> AsyncIterator[int]:
+        """Yield each version that all trainers offer, for a loop that updates to it.
+
+        Cancellation: nothing is lost.
+        """
+        while True:
+            while (version := self._offered()) is None:
+                await self._changed.wait()
+            yield version
+            while self._offered() == version:  # until it was taken up, or refused
+                await self._changed.wait()
+
+    async def update(self, version: int) -> UpdateReport:
+        """Wait until every trainer offers a version, and bring it to every receiver that is there, or to none.
+
+        Raises:
+            ValueError: the version is not later than all that were begun.
+            BusyError: an update is open.
+            BrokenError: the update was aborted, and the text says why; replicas serve what they served.
+
+        Cancellation: the update is aborted, unless it is being decided.
+        """
+        if version <= self._machine.begun:
+            reason = f"version must be greater than {self._machine.begun}, got {version}"
+            self._refuse(version, reason)
+            raise ValueError(reason)
+        if self._update is not None:
+            raise BusyError(f"the update to version {self._update.version} is open")
+        while self._offered() != version:
+            await self._changed.wait()
+        update = self._update = Progress(version)
+        try:
+            await in_thread(self._log.begin, version, self._geometry.digest)
+            self._begin(update)
+            await update.done.wait()
+        except BaseException as error:
+            if not update.done.is_set():
+                self._carry_out(self._machine.sender_failed(self._trainers[0], f"the coordinator gave up: {error!r}"))
+                if self._machine.phase is Phase.DECIDING:
+                    with anyio.CancelScope(shield=True):
+                        await update.done.wait()
+                update.failure = update.failure or str(error)
+            self._end(update)
+            if isinstance(error, (FabricError, ValueError)):
+                raise BrokenError(f"version {version} was not committed: {error}") from error
+            raise
+        self._end(update)
+        if update.failure:
+            raise BrokenError(f"version {version} was not committed: {update.failure}", remedy="the old one serves")
+        return update.report()
+
+    # ---- one update
+
+    def _begin(self, update: Progress) -> None:
+        """Say who takes part, and open the update; nothing waits between the two."""
+        if self._offered() != update.version:
+            raise BrokenError("a trainer withdrew it before it began")
+        present = list(self._machine.receivers)
+        if not present or not set(self._trainers) <= self._here:
+            gone = sorted(set(self._trainers) - self._here)
+            raise BrokenError(
+                f"an update needs all trainers and a receiver; there are {len(present)} receivers, {gone} are gone"
+            )
+        by_replica: dict[str, set[int]] = {}
+        for name in present:
+            replica, receiver = receiver_of(name)
+            by_replica.setdefault(replica, set()).add(receiver)
+        ranks = self._geometry.receivers
+        relay = self._geometry.relay != Relay() and all(len(have) == ranks for have in by_replica.values())
+        plan = self._seated(relay, by_replica)
+        roster = roster_of(plan, update.version, relay)
+        for name in (*self._trainers, *present):
+            self._say(name, roster)
+        update.receivers = tuple(sorted(present))
+        self._carry_out(
+            self._machine.begin(update.version, self._geometry.digest, [*self._trainers, *(present if relay else ())])
+        )
+
+    def _seated(self, relay: bool, present: dict[str, set[int]]) -> Plan:
+        """Return the plan with the replicas that are there; who was there before keeps its seat."""
+        plan = self._plans[relay]
+        for one in plan.replicas:
+            if one.name not in present:
+                plan = leave_replica(plan, one.name)
+        for name in present:
+            if all(one.name != name for one in plan.replicas):
+                plan = join_replica(plan, name)
+        self._plans[relay] = plan
+        return plan
+
+    def _end(self, update: Progress) -> None:
+        if self._update is update:
+            self._update = None
+        for trainer in self._trainers:
+            if self._offers.get(trainer) == update.version:
+                del self._offers[trainer]
+            if trainer in self._here:
+                self._say(trainer, Outcome(update.version, update.failure[:2000]))
+        self._notify()
+
+    # ---- messages
+
+    async def run(self) -> None:
+        """Take messages until the messenger is closed; not for users.
+
+        Cancellation: at once.
+        """
+        self._tasks.start_soon(self._speak)
+        while True:
+            try:
+                sender, event = await self._messenger.receive()
+            except ClosedError as error:
+                self._carry_out(self._machine.sender_failed(self._trainers[0], str(error)))
+                self._settle()
+                return
+            self._hear(sender, event)
+            self._settle()
+            self._notify()
+
+    def _hear(self, sender: str, event: Event) -> None:
+        update = self._update
+        match event:
+            case Found():
+                self._here.add(sender)
+            case Lost(reason):
+                self._lost(sender, reason)
+            case Offered(version):
+                self._offers[sender] = version
+                if version <= self._machine.begun:
+                    self._refuse(version, f"version must be greater than {self._machine.begun}, got {version}")
+            case Wrote(version, codings) if update is not None and version == update.version:
+                update.wrote.add(sender)
+                update.codings += codings
+            case Unreachable(version, receiver, reason) if update is not None and version == update.version:
+                self._tasks.start_soon(self._doubt, update, receiver, f"{sender} cannot write to it: {reason}")
+            case Failed(version, reason) if sender in self._trainers:
+                if self._offers.get(sender) == version:
+                    del self._offers[sender]
+                if update is not None and version == update.version:
+                    self._carry_out(self._machine.sender_failed(sender, reason))
+            case Standing() | Ready() | Verified() | Failed() | Fetched() if sender not in self._trainers:
+                if isinstance(event, Standing):
+                    receiver_of(sender)
+                self._carry_out(self._machine.heard(sender, event))
+            case _:
+                pass
+
+    def _lost(self, name: str, reason: str) -> None:
+        self._here.discard(name)
+        self._offers.pop(name, None)
+        if name in self._machine.receivers:
+            self._carry_out(self._machine.receiver_lost(name, reason))
+        self._carry_out(self._machine.sender_failed(name, reason))
+        for other in (*self._machine.receivers, *(trainer for trainer in self._trainers if trainer in self._here)):
+            self._say(other, Gone(name))
+
+    async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
+        """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
+        with anyio.move_on_after(self._grace_s):
+            while receiver in self._machine.receivers and self._update is update:
+                await self._changed.wait()
+        if self._update is update and receiver in self._machine.receivers:
+            self._carry_out(self._machine.heard(receiver, Failed(update.version, reason[:2000])))
+            self._settle()
+
+    def _refuse(self, version: int, reason: str) -> None:
+        for trainer, offered in list(self._offers.items()):
+            if offered == version:
+                del self._offers[trainer]
+                self._say(trainer, Outcome(version, reason))
+        self._notify()
+
+    def _offered(self) -> int | None:
+        versions = {self._offers.get(name) for name in self._trainers}
+        return versions.pop() if len(versions) == 1 else None
+
+    # ---- effects
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Say(to, message):
+                    self._say(to, message)
+                case Decide(version):
+                    self._tasks.start_soon(self._decide, version)
+        self._notify()
+
+    async def _decide(self, version: int) -> None:
+        try:
+            with anyio.CancelScope(shield=True):  # once it may be on the disk, the machine has to know
+                await in_thread(self._log.commit, version)
+        except FabricError as error:
+            logger.error("version %d: %s", version, error)
+            self._carry_out(self._machine.not_recorded(version, str(error)))
+        except BaseException as error:  # what is on the disk is not known: this coordinator must say no more
+            if self._update is not None:
+                self._update.failure = f"the coordinator broke while it decided: {error!r}"
+                self._update.done.set()
+            raise
+        else:
+            self._carry_out(self._machine.recorded(version))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Note how far the open update is, and wake who waits for its end."""
+        update = self._update
+        if update is None or update.done.is_set() or self._machine.begun < update.version:
+            return
+        phase = self._machine.phase
+        if phase in (Phase.WRITING, Phase.DECIDING):
+            update.mark("ready")
+        if update.wrote >= set(self._trainers):
+            update.mark("wrote")
+        if phase is Phase.DECIDING:
+            update.mark("verified")
+        if phase is Phase.IDLE:
+            update.mark("end")
+            update.failure = "" if self._machine.committed == update.version else self._machine.failure
+            update.done.set()
+            self._notify()
+
+    def _say(self, to: str, message: WeightMessage) -> None:
+        self._words.put_nowait((to, message))
+
+    async def _speak(self) -> None:
+        async for to, message in self._words:
+            try:
+                await self._messenger.send(to, message)
+            except FabricError as error:  # its loss is heard of, and is what counts
+                logger.info("%s did not get %s of the coordinator: %s", to, type(message).__name__, error)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+@asynccontextmanager
+async def open_coordinator(
+    messenger: Messenger, plan: Plan, log_path: Path, *, grace_s: float = GRACE_S
+) -> AsyncIterator[WeightCoordinator]:
+    """Open the coordinator of updates; one at a time for a log. After a restart it goes on from the log.
+
+    Args:
+        messenger: of `COORDINATOR`; it is the coordinator's to receive from.
+        plan: moves and relay; its replicas do not matter, receivers join by having a session.
+        log_path: of the decision log.
+        grace_s: see GRACE_S.
+
+    Raises:
+        BusyError: another process has the log open.
+        BrokenError: the log cannot be read or written.
+
+    Cancellation: at once; an open update is undecided, which is an abort. A decision that is being written is
+    finished first.
+    """
+    failure: Exception | None = None
+    log = await in_thread(DecisionLog, log_path)
+    try:
+        async with anyio.create_task_group() as tasks:
+            coordinator = WeightCoordinator(messenger, plan, log, tasks, grace_s)
+            tasks.start_soon(coordinator.run)
+            try:
+                yield coordinator
+            except Exception as error:
+                failure = error  # raised below: a task group would wrap it
+            finally:
+                tasks.cancel_scope.cancel()
+    finally:
+        log.close()
+    if failure is not None:
+        raise failure

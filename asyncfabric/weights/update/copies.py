@@ -1,0 +1,85 @@
+"""Copy: the memory of one version at a receiver: a region with all its tensors, its keys, and who reads it meanwhile.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncfabric import Fabric, Region, RegionKey
+from asyncfabric.weights.update.layout import TensorLayout
+
+
+class Copy:
+    """One copy of a receiver's tensors.
+
+    Attributes:
+        region: where it lies.
+        memory: its bytes.
+        tensors: the bytes of each tensor.
+        version: what is complete in it, 0 while something is being written or nothing was.
+    """
+
+    def __init__(self, region: Region, layout: TensorLayout) -> None:
+        """Look at a region of `layout.total_bytes`."""
+        self.region: Region = region
+        self.memory: NDArray[np.uint8] = np.frombuffer(region.memory, np.uint8)
+        self.tensors: dict[str, NDArray[np.uint8]] = layout.views(self.memory)
+        self.version: int = 0
+        self._lent = 0
+        self._returned = anyio.Event()
+
+    async def open(self) -> RegionKey:
+        """Return a key that no earlier version had; whatever had one before can write no more (WC-4).
+
+        Cancellation: the memory stays closed or is open; nobody has the key.
+        """
+        while self._lent:
+            await self._returned.wait()
+        self.version = 0
+        await self.close()
+        return self.region.key("write")
+
+    async def close(self) -> None:
+        """Take back every key; returns when no write can land any more.
+
+        Cancellation: the revocation goes on.
+        """
+        await self.region.revoke()
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """Keep the memory from being opened while it is read for somebody else."""
+        self._lent += 1
+        try:
+            yield
+        finally:
+            self._lent -= 1
+            self._returned.set()
+            self._returned = anyio.Event()
+
+
+@asynccontextmanager
+async def open_copies(fabric: Fabric, layout: TensorLayout, count: int) -> AsyncIterator[list[Copy]]:
+    """Allocate copies; released on leaving.
+
+    Raises:
+        DeviceError: no memory left.
+
+    Cancellation: shielded while memory is released; then it goes on.
+    """
+    regions: list[Region] = []
+    try:
+        for _ in range(count):
+            regions.append(await fabric.allocate(layout.total_bytes, access="read-write"))
+        yield [Copy(region, layout) for region in regions]
+    finally:
+        with anyio.CancelScope(shield=True):
+            for region in regions:
+                await region.release()

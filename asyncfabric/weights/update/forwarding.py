@@ -1,0 +1,143 @@
+"""Forwarding: a receiver passes on what it has received and checked, to other receivers, row by row.
+
+Runs on the event loop's thread. The checksum that the trainer gave travels along, so that a byte that changes at the
+receiver between is found at the next one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+import anyio
+import numpy as np
+
+from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric.weights.batch import forwarded_by
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.intake import RowPlaces
+from asyncfabric.weights.update.messenger import receiver_name
+from asyncfabric.weights.update.rows import Strided, written_run_bytes
+from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
+from asyncfabric.weights.update.settling import settle
+
+BATCHES = 4
+"""Batches of rows under way at once."""
+
+
+class Forwarding:
+    """What one receiver passes on of one version."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        plan: Plan,
+        name: str,
+        receiver: int,
+        copy: Copy,
+        written: Callable[[str, list[int], list[int]], Awaitable[None]],
+        failed: Callable[[str, FabricError], Awaitable[None]],
+    ) -> None:
+        """Look up who wants what; see Sending for the two calls."""
+        self._fabric = fabric
+        self._copy = copy
+        self._written = written
+        self._failed = failed
+        self._gates: dict[str, Gate] = {}
+        self._given_up: set[str] = set()
+        self._changed = anyio.Event()
+        self._room = anyio.Semaphore(BATCHES)
+        self._here = RowPlaces(plan, receiver)
+        self._there: dict[int, RowPlaces] = {}
+        self._wanted: dict[int, list[tuple[str, int, int]]] = defaultdict(list)  # row here: (to, receiver, row there)
+        told = forwarded_by(plan, name, receiver)
+        for replica, to, here, there in zip(
+            told.replica.tolist(), told.receiver.tolist(), told.from_row.tolist(), told.to_row.tolist(), strict=True
+        ):
+            self._wanted[here].append((receiver_name(plan.replicas[replica].name, to), to, there))
+            if to not in self._there:
+                self._there[to] = RowPlaces(plan, to)
+
+    def open(self, receiver: str, gate: Gate) -> None:
+        """Take the key of a receiver."""
+        self._gates[receiver] = gate
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def forward(self, rows: list[int], sums: list[int]) -> None:
+        """Pass on what is wanted elsewhere of these rows; returns when the writes have ended.
+
+        Cancellation: stops posting, and goes on when what was posted has drained.
+        """
+        by_receiver: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+        for row, checksum in zip(rows, sums, strict=True):
+            for name, receiver, there in self._wanted.get(row, ()):
+                by_receiver[name].append((row, receiver, there, checksum))
+        for name, wanted in by_receiver.items():
+            while name not in self._gates and name not in self._given_up:
+                await self._changed.wait()
+            async with self._room:
+                await self._pass_on(name, wanted)
+
+    async def _pass_on(self, name: str, wanted: list[tuple[int, int, int, int]]) -> None:
+        borrowed: list[Region] = []
+        transfers: list[Transfer] = []
+        try:
+            try:
+                for row, receiver, there, _ in wanted:
+                    if name in self._given_up:
+                        return
+                    await self._post(self._gates[name], row, self._there[receiver], there, transfers, borrowed)
+            except FabricError as error:
+                await self._give_up(name, error)
+            finally:
+                errors = await settle(transfers)
+            failure = next((error for error in errors if error is not None), None)
+            if failure is not None:
+                await self._give_up(name, failure)
+            if name not in self._given_up:
+                await self._written(name, [each[2] for each in wanted], [each[3] for each in wanted])
+        finally:
+            with anyio.CancelScope(shield=True):
+                for region in borrowed:
+                    await region.release()
+
+    async def _post(
+        self, gate: Gate, row: int, there: RowPlaces, to: int, transfers: list[Transfer], borrowed: list[Region]
+    ) -> None:
+        mine, theirs = self._here.shape(row), there.shape(to)
+        (mine_at, mine_scales_at), (at, scales_at) = self._here.places(row), there.places(to)
+        parts: list[tuple[Strided, int, Strided, int, int]] = [
+            (mine.weights, mine_at, theirs.weights, at, written_run_bytes(mine.weights, theirs.run_bytes))
+        ]
+        if mine.scales is not None and theirs.scales is not None:
+            parts.append((mine.scales, mine_scales_at, theirs.scales, scales_at, theirs.scale_run_bytes))
+        for source, begin, target, end, run_bytes in parts:
+            region: Region = self._copy.region
+            if source.run_bytes >= run_bytes:
+                pages = source.offsets(run_bytes) + begin
+            else:  # theirs has longer runs than ours: put ours in order first
+                region = await self._fabric.allocate(source.nbytes, access="local")
+                borrowed.append(region)
+                np.frombuffer(region.memory, np.uint8)[:] = source.gathered(self._copy.memory, begin)
+                pages = np.arange(source.nbytes // run_bytes, dtype=np.int64) * run_bytes
+            to_pages = target.offsets(run_bytes) + end
+            step = MOST_PAGES if run_bytes < LONG_RUN_BYTES else 1
+            for low in range(0, len(pages), step):
+                while True:
+                    try:
+                        transfers.append(
+                            write_runs(
+                                self._fabric, region, pages[low : low + step], gate, to_pages[low : low + step],
+                                run_bytes,
+                            )
+                        )  # fmt: skip
+                        break
+                    except BusyError:
+                        await self._fabric.wait_writable()
+
+    async def _give_up(self, name: str, error: FabricError) -> None:
+        if name not in self._given_up:
+            self._given_up.add(name)
+            await self._failed(name, error)

@@ -1,0 +1,227 @@
+"""Intake: one version on its way into one receiver: counters, checksums row by row, and what is complete.
+
+Runs on the event loop's thread; hashing runs on worker threads. A row is checked when its sender says that it is
+written, while others still arrive; what is not right then is looked at again when every arrival is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.layout import layout_of
+from asyncfabric.weights.update.line import Line
+from asyncfabric.weights.update.messages import Written
+from asyncfabric.weights.update.messenger import receiver_name, trainer_name
+from asyncfabric.weights.update.rows import Bytes, PieceShape, Strided, in_shard, written_run_bytes
+from asyncfabric.weights.update.threads import in_thread
+
+Columns = tuple[list[int], list[int]]
+"""Rows and their checksums."""
+
+
+def sender_name(plan: Plan, replica: str, sender: int) -> str:
+    """Return who a number in `Replica.senders` of this replica is."""
+    if sender < plan.trainers:
+        return trainer_name(sender)
+    receiver = sender - plan.trainers
+    if receiver < plan.receivers:
+        return receiver_name(replica, receiver)
+    return receiver_name(plan.replica(replica).parent or "", receiver - plan.receivers)
+
+
+class RowPlaces:
+    """Where rows of the plan lie in the memory of one receiver; the same for all versions of a plan."""
+
+    def __init__(self, plan: Plan, receiver: int) -> None:
+        self._plan = plan
+        self._offsets = layout_of(plan, receiver).by_region
+        self._shapes: dict[int, PieceShape] = {}
+
+    def shape(self, row: int) -> PieceShape:
+        """Return how a row lies there."""
+        piece = int(self._plan.row_piece[row])
+        shape = self._shapes.get(piece)
+        if shape is None:
+            kind = self._plan.kinds[self._plan.kind_of(piece)]
+            shape = self._shapes[piece] = PieceShape(self._plan.pieces, piece, kind.to)
+        return shape
+
+    def places(self, row: int) -> tuple[int, int]:
+        """Return where its weights and its scales begin."""
+        shape, move = self.shape(row), int(self._plan.row_move[row])
+        scales = int(self._plan.move_scales[move])
+        return (
+            int(self._offsets[self._plan.move_region[move]]) + shape.weights_at,
+            int(self._offsets[scales]) + shape.scales_at if scales >= 0 and shape.scales is not None else 0,
+        )
+
+    def run_bytes(self, row: int, sender: int) -> int:
+        """Return the bytes of one write of a row's weights; `sender` as in `Replica.senders`."""
+        shape, piece = self.shape(row), int(self._plan.row_piece[row])
+        lies: Strided | None
+        if sender < self._plan.trainers:
+            lies = in_shard(self._plan, self._plan.kinds[self._plan.kind_of(piece)], sender, piece, shape.order)
+        else:
+            lies = self._twin((sender - self._plan.trainers) % self._plan.receivers, piece)
+        return written_run_bytes(lies, shape.run_bytes)
+
+    def writes(self, rows: Ints, senders: Ints) -> dict[int, int]:
+        """Return how many writes each sender makes to bring these rows."""
+        found: dict[int, int] = dict.fromkeys(np.unique(senders).tolist(), 0)
+        known: dict[tuple[int, int], int] = {}
+        for row, sender in zip(rows.tolist(), senders.tolist(), strict=True):
+            key = (int(self._plan.row_piece[row]), sender)
+            if key not in known:
+                shape = self.shape(row)
+                known[key] = shape.weights.nbytes // self.run_bytes(row, sender) + shape.scale_runs
+            found[sender] += known[key]
+        return found
+
+    def _twin(self, receiver: int, piece: int) -> Strided:
+        """Return how the equal box lies at another receiver, which forwards it."""
+        pieces, number = self._plan.pieces, self._plan.kind_of(piece)
+        kind = self._plan.kinds[number]
+        own = slice(kind.first, kind.first + kind.count)
+        same = (pieces.receiver[own] == receiver) & (pieces.twin[own] == pieces.twin[piece])
+        return PieceShape(pieces, kind.first + int(np.argmax(same)), kind.to).weights
+
+    def checksum(self, memory: Bytes, row: int) -> int:
+        """Return the checksum of the bytes that lie there now."""
+        shape, (weights_at, scales_at) = self.shape(row), self.places(row)
+        digest = xxhash.xxh3_64()
+        for part in shape.weights.parts(memory, weights_at):
+            digest.update(part.data)
+        if shape.scales is not None:
+            for part in shape.scales.parts(memory, scales_at):
+                digest.update(part.data)
+        return digest.intdigest()
+
+
+class Intake:
+    """One version on its way into a copy."""
+
+    def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, receiver: int, copy: Copy) -> None:
+        """Open the counters of a version that goes into a copy; `plan` is the one with its replicas."""
+        self._plan = plan
+        self._places = places
+        self._copy = copy
+        self.rows: Ints = np.flatnonzero(plan.pieces.receiver[plan.row_piece] == receiver)
+        self._senders: Ints = plan.replica(name).senders[self.rows].astype(np.int64)
+        self._targets: dict[int, int] = places.writes(self.rows, self._senders)
+        self.names: dict[str, int] = {sender_name(plan, name, number): number for number in self._targets}
+        self._counters: dict[int, ImmCounter] = {}
+        try:
+            for number in self._targets:
+                self._counters[number] = fabric.counter()
+        except BaseException:
+            self.close()
+            raise
+        self._told = np.zeros(len(self.rows), bool)
+        self._doubtful: dict[int, int] = {}
+        self._line: Line[Columns] = Line()
+
+    def imm(self, sender: str) -> int:
+        """Return the counter for what a sender writes."""
+        return self._counters[self.names[sender]].imm
+
+    @property
+    def trainers(self) -> list[str]:
+        """Return the senders that are trainers; the others forward."""
+        return [name for name, number in self.names.items() if number < self._plan.trainers]
+
+    def close(self) -> None:
+        """Close the counters; what arrives later is stale."""
+        for counter in self._counters.values():
+            counter.close()
+
+    def missing(self) -> list[str]:
+        """Return who has not written everything yet, for messages."""
+        return [name for name, number in self.names.items() if self._counters[number].value < self._targets[number]]
+
+    def take(self, sender: str, message: Written, *, decoded: bool = False) -> None:
+        """Take what a sender says that it has written; rows that were decoded here no write was counted for.
+
+        Raises RemoteProtocolError for rows that are not this sender's to write here.
+        """
+        rows, sums = np.frombuffer(message.rows, "<i8"), np.frombuffer(message.sums, "<u8")
+        at = self.check(sender, message.version, rows, sums)
+        self._told[at] = True
+        if decoded:
+            for number, writes in self._places.writes(rows, self._senders[at]).items():
+                self._targets[number] -= writes
+        self._line.put_nowait((rows.tolist(), sums.tolist()))
+        if self._told.all():
+            self._line.close()
+
+    def check(self, sender: str, version: int, rows: Ints, sums: NDArray[np.uint64]) -> Ints:
+        """Return which of `self.rows` these are.
+
+        Raises RemoteProtocolError for rows that are not this sender's to write here, or were told before.
+        """
+        number = self.names.get(sender, -1)
+        at = np.searchsorted(self.rows, rows)
+        known = len(rows) == len(sums) and not (at >= len(self.rows)).any()
+        if not known or (self.rows[at] != rows).any() or (self._senders[at] != number).any() or self._told[at].any():
+            raise RemoteProtocolError(f"{sender} says that it wrote rows of version {version} that are not its")
+        return at
+
+    async def run(self, verified: Callable[[list[int], list[int]], Awaitable[None]]) -> None:
+        """Return when every byte has arrived and every checksum is right.
+
+        Args:
+            verified: called with (rows, checksums) that are right, in no order.
+
+        Raises:
+            BrokenError: bytes are wrong; the text names the tensor and the sender.
+
+        Cancellation: at once; the caller takes back the keys.
+        """
+        if self._told.all():
+            self._line.close()
+        await self._check_all(verified)
+        for number, target in self._targets.items():  # what came decoded is not in them any more
+            await self._counters[number].wait(target)
+        await self._copy.close()  # what is checked now stays as it is
+        if self._doubtful:
+            rows, sums = list(self._doubtful), list(self._doubtful.values())
+            right = await in_thread(self._right, rows, sums)
+            wrong = [row for row, good in zip(rows, right, strict=True) if not good]
+            if wrong:
+                raise BrokenError(self._describe(wrong), remedy="publish again; if it repeats, check memory and links")
+            await verified(rows, sums)
+
+    async def _check_all(self, verified: Callable[[list[int], list[int]], Awaitable[None]]) -> None:
+        async for rows, sums in self._line:
+            right = await in_thread(self._right, rows, sums)
+            good: Columns = ([], [])
+            for row, checksum, fine in zip(rows, sums, right, strict=True):
+                if fine:
+                    good[0].append(row)
+                    good[1].append(checksum)
+                else:
+                    self._doubtful[row] = checksum
+            if good[0]:
+                await verified(*good)
+
+    def _right(self, rows: list[int], sums: list[int]) -> list[bool]:
+        memory = self._copy.memory
+        return [self._places.checksum(memory, row) == checksum for row, checksum in zip(rows, sums, strict=True)]
+
+    def _describe(self, wrong: list[int]) -> str:
+        row = wrong[0]
+        place = int(np.searchsorted(self.rows, row))
+        sender = next(name for name, number in self.names.items() if number == self._senders[place])
+        region = self._plan.regions[int(self._plan.move_region[self._plan.row_move[row]])]
+        begin, _ = self._places.places(row)
+        return (
+            f"{len(wrong)} of {len(self.rows)} rows have wrong bytes, the first is row {row} of {sender}: "
+            f"{self._places.shape(row).nbytes} bytes of {region}, at byte {begin} of this receiver's memory"
+        )

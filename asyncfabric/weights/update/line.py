@@ -1,0 +1,64 @@
+"""Line: items that one task hands to another, in order; with room for all, or for so many. Event loop's thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+Item = TypeVar("Item")
+
+
+class Line(Generic[Item]):
+    """Items in order. anyio's streams want to be closed at both ends; a line may simply be forgotten."""
+
+    def __init__(self, room: int = 0) -> None:
+        """Hold any number of items, or `room` of them."""
+        self._items: deque[Item] = deque()
+        self._room = room
+        self._closed = False
+        self._changed = anyio.Event()
+
+    def put_nowait(self, item: Item) -> None:
+        """Add an item, whether there is room or not; nobody takes what is added after `close()`."""
+        if not self._closed:
+            self._items.append(item)
+            self._notify()
+
+    async def put(self, item: Item) -> None:
+        """Add an item once there is room.
+
+        Cancellation: it was not added.
+        """
+        await checkpoint()
+        while self._room and len(self._items) >= self._room:
+            await self._changed.wait()
+        self.put_nowait(item)
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        self._closed = True
+        self._notify()
+
+    def __aiter__(self) -> Line[Item]:
+        return self
+
+    async def __anext__(self) -> Item:
+        """Return the next item; ends when the line is closed and empty.
+
+        Cancellation: nothing is lost.
+        """
+        await checkpoint()
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._changed.wait()
+        item = self._items.popleft()
+        self._notify()
+        return item
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,200 @@
+"""What coordinator, trainers and receivers say to each other beyond the commit itself. Values only, and their coding.
+
+Bytes take the lift, words take the stairs: weights go through the fabric, here are keys, counters, checksums, maxima.
+Columns of numbers are little-endian bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.weights.commit.messages import (
+    Abort,
+    CatchUp,
+    Commit,
+    Failed,
+    Fetched,
+    Prepare,
+    Ready,
+    Reason,
+    Standing,
+    Verified,
+    Version,
+    Write,
+)
+from asyncfabric.weights.update.reports import CodingReport
+
+Name = Annotated[str, Meta(max_length=256)]
+Column = Annotated[bytes, Meta(max_length=1 << 20)]
+
+MOST_ROWS = 32768
+"""Rows in one Written: half a megabyte."""
+
+
+class Seat(Struct, frozen=True, array_like=True):
+    """A replica that takes part, its seat in the plan, and the replica that feeds it, empty for none."""
+
+    name: Name
+    seat: int
+    parent: str
+
+
+class Roster(Struct, frozen=True, tag="weights.roster"):
+    """From the coordinator to everybody, before Prepare: the replicas of this version; all make one plan of it.
+
+    `relay` says whether receivers forward this time; `plan` is the digest of the plan that all must make of it.
+    """
+
+    version: Version
+    plan: str
+    relay: bool
+    replicas: list[Seat]
+
+
+class Offered(Struct, frozen=True, tag="weights.offered"):
+    """From a trainer to the coordinator: this rank holds the version and can write it."""
+
+    version: Version
+
+
+class Landing(Struct, frozen=True, array_like=True):
+    """Where a receiver lets one sender put coded rows, if it reads any coding.
+
+    Attributes:
+        codings: that it reads, names as in `coding.Coding`.
+        base: the version that it holds whole and still holds when this one is complete; 0 for none.
+        key: to slots that lie one after the other, for this sender alone.
+        slot_bytes: of each.
+        imms: the counter of each slot.
+        senders: how many have slots here.
+    """
+
+    codings: list[str]
+    base: Version
+    key: Annotated[bytes, Meta(max_length=8192)]
+    slot_bytes: int
+    imms: Annotated[list[int], Meta(max_length=64)]
+    senders: int
+
+
+class Opened(Struct, frozen=True, tag="weights.opened"):
+    """From a receiver to each of its senders: where the version goes, and the counter for what this sender writes."""
+
+    version: Version
+    key: Annotated[bytes, Meta(max_length=8192)]
+    imm: int
+    landing: Landing | None = None
+
+
+class Written(Struct, frozen=True, tag="weights.written"):
+    """From a sender to a receiver: rows of the plan (int64) whose writes have ended, and their checksums (uint64)."""
+
+    version: Version
+    rows: Column
+    sums: Column
+
+
+class Coded(Struct, frozen=True, tag="weights.coded"):
+    """From a sender to a receiver: one write fills a slot with coded rows, which lie there one after the other.
+
+    Attributes:
+        slot: of this sender's landing; it is the sender's again after Taken.
+        rows, sums: as in Written; the checksums are of the decoded bytes.
+        codings: uint8, for each row the place of its coding in `coding.KNOWN`.
+        lengths: int64, coded bytes of each row.
+    """
+
+    version: Version
+    slot: Annotated[int, Meta(ge=0, lt=64)]
+    rows: Column
+    sums: Column
+    codings: Column
+    lengths: Column
+
+
+class Taken(Struct, frozen=True, tag="weights.taken"):
+    """The answer to Coded: the slot was read and may be filled again."""
+
+    version: Version
+    slot: int
+
+
+class Maxima(Struct, frozen=True, tag="weights.maxima"):
+    """From trainer to trainer: the maxima (float32) of parts of blocks that the two share in one parameter."""
+
+    version: Version
+    parameter: int
+    kind: int
+    values: Column
+
+
+class Wrote(Struct, frozen=True, tag="weights.wrote"):
+    """From a trainer to the coordinator: all its writes have ended; it stays until the outcome."""
+
+    version: Version
+    codings: list[CodingReport] = []
+
+
+class Unreachable(Struct, frozen=True, tag="weights.unreachable"):
+    """From a sender to the coordinator: writes to this receiver fail. The coordinator knows whether it is dead."""
+
+    version: Version
+    receiver: Name
+    reason: Reason
+
+
+class Outcome(Struct, frozen=True, tag="weights.outcome"):
+    """From the coordinator to the trainers: how the update ended; an empty reason says that it was decided."""
+
+    version: Version
+    reason: Reason
+
+
+class Gone(Struct, frozen=True, tag="weights.gone"):
+    """From the coordinator to trainers and receivers: it has lost this participant."""
+
+    name: Name
+
+
+class Want(Struct, frozen=True, tag="weights.want"):
+    """From a receiver that is behind to one that holds the version: write all your tensors behind this key."""
+
+    version: Version
+    key: Annotated[bytes, Meta(max_length=8192)]
+    imm: int
+
+
+class Given(Struct, frozen=True, tag="weights.given"):
+    """The answer to Want: chunks were written and these are their checksums (uint64); or a reason why not."""
+
+    version: Version
+    sums: Column
+    reason: Reason = ""
+
+
+WeightMessage = (
+    Prepare | Ready | Write | Verified | Failed | Commit | Abort | CatchUp | Fetched | Standing
+    | Roster | Offered | Opened | Written | Maxima | Wrote | Unreachable | Outcome | Gone | Want | Given
+    | Coded | Taken
+)  # fmt: skip
+"""Every message between the participants of an update."""
+
+_encoder: msgspec.msgpack.Encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[WeightMessage] = msgspec.msgpack.Decoder(WeightMessage)
+
+
+def encode_message(message: WeightMessage) -> bytes:
+    """Return a message as bytes, at most about a megabyte."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes | bytearray | memoryview) -> WeightMessage:
+    """Return the message of these bytes; raises RemoteProtocolError for anything that is none."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"{len(data)} bytes are no message of a weight update: {error}") from error

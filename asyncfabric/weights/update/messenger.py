@@ -1,0 +1,152 @@
+"""Messenger: what an update needs of whatever carries its messages; the names of those who talk; the in-process one.
+
+Runs on the event loop's thread. Links or actors implement it in services. Messages of one session keep their order;
+what was said in a session is not heard after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from anyio.lowlevel import checkpoint
+
+from asyncfabric.errors import ClosedError, PeerError
+from asyncfabric.weights.update.line import Line
+from asyncfabric.weights.update.messages import WeightMessage, decode_message, encode_message
+
+COORDINATOR = "coordinator"
+
+
+def trainer_name(rank: int) -> str:
+    """Return what a trainer is called in messages."""
+    return f"trainer-{rank}"
+
+
+def receiver_name(replica: str, receiver: int) -> str:
+    """Return what a receiver of a replica is called in messages."""
+    return f"{replica}/{receiver}"
+
+
+def receiver_of(name: str) -> tuple[str, int]:
+    """Return (replica, receiver) of a receiver's name; raises ValueError for other names."""
+    replica, slash, receiver = name.rpartition("/")
+    if not slash or not receiver.isdecimal():
+        raise ValueError(f"{name!r} is no receiver's name, which is replica/number")
+    return replica, int(receiver)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A session with a participant begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session with a participant has ended."""
+
+    reason: str
+
+
+Event = WeightMessage | Found | Lost
+
+
+class Messenger(Protocol):
+    """Carries messages of one participant. Everybody has a session with the coordinator while both live.
+
+    Sessions among the others may begin with the first message; Found and Lost of those are not needed.
+    """
+
+    async def send(self, to: str, message: WeightMessage) -> None:
+        """Send a message.
+
+        Raises:
+            PeerError: there is no session with `to`.
+
+        Cancellation: the message may or may not have left.
+        """
+
+    async def receive(self) -> tuple[str, Event]:
+        """Return what comes next, and from whom.
+
+        Raises:
+            ClosedError: there will be no more.
+
+        Cancellation: nothing is lost.
+        """
+
+
+class LocalPost:
+    """Messengers of one process and one event loop, for tests and for examples. Messages go through their coding."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, LocalMessenger] = {}
+
+    def open(self, name: str) -> LocalMessenger:
+        """Return the messenger of a participant, with sessions to all who are there.
+
+        Raises ValueError for a name that is taken.
+        """
+        if name in self._boxes:
+            raise ValueError(f"{name!r} is there already")
+        mine = LocalMessenger(self, name)
+        for other, box in self._boxes.items():
+            box.put(name, Found())
+            mine.put(other, Found())
+        self._boxes[name] = mine
+        return mine
+
+    def close(self, name: str, reason: str = "it was closed") -> None:
+        """End a participant: everybody loses it."""
+        gone = self._boxes.pop(name)
+        gone.end()
+        for box in self._boxes.values():
+            box.put(name, Lost(reason))
+
+    def renew(self, one: str, other: str, reason: str = "the link broke") -> None:
+        """Break the session of two participants and begin a new one at once."""
+        for name, peer in ((one, other), (other, one)):
+            self._boxes[name].put(peer, Lost(reason))
+            self._boxes[name].put(peer, Found())
+
+    def deliver(self, sender: str, to: str, data: bytes) -> None:
+        """Put a message into a box; raises PeerError when there is none."""
+        if to not in self._boxes:
+            raise PeerError(f"{to} is not there", remedy="is its process alive?")
+        self._boxes[to].put(sender, decode_message(data))
+
+
+class LocalMessenger:
+    """A messenger of a LocalPost; made by `post.open(name)`."""
+
+    def __init__(self, post: LocalPost, name: str) -> None:
+        """Not for users."""
+        self.name: str = name
+        self._post = post
+        self._line: Line[tuple[str, Event]] = Line()
+
+    async def send(self, to: str, message: WeightMessage) -> None:
+        """Send a message; see Messenger.
+
+        Cancellation: the message did not leave.
+        """
+        await checkpoint()
+        self._post.deliver(self.name, to, encode_message(message))
+
+    async def receive(self) -> tuple[str, Event]:
+        """Return what comes next; see Messenger.
+
+        Cancellation: nothing is lost.
+        """
+        try:
+            return await anext(self._line)
+        except StopAsyncIteration:
+            raise ClosedError(f"the messenger of {self.name} is closed") from None
+
+    def put(self, sender: str, event: Event) -> None:
+        """Add to what is received; of a closed messenger nobody hears."""
+        self._line.put_nowait((sender, event))
+
+    def end(self) -> None:
+        """Say that nothing more will come."""
+        self._line.close()

@@ -1,0 +1,188 @@
+"""Program: what one trainer sends, worked out once for a plan: boxes with their rows, in units that pipelines carry.
+
+Pure but for looking at where shards lie. A box is brought, converted and hashed once and written to all its receivers.
+A box that needs no conversion, and whose runs at the receivers are contiguous in the shard, is written from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from asyncfabric.weights.batch import Batch, sent_by
+from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.plan import Kind, Plan
+from asyncfabric.weights.update.layout import layout_of
+from asyncfabric.weights.update.messenger import receiver_name
+from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, is_direct, written_run_bytes
+from asyncfabric.weights.update.shards import Shards
+from asyncfabric.weights.update.staging import PLACE_ALIGN
+
+UNIT_BYTES = 8 << 20
+"""Boxes go through the pipeline together up to about this many bytes: what one trip to a thread is worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentRow:
+    """A box on its way to one receiver.
+
+    Attributes:
+        row: number in the plan.
+        receiver: its name.
+        shape: how it lies there.
+        run_bytes: of one write of weights.
+        weights_at, scales_at: where it begins in the receiver's memory.
+    """
+
+    row: int
+    receiver: str
+    shape: PieceShape
+    run_bytes: int
+    weights_at: int
+    scales_at: int
+
+
+@dataclass(slots=True)
+class Box:
+    """A box of a parameter and the rows that it is written as.
+
+    Attributes:
+        parameter, kind_number, kind: what and how.
+        start: in the parameter; origin: where the shard begins in it; size: in elements.
+        shard_shape: of the shard; direct: how the box lies in it, when it is written from there.
+        rows: at least one.
+    """
+
+    parameter: str
+    parameter_number: int
+    kind_number: int
+    kind: Kind
+    start: np.ndarray
+    origin: np.ndarray
+    size: tuple[int, ...]
+    shard_shape: tuple[int, ...]
+    direct: Strided | None
+    rows: list[SentRow] = field(default_factory=list)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they are written."""
+        return prod(self.size) * STORED_AS[self.kind.to].itemsize
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales that this box writes."""
+        scales = self.rows[0].shape.scales
+        return 0 if scales is None else scales.nbytes
+
+    @property
+    def staged_bytes(self) -> int:
+        """What it takes of the staging memory: weights unless they are written from the shard, then scales."""
+        weights = 0 if self.direct is not None else -(-self.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
+        return weights + -(-self.scale_bytes // PLACE_ALIGN) * PLACE_ALIGN
+
+    @property
+    def shard_at(self) -> int:
+        """Byte of the shard at which it begins, when it is written from there."""
+        at, step = 0, STORED_AS[self.kind.dtype].itemsize
+        for begin, length in zip(reversed(self.local_start), reversed(self.shard_shape), strict=True):
+            at, step = at + begin * step, step * length
+        return at
+
+    @property
+    def local_start(self) -> tuple[int, ...]:
+        """Where it begins in the shard."""
+        return tuple((self.start - self.origin).tolist())
+
+
+class Unit:
+    """Boxes that go through the pipeline together."""
+
+    __slots__ = ("boxes", "staged_bytes")
+
+    def __init__(self, boxes: list[Box]) -> None:
+        self.boxes: list[Box] = boxes
+        self.staged_bytes: int = sum(box.staged_bytes for box in boxes)
+
+
+class Program:
+    """Everything that a trainer sends of one plan.
+
+    Attributes:
+        boxes: in order.
+        receivers: names of those who get something.
+        sent_bytes: to all of them.
+        largest_staged: the most that one box stages.
+        largest_box: the most bytes that one box has, stored or written.
+    """
+
+    def __init__(self, plan: Plan, rank: int, shards: Shards) -> None:
+        """Work it out for a plan with its replicas."""
+        batch = sent_by(plan, rank)
+        self.boxes: list[Box] = list(_boxes(plan, batch, shards))
+        self.receivers: tuple[str, ...] = tuple(sorted({row.receiver for box in self.boxes for row in box.rows}))
+        self.sent_bytes: int = sum(len(box.rows) * (box.weight_bytes + box.scale_bytes) for box in self.boxes)
+        self.largest_staged: int = max((box.staged_bytes for box in self.boxes), default=0)
+        self.largest_box: int = max(
+            (prod(box.size) * max(STORED_AS[box.kind.dtype].itemsize, STORED_AS[box.kind.to].itemsize)
+             for box in self.boxes),
+            default=0,
+        )  # fmt: skip
+
+    def units(self, most_bytes: int) -> Iterator[Unit]:
+        """Yield the boxes in units that stage and write at most about `most_bytes`; a single box may have more."""
+        boxes: list[Box] = []
+        staged = written = 0
+        for box in self.boxes:
+            weight = box.weight_bytes + box.scale_bytes
+            if boxes and (staged + box.staged_bytes > most_bytes or written + weight > most_bytes):
+                yield Unit(boxes)
+                boxes, staged, written = [], 0, 0
+            boxes.append(box)
+            staged += box.staged_bytes
+            written += weight
+        if boxes:
+            yield Unit(boxes)
+
+
+def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
+    shapes: dict[int, PieceShape] = {}
+    names = {
+        (number, receiver): receiver_name(one.name, receiver)
+        for number, one in enumerate(plan.replicas)
+        for receiver in range(plan.receivers)
+    }
+    pieces = plan.pieces
+    columns = (batch.box, batch.replica, batch.receiver, batch.kind, batch.parameter, batch.region, batch.scales,
+               batch.piece, batch.row)  # fmt: skip
+    number, box = -1, None
+    for index, (mark, replica, receiver, kind, parameter, region, scales, piece, row) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        shape = shapes.get(piece)
+        if shape is None:
+            shape = shapes[piece] = PieceShape(pieces, piece, plan.kinds[kind].to)
+        if mark != number or box is None:
+            if box is not None:
+                yield box
+            number = mark
+            size = tuple(pieces.size[piece].tolist())
+            box = Box(
+                plan.parameters[parameter], parameter, kind, plan.kinds[kind], pieces.start[piece],
+                pieces.start[piece] - batch.local_start[index], size,
+                shards.shapes[plan.parameters[parameter]], None,
+            )  # fmt: skip
+            lies = in_shard(plan, box.kind, batch.rank, piece, shape.order)
+            box.direct = lies if shards.place(box.parameter) is not None else None
+        layout = layout_of(plan, receiver).by_region
+        scales_at = int(layout[scales]) + shape.scales_at if scales >= 0 and shape.scales is not None else 0
+        run_bytes = written_run_bytes(lies, shape.run_bytes)
+        if not is_direct(box.direct, run_bytes):
+            box.direct = None
+        weights_at = int(layout[region]) + shape.weights_at
+        box.rows.append(SentRow(row, names[replica, receiver], shape, run_bytes, weights_at, scales_at))
+    if box is not None:
+        yield box

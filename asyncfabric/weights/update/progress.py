@@ -1,0 +1,48 @@
+"""Progress: how far an open update is, and when what happened."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import anyio
+
+from asyncfabric.weights.update.reports import CodingReport, UpdateReport
+
+
+class Progress:
+    """An update that is open.
+
+    Attributes:
+        version: of it.
+        receivers: who takes part.
+        marks: moments, by what happened then.
+        wrote: trainers whose writes have ended.
+        done: set when it is decided or aborted.
+        codings: what trainers told of them.
+        failure: why it was aborted, empty if it was not.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version: int = version
+        self.receivers: tuple[str, ...] = ()
+        self.marks: dict[str, float] = {"begin": monotonic()}
+        self.wrote: set[str] = set()
+        self.codings: list[CodingReport] = []
+        self.done: anyio.Event = anyio.Event()
+        self.failure: str = ""
+
+    def mark(self, what: str) -> None:
+        """Note when something happened first."""
+        self.marks.setdefault(what, monotonic())
+
+    def report(self) -> UpdateReport:
+        """Return the report of an update that was decided."""
+        marks = self.marks
+        end = marks.get("end", marks["begin"])
+        decided = marks.get("verified", end)
+        wrote = marks.get("wrote", decided)
+        ready = marks.get("ready", marks["begin"])
+        return UpdateReport(
+            self.version, self.receivers, end - marks["begin"], ready - marks["begin"], wrote - ready,
+            decided - ready, end - decided, tuple(self.codings),
+        )  # fmt: skip

@@ -1,0 +1,348 @@
+"""Publisher: one trainer of weight updates: offers a version, writes when told to, hears how it ended.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
+
+import anyio
+
+from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
+from asyncfabric.weights.commit.messages import Abort, Failed, Write
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.coded_sending import CodedSending
+from asyncfabric.weights.update.exchange import Exchange
+from asyncfabric.weights.update.groups import unwrapped
+from asyncfabric.weights.update.messages import (
+    Gone,
+    Landing,
+    Maxima,
+    Offered,
+    Opened,
+    Outcome,
+    Roster,
+    Taken,
+    Unreachable,
+    WeightMessage,
+    Wrote,
+)
+from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, trainer_name
+from asyncfabric.weights.update.paying import Rule, known_codings
+from asyncfabric.weights.update.pipeline import Sending
+from asyncfabric.weights.update.program import Program
+from asyncfabric.weights.update.reports import CodingReport, PublishReport
+from asyncfabric.weights.update.rosters import RosterPlans
+from asyncfabric.weights.update.runs import Gate
+from asyncfabric.weights.update.scratch import Scratch, open_scratch
+from asyncfabric.weights.update.sender_codings import SenderCodings
+from asyncfabric.weights.update.shards import ShardMap, Shards, open_shards
+from asyncfabric.weights.update.telling import rows_told
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+SCRATCH_BYTES = 1 << 30
+
+
+class _Publication:
+    """A version that is being published."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.write: Write | None = None
+        self.gates: dict[str, Gate] = {}
+        self.landings: dict[str, Landing | None] = {}
+        self.outcome: str | None = None
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+
+
+class WeightPublisher:
+    """One trainer; made by `async with open_publisher(...)`.
+
+    Attributes:
+        rank: of the trainer.
+    """
+
+    def __init__(
+        self, fabric: Fabric, messenger: Messenger, plan: Plan, rank: int, shards: Shards, scratch_bytes: int,
+        codings: SenderCodings | None = None,
+    ) -> None:  # fmt: skip
+        """Not for users: `async with open_publisher(...)`."""
+        self.rank: int = rank
+        self._fabric = fabric
+        self._messenger = messenger
+        self._plans = RosterPlans(plan)
+        self._shards = shards
+        self._scratch_bytes = scratch_bytes
+        self._codings = codings
+        self._plan: Plan | None = None
+        self._program: tuple[Plan, Program, Exchange, Scratch] | None = None
+        self._scratch_end: AsyncExitStack | None = None
+        self._publication: _Publication | None = None
+        self._early: list[tuple[int, Maxima]] = []
+        self._here = self._closed = False
+        self._changed = anyio.Event()
+
+    async def publish(self, version: int) -> PublishReport:
+        """Write the shards, as they are now, to every replica as this version; return when it is decided.
+
+        Every trainer publishes the same version. The shards must not change meanwhile.
+
+        Raises:
+            BusyError: another version is being published.
+            ValueError: the scratch is too small for one piece.
+            BrokenError: the version was aborted, or the coordinator is lost; the text says why. Replicas serve what
+                they served; publish a later version.
+
+        Cancellation: what was posted drains, then the coordinator is told and aborts the version.
+        """
+        if self._publication is not None:
+            raise BusyError(f"version {self._publication.version} is being published")
+        one = self._publication = _Publication(version)
+        began = monotonic()
+        try:
+            while not self._here:
+                if self._closed:
+                    raise ClosedError(f"the messenger of trainer {self.rank} is closed")
+                await self._changed.wait()
+            await self._messenger.send(COORDINATOR, Offered(version))
+            report = await self._carry_out(one, began)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._say(COORDINATOR, Failed(version, f"{type(error).__name__}: {error}"[:2000]))
+            raise
+        finally:
+            self._publication = None
+            if self._codings is not None:
+                self._codings.end(version if one.outcome == "" else 0)
+        return report
+
+    async def _carry_out(self, one: _Publication, began: float) -> PublishReport:
+        sending: Sending | None = None
+        program: Program | None = None
+        started = ended = began
+        used: tuple[CodingReport, ...] = ()
+        scratch: Scratch | None = None
+        with one.scope:
+            while one.write is None and one.outcome is None:
+                await self._changed.wait()
+            if one.outcome is None and one.write is not None:
+                program, exchange, scratch = await self._prepared()
+                exchange.begin(one.version)
+                early, self._early = self._early, []
+                for source, message in early:
+                    exchange.take(source, message)
+                wanted = [name for name in program.receivers if name in one.write.receivers]
+                with unwrapped():
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(exchange.run, self._tell)
+                        while not one.gates.keys() >= set(wanted):
+                            await self._changed.wait()
+                        started = monotonic()
+                        gates = {name: one.gates[name] for name in wanted}
+                        coded = await self._coded(one, program)
+                        for name in coded.lanes if coded is not None else ():
+                            del gates[name]
+                        sending = Sending(
+                            self._fabric, self._shards, scratch.staging, exchange, gates, self._written,
+                            self._unreachable, coded,
+                        )  # fmt: skip
+                        await sending.run(program, scratch.unit_bytes)
+                        ended = monotonic()
+                        if self._codings is not None:
+                            used = self._codings.sent(sending.stages.write_s)
+                await self._messenger.send(COORDINATOR, Wrote(one.version, list(used)))
+                if self._codings is not None:
+                    await self._codings.measure()  # while receivers verify
+        while one.outcome is None:
+            await self._changed.wait()
+        if one.outcome:
+            raise BrokenError(
+                f"version {one.version} was not committed: {one.outcome}", remedy="publish a later version"
+            )
+        assert sending is not None and program is not None and scratch is not None
+        staged = scratch.staging.highest_bytes if scratch.staging is not None else 0
+        now = monotonic()
+        return PublishReport(
+            one.version, now - began, started - began, ended - started, now - ended, sending.stages, staged,
+            program.receivers, used,
+        )  # fmt: skip
+
+    async def _coded(self, one: _Publication, program: Program) -> CodedSending | None:
+        if self._codings is None:
+            return None
+        return await self._codings.begin(one.version, program, one.landings, self._say, self._unreachable)
+
+    async def _prepared(self) -> tuple[Program, Exchange, Scratch]:
+        """Return what is worked out for the plan of now."""
+        plan = self._plan
+        if plan is None:
+            raise RemoteProtocolError("the coordinator says Write before it says who takes part")
+        if self._program is None or self._program[0] is not plan:
+            program = Program(plan, self.rank, self._shards)
+            sent = [(box.parameter_number, box.kind_number) for box in program.boxes if box.kind.block]
+            exchange = Exchange(plan, self.rank, self._shards, sent)
+            kept = self._program[3] if self._program is not None else None
+            scratch = kept if kept is not None and kept.serves(program) else await self._open_scratch(program)
+            self._program = (plan, program, exchange, scratch)
+        return self._program[1:]
+
+    async def _open_scratch(self, program: Program) -> Scratch:
+        await self.close_scratch()
+        self._scratch_end = AsyncExitStack()
+        return await self._scratch_end.enter_async_context(open_scratch(self._fabric, program, self._scratch_bytes))
+
+    async def close_scratch(self) -> None:
+        """Give back the staging memory; not for users.
+
+        Cancellation: shielded.
+        """
+        if self._scratch_end is not None:
+            end, self._scratch_end = self._scratch_end, None
+            await end.aclose()
+
+    # ---- messages
+
+    async def run(self) -> None:
+        """Take messages until the messenger is closed; not for users.
+
+        Cancellation: at once.
+        """
+        event: Event
+        while True:
+            try:
+                sender, event = await self._messenger.receive()
+            except ClosedError as error:
+                sender, event = COORDINATOR, Lost(str(error))
+                self._closed = True
+            try:
+                self._hear(sender, event)
+            except RemoteProtocolError as error:
+                logger.warning("trainer %d: %s", self.rank, error)
+                if self._publication is not None:
+                    await self._say(COORDINATOR, Failed(self._publication.version, str(error)[:2000]))
+            self._changed.set()
+            self._changed = anyio.Event()
+            if self._closed:
+                return
+
+    def _hear(self, sender: str, event: Event) -> None:
+        one = self._publication
+        match event:
+            case Found() if sender == COORDINATOR:
+                self._here = True
+            case Lost(reason) if sender == COORDINATOR:
+                self._here = False
+                if one is not None and one.outcome is None:
+                    one.outcome = f"the coordinator is lost, and whether it had decided is not known here: {reason}"
+                    one.scope.cancel()
+            case Roster():
+                self._plan = self._plans.plan(event)
+            case Write() if one is not None and event.version == one.version:
+                one.write = event
+            case Opened() if one is not None and event.version == one.version:
+                one.gates[sender] = Gate(RegionKey.from_bytes(event.key), event.imm)
+                one.landings[sender] = event.landing
+                if self._codings is not None:
+                    self._codings.opened(sender)
+            case Taken() if self._codings is not None:
+                self._codings.take(sender, event)
+            case Gone(name) if self._codings is not None and one is not None:
+                self._codings.lost(name)
+            case Maxima():
+                self._take_maxima(sender, event)
+            case Abort(version=version, reason=reason) | Outcome(version=version, reason=reason) if (
+                one is not None and version == one.version and one.outcome is None
+            ):
+                one.outcome = reason
+                if reason:
+                    one.scope.cancel()
+            case _:
+                pass
+
+    def _take_maxima(self, sender: str, message: Maxima) -> None:
+        rank = next((rank for rank in self._ranks() if trainer_name(rank) == sender), -1)
+        exchange = self._program[2] if self._program is not None else None
+        if exchange is not None and self._program is not None and self._program[0] is self._plan:
+            exchange.take(rank, message)
+        else:
+            self._early.append((rank, message))
+
+    def _ranks(self) -> range:
+        return range(self._plan.trainers) if self._plan is not None else range(1 << 16)
+
+    async def _tell(self, to: int, message: Maxima) -> None:
+        await self._messenger.send(trainer_name(to), message)
+
+    async def _written(self, receiver: str, rows: list[int], sums: list[int]) -> None:
+        assert self._publication is not None
+        for message in rows_told(self._publication.version, rows, sums):
+            await self._say(receiver, message)
+
+    async def _unreachable(self, receiver: str, error: FabricError) -> None:
+        assert self._publication is not None
+        await self._say(COORDINATOR, Unreachable(self._publication.version, receiver, str(error)[:2000]))
+
+    async def _say(self, to: str, message: WeightMessage) -> None:
+        try:
+            await self._messenger.send(to, message)
+        except FabricError as error:  # the coordinator knows of the loss, or will hear of it
+            logger.info("%s did not get %s of trainer %d: %s", to, type(message).__name__, self.rank, error)
+
+
+@asynccontextmanager
+async def open_publisher(
+    fabric: Fabric,
+    messenger: Messenger,
+    plan: Plan,
+    rank: int,
+    shards: ShardMap,
+    *,
+    scratch_bytes: int = SCRATCH_BYTES,
+    codings: Iterable[str] = (),
+    coding: Rule = "auto",
+) -> AsyncIterator[WeightPublisher]:
+    """Open one trainer's part in updates; its shards are registered once.
+
+    Args:
+        fabric: that writes.
+        messenger: of `trainer_name(rank)`; it is the publisher's to receive from.
+        plan: moves and relay; its replicas do not matter, the coordinator says who takes part.
+        rank: of the trainer.
+        shards: by parameter, what this rank holds; see ShardMap.
+        scratch_bytes: bound on all memory beyond the shards and beyond what codings need.
+        codings: that may be used for receivers that read them: "delta", "exponent". With "delta" what was sent last is
+            kept once more while deltas pay, and twice while a version is being sent.
+        coding: "auto" uses one where it was measured to be faster than plain bytes; "always" wherever both ends can.
+
+    Raises:
+        ValueError: a shard is missing or is not what the plan says; a coding is not known.
+        DeviceError: memory cannot be registered.
+
+    Cancellation: what was posted drains (INV-2), the memory is released, then it goes on.
+    """
+    failure: Exception | None = None
+    wanted = known_codings(codings)
+    async with open_shards(fabric, plan, rank, shards) as held:
+        sender = SenderCodings(fabric, held, trainer_name(rank), wanted, coding) if wanted else None
+        publisher = WeightPublisher(fabric, messenger, plan, rank, held, scratch_bytes, sender)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publisher.run)
+                try:
+                    yield publisher
+                except Exception as error:
+                    failure = error  # raised below: a task group would wrap it
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await publisher.close_scratch()
+                if sender is not None:
+                    await sender.aclose()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,324 @@
+"""Replica: one receiver of weight updates: drives the commit machine, moves bytes, and serves exactly one version.
+
+Runs on the event loop's thread. `step_boundary` is the only place where what serves changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncfabric import ClosedError, Fabric, FabricError, RemoteProtocolError
+from asyncfabric.weights.coding import Coding
+from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Prepare
+from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, Tell
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.arrival import Arrival
+from asyncfabric.weights.update.catching_up import Fetching, give
+from asyncfabric.weights.update.copies import Copy, open_copies
+from asyncfabric.weights.update.forwarding import Forwarding
+from asyncfabric.weights.update.groups import unwrapped
+from asyncfabric.weights.update.intake import Intake, RowPlaces
+from asyncfabric.weights.update.landing import LANDING_BYTES, Arrivals, LandingMemory, open_landing
+from asyncfabric.weights.update.layout import TensorLayout, layout_of
+from asyncfabric.weights.update.line import Line
+from asyncfabric.weights.update.messages import (
+    Coded,
+    Given,
+    Gone,
+    Opened,
+    Roster,
+    Unreachable,
+    Want,
+    WeightMessage,
+    Written,
+)
+from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger
+from asyncfabric.weights.update.paying import known_codings
+from asyncfabric.weights.update.rosters import RosterPlans
+from asyncfabric.weights.update.serving import Serving
+from asyncfabric.weights.update.telling import rows_told
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+
+class WeightReplica(Serving):
+    """One receiver; made by `async with open_replica(...)`.
+
+    Attributes:
+        name, receiver: which receiver of which replica.
+        layout: where its tensors lie in a copy.
+        failure: why the last version that could not be received was given up, empty for none.
+    """
+
+    def __init__(
+        self, fabric: Fabric, messenger: Messenger, plan: Plan, name: str, receiver: int, copies: list[Copy],
+        landing: LandingMemory | None, tasks: TaskGroup,
+    ) -> None:  # fmt: skip
+        """Not for users: `async with open_replica(...)`."""
+        super().__init__(copies)
+        self.name: str = name
+        self.receiver: int = receiver
+        self.layout: TensorLayout = layout_of(plan, receiver)
+        self.failure: str = ""
+        self._fabric = fabric
+        self._messenger = messenger
+        self._plans = RosterPlans(plan)
+        self._landing = landing
+        self._tasks = tasks
+        self._plan: Plan | None = None
+        self._plan_version = 0
+        self._places: tuple[Plan, RowPlaces] | None = None
+        self._arrival: Arrival | None = None
+        self._early: list[tuple[str, Opened]] = []
+        self._turn = anyio.Lock()
+        self._words: Line[tuple[str, WeightMessage]] = Line()
+
+    # ---- messages
+
+    async def run(self) -> None:
+        """Take messages until the messenger is closed, and serve on then; not for users.
+
+        Cancellation: what is under way drains.
+        """
+        self._tasks.start_soon(self._speak)
+        while True:
+            try:
+                sender, event = await self._messenger.receive()
+            except ClosedError as error:
+                logger.info("%s/%d hears of no more updates: %s", self.name, self.receiver, error)
+                self._carry_out(self._machine.session_lost())
+                return
+            try:
+                await self._hear(sender, event)
+            except RemoteProtocolError as error:
+                self._give_up(str(error))
+
+    async def _hear(self, sender: str, event: Event) -> None:
+        match event:
+            case Found() if sender == COORDINATOR:
+                self._carry_out(self._machine.session_began())
+            case Lost() if sender == COORDINATOR:
+                self._carry_out(self._machine.session_lost())
+            case Lost(reason):
+                self._source_lost(sender, reason)
+            case Gone(name):
+                self._source_lost(name, "the coordinator has lost it")
+            case Roster():
+                self._plan, self._plan_version = self._plans.plan(event), event.version
+            case Prepare() | Commit() | Abort() | CatchUp() if sender == COORDINATOR:
+                self._carry_out(self._machine.heard(event))
+                if isinstance(event, Commit) and self._arrival is not None:
+                    self._arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
+                self._notify()
+            case Written() | Opened() | Coded():
+                self._hand_over(sender, event)
+            case Want():
+                self._tasks.start_soon(self._give, sender, event)
+            case Given():
+                if self._arrival is not None and self._arrival.fetching is not None:
+                    self._arrival.fetching.take(sender, event)
+            case _:
+                pass
+
+    def _hand_over(self, sender: str, message: Written | Opened | Coded) -> None:
+        arrival = self._arrival
+        if isinstance(message, Opened) and (arrival is None or arrival.version < message.version):
+            self._early.append((sender, message))  # they were faster than we are
+            return
+        if arrival is None or arrival.version != message.version:
+            return  # of a version that is over
+        if not arrival.take(sender, message) and isinstance(message, Opened):
+            self._early.append((sender, message))
+
+    def _source_lost(self, name: str, reason: str) -> None:
+        if self._arrival is not None and self._arrival.fetching is not None:
+            self._arrival.fetching.lost(name, reason)
+
+    # ---- effects
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(message):
+                    self._say(COORDINATOR, message)
+                case Open() | Fetch():
+                    arrival = self._arrival = Arrival(effect.version)
+                    self._tasks.start_soon(self._carry, arrival, effect)
+                case Discard(version):
+                    if self._arrival is not None and self._arrival.version == version:
+                        self._arrival.scope.cancel()
+        self._notify()
+
+    async def _carry(self, arrival: Arrival, effect: Open | Fetch) -> None:
+        async with self._turn:
+            with arrival.scope:
+                try:
+                    copy = await self._free_copy()
+                    with unwrapped():
+                        if isinstance(effect, Open):
+                            await self._receive(arrival, effect, copy)
+                        else:
+                            await self._fetch(arrival, effect, copy)
+                except FabricError as error:
+                    what = f"version {arrival.version} cannot be received by {self.name}/{self.receiver}"
+                    logger.warning("%s: %s", what, error)
+                    self._give_up(str(error), arrival)
+
+    async def _free_copy(self) -> Copy:
+        """Return the copy that does not serve; in place that is once the engine has stopped at a boundary."""
+        while self._serving_copy >= 0 and len(self._copies) == 1:
+            await self._changed.wait()
+        return next(copy for number, copy in enumerate(self._copies) if number != self._serving_copy)
+
+    async def _receive(self, arrival: Arrival, effect: Open, copy: Copy) -> None:
+        plan = self._plan
+        if plan is None or self._plan_version != effect.version or effect.manifest != self._plans.geometry:
+            raise RemoteProtocolError(
+                f"version {effect.version} is of plan {effect.manifest}, this receiver has {self._plans.geometry}",
+                remedy="all participants must be given the same moves and the same chunk_bytes",
+            )
+        if self._places is None or self._places[0] is not plan:
+            self._places = (plan, RowPlaces(plan, self.receiver))
+        key = await copy.open()
+        intake = Intake(self._fabric, plan, self._places[1], self.name, self.receiver, copy)
+        try:
+            arrival.forwarding = Forwarding(
+                self._fabric, plan, self.name, self.receiver, copy, self._written, self._unreachable
+            )
+            arrival.intake = intake
+            early, self._early = self._early, []
+            for sender, message in early:
+                self._hand_over(sender, message)
+            async with AsyncExitStack() as ending:
+                coded = arrival.coded = await ending.enter_async_context(self._coded(effect.version, copy, intake))
+                for name in intake.names:
+                    landing = coded.offer(name) if coded is not None else None
+                    self._say(name, Opened(effect.version, key.to_bytes(), intake.imm(name), landing))
+                self._carry_out(self._machine.opened(effect.version))
+                tasks = await ending.enter_async_context(anyio.create_task_group())
+                if coded is not None:
+                    tasks.start_soon(coded.run)
+
+                async def forward(rows: list[int], sums: list[int]) -> None:
+                    assert arrival.forwarding is not None
+                    tasks.start_soon(arrival.forwarding.forward, rows, sums)
+
+                await intake.run(forward)
+                if coded is not None:
+                    coded.finish()
+                copy.version = effect.version
+                self._carry_out(self._machine.verified(effect.version))
+        finally:
+            intake.close()
+            with anyio.CancelScope(shield=True):
+                await copy.close()
+
+    def _coded(self, version: int, into: Copy, intake: Intake) -> AbstractAsyncContextManager[Arrivals | None]:
+        """Return what takes coded rows of a version; deltas are against what serves, if that stays."""
+        if self._landing is None or self._places is None:
+            return nullcontext()
+        base = self._copies[self._serving_copy] if self._serving_copy >= 0 else None
+        return self._landing.arrivals(self._fabric, version, base, into, intake, self._places[1], self._say)
+
+    async def _fetch(self, arrival: Arrival, effect: Fetch, copy: Copy) -> None:
+        key = await copy.open()
+        try:
+            with Fetching(self._fabric, effect.version, effect.source, copy) as fetching:
+                arrival.fetching = fetching
+                self._say(effect.source, Want(effect.version, key.to_bytes(), fetching.imm))
+                await fetching.run()
+                copy.version = effect.version
+                self._carry_out(self._machine.fetched(effect.version))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await copy.close()
+
+    def _give_up(self, reason: str, arrival: Arrival | None = None) -> None:
+        arrival = arrival or self._arrival
+        self.failure = reason
+        if arrival is not None:
+            self._carry_out(self._machine.failed(arrival.version, reason))
+            self._carry_out(self._machine.fetched(arrival.version, reason))
+
+    async def _give(self, to: str, want: Want) -> None:
+        copy = next((copy for copy in self._copies if copy.version == want.version), None)
+        if copy is None or want.version != self._machine.held:
+            self._say(to, Given(want.version, b"", f"{self.name}/{self.receiver} does not hold it"))
+            return
+        with copy.lend():
+            self._say(to, await give(self._fabric, copy, want))
+
+    # ---- words
+
+    async def _written(self, receiver: str, rows: list[int], sums: list[int]) -> None:
+        assert self._arrival is not None
+        for message in rows_told(self._arrival.version, rows, sums):
+            self._say(receiver, message)
+
+    async def _unreachable(self, receiver: str, error: FabricError) -> None:
+        assert self._arrival is not None
+        self._say(COORDINATOR, Unreachable(self._arrival.version, receiver, str(error)[:2000]))
+
+    def _say(self, to: str, message: WeightMessage) -> None:
+        self._words.put_nowait((to, message))
+
+    async def _speak(self) -> None:
+        async for to, message in self._words:
+            try:
+                await self._messenger.send(to, message)
+            except FabricError as error:
+                logger.info(
+                    "%s did not get %s of %s/%d: %s", to, type(message).__name__, self.name, self.receiver, error
+                )
+                if isinstance(message, Want):
+                    self._source_lost(to, str(error))
+
+
+@asynccontextmanager
+async def open_replica(
+    fabric: Fabric, messenger: Messenger, plan: Plan, name: str, receiver: int, *, shadow: bool = True,
+    codings: Iterable[str] = (), landing_bytes: int = LANDING_BYTES,
+) -> AsyncIterator[WeightReplica]:  # fmt: skip
+    """Open one receiver of a replica: memory for its tensors, and its part in every update.
+
+    Args:
+        fabric: that it is reached through.
+        messenger: of `receiver_name(name, receiver)`; it is the replica's to receive from.
+        plan: moves and relay; its replicas do not matter, the coordinator says who takes part.
+        name: of the replica.
+        receiver: rank within it.
+        shadow: two copies, a version serves while the next one arrives. Else one: steps stop meanwhile.
+        codings: that trainers may use: "delta" (with a shadow only), "exponent". They do where they measure that it
+            pays; see `open_publisher`.
+        landing_bytes: memory for coded rows beside the copies, shared out to the trainers in two slots each.
+
+    Raises:
+        ValueError: there is no such rank, or a coding is not known.
+        DeviceError: no memory left.
+
+    Cancellation: what is under way drains (INV-2), the memory is released, then it goes on.
+    """
+    if not 0 <= receiver < plan.receivers:
+        raise ValueError(f"receiver must be in 0..{plan.receivers - 1}, got {receiver}")
+    reads = known_codings(codings) - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
+    failure: Exception | None = None
+    async with (
+        open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1) as copies,
+        open_landing(fabric, reads, landing_bytes) as landing,
+        anyio.create_task_group() as tasks,
+    ):
+        replica = WeightReplica(fabric, messenger, plan, name, receiver, copies, landing, tasks)
+        tasks.start_soon(replica.run)
+        try:
+            yield replica
+        except Exception as error:
+            failure = error  # raised below: a task group would wrap it
+        finally:
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,38 @@
+"""Writing runs: many equal stretches of one region to one receiver, as the engine likes them best.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncfabric import Fabric, Region, RegionKey, Transfer
+from asyncfabric.weights.boxes import Ints
+
+MOST_PAGES = 32768
+"""Pages of one call."""
+
+LONG_RUN_BYTES = 1 << 20
+"""Runs from here on are written one by one: a call is nothing beside them, and rails may split them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where a receiver wants a version: its key, and the counter for what this sender writes."""
+
+    key: RegionKey
+    imm: int
+
+
+def write_runs(fabric: Fabric, region: Region, sources: Ints, gate: Gate, targets: Ints, run_bytes: int) -> Transfer:
+    """Write runs from byte offsets of a region to byte offsets behind a key; each counts one arrival.
+
+    Runs of LONG_RUN_BYTES and more come one at a time. Raises what `Fabric.write_pages` raises.
+    """
+    if len(sources) == 1:
+        begin = int(sources[0])
+        return fabric.write(region[begin : begin + run_bytes], gate.key, int(targets[0]), gate.imm)
+    return fabric.write_pages(
+        region, sources, gate.key, targets, page_bytes=run_bytes, source_stride=1, target_stride=1, imm=gate.imm
+    )

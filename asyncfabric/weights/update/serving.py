@@ -1,0 +1,90 @@
+"""Serving: what an engine asks a replica: which version serves, its tensors, and when a step boundary is waited for.
+
+Runs on the event loop's thread. `step_boundary` is the only place where what serves changes (WC-5).
+"""
+
+from __future__ import annotations
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncfabric.weights.commit.receiver import Effect, Receiver, State
+from asyncfabric.weights.update.copies import Copy
+
+Tensors = dict[str, NDArray[np.uint8]]
+
+
+class Serving:
+    """The copies of a receiver, and the one of them that serves; the base of WeightReplica."""
+
+    def __init__(self, copies: list[Copy]) -> None:
+        """Serve nothing yet."""
+        self._copies = copies
+        self._machine = Receiver(in_place=len(copies) == 1)
+        self._serving = 0
+        self._serving_copy = -1
+        self._changed = anyio.Event()
+
+    def current_version(self) -> int:
+        """Return the version that serves, 0 for none."""
+        return self._serving
+
+    @property
+    def serving_copy(self) -> int:
+        """Which of `copies` serves, -1 for none."""
+        return self._serving_copy
+
+    @property
+    def copies(self) -> list[Tensors]:
+        """The tensors of each copy, as bytes, to make views of once; only those of `serving_copy` are whole."""
+        return [copy.tensors for copy in self._copies]
+
+    def tensors(self) -> Tensors:
+        """Return the bytes of the tensors that serve; empty when none do. Valid until the next `step_boundary()`."""
+        return self._copies[self._serving_copy].tensors if self._serving_copy >= 0 else {}
+
+    def step_boundary(self) -> int:
+        """Say that no step reads the tensors now: what is decided serves (WC-5), what waits may be overwritten.
+
+        Returns the version that serves until the next call; 0 for none, then do not step.
+        """
+        effects = self._machine.flip()
+        serving = self._machine.serving
+        if serving != self._serving:
+            self._serving = serving
+            self._serving_copy = next(
+                (number for number, copy in enumerate(self._copies) if serving and copy.version == serving), -1
+            )
+            self._notify()
+        self._carry_out(effects)
+        return self._serving
+
+    @property
+    def waits_for_boundary(self) -> bool:
+        """Whether the next `step_boundary()` changes anything."""
+        return self._machine.state is State.COMMITTED or self._machine.serving != self._serving
+
+    async def wait_version(self, version: int) -> None:
+        """Return when this version, or a later one, serves from the next `step_boundary()` at the latest.
+
+        Cancellation: only this wait ends.
+        """
+        while self._machine.held < version:
+            await self._changed.wait()
+
+    async def wait_changed(self) -> None:
+        """Return when a `step_boundary()` is waited for.
+
+        Cancellation: only this wait ends.
+        """
+        while not self.waits_for_boundary:
+            await self._changed.wait()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        """Do what the machine says."""
+        raise NotImplementedError
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,73 @@
+"""Staging: the memory that converted weights wait in until they are written; one region, registered once, as a ring.
+
+Runs on the event loop's thread. Places are given back in the order in which they were taken, so a ring is enough; who
+finds no room waits. Its length is the hard bound: nothing is staged elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+from asyncfabric import Region
+
+PLACE_ALIGN = 64
+
+
+class Staging:
+    """A ring over a region.
+
+    Attributes:
+        region: where the places are.
+        highest_bytes: the most that was taken at once.
+    """
+
+    def __init__(self, region: Region) -> None:
+        """Take the whole region."""
+        self.region: Region = region
+        self.highest_bytes: int = 0
+        self._places: deque[tuple[int, int]] = deque()  # (begin, end) in order, none of them empty
+        self._freed = anyio.Event()
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is taken now."""
+        return sum(end - begin for begin, end in self._places)
+
+    async def take(self, length_bytes: int) -> int:
+        """Return where `length_bytes` may be staged, once there is room.
+
+        Raises ValueError for more than the region has.
+
+        Cancellation: nothing was taken.
+        """
+        length = -(-length_bytes // PLACE_ALIGN) * PLACE_ALIGN
+        if length > self.region.length:
+            raise ValueError(f"{length_bytes} bytes cannot be staged in {self.region.length}: give more scratch_bytes")
+        while (at := self._room(length)) is None:
+            await self._freed.wait()
+        self._places.append((at, at + length))
+        self.highest_bytes = max(self.highest_bytes, self.taken_bytes)
+        return at
+
+    def give_back(self) -> None:
+        """Give back the place that was taken first."""
+        self._places.popleft()
+        self._freed.set()
+        self._freed = anyio.Event()
+
+    def clear(self) -> None:
+        """Give back everything; nothing reads or writes it any more."""
+        while self._places:
+            self.give_back()
+
+    def _room(self, length: int) -> int | None:
+        if not self._places:
+            return 0
+        first, last = self._places[0][0], self._places[-1][1]
+        if last > first:
+            if last + length <= self.region.length:
+                return last
+            return 0 if length <= first else None
+        return last if last + length <= first else None

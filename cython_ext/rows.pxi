@@ -1,0 +1,155 @@
+# rows.pxi: the row loops of asyncfabric.moe over numpy arrays, with the GIL released. Which row goes where is decided
+# above; what points outside an array is refused here and nothing is written.
+
+cdef object rows_refused(str what):
+    return IndexError(f"{what}: sizes do not fit each other, or an index points outside")
+
+
+cdef RowSource rows_from(const unsigned char[:, ::1] rows):
+    cdef RowSource source
+    source.data = &rows[0, 0] if rows.shape[0] and rows.shape[1] else NULL
+    source.count = rows.shape[0]
+    source.row_bytes = rows.shape[1]
+    return source
+
+
+cdef RowTarget rows_into(unsigned char[:, ::1] rows):
+    cdef RowTarget target
+    target.data = &rows[0, 0] if rows.shape[0] and rows.shape[1] else NULL
+    target.count = rows.shape[0]
+    target.row_bytes = rows.shape[1]
+    return target
+
+
+cdef const_ints ints_of(const int64_t[::1] numbers):
+    return const_ints(&numbers[0] if numbers.shape[0] else NULL, numbers.shape[0])
+
+
+cdef ints ints_into(int64_t[::1] numbers):
+    return ints(&numbers[0] if numbers.shape[0] else NULL, numbers.shape[0])
+
+
+cdef const_experts experts_of(const int32_t[:, ::1] experts):
+    cdef size_t count = experts.shape[0] * experts.shape[1]
+    return const_experts(&experts[0, 0] if count else NULL, count)
+
+
+cdef const_parts parts_of(const int64_t[:, ::1] parts) except *:
+    if parts.shape[1] != 3:
+        raise ValueError(f"a part has a begin, an end and a place, got {parts.shape[1]} numbers")
+    return const_parts(<const RowPart*> &parts[0, 0] if parts.shape[0] else NULL, parts.shape[0])
+
+
+class row_loops:  # a namespace: the module has loops of other systems too
+    """The row loops; see asyncfabric._bridge.rows."""
+
+    @staticmethod
+    def take_rows(const unsigned char[:, ::1] source, const int64_t[::1] index, unsigned char[:, ::1] target) -> None:
+        """Make row i of the target row index[i] of the source."""
+        cdef RowSource rows = rows_from(source)
+        cdef RowTarget out = rows_into(target)
+        cdef const_ints taken = ints_of(index)
+        cdef bint fine
+        with nogil:
+            fine = native_take_rows(rows, taken, out)
+        if not fine:
+            raise rows_refused("take_rows")
+
+    @staticmethod
+    def spread_rows(const unsigned char[:, ::1] source, const int64_t[::1] pair_offsets, const int64_t[::1] position,
+                    unsigned char[:, ::1] target) -> None:
+        """Copy row i of the source to the rows position[pair_offsets[i]:pair_offsets[i + 1]] of the target."""
+        cdef RowSource rows = rows_from(source)
+        cdef RowTarget out = rows_into(target)
+        cdef const_ints offsets = ints_of(pair_offsets)
+        cdef const_ints places = ints_of(position)
+        cdef bint fine
+        with nogil:
+            fine = native_spread_rows(rows, offsets, places, out)
+        if not fine:
+            raise rows_refused("spread_rows")
+
+    @staticmethod
+    def weigh_rows(const unsigned char[:, ::1] source, uint32_t kind, const int64_t[::1] pair_offsets,
+                   const int64_t[::1] position, const float[::1] weights, unsigned char[:, ::1] target) -> None:
+        """Make row i of the target the fp32 sum of weights[p] * source[position[p]] over its pairs p, rounded once."""
+        cdef RowSource rows = rows_from(source)
+        cdef RowTarget out = rows_into(target)
+        cdef const_ints offsets = ints_of(pair_offsets)
+        cdef const_ints places = ints_of(position)
+        cdef const_floats factors = const_floats(&weights[0] if weights.shape[0] else NULL, weights.shape[0])
+        cdef bint fine
+        with nogil:
+            fine = native_weigh_rows(rows, <RowKind> kind, offsets, places, factors, out)
+        if not fine:
+            raise rows_refused("weigh_rows")
+
+    @staticmethod
+    def add_rows(const unsigned char[:, ::1] source, uint32_t kind, const int64_t[::1] tokens,
+                 const int64_t[:, ::1] parts, unsigned char[:, ::1] target) -> None:
+        """Make row t of the target the fp32 sum of the source rows that the parts have for token t, rounded once."""
+        cdef RowSource rows = rows_from(source)
+        cdef RowTarget out = rows_into(target)
+        cdef const_ints listed = ints_of(tokens)
+        cdef const_parts senders = parts_of(parts)
+        cdef bint fine
+        with nogil:
+            fine = native_add_rows(rows, <RowKind> kind, listed, senders, out)
+        if not fine:
+            raise rows_refused("add_rows")
+
+    @staticmethod
+    def gather_sums(const unsigned char[:, ::1] source, uint32_t kind, const int64_t[::1] tokens,
+                    const int64_t[:, ::1] parts, float[:, ::1] sums) -> None:
+        """Add to row t of the sums the source rows that the parts have for token t, in the order of parts."""
+        cdef RowSource rows = rows_from(source)
+        cdef const_ints listed = ints_of(tokens)
+        cdef const_parts senders = parts_of(parts)
+        cdef size_t count = sums.shape[0] * sums.shape[1]
+        cdef floats kept = floats(&sums[0, 0] if count else NULL, count)
+        cdef bint fine
+        with nogil:
+            fine = native_gather_sums(rows, <RowKind> kind, listed, senders, kept)
+        if not fine:
+            raise rows_refused("gather_sums")
+
+    @staticmethod
+    def count_pairs(const int32_t[:, ::1] experts, int32_t first, int64_t[::1] counts,
+                    int64_t[::1] pair_offsets) -> int:
+        """Count the pairs of rows and experts from `first` on; fills counts and pair_offsets, returns the number."""
+        if pair_offsets.shape[0] != experts.shape[0] + 1:
+            raise rows_refused("count_pairs")
+        cdef const_experts listed = experts_of(experts)
+        cdef size_t choices = experts.shape[1]
+        cdef ints numbers = ints_into(counts)
+        cdef ints offsets = ints_into(pair_offsets)
+        cdef int64_t pairs
+        with nogil:
+            pairs = native_count_pairs(listed, choices, first, numbers, offsets)
+        return pairs
+
+    @staticmethod
+    def place_pairs(const int32_t[:, ::1] experts, int32_t first, int64_t[::1] begins, int64_t[::1] position,
+                    int64_t[::1] row, int64_t[::1] choice, int64_t[::1] row_of, int64_t[::1] choice_of) -> None:
+        """Give each pair its output row; experts begin at `begins`, which is used up."""
+        if not position.shape[0] == row.shape[0] == choice.shape[0] or row_of.shape[0] != choice_of.shape[0]:
+            raise rows_refused("place_pairs")
+        cdef const_experts listed = experts_of(experts)
+        cdef size_t choices = experts.shape[1]
+        cdef ints starts = ints_into(begins)
+        cdef RowPairs pairs
+        pairs.position = ints_into(position)
+        pairs.row = ints_into(row)
+        pairs.choice = ints_into(choice)
+        pairs.row_of = ints_into(row_of)
+        pairs.choice_of = ints_into(choice_of)
+        cdef bint fine
+        with nogil:
+            fine = native_place_pairs(listed, choices, first, starts, pairs)
+        if not fine:
+            raise rows_refused("place_pairs")
+
+    @staticmethod
+    def sums_kind() -> str:
+        """Return which instructions the sums use: avx512, avx2 or plain."""
+        return (<bytes> native_sums_kind()).decode("ascii")

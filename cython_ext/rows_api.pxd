@@ -1,0 +1,73 @@
+# rows_api.pxd: what Cython sees of the row loops, a twin of native/include/asyncfabric/rows.h.
+# Declarations only.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libcpp cimport bool as cpp_bool
+
+
+cdef extern from "<span>" namespace "std" nogil:
+    cdef cppclass const_floats "std::span<const float>":
+        const_floats()
+        const_floats(const float*, size_t)
+
+    cdef cppclass floats "std::span<float>":
+        floats()
+        floats(float*, size_t)
+
+    cdef cppclass const_ints "std::span<const int64_t>":
+        const_ints()
+        const_ints(const int64_t*, size_t)
+
+    cdef cppclass ints "std::span<int64_t>":
+        ints()
+        ints(int64_t*, size_t)
+
+    cdef cppclass const_experts "std::span<const int32_t>":
+        const_experts()
+        const_experts(const int32_t*, size_t)
+
+
+cdef extern from "asyncfabric/rows.h" namespace "asyncfabric::rows" nogil:
+    cdef enum class RowKind(uint32_t):
+        pass
+
+    cdef cppclass RowSource "asyncfabric::rows::Source":
+        const uint8_t* data
+        size_t count
+        size_t row_bytes
+
+    cdef cppclass RowTarget "asyncfabric::rows::Target":
+        uint8_t* data
+        size_t count
+        size_t row_bytes
+
+    cdef cppclass RowPart "asyncfabric::rows::Part":
+        int64_t begin
+        int64_t end
+        int64_t at
+
+    cdef cppclass const_parts "std::span<const asyncfabric::rows::Part>":
+        const_parts()
+        const_parts(const RowPart*, size_t)
+
+    cdef cppclass RowPairs "asyncfabric::rows::Pairs":
+        ints position
+        ints row
+        ints choice
+        ints row_of
+        ints choice_of
+
+    cpp_bool native_take_rows "asyncfabric::rows::take_rows"(RowSource, const_ints, RowTarget) noexcept
+    cpp_bool native_spread_rows "asyncfabric::rows::spread_rows"(RowSource, const_ints, const_ints, RowTarget) noexcept
+    cpp_bool native_weigh_rows "asyncfabric::rows::weigh_rows"(
+        RowSource, RowKind, const_ints, const_ints, const_floats, RowTarget) noexcept
+    cpp_bool native_add_rows "asyncfabric::rows::add_rows"(
+        RowSource, RowKind, const_ints, const_parts, RowTarget) noexcept
+    cpp_bool native_gather_sums "asyncfabric::rows::gather_sums"(
+        RowSource, RowKind, const_ints, const_parts, floats) noexcept
+    int64_t native_count_pairs "asyncfabric::rows::count_pairs"(
+        const_experts, size_t, int32_t, ints, ints) noexcept
+    cpp_bool native_place_pairs "asyncfabric::rows::place_pairs"(
+        const_experts, size_t, int32_t, ints, const RowPairs&) noexcept
+    const char* native_sums_kind "asyncfabric::rows::sums_kind"()

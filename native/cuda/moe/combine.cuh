@@ -1,0 +1,254 @@
+// combine.cuh: outputs of experts back to the ranks of their tokens. At the experts' rank the rows of a token are weighted and added up in
+// fp32 in the order of its choices and rounded once; at the token's rank the sums of the ranks are added up in fp32, beginning with
+// its own and going round the circle (MOE-3). Products are rounded before they are added. Rows may be cut in parts, for few tokens.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include "words.cuh"
+
+namespace moe {
+
+constexpr uint32_t kBackWarps = 8;  // sending, and as many receiving
+constexpr uint32_t kCombineWarps = 2 * kBackWarps;
+constexpr uint32_t kColumns = 4;  // vectors of 16 bytes that a lane has in hand
+constexpr uint32_t kRing = 4;     // blocks of a warp on their way out
+constexpr uint32_t kBlockBytes = kColumns * 32 * 16;
+
+struct Combine {
+  const char* expert_rows;
+  char* y;
+  const Pair* pairs;
+  const uint32_t* reached;
+  const uint32_t* counts;
+  uint32_t roles, unused;
+};
+
+template <typename T>
+struct Vector;  // 16 bytes as floats and back
+template <>
+struct Vector<float> {
+  static constexpr uint32_t kWidth = 4;
+  static __device__ void open(const uint4& bits, float* out) {
+    out[0] = __uint_as_float(bits.x), out[1] = __uint_as_float(bits.y);
+    out[2] = __uint_as_float(bits.z), out[3] = __uint_as_float(bits.w);
+  }
+  static __device__ uint4 close(const float* in) {
+    return {__float_as_uint(in[0]), __float_as_uint(in[1]), __float_as_uint(in[2]), __float_as_uint(in[3])};
+  }
+};
+template <>
+struct Vector<__nv_bfloat16> {
+  static constexpr uint32_t kWidth = 8;
+  static __device__ void open(const uint4& bits, float* out) {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[2 * i] = __uint_as_float(words[i] << 16);
+      out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  }
+  static __device__ uint4 close(const float* in) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(in[2 * i], in[2 * i + 1]);
+      words[i] = reinterpret_cast<const uint32_t&>(two);
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+};
+template <>
+struct Vector<__half> {
+  static constexpr uint32_t kWidth = 8;
+  static __device__ void open(const uint4& bits, float* out) {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 two = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+      out[2 * i] = two.x, out[2 * i + 1] = two.y;
+    }
+  }
+  static __device__ uint4 close(const float* in) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __half2 two = __floats2half2_rn(in[2 * i], in[2 * i + 1]);
+      words[i] = reinterpret_cast<const uint32_t&>(two);
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+};
+
+// Adds the weighted rows of a token's experts here; all lanes, which have one choice each. Columns at `at` and each 32 further.
+template <typename T>
+__device__ inline void add_experts(const Exchange& ex, const Combine& go, const Pair& pair, uint32_t at, uint32_t end,
+                                   float (*sums)[Vector<T>::kWidth]) {
+  constexpr uint32_t kWidth = Vector<T>::kWidth;
+  uint32_t left = __ballot_sync(kAll, pair.place != kNone);
+  while (left != 0) {
+    // Two experts at once: their loads are under way together, the sums stay in order.
+    uint4 bits[2][kColumns];
+    float weights[2];
+    bool two = false;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      if (left == 0) break;
+      const uint32_t choice = __ffs(left) - 1;
+      left &= left - 1;
+      two = i == 1;
+      weights[i] = __shfl_sync(kAll, pair.weight, choice);
+      const uint64_t row = __shfl_sync(kAll, pair.place, choice);
+      const uint4* const from = reinterpret_cast<const uint4*>(go.expert_rows + row * ex.back_row_bytes);
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c) bits[i][c] = at + c * 32 < end ? __ldcs(from + at + c * 32) : uint4{};
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      if (i == 1 && !two) break;
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c) {
+        float values[kWidth];
+        Vector<T>::open(bits[i][c], values);
+#pragma unroll
+        for (uint32_t e = 0; e < kWidth; ++e) sums[c][e] = __fadd_rn(sums[c][e], __fmul_rn(values[e], weights[i]));
+      }
+    }
+  }
+}
+
+struct Span {
+  uint32_t begin, end;
+};
+
+__device__ inline Span span_of(const Exchange& ex, uint32_t number) {  // vectors of one part of a row
+  const uint32_t vectors = ex.back_row_bytes / 16;
+  return {vectors * number / ex.parts, vectors * (number + 1) / ex.parts};
+}
+
+template <typename T>
+__device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first, uint32_t stride,
+                                 char* ring) {
+  constexpr uint32_t kWidth = Vector<T>::kWidth;
+  const uint32_t lane = lane_of(), others = ex.ranks - 1;
+  uint32_t most = 0, filled = 0;
+  for (uint32_t rank = 0; rank < ex.ranks; ++rank)
+    if (rank != ex.rank) most = max(most, go.counts[rank]);
+  for (uint32_t item = first; item < most * others * ex.parts; item += stride) {
+    const uint32_t number = item % ex.parts, place = item / ex.parts;
+    const uint32_t source = (ex.rank + 1 + place % others) % ex.ranks, token = place / others;
+    if (token >= go.counts[source]) continue;
+    Pair pair{kNone, 0};
+    const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
+    if (lane < ex.top_k) pair = go.pairs[slot * ex.top_k + lane];
+    if (__ballot_sync(kAll, pair.place != kNone) == 0) continue;
+    const uint64_t back = static_cast<uint64_t>(ex.rank) * ex.max_tokens + token;
+    char* const target = part<char>(ex, source, step, ex.back) + back * ex.back_row_bytes;
+    const Span span = span_of(ex, number);
+    for (uint32_t at = span.begin; at < span.end; at += kColumns * 32) {
+      float sums[kColumns][kWidth] = {};
+      add_experts<T>(ex, go, pair, at + lane, span.end, sums);
+      uint4* const block = reinterpret_cast<uint4*>(ring + filled++ % kRing * kBlockBytes);
+      if (lane == 0) wait_stage_read<kRing - 1>();
+      __syncwarp();
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c) block[c * 32 + lane] = Vector<T>::close(sums[c]);
+      fence_copies();
+      __syncwarp();
+      if (lane == 0) bulk_store(target + at * 16, block, min(kColumns * 32, span.end - at) * 16);
+    }
+    if (lane == 0) {
+      wait_stores();
+      fence_copies();
+      store_release(part<uint32_t>(ex, source, step, ex.back_words) + back * ex.parts + number, step);
+    }
+    __syncwarp();
+  }
+}
+
+template <typename T>
+__device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first,
+                                 uint32_t stride) {
+  constexpr uint32_t kWidth = Vector<T>::kWidth;
+  const uint32_t lane = lane_of(), tokens = go.counts[ex.rank];
+  for (uint32_t item = first; item < tokens * ex.parts; item += stride) {
+    const uint32_t number = item % ex.parts, token = item / ex.parts;
+    const uint32_t reached = go.reached[token] & ex.present;
+    const uint64_t words = (static_cast<uint64_t>(lane) * ex.max_tokens + token) * ex.parts + number;
+    const bool mine = lane < ex.ranks && lane != ex.rank && reached >> lane & 1;
+    Pair pair{kNone, 0};
+    const uint64_t slot = static_cast<uint64_t>(ex.rank) * ex.max_tokens + token;
+    if (lane < ex.top_k) pair = go.pairs[slot * ex.top_k + lane];
+    const Span span = span_of(ex, number);
+    uint4* const y = reinterpret_cast<uint4*>(go.y + static_cast<uint64_t>(token) * ex.back_row_bytes);
+    for (uint32_t at = span.begin + lane; at - lane < span.end; at += kColumns * 32) {
+      float total[kColumns][kWidth] = {};
+      if (reached >> ex.rank &
+          1) {  // the circle begins here: what is added up becomes the first sum, rounded like any other
+        add_experts<T>(ex, go, pair, at, span.end, total);
+#pragma unroll
+        for (uint32_t c = 0; c < kColumns; ++c) {
+          Vector<T>::open(Vector<T>::close(total[c]), total[c]);
+#pragma unroll
+          for (uint32_t e = 0; e < kWidth; ++e) total[c][e] = __fadd_rn(total[c][e], 0.0f);
+        }
+      }
+      if (at == span.begin + lane &&
+          !await(ex, mine, part<uint32_t>(ex, ex.rank, step, ex.back_words) + words, step, lane, kBack))
+        return;
+#pragma unroll 1
+      for (uint32_t far = 1; far < ex.ranks; ++far) {
+        const uint32_t rank = (ex.rank + far) % ex.ranks;
+        if (!(reached >> rank & 1)) continue;
+        const uint64_t back = static_cast<uint64_t>(rank) * ex.max_tokens + token;
+        const char* const from = part<char>(ex, ex.rank, step, ex.back) + back * ex.back_row_bytes;
+        uint4 bits[kColumns];
+#pragma unroll
+        for (uint32_t c = 0; c < kColumns; ++c)
+          bits[c] = at + c * 32 < span.end ? __ldcg(reinterpret_cast<const uint4*>(from) + at + c * 32) : uint4{};
+#pragma unroll
+        for (uint32_t c = 0; c < kColumns; ++c) {
+          float values[kWidth];
+          Vector<T>::open(bits[c], values);
+#pragma unroll
+          for (uint32_t e = 0; e < kWidth; ++e) total[c][e] = __fadd_rn(total[c][e], values[e]);
+        }
+      }
+#pragma unroll
+      for (uint32_t c = 0; c < kColumns; ++c)
+        if (at + c * 32 < span.end) __stcs(y + at + c * 32, Vector<T>::close(total[c]));
+    }
+  }
+}
+
+template <typename T>
+__device__ inline void combine(const Exchange& ex, const Combine& go, char* shared) {
+  __shared__ uint32_t steps[2];
+  __shared__ bool broken;
+  if (threadIdx.x == 0) {
+    broken = is_broken(ex);  // one answer for the whole block
+    steps[0] = step_now(ex, kCombineSend);
+    steps[1] = step_now(ex, kCombineReceive);
+  }
+  __syncthreads();
+  if (threadIdx.x == blockDim.x - 1) {
+    if (go.roles & kSend) pass_step(ex, kCombineSend, steps[0]);
+    if (go.roles & kReceive) pass_step(ex, kCombineReceive, steps[1]);
+  }
+  if (broken) return;
+  const uint32_t warp = threadIdx.x / 32, lane = lane_of();
+  const bool other = lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank;
+  const uint32_t number = warp % kBackWarps, first = number * gridDim.x + blockIdx.x, stride = kBackWarps * gridDim.x;
+  if (warp < kBackWarps) {
+    if (!(go.roles & kSend)) return;
+    // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1).
+    if (blockIdx.x == 0 && warp == 0 && other)
+      store_release(part<uint32_t>(ex, lane, steps[0], ex.head_words) + ex.rank, steps[0]);
+    send_sums<T>(ex, go, steps[0], first, stride, shared + warp * kRing * kBlockBytes);
+  } else if (go.roles & kReceive) {
+    take_sums<T>(ex, go, steps[1], first, stride);
+    if (blockIdx.x == 0 && number == 0)
+      await(ex, other, part<uint32_t>(ex, ex.rank, steps[1], ex.head_words) + lane, steps[1], lane, kHead);
+  }
+}
+
+}  // namespace moe

@@ -1,0 +1,187 @@
+// words.cuh: what the MoE kernels share: the shape of an exchange, the words by which ranks wait for each other, and the bulk copies
+// of Hopper's copy engine as functions. The two structs are written again in asyncfabric/moe/nvlink/launch.py; a test compares sizes.
+#pragma once
+#include <cstdint>
+
+namespace moe {
+
+constexpr uint32_t kMaxRanks = 8;
+constexpr uint32_t kMaxExperts = 1023;
+constexpr uint32_t kOrdinalBits = 22;
+constexpr uint32_t kNone = 0xffffffffu;
+constexpr uint32_t kAll = 0xffffffffu;
+constexpr uint32_t kSend = 1;
+constexpr uint32_t kReceive = 2;
+
+// A choice of a token: on the wire `place` is expert and ordinal among the source's pairs for it; at the expert's rank, its row.
+struct Pair {
+  uint32_t place;
+  float weight;
+};
+
+// State of this rank in its own memory: steps begun by each half, and how many blocks of the kernel now running have read that.
+enum Half : uint32_t { kDispatchSend, kDispatchReceive, kCombineSend, kCombineReceive, kHalves };
+struct State {
+  uint32_t step[kHalves];
+  uint32_t readers[kHalves];
+  uint32_t broken;
+};
+
+// What waits are for; the host names it.
+enum Wait : uint32_t { kRecord = 1, kToken, kBack, kHead };
+
+struct Exchange {
+  uint64_t region[kMaxRanks];  // of each rank, as mapped here; 0: not present
+  State* state;
+  uint32_t* missing;  // host words: what was waited for from each rank when a kernel gave up
+  uint64_t deadline_ns;
+  uint64_t turn_bytes;  // offsets below are inside a turn; a region is [verdicts][turn 0][turn 1]...
+  uint64_t slots, scale_slots, counts, pairs, back, tokens, record_words, token_words, head_words, back_words;
+  uint32_t rank, ranks, present, experts, top_k, max_tokens, in_flight, alignment;
+  uint32_t row_bytes, scales, back_row_bytes, parts, stage_bytes, most_experts, routers, unused;
+};
+
+constexpr uint64_t kVerdictBytes = 256;
+
+__device__ inline uint32_t lane_of() { return threadIdx.x & 31; }
+
+struct Experts {
+  uint32_t first, count;
+};
+
+__device__ inline Experts experts_of(const Exchange& ex, uint32_t rank) {
+  const uint32_t each = ex.experts / ex.ranks, more = ex.experts % ex.ranks;
+  return {rank * each + min(rank, more), each + (rank < more)};
+}
+
+// The tokens of a rank are routed in as many pieces as there are routers; each counts for itself.
+__device__ inline uint32_t piece_tokens(const Exchange& ex) { return (ex.max_tokens + ex.routers - 1) / ex.routers; }
+
+// The rank of an expert, kNone where there is none or it is not present.
+__device__ inline uint32_t owner_of(const Exchange& ex, int64_t expert) {
+  if (expert < 0 || expert >= ex.experts) return kNone;
+  const uint32_t e = static_cast<uint32_t>(expert), each = ex.experts / ex.ranks, more = ex.experts % ex.ranks;
+  const uint32_t rank = e < more * (each + 1) ? e / (each + 1) : more + (e - more * (each + 1)) / each;
+  return ex.present >> rank & 1 ? rank : kNone;
+}
+
+// A part of the turn that `step` uses, in the region of `rank`.
+template <typename T>
+__device__ inline T* part(const Exchange& ex, uint32_t rank, uint32_t step, uint64_t offset) {
+  const uint32_t turn = (step - 1) % ex.in_flight;
+  return reinterpret_cast<T*>(ex.region[rank] + kVerdictBytes + turn * ex.turn_bytes + offset);
+}
+
+__device__ inline uint32_t load_acquire(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ inline void store_release(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+__device__ inline uint64_t now_ns() {
+  uint64_t value;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value)::"memory");
+  return value;
+}
+
+// The number of the step that this half of the exchange does now, counted from 1, the same in all blocks.
+__device__ inline uint32_t step_now(const Exchange& ex, Half half) {
+  return *static_cast<volatile uint32_t*>(&ex.state->step[half]) + 1;
+}
+
+// One thread of each block, after the block has read the step: the last of them moves it on, so that the next launch, or the next
+// replay of a graph, finds the next one without the host.
+__device__ inline void pass_step(const Exchange& ex, Half half, uint32_t step) {
+  __threadfence();
+  if (atomicAdd(&ex.state->readers[half], 1) != gridDim.x - 1) return;
+  ex.state->readers[half] = 0;
+  *static_cast<volatile uint32_t*>(&ex.state->step[half]) = step;
+}
+
+__device__ inline bool is_broken(const Exchange& ex) {
+  return *static_cast<volatile uint32_t*>(&ex.state->broken) != 0;
+}
+
+// Says to the host and to all other ranks who is missing; from then on no kernel of this epoch waits or writes any more.
+__device__ inline void give_up(const Exchange& ex, uint32_t absent, Wait what) {
+  const uint32_t lane = lane_of();
+  if (lane < kMaxRanks && absent >> lane & 1) static_cast<volatile uint32_t*>(ex.missing)[lane] = what;
+  __threadfence_system();
+  if (lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank)
+    store_release(reinterpret_cast<uint32_t*>(ex.region[lane]) + ex.rank, absent);
+  if (lane == 0) *static_cast<volatile uint32_t*>(&ex.state->broken) = 1;
+  __threadfence_system();
+}
+
+// Whole warp: returns once the word of each lane that has one (`mine`) says `step`; false once the deadline has passed or another
+// rank gave up. Equality is right: nobody writes the next step's word to a turn that was not combined (MOE-1).
+__device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
+                             Wait what) {
+  bool ready = !mine;
+  uint64_t begin = 0;
+  for (uint32_t round = 1;; ++round) {
+    if (!ready) ready = load_acquire(word) == step;
+    if (__all_sync(kAll, ready)) return true;
+    if (round % 64 != 0) continue;
+    const uint64_t now = __shfl_sync(kAll, now_ns(), 0);
+    if (begin == 0) begin = now;
+    if (is_broken(ex)) return false;
+    // A rank that gave up tells whom it missed: it is not missing itself.
+    const uint32_t lane = lane_of();
+    const bool ask = lane < ex.ranks && ex.present >> lane & 1;
+    uint32_t absent = ask ? load_acquire(reinterpret_cast<const uint32_t*>(ex.region[ex.rank]) + lane) : 0;
+    absent = __reduce_or_sync(kAll, absent) & ~(1u << ex.rank);
+    if (absent == 0 && now - begin > ex.deadline_ns) absent = __reduce_or_sync(kAll, ready ? 0 : 1u << rank);
+    if (absent == 0) continue;
+    give_up(ex, absent, what);
+    return false;
+  }
+}
+
+// ---- bulk copies: one thread starts them, 16-byte aligned, any multiple of 16 bytes
+
+__device__ inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+__device__ inline void open_barrier(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void bulk_load(void* stage, const void* source, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(stage)),
+               "l"(source), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+__device__ inline void wait_load(uint64_t* barrier, uint32_t phase) {
+  uint32_t done = 0;
+  while (done == 0)
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(phase)
+                 : "memory");
+}
+__device__ inline void bulk_store(void* target, const void* stage, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(shared_address(stage)),
+               "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ inline void
+wait_stage_read() {  // the stages of all but the last kLeft stores of this thread may be written again
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+__device__ inline void wait_stores() {  // all stores of this thread have landed
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+__device__ inline void fence_copies() {  // between copies and plain accesses of this thread, either way
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+}  // namespace moe

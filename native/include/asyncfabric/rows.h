@@ -1,0 +1,70 @@
+// rows.h: moving and adding up rows of tokens, for asyncfabric.moe. Pure functions over memory, any thread, no GIL needed.
+// Every index is checked before anything is written: false says that one points outside, or that sizes do not fit.
+//
+// Sums are made in fp32, one addend after the other in the order given, and rounded once (to nearest, even) when they
+// are stored. Products are rounded before they are added: these files are compiled without contraction, so that no
+// machine fuses the two and all have the same bits (MOE-3).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace asyncfabric::rows {
+
+enum class RowKind : uint32_t { kBfloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
+
+// `count` rows of `row_bytes` bytes each, one behind the other.
+struct Source {
+  const uint8_t* data = nullptr;
+  size_t count = 0;
+  size_t row_bytes = 0;
+};
+struct Target {
+  uint8_t* data = nullptr;
+  size_t count = 0;
+  size_t row_bytes = 0;
+};
+
+// Row i of the target becomes row index[i] of the source.
+bool take_rows(Source source, std::span<const int64_t> index, Target target);
+
+// Row i of the source is copied to the rows position[pair_offsets[i]] .. position[pair_offsets[i + 1] - 1] of the target.
+bool spread_rows(Source source, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
+                 Target target);
+
+// Row i of the target becomes the sum over its pairs p of weights[p] * source row position[p].
+bool weigh_rows(Source source, RowKind kind, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
+                std::span<const float> weights, Target target);
+
+// Rows of one sender: source row at + i is one addend of token tokens[begin + i]; tokens ascend from begin to end.
+struct Part {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t at = 0;
+};
+
+// Row t of the target becomes the sum of the rows that the parts have for token t, in the order of parts.
+bool add_rows(Source source, RowKind kind, std::span<const int64_t> tokens, std::span<const Part> parts, Target target);
+
+// The same, added to fp32 sums of `width` elements for each token that are kept from one call to the next.
+bool gather_sums(Source source, RowKind kind, std::span<const int64_t> tokens, std::span<const Part> parts,
+                 std::span<float> sums);
+
+// The pairs of rows and experts first .. first + counts.size() - 1; `choices` of each row, others are none of these.
+// counts: rows of each expert; pair_offsets: rows + 1 entries. Returns the number of pairs.
+int64_t count_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> counts,
+                    std::span<int64_t> pair_offsets);
+
+// Where each pair's row goes when experts begin at `begins` (used up). Pairs in the order of rows, then of choices.
+// row_of and choice_of have an entry for each output row, of which only those of pairs are written.
+struct Pairs {
+  std::span<int64_t> position, row, choice;
+  std::span<int64_t> row_of, choice_of;
+};
+bool place_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> begins,
+                 const Pairs& pairs);
+
+const char* sums_kind();  // which instructions the sums use: avx512, avx2 or plain
+
+}  // namespace asyncfabric::rows

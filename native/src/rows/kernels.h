@@ -1,0 +1,29 @@
+// kernels.h: the inner loops, compiled once for each instruction set; `best_kernels` picks what this machine has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace asyncfabric::rows {
+
+// All over `width` elements, a multiple of 16. `weights` may be null: then the sources are added as they are.
+struct Kernels {
+  using Sum = void (*)(uint8_t* target, const uint8_t* const* sources, const float* weights, size_t count,
+                       size_t width);
+  using Carry = void (*)(float* sums, const uint8_t* const* sources, size_t count, size_t width);
+  const char* name;
+  Sum sum[3];      // by RowKind
+  Carry carry[3];  // by RowKind
+  // Copies without reading the target's cache lines first. `target` is aligned to 64, `length` a multiple of 64.
+  void (*stream)(uint8_t* target, const uint8_t* source, size_t length);
+};
+
+extern const Kernels kPlainKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+const Kernels& best_kernels();
+
+}  // namespace asyncfabric::rows

@@ -1,0 +1,226 @@
+// loops.h: the loops behind kernels.h, included by one file for each instruction set and compiled with its flags.
+// Everything is in an unnamed namespace and nothing of the standard library's templates is used: the linker must never
+// take a function that was compiled for a newer machine in place of the plain one.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "asyncfabric/rows.h"
+#include "rows/kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace asyncfabric::rows {
+namespace {
+
+constexpr size_t kLanes = 16;
+using Floats = float __attribute__((vector_size(64)));
+using Words = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+// To nearest, even; in the lower halves. Vectors go by reference: no function may depend on how they are returned.
+[[gnu::always_inline]] inline void round_to_bfloat(const Floats& in, Words& out) {
+  Words words;
+  std::memcpy(&words, &in, sizeof words);
+  const Words rounded = (words + 0x7fff + ((words >> 16) & 1)) >> 16;
+  out = (words & 0x7fffffff) > 0x7f800000 ? Words{} + 0x7fc0 : rounded;
+}
+
+template <RowKind kKind>
+struct Element;
+
+template <>
+struct Element<RowKind::kFloat32> {
+  static constexpr size_t kBytes = 4;
+  static void load(const uint8_t* from, Floats& out) { std::memcpy(&out, from, sizeof out); }
+  static void store(uint8_t* to, const Floats& in) { std::memcpy(to, &in, sizeof in); }
+};
+
+template <>
+struct Element<RowKind::kBfloat16> {
+  static constexpr size_t kBytes = 2;
+  static void load(const uint8_t* from, Floats& out) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const Words words = __builtin_convertvector(halves, Words) << 16;
+    std::memcpy(&out, &words, sizeof out);
+  }
+  static void store(uint8_t* to, const Floats& in) {
+    Words rounded;
+    round_to_bfloat(in, rounded);
+    const Halves halves = __builtin_convertvector(rounded, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+  }
+};
+
+template <>
+struct Element<RowKind::kFloat16> {
+  static constexpr size_t kBytes = 2;
+#if defined(__F16C__)  // also with AVX-512: gcc 12 warns about its own header there
+  static void load(const uint8_t* from, Floats& out) {
+    for (size_t half = 0; half < 2; ++half) {
+      const __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + half * 16)));
+      std::memcpy(reinterpret_cast<uint8_t*>(&out) + half * 32, &wide, sizeof wide);
+    }
+  }
+  static void store(uint8_t* to, const Floats& in) {
+    for (size_t half = 0; half < 2; ++half) {
+      __m256 wide;
+      std::memcpy(&wide, reinterpret_cast<const uint8_t*>(&in) + half * 32, sizeof wide);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + half * 16), _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
+    }
+  }
+#else
+  static float widened(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+    uint32_t word = static_cast<uint32_t>(half & 0x7fff) << 13;
+    if ((half & 0x7c00) == 0x7c00) {
+      word |= 0x7f800000;  // infinite, or no number
+    } else {
+      float scaled;
+      std::memcpy(&scaled, &word, sizeof scaled);
+      scaled *= 0x1p112F;  // exact, also for those below the normal range
+      std::memcpy(&word, &scaled, sizeof word);
+    }
+    word |= sign;
+    float wide;
+    std::memcpy(&wide, &word, sizeof wide);
+    return wide;
+  }
+  static uint16_t narrowed(float wide) {
+    uint32_t word;
+    std::memcpy(&word, &wide, sizeof word);
+    const auto sign = static_cast<uint16_t>((word >> 16) & 0x8000);
+    word &= 0x7fffffff;
+    if (word > 0x7f800000) return sign | 0x7e00;
+    if (word >= 0x47800000) return sign | 0x7c00;
+    if (word < 0x38800000) {  // below the normal range: the addition rounds at the last bit that is left
+      float small;
+      std::memcpy(&small, &word, sizeof small);
+      small += 0.5F;
+      std::memcpy(&word, &small, sizeof word);
+      return static_cast<uint16_t>(sign | (word - 0x3f000000));
+    }
+    return static_cast<uint16_t>(sign | ((word - 0x38000000 + 0xfff + ((word >> 13) & 1)) >> 13));
+  }
+  static void load(const uint8_t* from, Floats& out) {
+    uint16_t halves[kLanes];
+    std::memcpy(halves, from, sizeof halves);
+    for (size_t lane = 0; lane < kLanes; ++lane) out[lane] = widened(halves[lane]);
+  }
+  static void store(uint8_t* to, const Floats& in) {
+    uint16_t halves[kLanes];
+    for (size_t lane = 0; lane < kLanes; ++lane) halves[lane] = narrowed(in[lane]);
+    std::memcpy(to, halves, sizeof halves);
+  }
+#endif
+};
+
+// What is taken in one piece: kVectors vectors of sums behind kBytes bytes of a row.
+template <RowKind kKind>
+struct Single {
+  static constexpr size_t kVectors = 1, kElements = kLanes, kBytes = kLanes * Element<kKind>::kBytes;
+  static void load(const uint8_t* from, Floats* out) { Element<kKind>::load(from, *out); }
+  static void store(uint8_t* to, const Floats* in) { Element<kKind>::store(to, *in); }
+};
+
+// 32 elements of bfloat16 as those of even and of odd places: no element has to change its lane to become an fp32.
+struct Double {
+  static constexpr size_t kVectors = 2, kElements = 2 * kLanes, kBytes = 2 * kElements;
+  static void load(const uint8_t* from, Floats* out) {
+    static_assert(std::endian::native == std::endian::little);
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    const Words even = words << 16, odd = words & 0xffff0000;
+    std::memcpy(out, &even, sizeof even);
+    std::memcpy(out + 1, &odd, sizeof odd);
+  }
+  static void store(uint8_t* to, const Floats* in) {
+    Words even, odd;
+    round_to_bfloat(in[0], even);
+    round_to_bfloat(in[1], odd);
+    const Words words = even | odd << 16;
+    std::memcpy(to, &words, sizeof words);
+  }
+};
+
+template <RowKind kKind>
+struct Widest : Single<kKind> {};
+template <>
+struct Widest<RowKind::kBfloat16> : Double {};
+
+// kBlock pieces of sums stay in registers while the sources go by: each source is read once, the target written once.
+template <class Piece, size_t kBlock>
+[[gnu::always_inline]] inline void add_block(Floats (&sums)[kBlock * Piece::kVectors], const uint8_t* const* sources,
+                                             const float* weights, size_t count, size_t offset) {
+  for (size_t source = 0; source < count; ++source) {
+    const uint8_t* from = sources[source] + offset;
+    for (size_t piece = 0; piece < kBlock; ++piece) {
+      Floats values[Piece::kVectors];
+      Piece::load(from + piece * Piece::kBytes, values);
+      for (size_t vector = 0; vector < Piece::kVectors; ++vector) {
+        if (weights != nullptr) values[vector] *= weights[source];
+        sums[piece * Piece::kVectors + vector] += values[vector];
+      }
+    }
+  }
+}
+
+// Returns the column that it came to.
+template <class Piece, size_t kBlock>
+[[gnu::always_inline]] inline size_t sum_blocks(uint8_t* target, const uint8_t* const* sources, const float* weights,
+                                                size_t count, size_t column, size_t width) {
+  constexpr size_t kElementBytes = Piece::kBytes / Piece::kElements;
+  for (; column + kBlock * Piece::kElements <= width; column += kBlock * Piece::kElements) {
+    const size_t offset = column * kElementBytes;
+    Floats sums[kBlock * Piece::kVectors] = {};
+    add_block<Piece, kBlock>(sums, sources, weights, count, offset);
+    for (size_t piece = 0; piece < kBlock; ++piece)
+      Piece::store(target + offset + piece * Piece::kBytes, sums + piece * Piece::kVectors);
+  }
+  return column;
+}
+
+template <RowKind kKind>
+void sum(uint8_t* target, const uint8_t* const* sources, const float* weights, size_t count, size_t width) {
+  const size_t column = sum_blocks<Widest<kKind>, 4>(target, sources, weights, count, 0, width);
+  sum_blocks<Single<kKind>, 1>(target, sources, weights, count, column, width);
+}
+
+template <RowKind kKind>
+void carry(float* sums, const uint8_t* const* sources, size_t count, size_t width) {
+  for (size_t column = 0; column < width; column += kLanes) {
+    Floats block[1];
+    std::memcpy(block, sums + column, sizeof block);
+    add_block<Single<kKind>, 1>(block, sources, nullptr, count, column * Element<kKind>::kBytes);
+    std::memcpy(sums + column, block, sizeof block);
+  }
+}
+
+void stream(uint8_t* target, const uint8_t* source, size_t length) {
+#if defined(__AVX512F__)
+  for (size_t at = 0; at < length; at += 64)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target + at), _mm512_loadu_si512(source + at));
+#elif defined(__x86_64__)
+  for (size_t at = 0; at < length; at += 16)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(target + at),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + at)));
+#else
+  std::memcpy(target, source, length);
+#endif
+}
+
+constexpr Kernels kernels_named(const char* name) {
+  return {name,
+          {sum<RowKind::kBfloat16>, sum<RowKind::kFloat16>, sum<RowKind::kFloat32>},
+          {carry<RowKind::kBfloat16>, carry<RowKind::kFloat16>, carry<RowKind::kFloat32>},
+          stream};
+}
+
+}  // namespace
+}  // namespace asyncfabric::rows

@@ -1,0 +1,176 @@
+// rows.cc: what rows.h promises, on top of the loops: checks, and which row goes where.
+#include "asyncfabric/rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "rows/kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace asyncfabric::rows {
+namespace {
+
+constexpr size_t kLanes = 16;
+// A target larger than a core's share of the caches is written past them: whoever reads it next finds it in memory
+// either way, and its lines need not be read before they are overwritten.
+constexpr size_t kStreamFromBytes = size_t{12} << 20;
+
+bool inside(std::span<const int64_t> index, size_t count) {
+  return std::all_of(index.begin(), index.end(),
+                     [count](int64_t each) { return each >= 0 && static_cast<uint64_t>(each) < count; });
+}
+
+// Offsets ascend and stay within what they point into; one more of them than rows.
+bool ascending(std::span<const int64_t> offsets, size_t rows, size_t limit) {
+  return offsets.size() == rows + 1 && offsets.front() >= 0 && std::is_sorted(offsets.begin(), offsets.end()) &&
+         static_cast<uint64_t>(offsets.back()) <= limit;
+}
+
+size_t element_bytes(RowKind kind) { return kind == RowKind::kFloat32 ? 4 : 2; }
+
+bool fits(RowKind kind, size_t row_bytes) {
+  return kind <= RowKind::kFloat32 && row_bytes % (kLanes * element_bytes(kind)) == 0;
+}
+
+// For each token the rows that the parts have for it: parts are walked side by side, since tokens ascend in each.
+class Addends {
+ public:
+  Addends(Source source, std::span<const int64_t> tokens, std::span<const Part> parts)
+      : source_(source), tokens_(tokens), parts_(parts.begin(), parts.end()) {
+    found_.reserve(parts.size());
+  }
+
+  bool valid(size_t target_count) const {
+    for (const Part& part : parts_) {
+      if (part.begin < 0 || part.end < part.begin || static_cast<uint64_t>(part.end) > tokens_.size()) return false;
+      const auto length = static_cast<size_t>(part.end - part.begin);
+      if (part.at < 0 || static_cast<uint64_t>(part.at) > source_.count) return false;
+      if (length > source_.count - static_cast<size_t>(part.at)) return false;
+      const auto mine = tokens_.subspan(static_cast<size_t>(part.begin), length);
+      if (!inside(mine, target_count) || !std::is_sorted(mine.begin(), mine.end(), std::less_equal<>())) return false;
+    }
+    return true;
+  }
+
+  // For tokens 0, 1, 2 ... in turn.
+  std::span<const uint8_t* const> next(size_t token) {
+    found_.clear();
+    for (Part& part : parts_) {
+      if (part.begin == part.end || tokens_[static_cast<size_t>(part.begin)] != static_cast<int64_t>(token)) continue;
+      found_.push_back(source_.data + static_cast<size_t>(part.at++) * source_.row_bytes);
+      ++part.begin;
+    }
+    return found_;
+  }
+
+ private:
+  Source source_;
+  std::span<const int64_t> tokens_;
+  std::vector<Part> parts_;
+  std::vector<const uint8_t*> found_;
+};
+
+}  // namespace
+
+const Kernels& best_kernels() {
+#if defined(__x86_64__)
+  static const Kernels& best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+                                   ? kAvx512Kernels
+                               : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? kAvx2Kernels
+                                                                                                  : kPlainKernels;
+  return best;
+#else
+  return kPlainKernels;
+#endif
+}
+
+const char* sums_kind() { return best_kernels().name; }
+
+bool take_rows(Source source, std::span<const int64_t> index, Target target) {
+  if (source.row_bytes != target.row_bytes || index.size() != target.count || !inside(index, source.count))
+    return false;
+  const size_t width = source.row_bytes;
+  for (size_t row = 0; row < index.size(); ++row)
+    std::memcpy(target.data + row * width, source.data + static_cast<size_t>(index[row]) * width, width);
+  return true;
+}
+
+bool spread_rows(Source source, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
+                 Target target) {
+  if (source.row_bytes != target.row_bytes || !ascending(pair_offsets, source.count, position.size())) return false;
+  const auto first = static_cast<size_t>(pair_offsets.front()), last = static_cast<size_t>(pair_offsets.back());
+  if (!inside(position.subspan(first, last - first), target.count)) return false;
+  const size_t width = source.row_bytes;
+  const bool streams =
+      target.count * width >= kStreamFromBytes && width % 64 == 0 && reinterpret_cast<uintptr_t>(target.data) % 64 == 0;
+  const auto stream = best_kernels().stream;
+  for (size_t row = 0; row < source.count; ++row) {
+    const uint8_t* from = source.data + row * width;
+    for (auto pair = static_cast<size_t>(pair_offsets[row]); pair < static_cast<size_t>(pair_offsets[row + 1]);
+         ++pair) {
+      uint8_t* to = target.data + static_cast<size_t>(position[pair]) * width;
+      if (streams)
+        stream(to, from, width);
+      else
+        std::memcpy(to, from, width);
+    }
+  }
+#if defined(__x86_64__)
+  if (streams) _mm_sfence();  // streaming stores are weakly ordered: another thread may read the rows next
+#endif
+  return true;
+}
+
+bool weigh_rows(Source source, RowKind kind, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
+                std::span<const float> weights, Target target) {
+  if (source.row_bytes != target.row_bytes || !fits(kind, source.row_bytes)) return false;
+  if (weights.size() != position.size() || !ascending(pair_offsets, target.count, position.size())) return false;
+  const auto first = static_cast<size_t>(pair_offsets.front()), last = static_cast<size_t>(pair_offsets.back());
+  if (!inside(position.subspan(first, last - first), source.count)) return false;
+  const auto sum = best_kernels().sum[static_cast<size_t>(kind)];
+  const size_t width = source.row_bytes;
+  std::vector<const uint8_t*> sources;
+  for (size_t row = 0; row < target.count; ++row) {
+    const auto begin = static_cast<size_t>(pair_offsets[row]), end = static_cast<size_t>(pair_offsets[row + 1]);
+    sources.clear();
+    for (size_t pair = begin; pair < end; ++pair)
+      sources.push_back(source.data + static_cast<size_t>(position[pair]) * width);
+    sum(target.data + row * width, sources.data(), weights.data() + begin, sources.size(), width / element_bytes(kind));
+  }
+  return true;
+}
+
+bool add_rows(Source source, RowKind kind, std::span<const int64_t> tokens, std::span<const Part> parts,
+              Target target) {
+  Addends addends(source, tokens, parts);
+  if (source.row_bytes != target.row_bytes || !fits(kind, source.row_bytes) || !addends.valid(target.count))
+    return false;
+  const auto sum = best_kernels().sum[static_cast<size_t>(kind)];
+  for (size_t token = 0; token < target.count; ++token) {
+    const auto found = addends.next(token);
+    sum(target.data + token * target.row_bytes, found.data(), nullptr, found.size(),
+        target.row_bytes / element_bytes(kind));
+  }
+  return true;
+}
+
+bool gather_sums(Source source, RowKind kind, std::span<const int64_t> tokens, std::span<const Part> parts,
+                 std::span<float> sums) {
+  if (!fits(kind, source.row_bytes) || source.row_bytes == 0) return false;
+  const size_t width = source.row_bytes / element_bytes(kind), count = sums.size() / width;
+  Addends addends(source, tokens, parts);
+  if (sums.size() != count * width || !addends.valid(count)) return false;
+  const auto carry = best_kernels().carry[static_cast<size_t>(kind)];
+  for (size_t token = 0; token < count; ++token) {
+    const auto found = addends.next(token);
+    if (!found.empty()) carry(sums.data() + token * width, found.data(), found.size(), width);
+  }
+  return true;
+}
+
+}  // namespace asyncfabric::rows

@@ -1,0 +1,118 @@
+"""`bench weights`: updates from trainers to replicas, a process each, against bare copies by as many copiers.
+
+The limit copies at once in all trainer processes, each with one thread, memory to memory, in pieces of what the plan
+writes at once. `write` counts from when the receivers' memory is open until the last write has ended; `update` is the
+whole: opening, writing, checksums at both ends, verifying, the decision on the disk. Bytes are those of the weights,
+also where a coding sends fewer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncfabric.bench.measure import paired_ratio
+from asyncfabric.bench.rows import Point, rates
+from asyncfabric_services.bench.options import Options
+from asyncfabric_services.bench.report import Report
+from asyncfabric_services.bench.weights_scene import open_scene
+
+UNTIL_CODED = 3
+"""Versions after the first until a delta can be used: three are measured, the fourth is kept as its base."""
+
+COPY_BYTES = 4 << 20
+WALK_BYTES = 256 << 20
+
+
+def run_weights(
+    options: Options, report: Report, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = ()
+) -> None:
+    """Measure updates of one model; with codings its weights change a little before each."""
+    report.expect(2)
+    with open_scene(options, model, scratch_bytes, codings) as scene:
+        trainers, started = scene.trainers, scene.started
+        report.step("first update")
+        scene.update()
+        verdicts = scene.check(0)
+        for _ in range(UNTIL_CODED if codings else 0):
+            scene.nudge()
+            scene.update()
+        each = scene.moved // model["trainers"]
+        walk = max(COPY_BYTES, min(WALK_BYTES, each // COPY_BYTES * COPY_BYTES))
+        scene.ask(trainers, "prepare_copy", length_bytes=walk)
+        rounds = max(1, round(each / walk))
+        copied = model["trainers"] * walk * rounds
+        cpu_s: list[dict[str, float]] = []
+        roles = scene.roles
+        limit_s: dict[str, list[float]] = {"memcpy": [], "memcpy_nt": []}
+        updates: list[dict[str, Any]] = []
+        published: list[dict[str, Any]] = []
+        for repeat in range(options.repeats):
+            report.step(f"repeat {repeat + 1}")
+            for name, seconds in limit_s.items():
+                count = walk // COPY_BYTES * rounds  # as long as an update takes, or it sees another machine
+                found = scene.ask(trainers, "copy", limit=name, op_bytes=COPY_BYTES, count=count)
+                seconds.append(max(found.values()))
+            if codings:
+                scene.nudge()
+            before = scene.ask(started, "cpu")
+            told, parts = scene.update()
+            after = scene.ask(started, "cpu")
+            cpu_s.append({role: sum(after[name] - before[name] for name in names) for role, names in roles.items()})
+            updates.append(told)
+            published += parts
+        scene.ask(trainers, "train", seed=1)
+        scene.update()
+        verdicts += scene.check(1)
+    verified = report.check("weights", "; ".join(verdict for verdict in verdicts if verdict))
+    moved = scene.moved
+    fastest = min(limit_s, key=lambda name: sum(limit_s[name]))
+    costs = [seconds / copied for seconds in limit_s[fastest]]
+    for figure, key in (("write", "write_s"), ("update", "seconds")):
+        seconds = [each[key] for each in updates]
+        gbytes_per_s, per_s = rates(seconds, 1, moved)
+        limit_rate, _ = rates(limit_s[fastest], 1, copied)
+        report.row(
+            Point(
+                bench="weights",
+                figure=figure,
+                provider=options.provider,
+                bytes=moved,
+                processes=len(started),
+                gbytes_per_s=gbytes_per_s,
+                ops_per_s=per_s,
+                verified=verified,
+                limit=fastest,
+                ratio=paired_ratio(costs, [each / moved for each in seconds]),
+                detail={
+                    **model,
+                    "limit_gbytes_per_s": limit_rate.as_row(),
+                    "stages": {
+                        name: round(_median([part["stages"][name] for part in published]), 4)
+                        for name in ("convert_s", "checksum_s", "staging_wait_s", "maxima_wait_s")
+                    }
+                    | {
+                        name: round(_median([each[name] for each in updates]), 4)
+                        for name in ("seconds", "prepare_s", "write_s", "verify_s", "decide_s")
+                    },
+                    "cpu_s": {role: round(_median([each[role] for each in cpu_s]), 3) for role in roles},
+                    "writes": sum(part["stages"]["writes"] for part in published[-model["trainers"] :]),
+                    "codings": _used(published[-model["trainers"] :]),
+                    "staged_bytes": max(part["staged_bytes"] for part in published),
+                },
+            )
+        )
+
+
+def _used(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the share of the bytes that was sent, by coding, and why."""
+    found: dict[str, Any] = {}
+    for one in (one for part in parts for one in part["codings"]):
+        entry = found.setdefault(one["coding"], {"pairs": 0, "plain_bytes": 0, "sent_bytes": 0, "why": one["why"]})
+        entry["pairs"] += 1
+        entry["plain_bytes"] += one["plain_bytes"]
+        entry["sent_bytes"] += one["sent_bytes"]
+    return found
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

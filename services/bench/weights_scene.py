@@ -1,0 +1,90 @@
+"""A measured update: coordinator, trainers and receivers as processes, and the calls that bring versions through them.
+
+`bench weights` and `plan calibrate` measure the same scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from asyncfabric.weights.update import COORDINATOR, receiver_name, trainer_name
+from asyncfabric_services.bench.options import Options
+from asyncfabric_services.bench.pair import Process
+
+
+class WeightsScene:
+    """The processes, and the versions that they went through.
+
+    Attributes:
+        started: all processes by name; trainers, receivers: names of those.
+        moved: bytes of weights that the last update brought.
+    """
+
+    def __init__(self, started: dict[str, Process], trainers: list[str], receivers: list[str]) -> None:
+        self.started = started
+        self.trainers = trainers
+        self.receivers = receivers
+        self.moved: int = 0
+        self._version = 0
+
+    @property
+    def roles(self) -> dict[str, list[str]]:
+        """Return the names of all processes by what they are."""
+        return {"trainers": self.trainers, "receivers": self.receivers, "coordinator": [COORDINATOR]}
+
+    def update(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Bring one version everywhere; returns the coordinator's report and the trainers'."""
+        self._version += 1
+        for name in (COORDINATOR, *self.trainers):
+            self.started[name].start("update" if name == COORDINATOR else "publish", version=self._version)
+        told = self.started[COORDINATOR].finish()
+        parts = [self.started[name].finish() for name in self.trainers]
+        self.ask(self.receivers, "flip", version=self._version)
+        coded = sum(one["plain_bytes"] for part in parts for one in part["codings"] if one["coding"] != "full")
+        self.moved = coded + sum(part["stages"]["bytes"] for part in parts)
+        return told, parts
+
+    def nudge(self) -> None:
+        """Let every trainer take a small step."""
+        self.ask(self.trainers, "nudge", seed=self._version)
+
+    def check(self, seed: int) -> list[str]:
+        """Compare what serves with what the reference writes."""
+        return list(self.ask(self.receivers, "check", seed=seed).values())
+
+    def ask(self, names: Iterable[str], command: str, **arguments: Any) -> dict[str, Any]:
+        """Make the same call in several processes at once."""
+        names = list(names)
+        for name in names:
+            self.started[name].start(command, **arguments)
+        return {name: self.started[name].finish() for name in names}
+
+
+@contextmanager
+def open_scene(
+    options: Options, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = ()
+) -> Iterator[WeightsScene]:
+    """Start all processes of a model, as `weights_workload.plan_of` takes it, and let them join; ends them after."""
+    trainers = [trainer_name(rank) for rank in range(model["trainers"])]
+    receivers = [
+        receiver_name(f"replica {replica}", receiver)
+        for replica in range(model["replicas"])
+        for receiver in range(model["receivers"])
+    ]
+    with ExitStack() as stack:
+        started = {
+            name: stack.enter_context(Process("weights", name, options.deadline_at))
+            for name in (COORDINATOR, *trainers, *receivers)
+        }
+        scene = WeightsScene(started, trainers, receivers)
+        opened = scene.ask(started, "open", config=options.engine | {"peer_deadline_host": 30.0})
+        addresses = {name: each["address"] for name, each in opened.items()}
+        for name, process in started.items():
+            process.start(
+                "join", name=name, addresses=addresses, model=model, scratch_bytes=scratch_bytes, codings=codings
+            )
+        for process in started.values():
+            process.finish()
+        yield scene

@@ -1,0 +1,46 @@
+"""The model of `bench weights`: square matrices from FSDP shards to tensor parallel ranks, rows and columns in turn.
+
+Values from a seed, made the same in every process; bits are random, but of finite numbers of moderate size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
+
+Form = Literal["copy", "cast", "fp8"]
+FORMS: dict[str, tuple[str, str, int]] = {
+    "copy": ("bfloat16", "bfloat16", 0),
+    "cast": ("float32", "bfloat16", 0),
+    "fp8": ("bfloat16", "float8_e4m3fn", 128),
+}
+"""By name: the type at the trainer, the type at the replica, the block."""
+
+
+def plan_of(trainers: int, receivers: int, replicas: int, matrices: int, side: int, form: str) -> Plan:
+    """Return the plan; every other matrix is cut in columns at the replica, where runs are short."""
+    trainer, replica = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": receivers})
+    source = place((side, side), trainer, {"fsdp": Shard(0)})
+    dtype, to, block = FORMS[form]
+    targets = [alone(place((side, side), replica, {"tp": Shard(dim)})) for dim in (0, 1)]
+    moves = [
+        Move(f"matrix {number}", dtype, source, f"matrix {number}", to, targets[number % 2], block)
+        for number in range(matrices)
+    ]
+    names = [f"replica {number}" for number in range(replicas)]
+    return plan_weights(moves, trainers=trainers, receivers=receivers, replicas=names)
+
+
+def rows_of(number: int, side: int, begin: int, end: int, seed: int, form: str) -> Any:
+    """Return rows of a matrix as the trainer stores them."""
+    source = np.random.Philox(key=[seed, number])
+    source.advance(begin * side // 16)  # 4 numbers of 64 bits a step, 4 elements each
+    bits = np.random.Generator(source).integers(0, 1 << 16, (end - begin) * side, dtype=np.uint16)
+    bits &= np.uint16(0x83FF)
+    bits |= np.uint16(0x3C00)  # sizes from 2**-7 to 2
+    if FORMS[form][0] == "float32":
+        return (bits.astype(np.uint32) << 16 | 0x4321).view(np.float32).reshape(-1, side)
+    return bits.reshape(-1, side)

@@ -1,0 +1,1 @@
+"""`asyncfabric demo weights`: replicas serve the weights of a training; one is killed, one joins late."""

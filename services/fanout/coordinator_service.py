@@ -1,0 +1,147 @@
+"""`asyncfabric serve coordinator`: decides which version of the weights serves. No model, no fabric, no torch here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from starlette.applications import Starlette
+
+from asyncfabric import Waiting
+from asyncfabric.actors import open_node
+from asyncfabric.errors import BrokenError, FabricError
+from asyncfabric.weights import from_bytes
+from asyncfabric.weights.update import COORDINATOR, open_coordinator
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, CoordinatorActor, Desk
+from asyncfabric_services.fanout.link_post import LinkMessenger, LinkPost
+from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.health.metrics import BoundedCounter, gauge
+from asyncfabric_services.health.view import Row, Rows, View
+from asyncfabric_services.nodes.link_rows import link_rows
+from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.router.server import StartError
+from asyncfabric_services.settings.schema import Settings
+
+ROLES = ("trainer", "rollout")
+MOST_ROWS = 1024
+BLUEPRINT_SUFFIX = ".blueprint"
+
+_log = logging.getLogger(__name__)
+
+
+class Coordinating:
+    """The loop: every version that all trainers offer is brought to all receivers, or to none."""
+
+    def __init__(self, stage: Stage, desk: Desk, path: Path) -> None:
+        self.rows: list[Row] = []
+        self._desk = desk
+        self._path = path
+        self._updates = BoundedCounter(
+            stage.registry, "weights", "updates_total", "Updates that ended.", outcome=("committed", "aborted")
+        )
+        version = gauge(stage.registry, "weights", "committed_version", "The version that was decided last.")
+        version.set_function(lambda: desk.coordinator.committed if desk.coordinator is not None else 0)
+        receivers = gauge(stage.registry, "weights", "receivers", "Receivers that are there.")
+        receivers.set_function(lambda: len(desk.coordinator.receivers) if desk.coordinator is not None else 0)
+
+    async def run(self, messenger: LinkMessenger) -> None:
+        """Wait for a blueprint, then coordinate until cancelled.
+
+        Cancellation: an open update is aborted, unless its decision is being written.
+        """
+        blueprint = await self._desk.blueprint()
+        async with open_coordinator(messenger, from_bytes(blueprint.plan), self._path) as coordinator:
+            self._desk.coordinator = coordinator
+            try:
+                async for version in coordinator.offers():
+                    await self._update(version)
+            finally:
+                self._desk.coordinator = None
+
+    async def _update(self, version: int) -> None:
+        coordinator = self._desk.coordinator
+        assert coordinator is not None
+        try:
+            report = await coordinator.update(version)
+        except (BrokenError, ValueError) as error:
+            _log.warning("version %d was not committed: %s", version, error)
+            self._updates.add(outcome="aborted")
+            self._row({"version": version, "outcome": "aborted", "reason": str(error)})
+            return
+        self._updates.add(outcome="committed")
+        self._row(
+            {
+                "version": version,
+                "outcome": "committed",
+                "receivers": list(report.receivers),
+                "seconds": round(report.seconds, 6),
+                "prepare_s": round(report.prepare_s, 6),
+                "write_s": round(report.write_s, 6),
+                "verify_s": round(report.verify_s, 6),
+                "decide_s": round(report.decide_s, 6),
+            }
+        )
+
+    def _row(self, row: Row) -> None:
+        self.rows.append(row)
+        del self.rows[:-MOST_ROWS]
+
+    def waits(self) -> list[Waiting]:
+        """Return who the open update waits for."""
+        coordinator = self._desk.coordinator
+        if coordinator is None:
+            return [Waiting("the coordinator", "a trainer's plan", 0, 1, ("trainer-0",), 0.0, {})]
+        missing = coordinator.awaited
+        if not missing:
+            return []
+        total = max(len(missing), len(coordinator.receivers))
+        return [Waiting("the open update", "its participants", total - len(missing), total, missing, 0.0, {})]
+
+
+@asynccontextmanager
+async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
+    """Hold the coordinator open.
+
+    Cancellation: see Coordinating.run.
+    """
+    path = stage.settings.weights.log
+    if path is None:
+        raise StartError("weights.log is empty: give the file that decisions are kept in")
+    try:
+        desk = Desk(path.with_name(path.name + BLUEPRINT_SUFFIX))
+    except OSError as error:
+        raise StartError(f"the blueprint beside {path} cannot be read: {error}") from error
+    coordinating = Coordinating(stage, desk, path)
+    async with open_control(stage) as link, open_node(stage.condition.name, link) as node:
+        post = LinkPost(link)
+        messenger = post.open(COORDINATOR)
+        await node.spawn(CoordinatorActor, desk, name=COORDINATOR_ACTOR)
+        async with open_directory(stage, link, {}) as directory, trio.open_nursery() as nursery:
+            nursery.start_soon(post.run, directory, ROLES)
+            nursery.start_soon(coordinating.run, messenger)
+            more: dict[str, Rows] = {"updates": lambda: coordinating.rows, "participants": lambda: _participants(post)}
+            view = View(waits=coordinating.waits, peers=lambda: link_rows(link), more=more)
+            yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
+            nursery.cancel_scope.cancel()
+
+
+def _participants(post: LinkPost) -> list[Row]:
+    return [{"name": name, "node": node} for name, node in post.known.items()]
+
+
+async def serve(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM; see serve_process.
+
+    Cancellation: as there.
+    """
+    try:
+        await serve_process(settings, "coordinator", open_service, announce)
+    except* FabricError as group:
+        raise StartError(f"the coordinator ended: {_first(group)}") from group
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

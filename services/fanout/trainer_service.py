@@ -1,0 +1,247 @@
+"""`asyncfabric serve trainer`: one rank of a training that publishes its weights every few steps. Wiring and the loop.
+
+The loop runs on the event loop, steps on a worker thread, one at a time. Ranks agree after every few steps which
+version comes next and whether one of them is to end, so all do the same things in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import trio
+from starlette.applications import Starlette
+
+from asyncfabric import Fabric, FabricConfig, open_fabric
+from asyncfabric._control import Link
+from asyncfabric.actors import Membership, Node, Reference, labels_of, open_node
+from asyncfabric.errors import BrokenError, FabricError
+from asyncfabric.observe.metrics import FabricCollector
+from asyncfabric.weights import (
+    Holding,
+    Plan,
+    ReplicaLayout,
+    card_of,
+    causal_moves,
+    held_by,
+    local_tensors,
+    plan_weights,
+    to_bytes,
+)
+from asyncfabric.weights.update import WeightPublisher, open_publisher, trainer_name
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, tell_blueprint
+from asyncfabric_services.fanout.link_post import LinkPost
+from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.health.metrics import BoundedCounter, gauge
+from asyncfabric_services.health.view import Row, View
+from asyncfabric_services.nodes.link_rows import link_rows
+from asyncfabric_services.nodes.members import follow
+from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.router.server import StartError
+from asyncfabric_services.runner.model import ModelChoice, load_model
+from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.trainer.checkpoints import load_version, save_version, versions_in
+from asyncfabric_services.trainer.training import Training
+from asyncfabric_services.trainer.world import join_world, leave_world, sum_over_ranks, tell_all
+
+ROLES = ("coordinator", "trainer", "rollout")
+PUBLISH_SECONDS = 30.0  # ranks that heard differently of a lost coordinator would wait for each other for ever
+LOOK_SECONDS = 0.2
+MOST_ROWS = 1024
+Answer = TypeVar("Answer")
+
+_log = logging.getLogger(__name__)
+
+
+async def _blocking(work: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Run on a worker thread that a cancelled rank leaves behind: it may wait for ranks that are gone."""
+    return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True)
+
+
+class TrainerRank:
+    """One rank: what it trains, what it published."""
+
+    def __init__(self, stage: Stage) -> None:
+        """Join the other ranks and make the model; blocking. Raises StartError when that cannot be done."""
+        self.rows: list[Row] = []
+        self.ended = trio.Event()
+        self._stage = stage
+        settings = stage.settings
+        try:
+            self.rank, self.ranks = join_world()
+            layout = ReplicaLayout(
+                ranks=settings.weights.ranks, tp=settings.weights.tp, fp8=settings.weights.form == "float8"
+            )
+            self.training, config = self._loaded()
+            told = tell_all(msgspec.msgpack.encode(self.training.holdings()))
+            held = held_by([msgspec.msgpack.decode(one, type=list[Holding]) for one in told])
+            moves = causal_moves(held, card_of(config), layout)
+            self.plan: Plan = plan_weights(moves, trainers=self.ranks, receivers=layout.ranks, replicas=())
+        except (ValueError, RuntimeError, OSError) as error:
+            raise StartError(f"the trainer cannot start: {error}") from error
+        tensors = [local_tensors(moves, receiver) for receiver in range(layout.ranks)]
+        self.blueprint = Blueprint(to_bytes(self.plan), json.dumps(config.to_dict()), layout, tensors)
+        self._published = BoundedCounter(
+            stage.registry, "weights", "published_total", "Versions offered.", outcome=("committed", "aborted")
+        )
+        steps = gauge(stage.registry, "training", "steps", "Steps since this process began.")
+        steps.set_function(lambda: self.training.steps)
+        gauge(stage.registry, "training", "loss", "Of the last step.").set_function(lambda: self.training.loss)
+
+    def _loaded(self) -> tuple[Training, Any]:
+        model, folder = self._stage.settings.model, self._stage.settings.train.checkpoints
+        torch.set_num_threads(model.threads)
+        choice = ModelChoice(
+            path=model.path,
+            layers=model.layers,
+            hidden=model.hidden,
+            query_heads=model.query_heads,
+            kv_heads=model.kv_heads,
+            max_tokens=model.max_tokens,
+            seed=model.seed,
+        )
+        made = load_model(choice, page_tokens=1).model.to(torch.float32)
+        kept = versions_in(folder) if folder is not None else []
+        if folder is not None and kept:
+            made.load_state_dict(load_version(folder, kept[-1]))
+        seen = tell_all(",".join(map(str, kept)).encode())
+        if len(set(seen)) > 1:
+            raise ValueError(f"ranks do not see the same checkpoints in {folder}")
+        return Training(made), made.config
+
+    async def run(self, publisher: WeightPublisher, node: Node, membership: Membership) -> None:
+        """Train and publish until a rank is told to stop.
+
+        Raises BrokenError when another rank is gone.
+
+        Cancellation: at once; a step in progress is left behind.
+        """
+        train, stage = self._stage.settings.train, self._stage
+        while True:
+            try:
+                for _ in range(train.every):
+                    await _blocking(self.training.step)
+                wanted = await self._next(node, membership) if self.rank == 0 else 0
+                version, stopping = await _blocking(sum_over_ranks, wanted, int(stage.stop.is_set()))
+                if stopping:
+                    break
+                if version and train.checkpoints is not None:
+                    state = await _blocking(self.training.whole_state)
+                    if self.rank == 0:
+                        await _blocking(save_version, train.checkpoints, version, state)
+            except RuntimeError as error:
+                raise BrokenError(
+                    f"another rank of the training is gone: {error}", remedy="start all ranks again"
+                ) from error
+            if version:
+                await self._publish(publisher, version)
+        await _blocking(leave_world)
+        stage.stop.set()
+        self.ended.set()
+
+    async def keep_told(self, node: Node, link: Link, membership: Membership) -> None:
+        """Tell every coordinator the blueprint, for ever; rank 0 does.
+
+        Cancellation: only this ends.
+        """
+        told: set[Any] = set()
+        while True:
+            for member in membership.members("coordinator"):
+                if member.identity in told:
+                    continue
+                try:
+                    await link.connect(member.address)
+                    await tell_blueprint(node, Reference(member.identity, COORDINATOR_ACTOR, 0), self.blueprint)
+                    told.add(member.identity)
+                except FabricError as error:
+                    _log.warning("the coordinator does not take the blueprint: %s", error)
+            await trio.sleep(LOOK_SECONDS)
+
+    async def _next(self, node: Node, membership: Membership) -> int:
+        for member in membership.members("coordinator"):
+            try:
+                return await node.ask(Reference(member.identity, COORDINATOR_ACTOR, 0), Next())
+            except FabricError as error:
+                _log.info("nobody says which version comes next: %s", error)
+        return 0
+
+    async def _publish(self, publisher: WeightPublisher, version: int) -> None:
+        row: Row = {"version": version, "step": self.training.steps, "loss": round(self.training.loss, 6)}
+        reason = f"it was not decided within {PUBLISH_SECONDS} s"
+        with trio.move_on_after(PUBLISH_SECONDS):
+            try:
+                report = await publisher.publish(version)
+                reason = ""
+                row |= {
+                    "seconds": round(report.seconds, 6),
+                    "wait_s": round(report.wait_s, 6),
+                    "write_s": round(report.write_s, 6),
+                    "decide_s": round(report.decide_s, 6),
+                    "stages": _plain(report.stages),
+                    "codings": [asdict(each) for each in report.codings],
+                }
+            except BrokenError as error:
+                reason = str(error)
+        if reason:
+            _log.warning("version %d: %s", version, reason)
+        self._published.add(outcome="aborted" if reason else "committed")
+        self.rows.append(row | {"outcome": "aborted", "reason": reason} if reason else row | {"outcome": "committed"})
+        del self.rows[:-MOST_ROWS]
+
+
+def _plain(value: Any) -> Any:
+    return {name: round(each, 6) if isinstance(each, float) else each for name, each in asdict(value).items()}
+
+
+def _regions(fabric: Fabric) -> list[Row]:
+    return [{"owner": "weights"} | asdict(region) for region in fabric.regions()]
+
+
+@asynccontextmanager
+async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
+    """Hold the rank open.
+
+    Cancellation: what was posted drains; a step in progress is left behind.
+    """
+    one = await _blocking(TrainerRank, stage)
+    config = FabricConfig(rails=tuple(stage.settings.cluster.rails.split(",")))
+    async with (
+        open_fabric(config) as fabric,
+        open_control(stage) as link,
+        open_node(stage.condition.name, link) as node,
+        open_directory(stage, link, labels_of(bytes(fabric.address))) as directory,
+        trio.open_nursery() as nursery,
+    ):
+        FabricCollector(fabric, stage.registry)
+        membership, post = Membership(), LinkPost(link)
+        messenger = post.open(trainer_name(one.rank))
+        nursery.start_soon(follow, directory, membership.apply)
+        nursery.start_soon(post.run, directory, ROLES)
+        if one.rank == 0:
+            nursery.start_soon(one.keep_told, node, link, membership)
+        names, arrays = stage.settings.weights.coding_names, one.training.arrays()
+        async with (
+            open_publisher(fabric, messenger, one.plan, one.rank, arrays, codings=names) as publisher,
+            trio.open_nursery() as working,
+        ):
+            working.start_soon(one.run, publisher, node, membership)
+            view = View(fabric.why, lambda: link_rows(link), lambda: _regions(fabric), {"published": lambda: one.rows})
+            yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
+            with trio.move_on_after(stage.settings.http.drain):
+                await one.ended.wait()
+            working.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+async def serve(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM; see serve_process.
+
+    Cancellation: as there.
+    """
+    await serve_process(settings, "trainer", open_service, announce)

@@ -1,0 +1,145 @@
+"""Real updates between processes of this machine, with the core time of each thread: what a calibration is made of.
+
+Means over several updates. What other programs compute meanwhile is counted by the kernel, in ticks, and taken off the
+cores.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from asyncfabric.sim.calibration import Run
+from asyncfabric.sim.labour import Thread
+from asyncfabric_services.bench.options import Options
+from asyncfabric_services.bench.report import Report
+from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
+from asyncfabric_services.bench.weights_workload import FORMS, plan_of
+from asyncfabric_services.bench.write_run import run_write
+from asyncfabric_services.exits import CheckFailed, EnvironmentUnfit
+from asyncfabric_services.plan.runs import sent_run_bytes
+from asyncfabric_services.quantities import SizeType
+
+SCRATCH_BYTES = 256 << 20
+UNIT_BYTES = 8 << 20
+"""Of what is written: the unit of `asyncfabric.weights.update`."""
+
+ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
+"""Bytes of the shard for each that is written."""
+
+TRAIN = ("2:2:64MiB:copy", "2:2:256MiB:copy:1024", "2:1:128MiB:copy", "4:2:128MiB:copy", "2:2:64MiB:cast",
+         "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024")  # fmt: skip
+HOLD = ("2:2:512MiB:copy", "2:2:128MiB:copy:4096", "2:1:256MiB:copy", "4:2:256MiB:copy", "4:2:128MiB:cast",
+        "2:2:128MiB:cast:1024", "2:1:32MiB:fp8", "2:2:64MiB:fp8")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One update: trainers, receivers of one replica, bytes of the model, form, rows of a matrix."""
+
+    trainers: int
+    receivers: int
+    model_bytes: int
+    form: str
+    side: int
+
+    @classmethod
+    def of(cls, text: str) -> Shape:
+        """Read TRAINERS:RECEIVERS:BYTES:FORM[:SIDE]; raises click.BadParameter."""
+        parts = [*text.split(":"), "2048"][:5]
+        try:
+            shape = cls(int(parts[0]), int(parts[1]), SizeType().convert(parts[2], None, None), parts[3], int(parts[4]))
+            if text.count(":") in (3, 4) and shape.form in FORMS and min(shape.trainers, shape.receivers) > 0:
+                plan_of(**shape.model)
+                return shape
+        except (ValueError, IndexError, click.BadParameter):
+            pass
+        raise click.BadParameter(f"{text!r} is not TRAINERS:RECEIVERS:BYTES:{'|'.join(FORMS)}[:ROWS OF A MATRIX]")
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model as `bench weights` takes it."""
+        each = self.side * self.side * (1 if self.form == "fp8" else 2)
+        return {
+            "trainers": self.trainers, "receivers": self.receivers, "replicas": 1, "side": self.side, "form": self.form,
+            "matrices": max(2, -(-self.model_bytes // each) // 2 * 2),
+        }  # fmt: skip
+
+
+def measure(text: str, options: Options) -> Run:
+    """Run one shape and return what it took; raises CheckFailed when what arrived is wrong."""
+    shape = Shape.of(text)
+    plan = plan_of(**shape.model)
+    seconds: list[float] = []
+    spent: list[dict[Thread, float]] = []
+    others = between = 0.0
+    cores = len(os.sched_getaffinity(0))
+    with open_scene(options, shape.model, SCRATCH_BYTES) as scene:
+        scene.update()
+        wrong = [verdict for verdict in scene.check(0) if verdict]
+        if wrong:
+            raise CheckFailed(f"{text}: {'; '.join(wrong)}")
+        for _ in range(options.repeats):
+            before, busy, begin = threads(scene), busy_s(), time.monotonic()
+            told, _ = scene.update()
+            took, busy_after, after = time.monotonic() - begin, busy_s(), threads(scene)
+            seconds.append(told["seconds"])
+            spent.append({name: after[name] - before[name] for name in after})
+            between += took
+            others += busy_after - busy - sum(spent[-1].values())
+    free = max(0.1, cores - max(0.0, others) / between)
+    means = {name: fmean(each[name] for each in spent) for name in spent[0]}
+    return Run(text, plan, sent_run_bytes(plan), UNIT_BYTES * ITEMS[shape.form], free, fmean(seconds), means)
+
+
+def threads(scene: WeightsScene) -> dict[Thread, float]:
+    """Return the core time of all processes so far, by role and thread."""
+    found = scene.ask(scene.started, "threads")
+
+    def total(names: Sequence[str], thread: str) -> float:
+        return sum(float(found[name][thread]) for name in names)
+
+    return {
+        "trainer loop": total(scene.trainers, "loop"),
+        "trainer engine": total(scene.trainers, "engine"),
+        "trainer work": total(scene.trainers, "work"),
+        "receiver loop": total(scene.receivers, "loop"),
+        "receiver engine": total(scene.receivers, "engine"),
+        "receiver work": total(scene.receivers, "work"),
+        "coordinator": sum(total(scene.roles["coordinator"], thread) for thread in ("loop", "engine", "work")),
+    }
+
+
+def busy_s() -> float:
+    """Return the core seconds that everybody has computed on the cores that this process may use."""
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *columns = line.split()
+        if name in mine:
+            user, nice, system, _, _, irq, softirq, steal = (int(column) for column in columns[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def op_us(options: Options) -> float | None:
+    """Return the microseconds of one write of 64 bytes with its immediate and completion, 64 in flight, no Python.
+
+    Of all repeats the fastest, which other programs disturbed least. None where the engine alone cannot be driven over
+    this provider.
+    """
+    report = Report(as_json=False, plot=None, title="a write, an immediate, a completion")
+    try:
+        run_write(replace(options, engine_level=True, sizes=(64,), window=64, duration=0.1, repeats=9), report)
+    except EnvironmentUnfit:
+        return None
+    finally:
+        report.close()
+    return 1e6 / float(report.rows[0]["ops_per_s"]["max"])

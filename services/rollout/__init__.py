@@ -1,0 +1,1 @@
+"""A replica that generates from fused memory while the next version of the weights arrives. See README.md."""

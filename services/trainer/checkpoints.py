@@ -1,0 +1,43 @@
+"""Each published version as a file of safetensors: to compare with, and for a training to go on from. Blocking."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+KEPT = 32
+_NAME = re.compile(r"version-(\d+)\.safetensors")
+
+
+def checkpoint_path(folder: Path, version: int) -> Path:
+    """Return where a version is kept."""
+    return folder / f"version-{version}.safetensors"
+
+
+def save_version(folder: Path, version: int, state: Mapping[str, Tensor]) -> None:
+    """Keep a version; the oldest go when there are more than KEPT. The file is there whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"draft-{version}"
+    save_file(dict(state), draft)
+    draft.replace(checkpoint_path(folder, version))
+    for unfinished in folder.glob("draft-*"):  # of a process that was killed meanwhile
+        unfinished.unlink()
+    for old in versions_in(folder)[:-KEPT]:
+        checkpoint_path(folder, old).unlink(missing_ok=True)
+
+
+def versions_in(folder: Path) -> list[int]:
+    """Return the versions that are kept, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)))
+
+
+def load_version(folder: Path, version: int) -> dict[str, Tensor]:
+    """Return the state of a version; raises OSError when it is not kept."""
+    state: dict[str, Tensor] = load_file(checkpoint_path(folder, version))
+    return state

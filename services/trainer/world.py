@@ -1,0 +1,51 @@
+"""The process group of a trainer, from torchrun's variables; what ranks tell all others. Blocking."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MEET_SECONDS = 300
+
+
+def join_world() -> tuple[int, int]:
+    """Join the process group over gloo and return (rank, ranks).
+
+    Raises ValueError when torchrun's variables are missing, RuntimeError when the others do not come.
+    """
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} not set: start trainers with torchrun, or set what it sets")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=MEET_SECONDS))
+    return dist.get_rank(), dist.get_world_size()
+
+
+def leave_world() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def tell_all(data: bytes) -> list[bytes]:
+    """Return what each rank said, in their order; all ranks say something at the same time."""
+    length = torch.tensor([len(data)])
+    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, length)
+    most = max(1, *(int(one) for one in lengths))
+    mine = torch.zeros(most, dtype=torch.uint8)
+    if data:
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    said = [torch.zeros_like(mine) for _ in lengths]
+    dist.all_gather(said, mine)
+    return [one[: int(count)].numpy().tobytes() for one, count in zip(said, lengths, strict=True)]
+
+
+def sum_over_ranks(*numbers: int) -> tuple[int, ...]:
+    """Return the sums of numbers that each rank gives."""
+    total = torch.tensor(numbers)
+    dist.all_reduce(total)
+    return tuple(int(one) for one in total)

@@ -1,0 +1,102 @@
+"""One rank of an exchange among GPUs as a process of its own, driven over a pipe by a test."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+import asyncfabric as af
+
+PATIENCE_S = 120.0
+
+
+async def _steps(moe: Any, first: int, count: int) -> int:
+    from nvlink_scene import expected, run_experts, same_bits, tokens_of
+
+    wrong = 0
+    gone = tuple(set(range(moe.config.ranks)) - set(moe.present))
+    for seed in range(first, first + count):
+        tokens = tokens_of(moe.config, moe.rank, seed)
+        handle = moe.dispatch(*tokens.on(moe.device))
+        out = moe.combine(run_experts(moe, handle), handle)
+        await moe.settled()
+        wrong += not same_bits(out, expected(moe.config, moe.rank, tokens, gone))
+    return wrong
+
+
+async def _serve(pipe: Connection, device: str) -> None:
+    import torch
+
+    from asyncfabric.moe import MissingRankError, MoeConfig, MoeGroup
+    from asyncfabric.moe.nvlink import open_moe_cuda
+
+    torch.cuda.set_device(device)
+    async with af.open_fabric(af.FabricConfig(rails=("local",))) as fabric:
+        pipe.send(bytes(fabric.address))
+        rank, addresses, shape = await anyio.to_thread.run_sync(pipe.recv)
+        group = MoeGroup(rank, [af.FabricAddress.from_bytes(each) for each in addresses])
+        with anyio.fail_after(PATIENCE_S):
+            async with open_moe_cuda(fabric, group, MoeConfig(**shape), device=device, blocks=32, deadline_s=8) as moe:
+                pipe.send("open")
+                while True:
+                    word, *arguments = await anyio.to_thread.run_sync(pipe.recv)
+                    try:
+                        if word == "steps":
+                            pipe.send(await _steps(moe, *arguments))
+                        elif word == "exclude":
+                            await moe.exclude(*arguments)
+                            pipe.send("went on")
+                        else:
+                            break
+                    except MissingRankError as error:
+                        pipe.send(error.ranks)
+        pipe.send("closed")
+
+
+def _main(pipe: Connection, device: str) -> None:
+    anyio.run(_serve, pipe, device, backend="trio")
+
+
+class Rank:
+    """A process; `tell` and `hear` talk to it."""
+
+    def __init__(self, device: str) -> None:
+        """Start it on a GPU."""
+        context = multiprocessing.get_context("spawn")
+        self.pipe, far = context.Pipe()
+        self.process = context.Process(target=_main, args=(far, device))
+        self.process.start()
+        far.close()
+        self.address: bytes = self.hear()
+
+    def hear(self) -> Any:
+        """Return what it says next."""
+        assert self.pipe.poll(PATIENCE_S), "a rank says nothing"
+        return self.pipe.recv()
+
+    def tell(self, *words: Any) -> None:
+        """Tell it to do something."""
+        self.pipe.send(words)
+
+
+@contextlib.contextmanager
+def ranks_of(devices: list[str], shape: dict[str, Any]) -> Iterator[list[Rank]]:
+    """Start a rank on each of these devices and open an exchange among them."""
+    ranks: list[Rank] = []
+    try:
+        ranks.extend(Rank(device) for device in devices)
+        for number, rank in enumerate(ranks):
+            rank.tell(number, [each.address for each in ranks], shape | {"ranks": len(ranks)})
+        assert [rank.hear() for rank in ranks] == ["open"] * len(ranks)
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.join(PATIENCE_S)
+            rank.pipe.close()

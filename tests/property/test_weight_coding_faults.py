@@ -1,0 +1,301 @@
+"""Coded updates in which something goes wrong: nothing is half done, and the version after it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from weight_scene import Scene, open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights import Relay
+from asyncfabric.weights.update.landing import SLOTS, Arrivals
+from asyncfabric.weights.update.lane import Lane
+from asyncfabric.weights.update.messages import Coded, Opened
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+pytestmark = pytest.mark.slow
+
+ALWAYS: dict[str, Any] = {"codings": ("delta", "exponent"), "coding": "always"}
+TIGHT = SLOTS * 2 * 49216
+"""Room for one row in each slot of two trainers: whoever sends has to wait."""
+
+
+def tight(name: str) -> dict[str, Any]:
+    return {"landing_bytes": TIGHT}
+
+
+SLOW = "fault+local?delay_us=30000"
+"""Each write is held for a while, so that there is something to wait for."""
+
+
+async def begun(scene: Scene, versions: int = 1) -> None:
+    """Let versions serve; the next one goes as deltas."""
+    for version in range(1, versions + 1):
+        await scene.update(version)
+        await scene.flip(version)
+        scene.nudge(version)
+
+
+@pytest.mark.parametrize(
+    ("codings", "where"), [(("delta",), 0.0), (("delta",), 0.6), (("exponent",), 0.2), (("exponent",), 0.99)]
+)
+def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
+    tmp_path: Path, codings: tuple[str, ...], where: float
+) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always") as scene:
+            await begun(scene)
+            before = {name: {key: one.copy() for key, one in each.tensors().items()}
+                      for name, each in scene.replicas.items()}  # fmt: skip
+            victim, decode = scene.replicas["b/1"], Arrivals._decode
+
+            def flipped(self: Any, rows: list[int], kinds: list[int], lengths: list[int], at: int) -> None:
+                if self._into in victim._copies:
+                    self._landing.memory[at + int(lengths[0] * where)] ^= 0x10
+                decode(self, rows, kinds, lengths, at)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Arrivals, "_decode", flipped)
+                with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*trainer-"):
+                    await scene.update(2)
+            assert scene.coordinator.committed == 1
+            for name, replica in scene.replicas.items():
+                assert replica.step_boundary() == 1
+                assert all(np.array_equal(one, before[name][key]) for key, one in replica.tensors().items())
+            for version, got in ((3, set()), (4, set(codings))):  # once plain, then coded again
+                report = await scene.update(version)
+                assert {one.coding for one in report.codings if one.receiver == "b/1"} == got
+                await scene.flip(version)
+                scene.check(version)
+                scene.nudge(version)
+
+    run(body)
+
+
+@pytest.mark.parametrize("relay", [None, Relay(2, 1)])
+def test_a_receiver_dies_while_a_trainer_waits_for_its_slots(tmp_path: Path, relay: Relay | None) -> None:
+    async def body() -> None:
+        async with open_scene(
+            small_plan(relay=relay), random_shard, tmp_path / "log", **ALWAYS, reads=tight
+        ) as scene:  # fmt: skip
+            await begun(scene)
+            scene.change(1)  # every element: rows go as they are, and fill more slots than there are
+            name = next(one for one, replica in scene.replicas.items() if replica.tensors() and one.endswith("/1"))
+            victim = scene.replicas.pop(name)
+            hand_over = victim._hand_over
+
+            def die(sender: str, message: Any) -> None:
+                if isinstance(message, Coded):
+                    victim._hand_over = lambda *_: None  # type: ignore[method-assign]
+                    scene.post.close(name, "killed")
+                    return
+                hand_over(sender, message)
+
+            victim._hand_over = die  # type: ignore[method-assign]
+            if relay is None:
+                await scene.update(2)
+                await scene.flip(2)
+                scene.check(2)
+            else:
+                with pytest.raises(af.BrokenError, match="killed"):
+                    await scene.update(2)
+                assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+            await scene.update(3)
+            await scene.flip(3)
+            scene.check(3)
+
+    run(body)
+
+
+def test_a_receiver_dies_before_the_first_coded_row(tmp_path: Path) -> None:
+    """Its memory takes what is written, but nobody is there to read it: trainers do not wait for its slots."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS, reads=tight) as scene:
+            await begun(scene)
+            scene.change(1)
+            victim = scene.replicas.pop("b/1")
+            killed = False
+            for publisher in scene.publishers:
+                codings = publisher._codings
+                assert codings is not None
+
+                async def late(*arguments: Any, codings: Any = codings, begin: Any = codings.begin) -> Any:
+                    nonlocal killed
+                    if not killed:
+                        killed = True
+                        victim._carry_out = lambda effects: None  # type: ignore[method-assign]  # takes back no key
+                        scene.post.close("b/1", "killed")
+                    while "b/1" not in codings._gone:
+                        await anyio.lowlevel.checkpoint()
+                    return await begin(*arguments)
+
+                codings.begin = late  # type: ignore[method-assign]
+            await scene.update(2)
+            await scene.flip(2)
+            scene.check(2)
+
+    run(body)
+
+
+def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS, reads=tight) as scene:
+            await begun(scene)
+            before = scene.replicas["a/0"].tensors()
+            doomed = scene.publishers.pop()
+            told = 0
+            say = doomed._say
+
+            async def die(to: str, message: Any) -> None:
+                nonlocal told
+                told += isinstance(message, Coded)
+                if told == 3 and isinstance(message, Coded):
+                    scene.post.close("trainer-1", "killed")
+                await say(to, message)
+
+            doomed._say = die  # type: ignore[method-assign]
+            outcomes: list[str] = []
+
+            async def publish(publisher: Any) -> None:
+                with pytest.raises(af.FabricError) as error:
+                    await publisher.publish(2)
+                outcomes.append(str(error.value))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publish, doomed)
+                tasks.start_soon(publish, scene.publishers[0])
+                with pytest.raises(af.BrokenError, match="trainer-1: killed"):
+                    await scene.coordinator.update(2)
+            assert told >= 3 and len(outcomes) == 2
+            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+            assert all(np.array_equal(one, before[key]) for key, one in scene.replicas["a/0"].tensors().items())
+
+    run(body)
+
+
+def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
+    """INV-2, wherever it is cut: nothing is in flight then, and the next version is whole, from a good base."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", rail=SLOW, **ALWAYS, reads=tight) as scene:
+            await begun(scene)
+            flush, version, cuts = Lane.flush, 1, 0
+            for steps in (1, 3):
+                version += 1
+                serving = scene.coordinator.committed
+                scope, left, lanes = anyio.CancelScope(), [-1], set[Lane]()
+
+                async def cut(
+                    self: Lane, steps: int = steps, scope: Any = scope, lanes: set[Lane] = lanes
+                ) -> None:  # fmt: skip
+                    nonlocal cuts
+                    posts = bool(self._rows) and self._fabric is scene.fabrics["trainer-0"]
+                    await flush(self)
+                    if posts:
+                        lanes.add(self)
+                        cuts += 1
+                        if cuts == steps:
+                            scope.cancel()
+
+                async def publish(
+                    version: int = version, scope: Any = scope, left: list[int] = left, lanes: set[Lane] = lanes
+                ) -> None:  # fmt: skip
+                    with scope:
+                        await scene.publishers[0].publish(version)
+                    left[0] = sum(not each.done for lane in lanes for each in lane._transfers if each is not None)
+
+                async def other(version: int = version) -> None:
+                    with pytest.raises(af.BrokenError):
+                        await scene.publishers[1].publish(version)
+
+                cuts = 0
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(Lane, "flush", cut)
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(publish)
+                        tasks.start_soon(other)
+                        with pytest.raises(af.BrokenError, match="Cancelled"):
+                            await scene.coordinator.update(version)
+                assert left == [0] and cuts >= steps
+                assert {replica.step_boundary() for replica in scene.replicas.values()} == {serving}
+                scene.nudge(steps)
+                version += 1
+                report = await scene.update(version)
+                assert {one.coding for one in report.codings} == {"delta"}
+                await scene.flip(version)
+                scene.check(version)
+
+    run(body)
+
+
+def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> None:
+    """WC-4: a late write of an ended version cannot touch the slots of a later one."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as scene:
+            keys: list[af.RegionKey] = []
+            hear = scene.publishers[0]._hear
+
+            def listening(sender: str, event: Any) -> None:
+                if isinstance(event, Opened) and event.landing is not None:
+                    keys.append(af.RegionKey.from_bytes(event.landing.key))
+                hear(sender, event)
+
+            scene.publishers[0]._hear = listening  # type: ignore[method-assign]
+            await begun(scene, 2)
+            fabric = scene.fabrics["trainer-0"]
+            poison = await fabric.allocate(64)
+            assert len(keys) == 2 * len(scene.replicas)
+            for key in keys:
+                with pytest.raises((af.StaleKeyError, af.TransferError)):
+                    await fabric.write(poison, key, 0)
+            await poison.release()
+
+    run(body)
+
+
+def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as scene:
+            await begun(scene)
+            liar = scene.publishers[0]
+            say, told, lie = liar._say, 0, ""
+
+            async def lying(to: str, message: Any) -> None:
+                nonlocal told
+                if isinstance(message, Coded) and to == "b/1":
+                    told += 1
+                    rows = np.frombuffer(message.rows, "<i8")
+                    changed: dict[str, Any] = {
+                        "slot": {"slot": SLOTS},
+                        "columns": {"sums": message.sums[8:]},
+                        "rows": {"rows": (rows + 1).tobytes()},
+                        "length": {"lengths": np.full(len(rows), 1 << 40, "<i8").tobytes()},
+                        "coding": {"codings": bytes([9] * len(rows))},
+                    }
+                    fields = {name: getattr(message, name) for name in message.__struct_fields__} | changed[lie]
+                    message = Coded(**fields)
+                await say(to, message)
+
+            liar._say = lying  # type: ignore[method-assign]
+            reasons = {
+                "slot": "filled slot 2 of version 2, not its to fill",
+                "columns": "in columns of different lengths",
+                "rows": "rows of version 4 that are not its",
+                "length": "coded bytes in",
+                "coding": "in a coding that this receiver did not ask for",
+            }
+            for version, (kind, reason) in enumerate(reasons.items(), start=2):
+                lie = kind
+                with pytest.raises(af.BrokenError, match=f"b/1: .*trainer-0.*{reason}"):
+                    await scene.update(version)
+                assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+            assert told >= len(reasons)
+
+    run(body)

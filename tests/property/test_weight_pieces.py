@@ -1,0 +1,204 @@
+"""The parts of an update that are pure: runs, tiles, the ring of staging memory, names, rosters."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from weight_cases import Case, cases
+from weight_scene import shards_of
+
+from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.weights import Relay, all_sent, forwarded_by, plan_weights
+from asyncfabric.weights.arithmetic import block_maxima, cast, quantise, scales_of, to_float32
+from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.planner import join_replica, leave_replica
+from asyncfabric.weights.update import rows as rows_module
+from asyncfabric.weights.update.intake import RowPlaces
+from asyncfabric.weights.update.messages import Roster, Seat, Written, decode_message, encode_message
+from asyncfabric.weights.update.messenger import receiver_name, receiver_of
+from asyncfabric.weights.update.program import Program
+from asyncfabric.weights.update.rosters import RosterPlans, roster_of
+from asyncfabric.weights.update.rows import Strided, written_run_bytes
+from asyncfabric.weights.update.shards import Shards
+from asyncfabric.weights.update.staging import PLACE_ALIGN, Staging
+from asyncfabric.weights.update.tiles import convert_into, measure
+
+
+@given(st.data())
+def test_runs_are_the_elements_in_order(data: Any) -> None:
+    """Any box of any array, in any order of its dimensions: offsets of runs give the bytes that numpy gives."""
+    dims = data.draw(st.integers(1, 4))
+    whole = [data.draw(st.integers(1, 5)) for _ in range(dims)]
+    size = [data.draw(st.integers(1, length)) for length in whole]
+    start = [data.draw(st.integers(0, length - part)) for length, part in zip(whole, size, strict=True)]
+    item = data.draw(st.sampled_from([1, 2, 4]))
+    array = np.random.default_rng(1).integers(0, 256, (*whole, item), dtype=np.uint8)
+    order = [dim for dim in data.draw(st.permutations(range(dims))) if size[dim] > 1]
+    lies = Strided(tuple(size[dim] for dim in order), tuple(array.strides[dim] for dim in order), item)
+    at = sum(begin * step for begin, step in zip(start, array.strides[:-1], strict=True))
+    box = array[tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))]
+    ones = [dim for dim in range(dims) if size[dim] == 1]
+    wanted = box.transpose([*ones, *order, dims]).reshape(-1)
+    memory = array.reshape(-1)
+    run = lies.run_bytes
+    found = np.concatenate([memory[at + offset : at + offset + run] for offset in lies.offsets(run).tolist()])
+    assert np.array_equal(found, wanted)
+    assert np.array_equal(lies.gathered(memory, at), wanted)
+    parts = list(lies.parts(memory, at, data.draw(st.integers(1, 64))))
+    assert np.array_equal(np.concatenate(parts), wanted)
+
+
+def test_both_ends_count_by_one_rule() -> None:
+    """In place where runs are long enough, else in the receiver's runs."""
+    source = Strided((4, 300), (1000, 1), 1)
+    assert written_run_bytes(source, 1200) == 300 and written_run_bytes(source, 300) == 300
+    assert written_run_bytes(source, 150) == 150
+    assert written_run_bytes(Strided((4, 255), (1000, 1), 1), 1020) == 1020
+    assert written_run_bytes(None, 64) == 64
+
+
+def same_tiles(rows: int, columns: int, origin: Any, low: list[int], size: list[int], dtype: str, to: str) -> None:
+    random = np.random.default_rng(rows)
+    values = (random.standard_normal((1, rows, columns)) * 10 ** random.uniform(-3, 3, (1, rows, 1))).astype(np.float32)
+    shard = cast(values, "float32", "bfloat16") if dtype == "bfloat16" else values
+    box = shard[:, low[0] : low[0] + size[0], low[1] : low[1] + size[1]]
+    start = origin + np.array([0, *low])
+    kind = Kind(dtype, to, 128 if to == "float8_e4m3fn" else 0, 0, 0, 1)
+    out = np.zeros(box.shape, STORED_AS[to]).transpose(0, 2, 1).copy().transpose(0, 2, 1)
+    if not kind.block:
+        convert_into(out, box, kind, None, start, origin)
+        assert np.array_equal(out, cast(box, dtype, to))
+        return
+    maxima = measure(shard, origin, kind)
+    assert np.array_equal(maxima, block_maxima(to_float32(shard, dtype), (int(origin[1]), int(origin[2]))))
+    convert_into(out, box, kind, maxima, start, origin)
+    first = start[1:] // 128 - origin[1:] // 128
+    last = -(-(start[1:] + size) // 128) - origin[1:] // 128
+    scales = scales_of(maxima[:, first[0] : last[0], first[1] : last[1]])
+    wanted = quantise(to_float32(box, dtype), scales, (int(start[1]), int(start[2])))
+    assert np.array_equal(out, wanted)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_tiles_make_the_bits_of_the_whole(data: Any) -> None:
+    rows, columns = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 1300))
+    origin = np.array([0, data.draw(st.integers(0, 200)), data.draw(st.integers(0, 2000))])
+    low = [data.draw(st.integers(0, length - 1)) for length in (rows, columns)]
+    size = [data.draw(st.integers(1, length - at)) for length, at in zip((rows, columns), low, strict=True)]
+    dtype = data.draw(st.sampled_from(["bfloat16", "float32"]))
+    same_tiles(rows, columns, origin, low, size, dtype, data.draw(st.sampled_from(["float8_e4m3fn", "float16", dtype])))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tiles_of_boxes_that_cut_blocks_on_all_sides(dtype: str) -> None:
+    same_tiles(400, 2300, np.array([0, 50, 70]), [10, 20], [350, 2200], dtype, "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("shortest", [1, 256])
+@given(case=cases())
+def test_trainers_make_as_many_writes_as_receivers_count(shortest: int, case: Case) -> None:
+    plan = plan_weights(case.moves, trainers=case.trainers, receivers=case.receivers, replicas=["a", "b"])
+    made: Counter[tuple[str, int]] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "DIRECT_RUN_BYTES", shortest)
+        for rank in range(plan.trainers):
+            for box in Program(plan, rank, Shards(plan, rank, shards_of(plan, rank, case.shard))).boxes:
+                for row in box.rows:
+                    made[row.receiver, rank] += box.weight_bytes // row.run_bytes + row.shape.scale_runs
+        for one in plan.replicas:
+            for receiver in range(plan.receivers):
+                rows = np.flatnonzero(plan.pieces.receiver[plan.row_piece] == receiver)
+                told = RowPlaces(plan, receiver).writes(rows, one.senders[rows].astype(np.int64))
+                name = receiver_name(one.name, receiver)
+                assert told == {rank: made[name, rank] for rank in range(plan.trainers) if made[name, rank]}
+
+
+@given(st.integers(64, 2000), st.lists(st.integers(1, 900), max_size=40), st.data())
+def test_places_in_the_ring_never_overlap_and_never_leave_it(length: int, sizes: list[int], data: Any) -> None:
+    async def body() -> None:
+        staging = Staging(SimpleNamespace(length=length))  # type: ignore[arg-type]
+        taken: deque[tuple[int, int]] = deque()
+        for size in sizes:
+            padded = -(-size // PLACE_ALIGN) * PLACE_ALIGN
+            if padded > length:
+                with pytest.raises(ValueError, match="give more scratch_bytes"):
+                    await staging.take(size)
+                continue
+            while True:
+                with anyio.move_on_after(0):
+                    at = await staging.take(size)
+                    break
+                taken.popleft()
+                staging.give_back()
+            assert at >= 0 and at + padded <= length
+            assert all(at + padded <= begin or at >= end for begin, end in taken)
+            taken.append((at, at + padded))
+            assert staging.taken_bytes == sum(end - begin for begin, end in taken) <= staging.highest_bytes <= length
+            while taken and data.draw(st.booleans()):
+                taken.popleft()
+                staging.give_back()
+        staging.clear()
+        assert staging.taken_bytes == 0
+
+    anyio.run(body, backend="trio")
+
+
+@given(cases(), st.data())
+def test_rows_have_one_number_everywhere(case: Case, data: Any) -> None:
+    """What senders and forwarders call a row is what the receiver's column calls it."""
+    relay = Relay(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 2)))
+    plan = plan_weights(
+        case.moves, trainers=case.trainers, receivers=case.receivers, replicas=["a", "b", "c"], relay=relay
+    )
+    seen: list[tuple[int, int]] = []
+    for batch in all_sent(plan):
+        assert np.array_equal(plan.row_piece[batch.row], batch.piece)
+        for replica, row in zip(batch.replica.tolist(), batch.row.tolist(), strict=True):
+            assert plan.replicas[replica].senders[row] == batch.rank
+            seen.append((replica, row))
+    for one in plan.replicas:
+        for receiver in range(plan.receivers):
+            told = forwarded_by(plan, one.name, receiver)
+            assert np.array_equal(plan.row_piece[told.from_row], told.from_piece)
+            assert np.array_equal(plan.row_piece[told.to_row], told.to_piece)
+            assert np.array_equal(plan.row_move[told.from_row], plan.row_move[told.to_row])
+            seen += zip(told.replica.tolist(), told.to_row.tolist(), strict=True)
+    assert sorted(seen) == [(replica, row) for replica in range(3) for row in range(plan.rows)]
+
+
+@given(cases())
+def test_a_roster_makes_the_coordinators_plan(case: Case) -> None:
+    relay = Relay(2, 1)
+    plan = plan_weights(case.moves, trainers=case.trainers, receivers=case.receivers, replicas=["a", "b"], relay=relay)
+    elsewhere = RosterPlans(plan.with_replicas(()))
+    now = leave_replica(join_replica(plan, "c"), "a")
+    roster = decode_message(encode_message(roster_of(now, 7, True)))
+    assert isinstance(roster, Roster)
+    made = elsewhere.plan(roster)
+    assert made.digest == now.digest and elsewhere.plan(roster) is made
+    wrong = Roster(7, now.digest, True, [Seat(each.name, each.seat + 1, each.parent) for each in roster.replicas])
+    with pytest.raises(RemoteProtocolError, match="the plan of version 7"):
+        elsewhere.plan(wrong)
+    twice = Roster(7, now.digest, True, roster.replicas * 2)
+    with pytest.raises(RemoteProtocolError, match="stands twice"):
+        elsewhere.plan(twice)
+
+
+def test_names_and_bytes_of_messages() -> None:
+    assert receiver_of(receiver_name("a/b", 3)) == ("a/b", 3)
+    for bad in ("trainer-0", "a/", "a/x"):
+        with pytest.raises(ValueError, match="no receiver's name"):
+            receiver_of(bad)
+    message = Written(3, b"12345678", b"87654321")
+    assert decode_message(encode_message(message)) == message
+    with pytest.raises(RemoteProtocolError, match="no message of a weight update"):
+        decode_message(b"\x81\xa4type\xa3odd")

@@ -1,0 +1,110 @@
+"""Deaths in the middle of an update: the others end with one whole version, and who waited hears who died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from weight_scene import open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights import Relay
+from asyncfabric.weights.update.messages import Opened, Written
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("relay", [None, Relay(2, 1)])
+def test_a_receiver_dies_while_it_is_written_to(tmp_path: Path, relay: Relay | None) -> None:
+    """Without forwarding the update goes on without it; a receiver that forwards takes the update along."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(relay=relay), random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            before = scene.expected()
+            scene.change(1)
+            victim = scene.replicas.pop("b/1")
+            hand_over = victim._hand_over
+
+            def die(sender: str, message: Any) -> None:
+                if isinstance(message, Written):
+                    victim._hand_over = lambda *_: None  # type: ignore[method-assign]
+                    scene.post.close("b/1", "killed")
+                    return
+                hand_over(sender, message)
+
+            victim._hand_over = die  # type: ignore[method-assign]
+            if relay is None:
+                report = await scene.update(2)
+                assert set(report.receivers) > {"a/0", "a/1", "b/0"}
+                await scene.flip(2)
+                scene.check(2)
+            else:
+                with pytest.raises(af.BrokenError, match="sender b/1: killed"):
+                    await scene.update(2)
+                assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+                scene.check(1, before)
+            await scene.update(3)  # "b" is not whole any more: nobody forwards
+            await scene.flip(3)
+            scene.check(3)
+
+    run(body)
+
+
+def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            before = scene.expected()
+            scene.change(1)
+            victim, dead = scene.publishers[1], anyio.Event()
+
+            async def die(receiver: str, rows: list[int], sums: list[int]) -> None:
+                if not dead.is_set():
+                    dead.set()
+                    scene.post.close("trainer-1", "killed")
+
+            victim._written = die  # type: ignore[method-assign]
+            with pytest.raises(af.BrokenError, match="sender trainer-1: killed"):
+                await scene.update(2)
+            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+            scene.check(1, before)
+            with pytest.raises(ValueError, match="version must be greater than 2, got 2"):
+                await scene.coordinator.update(2)
+
+    run(body)
+
+
+def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path) -> None:
+    """Its keys are dead and it is alive: nobody waits for it for ever."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            before = scene.expected()
+            first = scene.replicas["a/0"]._copies[0].region
+            keys = first.key("write")
+            await first.revoke()
+            for publisher in scene.publishers:
+                hear = publisher._hear
+
+                def dead(sender: str, event: Any, hear: Any = hear) -> None:
+                    if isinstance(event, Opened) and sender == "a/0":
+                        event = Opened(event.version, keys.to_bytes(), event.imm)
+                    hear(sender, event)
+
+                publisher._hear = dead  # type: ignore[method-assign]
+            with pytest.raises(
+                af.BrokenError, match=r"version 2 was not committed: a/0: trainer-\d cannot write to it"
+            ):
+                await scene.update(2)
+            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+            scene.check(1, before)
+
+    run(body)

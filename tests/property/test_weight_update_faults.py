@@ -1,0 +1,318 @@
+"""Updates in which something goes wrong: every survivor serves one whole decided version, and the error says why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from weight_scene import open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights.commit import DecisionLog
+from asyncfabric.weights.update import COORDINATOR, WeightPublisher, open_coordinator, open_replica
+from asyncfabric.weights.update.intake import Intake
+from asyncfabric.weights.update.messages import Opened
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+pytestmark = pytest.mark.slow
+
+
+def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever byte of whatever receiver changes after it was written, the version is not decided."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            before = scene.expected()
+            scene.change(1)
+            victim = scene.replicas["b/1"]
+            right = Intake._right
+
+            def flipped(self: Any, rows: list[int], sums: list[int]) -> list[bool]:
+                if self._copy in victim._copies:
+                    place = self._places.places(rows[0])[0]
+                    self._copy.memory[place] |= 0xFF
+                    self._copy.memory[place] ^= 0x10
+                return right(self, rows, sums)
+
+            monkeypatch.setattr(Intake, "_right", flipped)
+            with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*wrong bytes.*trainer-"):
+                await scene.update(2)
+            monkeypatch.undo()
+            assert scene.coordinator.committed == 1
+            for replica in scene.replicas.values():
+                assert replica.step_boundary() == 1
+            scene.check(1, before)
+            await scene.update(3)
+            await scene.flip(3)
+            scene.check(3)
+
+    run(body)
+
+
+def test_a_full_disk_under_the_log_leaves_the_old_version_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            before = scene.expected()
+            scene.change(1)
+            pwrite, calls = os.pwrite, []
+
+            def full(file: int, data: bytes, offset: int) -> int:
+                calls.append(data)
+                if b"commit" in data:
+                    raise OSError(28, "No space left on device")
+                return pwrite(file, data, offset)
+
+            monkeypatch.setattr(os, "pwrite", full)
+            with pytest.raises(af.BrokenError, match=r"could not take commit of version 2.*No space left"):
+                await scene.update(2)
+            monkeypatch.undo()
+            assert len(calls) == 2
+            for replica in scene.replicas.values():
+                assert replica.step_boundary() == 1
+            scene.check(1, before)
+            await scene.update(3)
+            await scene.flip(3)
+            scene.check(3)
+
+    run(body)
+
+
+def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WC-4: committed or aborted, late writes under its keys are refused and change nothing."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            keys: list[af.RegionKey] = []
+            hear = scene.publishers[0]._hear
+
+            def listening(sender: str, event: Any) -> None:
+                if isinstance(event, Opened) and sender == "a/0":
+                    keys.append(af.RegionKey.from_bytes(event.key))
+                hear(sender, event)
+
+            monkeypatch.setattr(scene.publishers[0], "_hear", listening)
+            await scene.update(1)
+            await scene.flip(1)
+            with monkeypatch.context() as patch:
+                patch.setattr(Intake, "_right", lambda self, rows, sums: [False] * len(rows))
+                with pytest.raises(af.BrokenError, match="wrong bytes"):
+                    await scene.update(2)
+            await scene.update(3)
+            await scene.flip(3)
+            fabric = scene.fabrics["trainer-0"]
+            poison = await fabric.allocate(4096)
+            poison.memory[:] = b"\x5a" * 4096
+            assert len(keys) == 3 == len({key.generation for key in keys}) or len({key.region_id for key in keys}) > 1
+            for key in keys:
+                with pytest.raises((af.StaleKeyError, af.TransferError)):
+                    await fabric.write(poison, key, 0)
+            await poison.release()
+            scene.check(3)
+
+    run(body)
+
+
+@pytest.mark.parametrize("rail", ["local", "tcp"])
+def test_in_place_and_shadow_side_by_side(tmp_path: Path, rail: str) -> None:
+    async def body() -> None:
+        plan = small_plan()
+        async with open_scene(
+            plan, random_shard, tmp_path / "log", rail=rail, shadow=lambda name: name.startswith("a")
+        ) as scene:
+            for version in (1, 2, 3):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(scene.update, version)
+                    if version > 1:  # the engine of "b" has to stop at a boundary before it is overwritten
+                        for name in ("b/0", "b/1"):
+                            await scene.replicas[name].wait_changed()
+                            assert scene.replicas[name].current_version() == version - 1
+                            assert scene.replicas[name].step_boundary() == 0
+                            assert scene.replicas[name].tensors() == {}
+                await scene.flip(version)
+                scene.check(version)
+                scene.change(version)
+
+    run(body)
+
+
+@pytest.mark.parametrize("rail", ["local", "tcp"])
+def test_a_late_joiner_fetches_and_takes_part_in_the_next_update(tmp_path: Path, rail: str) -> None:
+    async def body() -> None:
+        plan = small_plan()
+        async with open_scene(plan, random_shard, tmp_path / "log", rail=rail) as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            config = af.FabricConfig(rails=(rail,))
+            async with (
+                af.open_fabric(config) as one,
+                af.open_fabric(config) as other,
+                open_replica(one, scene.post.open("late/0"), plan, "late", 0) as first,
+                open_replica(other, scene.post.open("late/1"), plan, "late", 1) as second,
+            ):
+                late = [first, second]
+                for replica in late:
+                    await replica.wait_version(1)
+                    assert replica.step_boundary() == 1
+                    tensors = scene.replicas[f"a/{replica.receiver}"].tensors()
+                    assert all(np.array_equal(mine, tensors[name]) for name, mine in replica.tensors().items())
+                await scene.coordinator.wait_held(["late/0", "late/1"], 1)
+                scene.change(1)
+                report = await scene.update(2)
+                assert report.receivers == ("a/0", "a/1", "b/0", "b/1", "late/0", "late/1")
+                await scene.flip(2)
+                scene.check(2)
+                for replica in late:
+                    await replica.wait_version(2)
+                    assert replica.step_boundary() == 2
+                    tensors = scene.replicas[f"b/{replica.receiver}"].tensors()
+                    assert all(np.array_equal(mine, tensors[name]) for name, mine in replica.tensors().items())
+                scene.post.close("late/0")
+                scene.post.close("late/1")
+            scene.change(2)
+            await scene.update(3)
+            await scene.flip(3)
+            scene.check(3)
+
+    run(body)
+
+
+def test_the_coordinator_restarts_between_verified_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WC-2: what is on the disk is told after the restart, what is not is an abort; both times to everybody."""
+
+    async def body() -> None:
+        plan = small_plan()
+        async with open_scene(plan, random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            scene.post.close(COORDINATOR)
+            for version, decided in ((2, False), (3, True)):
+                before = scene.expected()
+                scene.change(1)
+                log = tmp_path / f"log {version}"
+                log.write_bytes((tmp_path / "log").read_bytes())
+                commit = DecisionLog.commit
+
+                def dying(self: DecisionLog, version: int, decided: bool = decided, commit: Any = commit) -> None:
+                    if decided:
+                        commit(self, version)
+                    raise RuntimeError("killed here")
+
+                outcomes: list[str] = []
+
+                async def publish(
+                    publisher: WeightPublisher, version: int = version, outcomes: list[str] = outcomes
+                ) -> None:
+                    try:
+                        await publisher.publish(version)
+                    except af.BrokenError as error:
+                        outcomes.append(str(error))
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(DecisionLog, "commit", dying)
+                    async with anyio.create_task_group() as tasks:
+                        try:
+                            async with open_coordinator(scene.post.open(COORDINATOR), plan, log) as doomed:
+                                await doomed.wait_receivers(scene.replicas)
+                                for publisher in scene.publishers:
+                                    tasks.start_soon(publish, publisher)
+                                await doomed.update(version)
+                        except* RuntimeError:
+                            pass
+                        scene.post.close(COORDINATOR)
+                assert len(outcomes) == 2 and all("whether it had decided is not known" in text for text in outcomes)
+                async with open_coordinator(scene.post.open(COORDINATOR), plan, log) as again:
+                    await again.wait_held(scene.replicas, version if decided else 1)
+                    assert again.committed == (version if decided else 1)
+                    if decided:
+                        await scene.flip(version)
+                        scene.check(version)
+                    else:
+                        assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+                        scene.check(1, before)
+                (tmp_path / "log").write_bytes(log.read_bytes())
+                scene.post.close(COORDINATOR)
+
+    run(body)
+
+
+def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_path: Path) -> None:
+    """INV-2: once `publish` has ended, the shards may change; the version is aborted, the next one is whole."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            before = scene.expected()
+            scene.change(1)
+            version, seen = 1, set()
+            for steps in (0, 1, 3, 10, 30, 100, 300):
+                version += 1
+                left: list[int] = []
+
+                async def cut(version: int = version, steps: int = steps, left: list[int] = left) -> None:
+                    with anyio.CancelScope() as scope:
+                        async with anyio.create_task_group() as tasks:
+
+                            async def stop() -> None:
+                                for _ in range(steps):
+                                    await anyio.lowlevel.checkpoint()
+                                scope.cancel()
+
+                            tasks.start_soon(stop)
+                            await scene.publishers[0].publish(version)
+                            tasks.cancel_scope.cancel()
+                    left.append(sum(peer.ops_in_flight for peer in scene.fabrics["trainer-0"].statistics().peers))
+
+                async def other(version: int = version) -> None:
+                    try:
+                        await scene.publishers[1].publish(version)
+                    except af.BrokenError:
+                        pass
+
+                committed: list[int] = []
+
+                async def update(version: int = version, committed: list[int] = committed) -> None:
+                    try:
+                        committed.append((await scene.coordinator.update(version)).version)
+                    except af.BrokenError:
+                        committed.append(0)
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(cut)
+                    tasks.start_soon(other)
+                    tasks.start_soon(update)
+                    coordinator = scene.coordinator
+                    while not committed and not (left and coordinator._update is None and not coordinator._offers):
+                        await anyio.lowlevel.checkpoint()
+                        if left and coordinator._update is None and "trainer-0" not in coordinator._offers:
+                            break  # it was withdrawn before it began, and is waited for again
+                    tasks.cancel_scope.cancel()
+                assert left == [0]
+                seen.add(tuple(committed) > (0,))
+                if scene.coordinator.committed == version:
+                    before = scene.expected()
+                    serving = version
+                    await scene.flip(version)
+                else:
+                    serving = scene.coordinator.committed
+                    assert {replica.step_boundary() for replica in scene.replicas.values()} == {serving}
+                scene.check(serving, before)
+                scene.change(1)
+            assert False in seen
+            version += 1
+            await scene.update(version)
+            await scene.flip(version)
+            scene.check(version)
+
+    run(body)

@@ -1,0 +1,62 @@
+"""Updates over real fabrics: what every receiver holds equals, byte for byte, what the reference executor writes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from weight_cases import Case, cases
+from weight_scene import open_scene, run
+
+from asyncfabric.weights import Relay, plan_weights
+from asyncfabric.weights.update import rows
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+
+RELAYS = st.builds(Relay, st.integers(0, 3), st.integers(0, 2))
+
+
+def updated(case: Case, relay: Relay, chunk_bytes: int, rail: str) -> None:
+    names = [f"replica {number}" for number in range(case.replicas)]
+    plan = plan_weights(
+        case.moves, trainers=case.trainers, receivers=case.receivers, replicas=names, relay=relay,
+        chunk_bytes=chunk_bytes,
+    )  # fmt: skip
+
+    async def body() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with open_scene(plan, case.shard, Path(folder) / "log", rail=rail) as scene:
+                for version in (1, 2):
+                    await scene.update(version)
+                    await scene.flip(version)
+                    scene.check(version)
+                    scene.change(version)
+
+    run(body)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@given(cases(), RELAYS, st.integers(1, 200), st.sampled_from([1, 256]))
+def test_updates_equal_the_reference(case: Case, relay: Relay, chunk_bytes: int, shortest: int) -> None:
+    """Also where what lies in the shard is written in the shortest runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "DIRECT_RUN_BYTES", shortest)
+        updated(case, relay, chunk_bytes, "local")
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
+@given(cases(quantised=True), RELAYS, st.sampled_from([1 << 10, 1 << 14, 1 << 20]))
+def test_quantised_updates_equal_the_reference(case: Case, relay: Relay, chunk_bytes: int) -> None:
+    updated(case, relay, chunk_bytes, "local")
+
+
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@given(cases(quantised=True), RELAYS)
+def test_updates_over_tcp_equal_the_reference(case: Case, relay: Relay) -> None:
+    updated(case, relay, 1 << 14, "tcp")

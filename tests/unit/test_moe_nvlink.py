@@ -1,0 +1,176 @@
+"""What kernels are launched with and carried as, without a GPU: layout, structs, text, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncfabric.moe import MoeConfig
+from asyncfabric.moe.nvlink import cuda_buffer_bytes
+from asyncfabric.moe.nvlink.launch import CombineWords, DispatchWords, ExchangeWords, kernel_text
+from asyncfabric.moe.nvlink.layout import (
+    BACK_WARPS,
+    MAX_EXPERTS,
+    MAX_RANKS,
+    ORDINALS,
+    RECEIVE_WARPS,
+    RING_BYTES,
+    SEND_WARPS,
+    VERDICT_BYTES,
+    NvlinkLayout,
+    Parts,
+)
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "native" / "cuda"
+SHARED_BYTES = 227 << 10
+"""What a block of a Hopper GPU can have."""
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> MoeConfig:
+    top_k = draw(st.integers(1, 32))
+    return MoeConfig(
+        num_experts=draw(st.integers(1, 1023)),
+        top_k=top_k,
+        hidden=16 * draw(st.integers(1, 1024)),
+        max_tokens=draw(st.integers(1, 8192)),
+        ranks=draw(st.integers(1, 8)),
+        in_dtype=draw(st.sampled_from(["bfloat16", "float8_e4m3fn", "float32"])),
+        scale_block=draw(st.sampled_from([0, 16])),
+        out_dtype=draw(st.sampled_from(["bfloat16", "float16", "float32"])),
+        expert_alignment=draw(st.integers(1, 128)),
+        in_flight=draw(st.sampled_from([1, 2, 4])),
+        buffer_limit_bytes=1 << 50,
+    )
+
+
+@given(configs())
+def test_parts_of_a_turn_lie_apart_and_whole_rows_are_aligned(config: MoeConfig) -> None:
+    layout = NvlinkLayout(config)
+    end = 0
+    for name in (each.name for each in fields(Parts)):
+        at, size = getattr(layout.offsets, name), getattr(layout.sizes, name)
+        assert at >= end and at % 256 == 0, name
+        end = at + size
+    assert end <= layout.turn_bytes and layout.turn_bytes % 256 == 0
+    assert layout.region_bytes == VERDICT_BYTES + config.in_flight * layout.turn_bytes
+    assert layout.row_bytes % 16 == layout.back_row_bytes % 16 == layout.stage_bytes % 16 == 0
+    rows = config.ranks * config.max_tokens
+    assert layout.sizes.slots == rows * layout.row_bytes and layout.sizes.back == rows * layout.back_row_bytes
+    assert layout.sizes.back_words == rows * layout.parts * 4
+    assert layout.sizes.pairs == rows * config.top_k * 8
+
+
+@given(configs())
+def test_shared_memory_of_a_block_is_enough_and_there(config: MoeConfig) -> None:
+    layout = NvlinkLayout(config)
+    places = layout.most_experts * config.ranks * layout.routers + layout.most_experts + 1
+    warps = SEND_WARPS + RECEIVE_WARPS
+    assert layout.dispatch_shared_bytes >= warps * layout.stage_bytes + 4 * places
+    assert layout.dispatch_shared_bytes >= 4 * (warps + 1) * config.num_experts
+    assert max(layout.dispatch_shared_bytes, layout.combine_shared_bytes) <= SHARED_BYTES - 1024
+
+
+@given(configs())
+def test_the_most_rows_have_room(config: MoeConfig) -> None:
+    layout = NvlinkLayout(config)
+    for rank in range(config.ranks):
+        experts = len(config.experts_of(rank))
+        choices = config.ranks * config.max_tokens * config.top_k if experts else 0
+        worst = choices // config.expert_alignment * config.expert_alignment
+        # All choices on one expert, or one on each of the others and the rest there: padding is largest then.
+        spread = min(experts, choices)
+        assert layout.row_capacity(rank) >= max(worst, choices + spread * (config.expert_alignment - 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ranks": 9}, "ranks can be 8 at most"),
+        ({"num_experts": 1024}, "num_experts can be 1023"),
+        ({"top_k": 33}, "top_k can be 32"),
+        ({"ranks": 4, "node_size": 2}, "node_size can be 1"),
+        ({"in_flight": 3}, "power of two"),
+        ({"max_tokens": 1 << 20}, "must be below 4194304"),
+    ],
+)
+def test_what_kernels_cannot_do_is_refused(change: dict[str, Any], text: str) -> None:
+    shape = {"num_experts": 10, "top_k": 4, "hidden": 128, "max_tokens": 24, "ranks": 4}
+    with pytest.raises(ValueError, match=text):
+        cuda_buffer_bytes(MoeConfig(**(shape | change)))
+
+
+def test_prefill_of_eight_ranks_is_what_the_page_says() -> None:
+    config = MoeConfig(
+        num_experts=256, top_k=8, hidden=7168, max_tokens=4096, ranks=8, in_dtype="float8_e4m3fn", scale_block=128,
+        in_flight=1,
+    )  # fmt: skip
+    assert 2.4 < cuda_buffer_bytes(config) / 2**30 < 2.6
+    assert cuda_buffer_bytes(config.with_tokens(128)) < 85 << 20
+
+
+def test_structs_are_as_large_as_the_kernels_take_them() -> None:
+    text = kernel_text().decode()
+    sizes = {name: int(size) for name, size in re.findall(r"\.b8 (\w+_param_\d)\[(\d+)\]", text)}
+    combine = [size for name, size in sizes.items() if name.startswith("moe_combine") and name.endswith("_1")]
+    assert sizes["moe_dispatch_param_1"] == ctypes.sizeof(DispatchWords)
+    assert combine == [ctypes.sizeof(CombineWords)] * 3
+    assert {size for name, size in sizes.items() if name.endswith("_0")} == {ctypes.sizeof(ExchangeWords)}
+
+
+@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords])
+def test_structs_have_the_fields_of_the_kernels_in_their_order(struct: type[ctypes.Structure]) -> None:
+    name = struct.__name__.removesuffix("Words")
+    source = "".join((NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "dispatch", "combine"))
+    body = re.search(rf"struct {name} {{(.*?)\n}};", source, re.DOTALL)
+    assert body is not None
+    statements = re.sub(r"//.*", "", body[1]).split(";")
+    found = [
+        re.sub(r"\[.*\]", "", name).strip().rsplit(" ", 1)[-1].lstrip("*")
+        for each in statements
+        for name in each.split(",")
+        if each.strip()
+    ]
+    assert found == [field[0].replace("given_", "") for field in struct._fields_]
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    source = "".join(path.read_text() for path in (NATIVE / "moe").glob("*.cuh"))
+    found = {name: int(value) for name, value in re.findall(r"constexpr uint\d+_t (k\w+) = (\d+);", source)}
+    ring = found["kRing"] * found["kColumns"] * 32 * 16
+    assert (found["kSendWarps"], found["kReceiveWarps"], found["kBackWarps"]) == (SEND_WARPS, RECEIVE_WARPS, BACK_WARPS)
+    assert (found["kMaxRanks"], found["kMaxExperts"], 1 << found["kOrdinalBits"]) == (MAX_RANKS, MAX_EXPERTS, ORDINALS)
+    assert (found["kVerdictBytes"], ring) == (VERDICT_BYTES, RING_BYTES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "options", "version", "carried"),
+    [
+        ("copy_pieces.cu", ["-arch=compute_75"], "7.0", "native/src/providers/cuda/kernel_text.h"),
+        ("moe/kernels.cu", ["-std=c++17", "-arch=compute_90"], "8.3", "asyncfabric/moe/nvlink/kernels.ptx"),
+    ],
+)
+def test_the_text_that_is_carried_is_that_of_the_source(
+    source: str, options: list[str], version: str, carried: str, tmp_path: Path
+) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("THE TEXT OF KERNELS WAS NOT COMPARED WITH THEIR SOURCE: no nvcc")
+    if "release 13.0" not in subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip("THE TEXT OF KERNELS WAS NOT COMPARED WITH THEIR SOURCE: another nvcc than that of CUDA 13.0")
+    text, made = tmp_path / "kernel.ptx", tmp_path / Path(carried).name
+    subprocess.run([nvcc, "-ptx", *options, "-o", text, NATIVE / source], check=True, timeout=200)
+    subprocess.run([sys.executable, NATIVE / "embed.py", text, version, made], check=True, timeout=60)
+    assert made.read_text() == (ROOT / carried).read_text(), "run `make ptx`"
