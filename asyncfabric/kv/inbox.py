@@ -14,6 +14,7 @@ from time import monotonic
 import anyio
 
 from asyncfabric import ClosedError, Fabric, FabricAddress, FabricError, Peer, PeerError, StaleKeyError, TransferError
+from asyncfabric._groups import beside
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.lease import KvLease
 from asyncfabric.kv.loss import PeerLoss
@@ -286,15 +287,9 @@ async def open_inbox(
     Cancellation: nothing of its own is shielded; requests end before the inbox does.
     """
     inbox = KvInbox(fabric, pool, messenger, confirm_s)
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    async with beside() as tasks:
         inbox._loss = PeerLoss(fabric, tasks, inbox._lost)
         try:
             yield inbox
-        except Exception as error:
-            failure = error  # raised below: a task group would wrap it
         finally:
             inbox._loss.close()
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure

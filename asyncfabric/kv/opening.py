@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from asyncfabric import Fabric, Region
+from asyncfabric._groups import beside
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.ledger import PageLedger
 from asyncfabric.kv.pool import KvPool
@@ -64,18 +65,12 @@ async def open_pool(
         order = None if seed is None else random.Random(seed).sample(range(pages), pages)
         context_region = regions[1] if contexts else None
         pool = KvPool(fabric, layout, pages, regions[0], context_region, PageLedger(pages, contexts, order))
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
+        async with beside() as tasks:
             tasks.start_soon(pool.warden.guard, pool.fence)
             try:
                 yield pool
-            except Exception as error:
-                failure = error  # raised below: a task group would wrap it
             finally:
                 pool._close()
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
         if owners := pool.owners():
             warnings.warn(f"a KvPool was closed while pages were leased: {owners}", ResourceWarning, stacklevel=2)
     finally:

@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from numpy.typing import NDArray
 
 from asyncfabric import Fabric, FabricAddress, FabricError
+from asyncfabric._groups import beside
 from asyncfabric.kv.loss import PeerLoss
 from asyncfabric.kv.messages import MAX_TEXT, KvCancel, KvMessage, KvOffer, KvRefused
 from asyncfabric.kv.messenger import Messenger
@@ -220,16 +221,10 @@ async def open_outbox(fabric: Fabric, pool: KvPool, messenger: Messenger, handle
 
     Cancellation: jobs are cancelled, their streams drain, their leaseholders are told; then it goes on.
     """
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    async with beside() as tasks:
         outbox = KvOutbox(fabric, pool, messenger, handler, tasks)
         try:
             yield outbox
-        except Exception as error:
-            failure = error  # raised below: a task group would wrap it
         finally:
             outbox._closed = True
             outbox._loss.close()
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 
-import msgspec
-from rich.console import Console
-from rich.table import Table
-
+from asyncfabric_services.closing import Closing, print_object, print_table
 from asyncfabric_services.demo.protocol import Settings
 from asyncfabric_services.demo_cluster.load import Ask
 from asyncfabric_services.demo_cluster.story import Told
 
-WIDTH = 100  # columns where stdout is no terminal
 
-
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Closing, frozen=True, kw_only=True):
     """The closing object of `--json`. Times per token are means of one request each."""
 
     demo: str
@@ -32,8 +27,6 @@ class Summary(msgspec.Struct, frozen=True):
     per_token_p99_ms: float
     gbytes_per_s: float
     hidden_share: float
-    seconds: float
-    errors: list[str]
 
     @property
     def fine(self) -> bool:
@@ -69,15 +62,8 @@ def summarize(settings: Settings, told: Told, expected: Mapping[Ask, str], secon
 def show(summary: Summary, *, as_json: bool) -> None:
     """Print the closing object, or a table."""
     if as_json:
-        print(msgspec.json.encode(summary).decode(), flush=True)
+        print_object(summary)
         return
-    console = wide_console()
-    table = Table(
-        title=f"A cluster over {summary.provider}, scaled and hurt under load",
-        caption="GB/s: over the time in which streams were open. hidden: share of that time before the end of the "
-        "prompt's computation.",
-        caption_justify="left",
-    )
     rows = {
         "requests": f"{summary.requests}",
         "wrong answers": f"{summary.wrong_answers}",
@@ -89,21 +75,12 @@ def show(summary: Summary, *, as_json: bool) -> None:
         "streamed": f"{summary.gbytes_per_s:.3f} GB/s",
         "hidden": f"{summary.hidden_share:.0%}",
     }
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    for name, figure in rows.items():
-        table.add_row(name, figure)
-    console.print(table)
-    word = "[bold green]fine[/bold green]" if summary.fine else "[bold red]WRONG[/bold red]"
-    console.print(f"{word} after {summary.seconds:.1f} s", highlight=False)
-    for error in summary.errors:
-        console.print(error, style="red", highlight=False, markup=False)
-
-
-def wide_console() -> Console:
-    """Return a console on standard output, of WIDTH columns where that is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
+    title = f"A cluster over {summary.provider}, scaled and hurt under load"
+    caption = (
+        "GB/s: over the time in which streams were open. hidden: share of that time before the end of the "
+        "prompt's computation."
+    )
+    print_table(summary, title, caption, rows)
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-from rich.table import Table
-
+from asyncfabric_services.closing import Closing, print_object, print_table
 from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_cluster.report import wide_console
 from asyncfabric_services.demo_moe.story import NODES, VICTIM, Told
 
 Answers = list[list[int]]
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Closing, frozen=True, kw_only=True):
     """The closing object of `--json`.
 
     Attributes:
@@ -29,8 +26,6 @@ class Summary(msgspec.Struct, frozen=True):
     left_out: list[int]
     because: str
     noticed_seconds: float
-    seconds: float
-    errors: list[str]
 
     @property
     def fine(self) -> bool:
@@ -66,20 +61,14 @@ def summarize(settings: Settings, told: Told, whole: Answers, masked: Answers, s
 def show(summary: Summary, *, as_json: bool) -> None:
     """Print the closing object, or a table."""
     if as_json:
-        print(msgspec.json.encode(summary).decode(), flush=True)
+        print_object(summary)
         return
-    console = wide_console()
-    table = Table(title=f"The experts of a model in {NODES} processes over {summary.provider}, one of them killed")
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    table.add_row("answers", f"{summary.answers}")
-    table.add_row("wrong answers", f"{summary.wrong_answers}")
-    table.add_row("tokens per second, all nodes", f"{summary.tokens_per_s:.0f}")
-    table.add_row("left out", ", ".join(f"rank {rank}" for rank in summary.left_out))
-    table.add_row("from the question until the others had gone on", f"{summary.noticed_seconds:.1f} s")
-    console.print(table)
-    console.print(f"the others said: {summary.because}", highlight=False, markup=False)
-    word = "[bold green]fine[/bold green]" if summary.fine else "[bold red]WRONG[/bold red]"
-    console.print(f"{word} after {summary.seconds:.1f} s", highlight=False)
-    for error in summary.errors:
-        console.print(error, style="red", highlight=False, markup=False)
+    rows = {
+        "answers": f"{summary.answers}",
+        "wrong answers": f"{summary.wrong_answers}",
+        "tokens per second, all nodes": f"{summary.tokens_per_s:.0f}",
+        "left out": ", ".join(f"rank {rank}" for rank in summary.left_out),
+        "from the question until the others had gone on": f"{summary.noticed_seconds:.1f} s",
+    }
+    title = f"The experts of a model in {NODES} processes over {summary.provider}, one of them killed"
+    print_table(summary, title, None, rows, f"the others said: {summary.because}")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from statistics import median
 
-import msgspec
-from rich.console import Console
-from rich.table import Table
-
+from asyncfabric_services.closing import Closing, print_object, print_table
 from asyncfabric_services.demo_weights.story import Scene, Told
 from asyncfabric_services.demo_weights.verdict import Usual
 
-WIDTH = 100  # columns where stdout is no terminal
 
-
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Closing, frozen=True, kw_only=True):
     """The closing object of `--json`. Seconds are medians over the committed versions."""
 
     demo: str
@@ -33,8 +28,6 @@ class Summary(msgspec.Struct, frozen=True):
     write_s: float
     verify_s: float
     decide_s: float
-    seconds: float
-    errors: list[str]
 
     @property
     def fine(self) -> bool:
@@ -83,17 +76,8 @@ def summarize(scene: Scene, told: Told, usual: Usual, seconds: float) -> Summary
 def show(summary: Summary, *, as_json: bool) -> None:
     """Print the closing object, or a table."""
     if as_json:
-        print(msgspec.json.encode(summary).decode(), flush=True)
+        print_object(summary)
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    table = Table(
-        title=f"Weights of a training over {summary.provider}, served in {summary.form}",
-        caption="Bytes and logits of each version that served, against its checkpoint loaded the usual way. GB/s: over "
-        "the whole update. Times are medians; writing and verifying overlap.",
-        caption_justify="left",
-    )
     rows = {
         "versions committed / aborted": f"{summary.versions} / {summary.aborted}",
         "served and compared": f"{summary.compared}",
@@ -107,12 +91,9 @@ def show(summary: Summary, *, as_json: bool) -> None:
         "of it: verified": f"{summary.verify_s * 1e3:.1f} ms",
         "of it: decision on the disk": f"{summary.decide_s * 1e3:.1f} ms",
     }
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    for name, figure in rows.items():
-        table.add_row(name, figure)
-    console.print(table)
-    word = "[bold green]fine[/bold green]" if summary.fine else "[bold red]WRONG[/bold red]"
-    console.print(f"{word} after {summary.seconds:.1f} s", highlight=False)
-    for error in summary.errors:
-        console.print(error, style="red", highlight=False, markup=False)
+    title = f"Weights of a training over {summary.provider}, served in {summary.form}"
+    caption = (
+        "Bytes and logits of each version that served, against its checkpoint loaded the usual way. GB/s: over "
+        "the whole update. Times are medians; writing and verifying overlap."
+    )
+    print_table(summary, title, caption, rows)

@@ -5,32 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from functools import partial
 
 import torch
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric import Fabric, FabricConfig, Waiting, open_fabric
-from asyncfabric._control import DirectoryClient, Link
-from asyncfabric.actors import Membership, Node, Reference, labels_of, open_node
+from asyncfabric import Waiting
+from asyncfabric._control import Link
+from asyncfabric.actors import Membership, Node, Reference
 from asyncfabric.errors import FabricError
-from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric.weights import from_bytes
 from asyncfabric.weights.update import WeightReplica, open_replica, receiver_name
 from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, ask_blueprint
-from asyncfabric_services.fanout.link_post import LinkPost
+from asyncfabric_services.fanout.participant import Participant, open_participant
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, View
 from asyncfabric_services.nodes.link_rows import link_rows
-from asyncfabric_services.nodes.members import follow
-from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
 from asyncfabric_services.rollout.fused_model import FusedModel
 from asyncfabric_services.rollout.generator import Generator
 from asyncfabric_services.settings.schema import Settings
 
-ROLES = ("coordinator", "trainer", "rollout")
 RETRY_SECONDS = 0.2
 
 _log = logging.getLogger(__name__)
@@ -39,14 +36,12 @@ _log = logging.getLogger(__name__)
 class Rollout:
     """One replica of this process, once the blueprint is known."""
 
-    def __init__(self, stage: Stage, fabric: Fabric, link: Link) -> None:
+    def __init__(self, participant: Participant) -> None:
         self.generator: Generator | None = None
         self.replicas: list[WeightReplica] = []
-        self._stage = stage
-        self._fabric = fabric
-        self._link = link
-        self._tokens = BoundedCounter(stage.registry, "rollout", "tokens_total", "Tokens generated.")
-        registry = stage.registry
+        self._participant = participant
+        registry = participant.stage.registry
+        self._tokens = BoundedCounter(registry, "rollout", "tokens_total", "Tokens generated.")
         gauge(registry, "rollout", "version", "The version that serves, 0 for none.").set_function(self._version)
         gauge(registry, "rollout", "flips", "Versions that served so far.").set_function(lambda: len(self.versions()))
         gauge(registry, "rollout", "torn", "Versions whose weights changed while they served.").set_function(
@@ -56,23 +51,24 @@ class Rollout:
     def _version(self) -> int:
         return self.generator.version if self.generator is not None else 0
 
-    async def run(self, node: Node, directory: DirectoryClient, membership: Membership, post: LinkPost) -> None:
+    async def run(self) -> None:
         """Serve until cancelled.
 
         Cancellation: what arrives drains.
         """
-        blueprint = await blueprint_of(node, self._link, membership)
+        own = self._participant
+        blueprint = await blueprint_of(own.node, own.link, own.membership)
         plan = from_bytes(blueprint.plan)
-        name, names = self._stage.condition.name, self._stage.settings.weights.coding_names
+        name, names = own.stage.condition.name, own.stage.settings.weights.coding_names
         model = await trio.to_thread.run_sync(lambda: FusedModel(blueprint.model_config(), blueprint.layout))
         async with AsyncExitStack() as stack:
             for receiver in range(plan.receivers):
-                messenger = post.open(receiver_name(name, receiver))
-                opened = open_replica(self._fabric, messenger, plan, name, receiver, codings=names)
+                messenger = own.post.open(receiver_name(name, receiver))
+                opened = open_replica(own.fabric, messenger, plan, name, receiver, codings=names)
                 self.replicas.append(await stack.enter_async_context(opened))
             self.generator = Generator(model, self.replicas, blueprint.tensors, self._tokens.add)
             nursery = await stack.enter_async_context(trio.open_nursery())
-            nursery.start_soon(post.run, directory, ROLES)
+            nursery.start_soon(own.carry_post)
             await self.generator.run()
 
     def versions(self) -> list[Row]:
@@ -85,11 +81,7 @@ class Rollout:
             return [Waiting("the replica", "the coordinator's blueprint", 0, 1, ("coordinator",), 0.0, {})]
         if not self.generator.version:
             return [Waiting("the replica", "its first version", 0, 1, ("coordinator",), 0.0, {})]
-        return self._fabric.why()
-
-    def regions(self) -> list[Row]:
-        """Return the registered memory."""
-        return [{"owner": "weights"} | asdict(region) for region in self._fabric.regions()]
+        return self._participant.fabric.why()
 
 
 async def blueprint_of(node: Node, link: Link, membership: Membership) -> Blueprint:
@@ -114,22 +106,12 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     Cancellation: see Rollout.run.
     """
     torch.set_num_threads(stage.settings.model.threads)
-    config = FabricConfig(rails=tuple(stage.settings.cluster.rails.split(",")))
-    async with (
-        open_fabric(config) as fabric,
-        open_control(stage) as link,
-        open_node(stage.condition.name, link) as node,
-        open_directory(stage, link, labels_of(bytes(fabric.address))) as directory,
-        trio.open_nursery() as nursery,
-    ):
-        FabricCollector(fabric, stage.registry)
-        membership, post = Membership(), LinkPost(link)
-        nursery.start_soon(follow, directory, membership.apply)
-        rollout = Rollout(stage, fabric, link)
-        nursery.start_soon(rollout.run, node, directory, membership, post)
-        view = View(rollout.waits, lambda: link_rows(link), rollout.regions, {"versions": rollout.versions})
+    async with open_participant(stage) as participant:
+        rollout = Rollout(participant)
+        participant.nursery.start_soon(rollout.run)
+        peers = partial(link_rows, participant.link)
+        view = View(rollout.waits, peers, participant.regions, {"versions": rollout.versions})
         yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
-        nursery.cancel_scope.cancel()
 
 
 async def serve(settings: Settings, announce: Announce) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,11 +19,8 @@ import torch
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric import Fabric, FabricConfig, open_fabric
-from asyncfabric._control import Link
-from asyncfabric.actors import Membership, Node, Reference, labels_of, open_node
+from asyncfabric.actors import Membership, Node, Reference
 from asyncfabric.errors import BrokenError, FabricError
-from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric.weights import (
     Holding,
     Plan,
@@ -36,13 +34,12 @@ from asyncfabric.weights import (
 )
 from asyncfabric.weights.update import WeightPublisher, open_publisher, trainer_name
 from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, tell_blueprint
-from asyncfabric_services.fanout.link_post import LinkPost
+from asyncfabric_services.fanout.participant import Participant, open_participant
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, View
 from asyncfabric_services.nodes.link_rows import link_rows
-from asyncfabric_services.nodes.members import follow
-from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.settings.schema import Settings
@@ -50,7 +47,6 @@ from asyncfabric_services.trainer.checkpoints import load_version, save_version,
 from asyncfabric_services.trainer.training import Training
 from asyncfabric_services.trainer.world import join_world, leave_world, sum_over_ranks, tell_all
 
-ROLES = ("coordinator", "trainer", "rollout")
 PUBLISH_SECONDS = 30.0  # ranks that heard differently of a lost coordinator would wait for each other for ever
 LOOK_SECONDS = 0.2
 MOST_ROWS = 1024
@@ -145,19 +141,19 @@ class TrainerRank:
         stage.stop.set()
         self.ended.set()
 
-    async def keep_told(self, node: Node, link: Link, membership: Membership) -> None:
+    async def keep_told(self, own: Participant) -> None:
         """Tell every coordinator the blueprint, for ever; rank 0 does.
 
         Cancellation: only this ends.
         """
         told: set[Any] = set()
         while True:
-            for member in membership.members("coordinator"):
+            for member in own.membership.members("coordinator"):
                 if member.identity in told:
                     continue
                 try:
-                    await link.connect(member.address)
-                    await tell_blueprint(node, Reference(member.identity, COORDINATOR_ACTOR, 0), self.blueprint)
+                    await own.link.connect(member.address)
+                    await tell_blueprint(own.node, Reference(member.identity, COORDINATOR_ACTOR, 0), self.blueprint)
                     told.add(member.identity)
                 except FabricError as error:
                     _log.warning("the coordinator does not take the blueprint: %s", error)
@@ -199,10 +195,6 @@ def _plain(value: Any) -> Any:
     return {name: round(each, 6) if isinstance(each, float) else each for name, each in asdict(value).items()}
 
 
-def _regions(fabric: Fabric) -> list[Row]:
-    return [{"owner": "weights"} | asdict(region) for region in fabric.regions()]
-
-
 @asynccontextmanager
 async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """Hold the rank open.
@@ -210,33 +202,22 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     Cancellation: what was posted drains; a step in progress is left behind.
     """
     one = await _blocking(TrainerRank, stage)
-    config = FabricConfig(rails=tuple(stage.settings.cluster.rails.split(",")))
-    async with (
-        open_fabric(config) as fabric,
-        open_control(stage) as link,
-        open_node(stage.condition.name, link) as node,
-        open_directory(stage, link, labels_of(bytes(fabric.address))) as directory,
-        trio.open_nursery() as nursery,
-    ):
-        FabricCollector(fabric, stage.registry)
-        membership, post = Membership(), LinkPost(link)
-        messenger = post.open(trainer_name(one.rank))
-        nursery.start_soon(follow, directory, membership.apply)
-        nursery.start_soon(post.run, directory, ROLES)
+    async with open_participant(stage) as own:
+        messenger = own.post.open(trainer_name(one.rank))
+        own.nursery.start_soon(own.carry_post)
         if one.rank == 0:
-            nursery.start_soon(one.keep_told, node, link, membership)
+            own.nursery.start_soon(one.keep_told, own)
         names, arrays = stage.settings.weights.coding_names, one.training.arrays()
         async with (
-            open_publisher(fabric, messenger, one.plan, one.rank, arrays, codings=names) as publisher,
+            open_publisher(own.fabric, messenger, one.plan, one.rank, arrays, codings=names) as publisher,
             trio.open_nursery() as working,
         ):
-            working.start_soon(one.run, publisher, node, membership)
-            view = View(fabric.why, lambda: link_rows(link), lambda: _regions(fabric), {"published": lambda: one.rows})
+            working.start_soon(one.run, publisher, own.node, own.membership)
+            view = View(own.fabric.why, partial(link_rows, own.link), own.regions, {"published": lambda: one.rows})
             yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
             with trio.move_on_after(stage.settings.http.drain):
                 await one.ended.wait()
             working.cancel_scope.cancel()
-        nursery.cancel_scope.cancel()
 
 
 async def serve(settings: Settings, announce: Announce) -> None:

@@ -16,6 +16,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric._control import DirectoryClient, Link
+from asyncfabric._groups import beside
 from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
 from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
@@ -93,21 +94,14 @@ class ClusterBackend:
         the prefill node; a node that does not answer is waited for 10 s.
         """
         told = Told()
-        failure: Exception | None = None
         asked = Asked(request, told)
         self._asked[asked] = None
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._answer, asked)
-                try:
-                    yield told
-                except Exception as error:
-                    failure = error  # raised below: a nursery would wrap it
-                nursery.cancel_scope.cancel()
+            async with beside() as tasks:
+                tasks.start_soon(self._answer, asked)
+                yield told
         finally:
             del self._asked[asked]
-        if failure is not None:
-            raise failure
 
     async def _answer(self, asked: Asked) -> None:
         told = asked.told
@@ -183,18 +177,11 @@ class ClusterBackend:
                 reply=self._answers,
                 trace=span.context,
             )
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._count_prefill, sources[0][0], attempt)
-                failure: Exception | None = None
-                try:
-                    # Named: which life of its decoder answers is the same to a request that begins.
-                    count = await self._node.ask(Reference(decode.identity, DECODER, 0), message)
-                    await attempt.complete(count)
-                except (ActorDied, RemoteError) as error:
-                    failure = error  # raised below: a nursery would wrap it
-                nursery.cancel_scope.cancel()
-            if failure is not None:
-                raise failure
+            async with beside() as tasks:
+                tasks.start_soon(self._count_prefill, sources[0][0], attempt)
+                # Named: which life of its decoder answers is the same to a request that begins.
+                count = await self._node.ask(Reference(decode.identity, DECODER, 0), message)
+                await attempt.complete(count)
 
     async def _count_prefill(self, source: Member, attempt: Attempt) -> None:
         """Count the work of a prefill node until the first token."""

@@ -128,7 +128,7 @@ def _cases() -> Iterator[object]:
             if check is FIVE_GIB:
                 continue
             yield pytest.param(factory, check, "asyncio", id=f"{factory.name}-asyncio-{conformance.name_of(check)}")
-    # The kernel hands out and clears ten GiB of pages for this one.
+    # The kernel hands out and clears five GiB of pages for this one.
     # Sanitizers keep a shadow of what is touched, several times its size.
     big = _native("local-big", ("local",), big=not SANITIZED, deadline=200.0)
     yield pytest.param(big, FIVE_GIB, "trio", id="local-five_gib", marks=pytest.mark.timeout(240))

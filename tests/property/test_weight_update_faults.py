@@ -187,6 +187,30 @@ def test_a_late_joiner_fetches_and_takes_part_in_the_next_update(tmp_path: Path,
     run(body)
 
 
+def test_an_update_that_nobody_was_there_for_burns_its_number_and_the_next_one_works(tmp_path: Path) -> None:
+    async def body() -> None:
+        plan = small_plan(names=())
+        async with open_scene(plan, random_shard, tmp_path / "log") as scene:
+            for _ in range(2):
+                with pytest.raises(af.BrokenError, match="there are 0 receivers"):
+                    await scene.update(scene.coordinator.begun + 1)
+            async with (
+                af.open_fabric(af.FabricConfig(rails=("local",))) as one,
+                af.open_fabric(af.FabricConfig(rails=("local",))) as other,
+                open_replica(one, scene.post.open("a/0"), plan, "a", 0) as first,
+                open_replica(other, scene.post.open("a/1"), plan, "a", 1) as second,
+            ):
+                await scene.coordinator.wait_receivers(["a/0", "a/1"])
+                version = scene.coordinator.begun + 1
+                await scene.update(version)
+                for replica in (first, second):
+                    await replica.wait_version(version)
+                scene.post.close("a/0")
+                scene.post.close("a/1")
+
+    run(body)
+
+
 def test_the_coordinator_restarts_between_verified_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """WC-2: what is on the disk is told after the restart, what is not is an abort; both times to everybody."""
 
@@ -293,7 +317,7 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                     tasks.start_soon(other)
                     tasks.start_soon(update)
                     coordinator = scene.coordinator
-                    while not committed and not (left and coordinator._update is None and not coordinator._offers):
+                    while not committed:
                         await anyio.lowlevel.checkpoint()
                         if left and coordinator._update is None and "trainer-0" not in coordinator._offers:
                             break  # it was withdrawn before it began, and is waited for again

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric.weights.coding.streams import Bytes, from_planes, packed, planes, unpacked, words
+from asyncfabric.weights.coding.streams import Bytes, from_planes, last_planes, packed, planes, unpacked, words
 
 _HEADER = struct.Struct("<QQQ")
 _MORE = 255  # a gap byte that says: 255 unchanged elements, and the gap goes on
@@ -63,12 +63,7 @@ def apply_delta(memory: Bytes, message: bytes | memoryview, item_bytes: int) -> 
     if elements != held.size or changed > elements or not changed <= gap_bytes <= changed + elements // _MORE + 1:
         raise ValueError(f"a delta of {changed} of {elements} elements ({gap_bytes} gap bytes) for {held.size}")
     gaps, at = unpacked(view, _HEADER.size, gap_bytes)
-    parts = []
-    for _ in range(item_bytes):
-        plane, at = unpacked(view, at, changed)
-        parts.append(plane)
-    if at != len(view):
-        raise ValueError(f"a delta of {at} bytes is followed by {len(view) - at} more")
+    parts = last_planes(view, at, changed, item_bytes)
     where = _positions(gaps)
     if where.size != changed or (changed and where[-1] >= elements):
         raise ValueError(f"a delta says {changed} changed elements of {elements}, its gaps say otherwise")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric.weights.coding.streams import Bytes, from_planes, packed, planes, unpacked, words
+from asyncfabric.weights.coding.streams import Bytes, from_planes, last_planes, packed, planes, words
 
 _HEADER = struct.Struct("<Q")
 
@@ -45,13 +45,7 @@ def decode_exponents(memory: Bytes, message: bytes | memoryview, item_bytes: int
     elements = _HEADER.unpack_from(view)[0]
     if elements != held.size:
         raise ValueError(f"coded exponents of {elements} elements, for memory of {held.size}")
-    at = _HEADER.size
-    parts = []
-    for _ in range(item_bytes):
-        plane, at = unpacked(view, at, elements)
-        parts.append(plane)
-    if at != len(view):
-        raise ValueError(f"coded exponents of {at} bytes are followed by {len(view) - at} more")
+    parts = last_planes(view, _HEADER.size, elements, item_bytes)
     held[:] = _turned(from_planes(parts[::-1]).view(held.dtype), held.dtype.itemsize * 8 - 1)
 
 

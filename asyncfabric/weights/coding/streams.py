@@ -53,6 +53,20 @@ def unpacked(message: memoryview, at: int, length_bytes: int) -> tuple[Bytes, in
     return np.frombuffer(text, np.uint8), begin + stored
 
 
+def last_planes(message: memoryview, at: int, length_bytes: int, count: int) -> list[Bytes]:
+    """Return the `count` streams that end a message, each `length_bytes` long.
+
+    Raises ValueError when one is damaged or something follows.
+    """
+    parts = []
+    for _ in range(count):
+        plane, at = unpacked(message, at, length_bytes)
+        parts.append(plane)
+    if at != len(message):
+        raise ValueError(f"a coded message of {at} bytes is followed by {len(message) - at} more")
+    return parts
+
+
 def planes(elements: NDArray[Any]) -> NDArray[np.uint8]:
     """Return little-endian integers as planes of bytes, shape [item bytes, elements]: the lowest bytes first."""
     return np.ascontiguousarray(elements.reshape(-1).view(np.uint8).reshape(-1, elements.dtype.itemsize).T)

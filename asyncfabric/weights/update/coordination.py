@@ -14,18 +14,21 @@ import anyio
 from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
+from asyncfabric._groups import beside
 from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Effect, Phase, Say
 from asyncfabric.weights.commit.decision_log import DecisionLog
 from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Verified
-from asyncfabric.weights.plan import Plan, Relay
-from asyncfabric.weights.planner import join_replica, leave_replica
-from asyncfabric.weights.update.line import Line
-from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, WeightMessage, Wrote
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
+from asyncfabric.weights.update.notice import Notice
+from asyncfabric.weights.update.offers import Offers
 from asyncfabric.weights.update.progress import Progress
 from asyncfabric.weights.update.reports import UpdateReport
 from asyncfabric.weights.update.rosters import roster_of
+from asyncfabric.weights.update.seating import Seating
 from asyncfabric.weights.update.threads import in_thread
+from asyncfabric.weights.update.words import Words
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
@@ -45,14 +48,13 @@ class WeightCoordinator:
         self._tasks = tasks
         self._grace_s = grace_s
         self._machine = Coordinator(begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1])
-        self._geometry = plan.with_replicas(())
-        self._plans = {True: self._geometry, False: self._geometry.with_relay(Relay())}
+        self._seating = Seating(plan)
         self._trainers = tuple(trainer_name(rank) for rank in range(plan.trainers))
-        self._offers: dict[str, int] = {}
+        self._offers = Offers(self._trainers)
         self._here: set[str] = set()
         self._update: Progress | None = None
-        self._changed = anyio.Event()
-        self._words: Line[tuple[str, WeightMessage]] = Line()
+        self._changed = Notice()
+        self._words = Words(messenger, "the coordinator")
 
     @property
     def committed(self) -> int:
@@ -61,8 +63,8 @@ class WeightCoordinator:
 
     @property
     def begun(self) -> int:
-        """The latest version that was begun; the next one must be later."""
-        return self._machine.begun
+        """The latest version that was begun, as the log says: also one that nobody was there for. The next is later."""
+        return self._log.begun
 
     @property
     def receivers(self) -> dict[str, int]:
@@ -100,10 +102,10 @@ class WeightCoordinator:
         Cancellation: nothing is lost.
         """
         while True:
-            while (version := self._offered()) is None:
+            while (version := self._offers.agreed) is None:
                 await self._changed.wait()
             yield version
-            while self._offered() == version:  # until it was taken up, or refused
+            while self._offers.agreed == version:  # until it was taken up, or refused
                 await self._changed.wait()
 
     async def update(self, version: int) -> UpdateReport:
@@ -116,17 +118,17 @@ class WeightCoordinator:
 
         Cancellation: the update is aborted, unless it is being decided.
         """
-        if version <= self._machine.begun:
-            reason = f"version must be greater than {self._machine.begun}, got {version}"
+        if version <= self.begun:
+            reason = f"version must be greater than {self.begun}, got {version}"
             self._refuse(version, reason)
             raise ValueError(reason)
         if self._update is not None:
             raise BusyError(f"the update to version {self._update.version} is open")
-        while self._offered() != version:
+        while self._offers.agreed != version:
             await self._changed.wait()
         update = self._update = Progress(version)
         try:
-            await in_thread(self._log.begin, version, self._geometry.digest)
+            await in_thread(self._log.begin, version, self._seating.geometry)
             self._begin(update)
             await update.done.wait()
         except BaseException as error:
@@ -149,7 +151,7 @@ class WeightCoordinator:
 
     def _begin(self, update: Progress) -> None:
         """Say who takes part, and open the update; nothing waits between the two."""
-        if self._offered() != update.version:
+        if self._offers.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
         present = list(self._machine.receivers)
         if not present or not set(self._trainers) <= self._here:
@@ -157,42 +159,25 @@ class WeightCoordinator:
             raise BrokenError(
                 f"an update needs all trainers and a receiver; there are {len(present)} receivers, {gone} are gone"
             )
-        by_replica: dict[str, set[int]] = {}
-        for name in present:
-            replica, receiver = receiver_of(name)
-            by_replica.setdefault(replica, set()).add(receiver)
-        ranks = self._geometry.receivers
-        relay = self._geometry.relay != Relay() and all(len(have) == ranks for have in by_replica.values())
-        plan = self._seated(relay, by_replica)
-        roster = roster_of(plan, update.version, relay)
+        plan, forwards = self._seating.plan(present)
+        roster = roster_of(plan, update.version, forwards)
         for name in (*self._trainers, *present):
-            self._say(name, roster)
+            self._words.say(name, roster)
         update.receivers = tuple(sorted(present))
         self._carry_out(
-            self._machine.begin(update.version, self._geometry.digest, [*self._trainers, *(present if relay else ())])
+            self._machine.begin(
+                update.version, self._seating.geometry, [*self._trainers, *(present if forwards else ())]
+            )
         )
-
-    def _seated(self, relay: bool, present: dict[str, set[int]]) -> Plan:
-        """Return the plan with the replicas that are there; who was there before keeps its seat."""
-        plan = self._plans[relay]
-        for one in plan.replicas:
-            if one.name not in present:
-                plan = leave_replica(plan, one.name)
-        for name in present:
-            if all(one.name != name for one in plan.replicas):
-                plan = join_replica(plan, name)
-        self._plans[relay] = plan
-        return plan
 
     def _end(self, update: Progress) -> None:
         if self._update is update:
             self._update = None
+        self._offers.take_down(update.version)
         for trainer in self._trainers:
-            if self._offers.get(trainer) == update.version:
-                del self._offers[trainer]
             if trainer in self._here:
-                self._say(trainer, Outcome(update.version, update.failure[:2000]))
-        self._notify()
+                self._words.say(trainer, Outcome(update.version, update.failure[:2000]))
+        self._changed.tell()
 
     # ---- messages
 
@@ -201,7 +186,7 @@ class WeightCoordinator:
 
         Cancellation: at once.
         """
-        self._tasks.start_soon(self._speak)
+        self._tasks.start_soon(self._words.run)
         while True:
             try:
                 sender, event = await self._messenger.receive()
@@ -211,7 +196,7 @@ class WeightCoordinator:
                 return
             self._hear(sender, event)
             self._settle()
-            self._notify()
+            self._changed.tell()
 
     def _hear(self, sender: str, event: Event) -> None:
         update = self._update
@@ -221,17 +206,16 @@ class WeightCoordinator:
             case Lost(reason):
                 self._lost(sender, reason)
             case Offered(version):
-                self._offers[sender] = version
-                if version <= self._machine.begun:
-                    self._refuse(version, f"version must be greater than {self._machine.begun}, got {version}")
+                self._offers.make(sender, version)
+                if version <= self.begun:
+                    self._refuse(version, f"version must be greater than {self.begun}, got {version}")
             case Wrote(version, codings) if update is not None and version == update.version:
                 update.wrote.add(sender)
                 update.codings += codings
             case Unreachable(version, receiver, reason) if update is not None and version == update.version:
                 self._tasks.start_soon(self._doubt, update, receiver, f"{sender} cannot write to it: {reason}")
             case Failed(version, reason) if sender in self._trainers:
-                if self._offers.get(sender) == version:
-                    del self._offers[sender]
+                self._offers.withdraw(sender, version)
                 if update is not None and version == update.version:
                     self._carry_out(self._machine.sender_failed(sender, reason))
             case Standing() | Ready() | Verified() | Failed() | Fetched() if sender not in self._trainers:
@@ -243,12 +227,12 @@ class WeightCoordinator:
 
     def _lost(self, name: str, reason: str) -> None:
         self._here.discard(name)
-        self._offers.pop(name, None)
+        self._offers.withdraw(name)
         if name in self._machine.receivers:
             self._carry_out(self._machine.receiver_lost(name, reason))
         self._carry_out(self._machine.sender_failed(name, reason))
         for other in (*self._machine.receivers, *(trainer for trainer in self._trainers if trainer in self._here)):
-            self._say(other, Gone(name))
+            self._words.say(other, Gone(name))
 
     async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
         """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
@@ -260,15 +244,9 @@ class WeightCoordinator:
             self._settle()
 
     def _refuse(self, version: int, reason: str) -> None:
-        for trainer, offered in list(self._offers.items()):
-            if offered == version:
-                del self._offers[trainer]
-                self._say(trainer, Outcome(version, reason))
-        self._notify()
-
-    def _offered(self) -> int | None:
-        versions = {self._offers.get(name) for name in self._trainers}
-        return versions.pop() if len(versions) == 1 else None
+        for trainer in self._offers.take_down(version):
+            self._words.say(trainer, Outcome(version, reason))
+        self._changed.tell()
 
     # ---- effects
 
@@ -276,10 +254,10 @@ class WeightCoordinator:
         for effect in effects:
             match effect:
                 case Say(to, message):
-                    self._say(to, message)
+                    self._words.say(to, message)
                 case Decide(version):
                     self._tasks.start_soon(self._decide, version)
-        self._notify()
+        self._changed.tell()
 
     async def _decide(self, version: int) -> None:
         try:
@@ -313,21 +291,7 @@ class WeightCoordinator:
             update.mark("end")
             update.failure = "" if self._machine.committed == update.version else self._machine.failure
             update.done.set()
-            self._notify()
-
-    def _say(self, to: str, message: WeightMessage) -> None:
-        self._words.put_nowait((to, message))
-
-    async def _speak(self) -> None:
-        async for to, message in self._words:
-            try:
-                await self._messenger.send(to, message)
-            except FabricError as error:  # its loss is heard of, and is what counts
-                logger.info("%s did not get %s of the coordinator: %s", to, type(message).__name__, error)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+            self._changed.tell()
 
 
 @asynccontextmanager
@@ -349,19 +313,11 @@ async def open_coordinator(
     Cancellation: at once; an open update is undecided, which is an abort. A decision that is being written is
     finished first.
     """
-    failure: Exception | None = None
     log = await in_thread(DecisionLog, log_path)
     try:
-        async with anyio.create_task_group() as tasks:
+        async with beside() as tasks:
             coordinator = WeightCoordinator(messenger, plan, log, tasks, grace_s)
             tasks.start_soon(coordinator.run)
-            try:
-                yield coordinator
-            except Exception as error:
-                failure = error  # raised below: a task group would wrap it
-            finally:
-                tasks.cancel_scope.cancel()
+            yield coordinator
     finally:
         log.close()
-    if failure is not None:
-        raise failure

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from asyncfabric import Fabric, Region, RegionKey
 from asyncfabric.weights.update.layout import TensorLayout
+from asyncfabric.weights.update.notice import Notice
 
 
 class Copy:
@@ -33,7 +34,7 @@ class Copy:
         self.tensors: dict[str, NDArray[np.uint8]] = layout.views(self.memory)
         self.version: int = 0
         self._lent = 0
-        self._returned = anyio.Event()
+        self._returned = Notice()
 
     async def open(self) -> RegionKey:
         """Return a key that no earlier version had; whatever had one before can write no more (WC-4).
@@ -61,8 +62,7 @@ class Copy:
             yield
         finally:
             self._lent -= 1
-            self._returned.set()
-            self._returned = anyio.Event()
+            self._returned.tell()
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.maxima import shares
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.messages import Maxima
+from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
 from asyncfabric.weights.update.tiles import measure
@@ -64,7 +64,7 @@ class Exchange:
         self._found: dict[Key, Floats] = {}
         self._missing: dict[Key, set[int]] = {}
         self._waiting: dict[Key, list[tuple[int, Maxima]]] = defaultdict(list)
-        self._changed = anyio.Event()
+        self._changed = Notice()
         told = {number: shares(plan.sources[kind.source]) for number, kind in enumerate(plan.kinds) if kind.block}
         mine = [
             key
@@ -118,7 +118,7 @@ class Exchange:
                 await tell(to, Maxima(self._version, key[0], key[1], values.astype("<f4").tobytes()))
             for source, message in self._waiting.pop(key, ()):
                 self._learn(source, key, message)
-            self._notify()
+            self._changed.tell()
 
     def take(self, source: int, message: Maxima) -> None:
         """Take what another trainer tells.
@@ -135,7 +135,7 @@ class Exchange:
             return  # of a version that is over, twice, or of a shard that this rank holds and does not send
         if key in self._found:
             self._learn(source, key, message)
-            self._notify()
+            self._changed.tell()
         else:
             self._waiting[key].append((source, message))
 
@@ -171,7 +171,3 @@ class Exchange:
             np.maximum(view, values[at : at + part.count].reshape(view.shape), out=view)
             at += part.count
         self._missing[key].discard(source)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

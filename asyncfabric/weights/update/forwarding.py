@@ -18,6 +18,7 @@ from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.copies import Copy
 from asyncfabric.weights.update.intake import RowPlaces
 from asyncfabric.weights.update.messenger import receiver_name
+from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.rows import Strided, written_run_bytes
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.settling import settle
@@ -46,7 +47,7 @@ class Forwarding:
         self._failed = failed
         self._gates: dict[str, Gate] = {}
         self._given_up: set[str] = set()
-        self._changed = anyio.Event()
+        self._changed = Notice()
         self._room = anyio.Semaphore(BATCHES)
         self._here = RowPlaces(plan, receiver)
         self._there: dict[int, RowPlaces] = {}
@@ -62,8 +63,7 @@ class Forwarding:
     def open(self, receiver: str, gate: Gate) -> None:
         """Take the key of a receiver."""
         self._gates[receiver] = gate
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.tell()
 
     async def forward(self, rows: list[int], sums: list[int]) -> None:
         """Pass on what is wanted elsewhere of these rows; returns when the writes have ended.

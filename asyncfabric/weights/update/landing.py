@@ -14,9 +14,9 @@ import anyio
 import numpy as np
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, Region, RemoteProtocolError
+from asyncfabric._groups import unwrapped
 from asyncfabric.weights.coding import KNOWN, Coding, apply_delta, decode_exponents
 from asyncfabric.weights.update.copies import Copy
-from asyncfabric.weights.update.groups import unwrapped
 from asyncfabric.weights.update.intake import Intake, RowPlaces
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.messages import Coded, Landing, Taken, WeightMessage, Written

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import anyio
 import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, RegionKey, Transfer
 from asyncfabric.weights.coding import KNOWN, Coding
 from asyncfabric.weights.update.messages import MOST_ROWS, Coded, Landing, Taken
+from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.rows import Bytes
 
 CODING_NUMBERS = {Coding(name): number for number, name in enumerate(KNOWN)}
@@ -60,18 +60,18 @@ class Lane:
         self._slot = self._filled = self._work = 0
         self._rows: list[tuple[int, int, int, int]] = []
         self._gone = False
-        self._changed = anyio.Event()
+        self._changed = Notice()
 
     def take(self, message: Taken) -> None:
         """Take the word that a slot may be filled again."""
         if message.version == self._version and 0 <= message.slot < len(self._taken):
             self._taken[message.slot] = True
-            self._notify()
+            self._changed.tell()
 
     def lost(self) -> None:
         """The receiver is gone: what is still to come for it goes nowhere."""
         self._gone = True
-        self._notify()
+        self._changed.tell()
 
     async def put(self, row: int, checksum: int, plain_bytes: int, coding: Coding, coded: Bytes | bytes) -> None:
         """Add a row of `plain_bytes` to the slot that is being filled; what does not fit begins the next one.
@@ -164,7 +164,3 @@ class Lane:
         if not self._gone:
             self.lost()
             await self._failed(self._receiver, error)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

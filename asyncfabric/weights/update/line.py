@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-import anyio
 from anyio.lowlevel import checkpoint
+
+from asyncfabric.weights.update.notice import Notice
 
 Item = TypeVar("Item")
 
@@ -19,13 +20,13 @@ class Line(Generic[Item]):
         self._items: deque[Item] = deque()
         self._room = room
         self._closed = False
-        self._changed = anyio.Event()
+        self._changed = Notice()
 
     def put_nowait(self, item: Item) -> None:
         """Add an item, whether there is room or not; nobody takes what is added after `close()`."""
         if not self._closed:
             self._items.append(item)
-            self._notify()
+            self._changed.tell()
 
     async def put(self, item: Item) -> None:
         """Add an item once there is room.
@@ -40,7 +41,7 @@ class Line(Generic[Item]):
     def close(self) -> None:
         """Say that nothing more will come."""
         self._closed = True
-        self._notify()
+        self._changed.tell()
 
     def __aiter__(self) -> Line[Item]:
         return self
@@ -56,9 +57,5 @@ class Line(Generic[Item]):
                 raise StopAsyncIteration
             await self._changed.wait()
         item = self._items.popleft()
-        self._notify()
+        self._changed.tell()
         return item
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from time import monotonic
 
 import anyio
 
 from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
+from asyncfabric._groups import beside, unwrapped
 from asyncfabric.weights.commit.messages import Abort, Failed, Write
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.coded_sending import CodedSending
-from asyncfabric.weights.update.exchange import Exchange
-from asyncfabric.weights.update.groups import unwrapped
 from asyncfabric.weights.update.messages import (
     Gone,
     Landing,
@@ -32,13 +31,14 @@ from asyncfabric.weights.update.messages import (
     Wrote,
 )
 from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, trainer_name
+from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.pipeline import Sending
+from asyncfabric.weights.update.preparation import Preparation
 from asyncfabric.weights.update.program import Program
 from asyncfabric.weights.update.reports import CodingReport, PublishReport
-from asyncfabric.weights.update.rosters import RosterPlans
 from asyncfabric.weights.update.runs import Gate
-from asyncfabric.weights.update.scratch import Scratch, open_scratch
+from asyncfabric.weights.update.scratch import Scratch
 from asyncfabric.weights.update.sender_codings import SenderCodings
 from asyncfabric.weights.update.shards import ShardMap, Shards, open_shards
 from asyncfabric.weights.update.telling import rows_told
@@ -68,24 +68,19 @@ class WeightPublisher:
     """
 
     def __init__(
-        self, fabric: Fabric, messenger: Messenger, plan: Plan, rank: int, shards: Shards, scratch_bytes: int,
+        self, fabric: Fabric, messenger: Messenger, rank: int, shards: Shards, preparation: Preparation,
         codings: SenderCodings | None = None,
     ) -> None:  # fmt: skip
         """Not for users: `async with open_publisher(...)`."""
         self.rank: int = rank
         self._fabric = fabric
         self._messenger = messenger
-        self._plans = RosterPlans(plan)
         self._shards = shards
-        self._scratch_bytes = scratch_bytes
+        self._preparation = preparation
         self._codings = codings
-        self._plan: Plan | None = None
-        self._program: tuple[Plan, Program, Exchange, Scratch] | None = None
-        self._scratch_end: AsyncExitStack | None = None
         self._publication: _Publication | None = None
-        self._early: list[tuple[int, Maxima]] = []
         self._here = self._closed = False
-        self._changed = anyio.Event()
+        self._changed = Notice()
 
     async def publish(self, version: int) -> PublishReport:
         """Write the shards, as they are now, to every replica as this version; return when it is decided.
@@ -131,11 +126,7 @@ class WeightPublisher:
             while one.write is None and one.outcome is None:
                 await self._changed.wait()
             if one.outcome is None and one.write is not None:
-                program, exchange, scratch = await self._prepared()
-                exchange.begin(one.version)
-                early, self._early = self._early, []
-                for source, message in early:
-                    exchange.take(source, message)
+                program, exchange, scratch = await self._preparation.begin(one.version)
                 wanted = [name for name in program.receivers if name in one.write.receivers]
                 with unwrapped():
                     async with anyio.create_task_group() as tasks:
@@ -177,34 +168,6 @@ class WeightPublisher:
             return None
         return await self._codings.begin(one.version, program, one.landings, self._say, self._unreachable)
 
-    async def _prepared(self) -> tuple[Program, Exchange, Scratch]:
-        """Return what is worked out for the plan of now."""
-        plan = self._plan
-        if plan is None:
-            raise RemoteProtocolError("the coordinator says Write before it says who takes part")
-        if self._program is None or self._program[0] is not plan:
-            program = Program(plan, self.rank, self._shards)
-            sent = [(box.parameter_number, box.kind_number) for box in program.boxes if box.kind.block]
-            exchange = Exchange(plan, self.rank, self._shards, sent)
-            kept = self._program[3] if self._program is not None else None
-            scratch = kept if kept is not None and kept.serves(program) else await self._open_scratch(program)
-            self._program = (plan, program, exchange, scratch)
-        return self._program[1:]
-
-    async def _open_scratch(self, program: Program) -> Scratch:
-        await self.close_scratch()
-        self._scratch_end = AsyncExitStack()
-        return await self._scratch_end.enter_async_context(open_scratch(self._fabric, program, self._scratch_bytes))
-
-    async def close_scratch(self) -> None:
-        """Give back the staging memory; not for users.
-
-        Cancellation: shielded.
-        """
-        if self._scratch_end is not None:
-            end, self._scratch_end = self._scratch_end, None
-            await end.aclose()
-
     # ---- messages
 
     async def run(self) -> None:
@@ -225,8 +188,7 @@ class WeightPublisher:
                 logger.warning("trainer %d: %s", self.rank, error)
                 if self._publication is not None:
                     await self._say(COORDINATOR, Failed(self._publication.version, str(error)[:2000]))
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._changed.tell()
             if self._closed:
                 return
 
@@ -241,7 +203,7 @@ class WeightPublisher:
                     one.outcome = f"the coordinator is lost, and whether it had decided is not known here: {reason}"
                     one.scope.cancel()
             case Roster():
-                self._plan = self._plans.plan(event)
+                self._preparation.seat(event)
             case Write() if one is not None and event.version == one.version:
                 one.write = event
             case Opened() if one is not None and event.version == one.version:
@@ -254,7 +216,7 @@ class WeightPublisher:
             case Gone(name) if self._codings is not None and one is not None:
                 self._codings.lost(name)
             case Maxima():
-                self._take_maxima(sender, event)
+                self._preparation.take_maxima(sender, event)
             case Abort(version=version, reason=reason) | Outcome(version=version, reason=reason) if (
                 one is not None and version == one.version and one.outcome is None
             ):
@@ -263,17 +225,6 @@ class WeightPublisher:
                     one.scope.cancel()
             case _:
                 pass
-
-    def _take_maxima(self, sender: str, message: Maxima) -> None:
-        rank = next((rank for rank in self._ranks() if trainer_name(rank) == sender), -1)
-        exchange = self._program[2] if self._program is not None else None
-        if exchange is not None and self._program is not None and self._program[0] is self._plan:
-            exchange.take(rank, message)
-        else:
-            self._early.append((rank, message))
-
-    def _ranks(self) -> range:
-        return range(self._plan.trainers) if self._plan is not None else range(1 << 16)
 
     async def _tell(self, to: int, message: Maxima) -> None:
         await self._messenger.send(trainer_name(to), message)
@@ -325,24 +276,17 @@ async def open_publisher(
 
     Cancellation: what was posted drains (INV-2), the memory is released, then it goes on.
     """
-    failure: Exception | None = None
     wanted = known_codings(codings)
     async with open_shards(fabric, plan, rank, shards) as held:
         sender = SenderCodings(fabric, held, trainer_name(rank), wanted, coding) if wanted else None
-        publisher = WeightPublisher(fabric, messenger, plan, rank, held, scratch_bytes, sender)
+        preparation = Preparation(fabric, plan, rank, held, scratch_bytes)
+        publisher = WeightPublisher(fabric, messenger, rank, held, preparation, sender)
         try:
-            async with anyio.create_task_group() as tasks:
+            async with beside() as tasks:
                 tasks.start_soon(publisher.run)
-                try:
-                    yield publisher
-                except Exception as error:
-                    failure = error  # raised below: a task group would wrap it
-                finally:
-                    tasks.cancel_scope.cancel()
+                yield publisher
         finally:
             with anyio.CancelScope(shield=True):
-                await publisher.close_scratch()
+                await preparation.aclose()
                 if sender is not None:
                     await sender.aclose()
-    if failure is not None:
-        raise failure

@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from asyncfabric import ClosedError, Fabric, FabricError, RemoteProtocolError
+from asyncfabric._groups import beside, unwrapped
 from asyncfabric.weights.coding import Coding
 from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Prepare
 from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, Tell
@@ -21,11 +22,9 @@ from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.catching_up import Fetching, give
 from asyncfabric.weights.update.copies import Copy, open_copies
 from asyncfabric.weights.update.forwarding import Forwarding
-from asyncfabric.weights.update.groups import unwrapped
 from asyncfabric.weights.update.intake import Intake, RowPlaces
 from asyncfabric.weights.update.landing import LANDING_BYTES, Arrivals, LandingMemory, open_landing
 from asyncfabric.weights.update.layout import TensorLayout, layout_of
-from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.messages import (
     Coded,
     Given,
@@ -42,6 +41,7 @@ from asyncfabric.weights.update.paying import known_codings
 from asyncfabric.weights.update.rosters import RosterPlans
 from asyncfabric.weights.update.serving import Serving
 from asyncfabric.weights.update.telling import rows_told
+from asyncfabric.weights.update.words import Words
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
@@ -76,7 +76,7 @@ class WeightReplica(Serving):
         self._arrival: Arrival | None = None
         self._early: list[tuple[str, Opened]] = []
         self._turn = anyio.Lock()
-        self._words: Line[tuple[str, WeightMessage]] = Line()
+        self._words = Words(messenger, f"{name}/{receiver}", self._unsaid)
 
     # ---- messages
 
@@ -85,7 +85,7 @@ class WeightReplica(Serving):
 
         Cancellation: what is under way drains.
         """
-        self._tasks.start_soon(self._speak)
+        self._tasks.start_soon(self._words.run)
         while True:
             try:
                 sender, event = await self._messenger.receive()
@@ -145,7 +145,7 @@ class WeightReplica(Serving):
         for effect in effects:
             match effect:
                 case Tell(message):
-                    self._say(COORDINATOR, message)
+                    self._words.say(COORDINATOR, message)
                 case Open() | Fetch():
                     arrival = self._arrival = Arrival(effect.version)
                     self._tasks.start_soon(self._carry, arrival, effect)
@@ -198,7 +198,7 @@ class WeightReplica(Serving):
                 coded = arrival.coded = await ending.enter_async_context(self._coded(effect.version, copy, intake))
                 for name in intake.names:
                     landing = coded.offer(name) if coded is not None else None
-                    self._say(name, Opened(effect.version, key.to_bytes(), intake.imm(name), landing))
+                    self._words.say(name, Opened(effect.version, key.to_bytes(), intake.imm(name), landing))
                 self._carry_out(self._machine.opened(effect.version))
                 tasks = await ending.enter_async_context(anyio.create_task_group())
                 if coded is not None:
@@ -223,14 +223,14 @@ class WeightReplica(Serving):
         if self._landing is None or self._places is None:
             return nullcontext()
         base = self._copies[self._serving_copy] if self._serving_copy >= 0 else None
-        return self._landing.arrivals(self._fabric, version, base, into, intake, self._places[1], self._say)
+        return self._landing.arrivals(self._fabric, version, base, into, intake, self._places[1], self._words.say)
 
     async def _fetch(self, arrival: Arrival, effect: Fetch, copy: Copy) -> None:
         key = await copy.open()
         try:
             with Fetching(self._fabric, effect.version, effect.source, copy) as fetching:
                 arrival.fetching = fetching
-                self._say(effect.source, Want(effect.version, key.to_bytes(), fetching.imm))
+                self._words.say(effect.source, Want(effect.version, key.to_bytes(), fetching.imm))
                 await fetching.run()
                 copy.version = effect.version
                 self._carry_out(self._machine.fetched(effect.version))
@@ -248,35 +248,25 @@ class WeightReplica(Serving):
     async def _give(self, to: str, want: Want) -> None:
         copy = next((copy for copy in self._copies if copy.version == want.version), None)
         if copy is None or want.version != self._machine.held:
-            self._say(to, Given(want.version, b"", f"{self.name}/{self.receiver} does not hold it"))
+            self._words.say(to, Given(want.version, b"", f"{self.name}/{self.receiver} does not hold it"))
             return
         with copy.lend():
-            self._say(to, await give(self._fabric, copy, want))
+            self._words.say(to, await give(self._fabric, copy, want))
 
     # ---- words
 
     async def _written(self, receiver: str, rows: list[int], sums: list[int]) -> None:
         assert self._arrival is not None
         for message in rows_told(self._arrival.version, rows, sums):
-            self._say(receiver, message)
+            self._words.say(receiver, message)
 
     async def _unreachable(self, receiver: str, error: FabricError) -> None:
         assert self._arrival is not None
-        self._say(COORDINATOR, Unreachable(self._arrival.version, receiver, str(error)[:2000]))
+        self._words.say(COORDINATOR, Unreachable(self._arrival.version, receiver, str(error)[:2000]))
 
-    def _say(self, to: str, message: WeightMessage) -> None:
-        self._words.put_nowait((to, message))
-
-    async def _speak(self) -> None:
-        async for to, message in self._words:
-            try:
-                await self._messenger.send(to, message)
-            except FabricError as error:
-                logger.info(
-                    "%s did not get %s of %s/%d: %s", to, type(message).__name__, self.name, self.receiver, error
-                )
-                if isinstance(message, Want):
-                    self._source_lost(to, str(error))
+    def _unsaid(self, to: str, message: WeightMessage, error: FabricError) -> None:
+        if isinstance(message, Want):
+            self._source_lost(to, str(error))
 
 
 @asynccontextmanager
@@ -306,19 +296,11 @@ async def open_replica(
     if not 0 <= receiver < plan.receivers:
         raise ValueError(f"receiver must be in 0..{plan.receivers - 1}, got {receiver}")
     reads = known_codings(codings) - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
-    failure: Exception | None = None
     async with (
         open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1) as copies,
         open_landing(fabric, reads, landing_bytes) as landing,
-        anyio.create_task_group() as tasks,
+        beside() as tasks,
     ):
         replica = WeightReplica(fabric, messenger, plan, name, receiver, copies, landing, tasks)
         tasks.start_soon(replica.run)
-        try:
-            yield replica
-        except Exception as error:
-            failure = error  # raised below: a task group would wrap it
-        finally:
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield replica

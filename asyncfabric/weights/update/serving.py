@@ -5,12 +5,12 @@ Runs on the event loop's thread. `step_boundary` is the only place where what se
 
 from __future__ import annotations
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric.weights.commit.receiver import Effect, Receiver, State
 from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.notice import Notice
 
 Tensors = dict[str, NDArray[np.uint8]]
 
@@ -24,7 +24,7 @@ class Serving:
         self._machine = Receiver(in_place=len(copies) == 1)
         self._serving = 0
         self._serving_copy = -1
-        self._changed = anyio.Event()
+        self._changed = Notice()
 
     def current_version(self) -> int:
         """Return the version that serves, 0 for none."""
@@ -86,5 +86,4 @@ class Serving:
         raise NotImplementedError
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.tell()

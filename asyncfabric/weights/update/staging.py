@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-import anyio
-
 from asyncfabric import Region
+from asyncfabric.weights.update.notice import Notice
 
 PLACE_ALIGN = 64
 
@@ -28,7 +27,7 @@ class Staging:
         self.region: Region = region
         self.highest_bytes: int = 0
         self._places: deque[tuple[int, int]] = deque()  # (begin, end) in order, none of them empty
-        self._freed = anyio.Event()
+        self._freed = Notice()
 
     @property
     def taken_bytes(self) -> int:
@@ -54,8 +53,7 @@ class Staging:
     def give_back(self) -> None:
         """Give back the place that was taken first."""
         self._places.popleft()
-        self._freed.set()
-        self._freed = anyio.Event()
+        self._freed.tell()
 
     def clear(self) -> None:
         """Give back everything; nothing reads or writes it any more."""

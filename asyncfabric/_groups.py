@@ -1,0 +1,39 @@
+"""Task groups whose failures come out bare: what failed first, not a group around it: callers say what they catch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the first failure of a task group instead of the group; use it around `create_task_group()`."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
+
+
+@asynccontextmanager
+async def beside() -> AsyncIterator[TaskGroup]:
+    """Run tasks beside a block and end them with it; what the block raises comes out as it is.
+
+    Cancellation: the tasks end first.
+    """
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:
+            failure = error  # raised below: the group would wrap it
+        finally:
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

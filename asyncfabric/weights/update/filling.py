@@ -1,0 +1,135 @@
+"""Filling: a unit's boxes converted into the staging memory, hashed, and said as runs to write.
+
+`fill` is for a worker thread and lets go of the GIL; everything else is of the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+import numpy as np
+import xxhash
+
+from asyncfabric import Region
+from asyncfabric.weights.arithmetic import scales_of
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.formats import BLOCK, STORED_AS
+from asyncfabric.weights.update.exchange import Floats
+from asyncfabric.weights.update.program import Box, Unit
+from asyncfabric.weights.update.rows import Bytes
+from asyncfabric.weights.update.shards import Shards
+from asyncfabric.weights.update.staging import PLACE_ALIGN, Staging
+from asyncfabric.weights.update.tiles import convert_into
+
+Runs = tuple[Region, list[Ints], list[Ints]]
+"""Of equal length: where they lie, where they begin there, where they go."""
+
+
+class Filler:
+    """Fills the staging memory of one trainer for one version.
+
+    Attributes:
+        memory: the staging memory, None when nothing is staged.
+        convert_s, checksum_s: seconds spent so far.
+    """
+
+    def __init__(self, shards: Shards, staging: Staging | None) -> None:
+        """Read shards; `staging` is None when nothing is converted."""
+        self.memory: Bytes | None = None if staging is None else np.frombuffer(staging.region.memory, np.uint8)
+        self.convert_s: float = 0.0
+        self.checksum_s: float = 0.0
+        self._shards = shards
+        self._staging = staging
+
+    def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> list[int]:
+        """Convert and stage a unit at `at`; returns the checksum of each box. For a worker thread."""
+        sums = []
+        for box, found in zip(unit.boxes, maxima, strict=True):
+            begin = monotonic()
+            weights: Iterable[Bytes]
+            if box.direct is not None:
+                region, base = self._from_shard(box)
+                weights = box.direct.parts(np.frombuffer(region.memory, np.uint8), base)
+            else:
+                assert self.memory is not None
+                staged = self.memory[at : at + box.weight_bytes]
+                self._stage(box, staged, found)
+                weights = (staged,)
+                at += -(-box.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
+            middle = monotonic()
+            digest = xxhash.xxh3_64()
+            for part in weights:
+                digest.update(part.data)
+            if box.scale_bytes:
+                assert self.memory is not None and found is not None
+                scales = self.memory[at : at + box.scale_bytes]
+                _stage_scales(box, scales, *found)
+                digest.update(scales.data)
+                at += -(-box.scale_bytes // PLACE_ALIGN) * PLACE_ALIGN
+            sums.append(digest.intdigest())
+            self.convert_s += middle - begin
+            self.checksum_s += monotonic() - middle
+        return sums
+
+    def runs(self, unit: Unit, at: int) -> dict[tuple[int, str, int], Runs]:
+        """Return the runs of a unit, by (source region, receiver, bytes of a run)."""
+        found: dict[tuple[int, str, int], Runs] = {}
+
+        def add(region: Region, receiver: str, run_bytes: int, sources: Ints, targets: Ints) -> None:
+            entry = found.setdefault((region.id, receiver, run_bytes), (region, [], []))
+            entry[1].append(sources)
+            entry[2].append(targets)
+
+        for box in unit.boxes:
+            scales_at = at
+            region, base = (None, at) if box.direct is None else self._from_shard(box)
+            if box.direct is None:
+                scales_at += -(-box.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
+            for row in box.rows:
+                shape, size = row.shape, row.run_bytes
+                targets = shape.weights.offsets(size) + row.weights_at
+                if box.direct is not None:
+                    sources = box.direct.offsets(size) + base
+                else:
+                    sources = base + np.arange(len(targets), dtype=np.int64) * size
+                add(region or self._staged, row.receiver, size, sources, targets)
+                if shape.scales is not None:
+                    size = shape.scale_run_bytes
+                    add(
+                        self._staged, row.receiver, size, scales_at + np.arange(shape.scale_runs) * size,
+                        shape.scales.offsets(size) + row.scales_at,
+                    )  # fmt: skip
+            at = scales_at + -(-box.scale_bytes // PLACE_ALIGN) * PLACE_ALIGN
+        return found
+
+    @property
+    def _staged(self) -> Region:
+        assert self._staging is not None
+        return self._staging.region
+
+    def _from_shard(self, box: Box) -> tuple[Region, int]:
+        """Return where a box that is written from its shard begins."""
+        place = self._shards.place(box.parameter)
+        assert place is not None
+        return place[0], place[1] + box.shard_at
+
+    def _stage(self, box: Box, memory: Bytes, found: tuple[Floats, Ints] | None) -> None:
+        source = self._shards.box(box.parameter, box.local_start, box.size)
+        order = box.rows[0].shape.order
+        whole = [dim for dim in range(len(box.size)) if dim not in order] + order  # those of length 1 anywhere
+        out = memory.view(STORED_AS[box.kind.to]).reshape([box.size[dim] for dim in whole])
+        maxima, origin = found if found is not None else (None, box.origin)
+        convert_into(out.transpose(np.argsort(whole)), source, box.kind, maxima, box.start, origin)
+
+
+def _stage_scales(box: Box, memory: Bytes, maxima: Floats, origin: Ints) -> None:
+    """Put the scales that a box writes into memory, in the order in which they lie at the receiver."""
+    shape = box.rows[0].shape
+    first = -(-box.start[-2:] // BLOCK) - origin[-2:] // BLOCK
+    lead = box.start[:-2] - origin[:-2]
+    count = -(-(box.start + np.array(box.size))[-2:] // BLOCK) - -(-box.start[-2:] // BLOCK)
+    begin, size = [*lead.tolist(), *first.tolist()], [*box.size[:-2], *count.tolist()]
+    values = scales_of(maxima[tuple(slice(a, a + b) for a, b in zip(begin, size, strict=True))])
+    whole = [dim for dim in range(len(size)) if dim not in shape.scale_order] + shape.scale_order
+    memory.view("<f4").reshape([size[dim] for dim in whole])[...] = values.transpose(whole)

@@ -1,0 +1,76 @@
+"""What a trainer and a rollout have in common: a fabric, a place in the cluster, and who else is there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+
+import trio
+
+from asyncfabric import Fabric, FabricConfig, open_fabric
+from asyncfabric._control import DirectoryClient, Link
+from asyncfabric.actors import Membership, Node, labels_of, open_node
+from asyncfabric.observe.metrics import FabricCollector
+from asyncfabric_services.fanout.link_post import LinkPost
+from asyncfabric_services.health.view import Row
+from asyncfabric_services.nodes.members import follow
+from asyncfabric_services.nodes.stage import Stage, open_control, open_directory
+
+_ROLES = ("coordinator", "trainer", "rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """One process that weights come from or go to.
+
+    Attributes:
+        stage: the process.
+        fabric: of the weights.
+        link, node: its control plane.
+        directory: where it is registered.
+        membership: who is there.
+        post: messages between participants.
+        nursery: ends with the participant.
+    """
+
+    stage: Stage
+    fabric: Fabric
+    link: Link
+    node: Node
+    directory: DirectoryClient
+    membership: Membership
+    post: LinkPost
+    nursery: trio.Nursery
+
+    async def carry_post(self) -> None:
+        """Carry messages to and from those who are there, once every messenger of this process is open.
+
+        Cancellation: only this ends.
+        """
+        await self.post.run(self.directory, _ROLES)
+
+    def regions(self) -> list[Row]:
+        """Return the registered memory."""
+        return [{"owner": "weights"} | asdict(region) for region in self.fabric.regions()]
+
+
+@asynccontextmanager
+async def open_participant(stage: Stage) -> AsyncIterator[Participant]:
+    """Hold everything open.
+
+    Cancellation: what was posted drains.
+    """
+    config = FabricConfig(rails=tuple(stage.settings.cluster.rails.split(",")))
+    async with (
+        open_fabric(config) as fabric,
+        open_control(stage) as link,
+        open_node(stage.condition.name, link) as node,
+        open_directory(stage, link, labels_of(bytes(fabric.address))) as directory,
+        trio.open_nursery() as nursery,
+    ):
+        FabricCollector(fabric, stage.registry)
+        membership = Membership()
+        nursery.start_soon(follow, directory, membership.apply)
+        yield Participant(stage, fabric, link, node, directory, membership, LinkPost(link), nursery)
+        nursery.cancel_scope.cancel()
