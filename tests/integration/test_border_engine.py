@@ -61,7 +61,7 @@ def run_program(program: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | environment,
-        timeout=PATIENCE_S,
+        timeout=6 * PATIENCE_S,  # Python itself starts in a second or two under ThreadSanitizer
         capture_output=True,
         text=True,
     )
