@@ -18,6 +18,7 @@ import click
 
 from asyncfabric.sim.calibration import Run
 from asyncfabric.sim.labour import Thread
+from asyncfabric.weights.update.program import UNIT_BYTES
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
 from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
@@ -28,8 +29,6 @@ from asyncfabric_services.plan.runs import sent_run_bytes
 from asyncfabric_services.quantities import SizeType
 
 SCRATCH_BYTES = 256 << 20
-UNIT_BYTES = 8 << 20
-"""Of what is written: the unit of `asyncfabric.weights.update`."""
 
 ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
 """Bytes of the shard for each that is written."""

@@ -52,16 +52,19 @@ def test_runs_are_the_elements_in_order(data: Any) -> None:
     found = np.concatenate([memory[at + offset : at + offset + run] for offset in lies.offsets(run).tolist()])
     assert np.array_equal(found, wanted)
     assert np.array_equal(lies.gathered(memory, at), wanted)
-    parts = list(lies.parts(memory, at, data.draw(st.integers(1, 64))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "VIEWED_RUN_BYTES", data.draw(st.sampled_from([1, 1 << 14])))
+        parts = list(lies.parts(memory, at, data.draw(st.integers(1, 64))))
     assert np.array_equal(np.concatenate(parts), wanted)
 
 
 def test_both_ends_count_by_one_rule() -> None:
     """In place where runs are long enough, else in the receiver's runs."""
-    source = Strided((4, 300), (1000, 1), 1)
-    assert written_run_bytes(source, 1200) == 300 and written_run_bytes(source, 300) == 300
+    long = rows_module.DIRECT_RUN_BYTES
+    source = Strided((4, long), (2 * long, 1), 1)
+    assert written_run_bytes(source, 4 * long) == long and written_run_bytes(source, long) == long
     assert written_run_bytes(source, 150) == 150
-    assert written_run_bytes(Strided((4, 255), (1000, 1), 1), 1020) == 1020
+    assert written_run_bytes(Strided((4, long - 1), (2 * long, 1), 1), 4 * (long - 1)) == 4 * (long - 1)
     assert written_run_bytes(None, 64) == 64
 
 

@@ -200,6 +200,9 @@ class Intake:
 
     async def _check_all(self, verified: Callable[[list[int], list[int]], Awaitable[None]]) -> None:
         async for rows, sums in self._line:
+            for more_rows, more_sums in self._line.take_nowait():  # one trip to a thread for all that waits
+                rows.extend(more_rows)
+                sums.extend(more_sums)
             right = await in_thread(self._right, rows, sums)
             good: Columns = ([], [])
             for row, checksum, fine in zip(rows, sums, right, strict=True):

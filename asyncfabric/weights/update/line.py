@@ -38,6 +38,14 @@ class Line(Generic[Item]):
             await self._changed.wait()
         self.put_nowait(item)
 
+    def take_nowait(self) -> list[Item]:
+        """Return everything that is in line now, perhaps nothing."""
+        items = list(self._items)
+        if items:
+            self._items.clear()
+            self._changed.tell()
+        return items
+
     def close(self) -> None:
         """Say that nothing more will come."""
         self._closed = True

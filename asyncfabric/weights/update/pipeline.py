@@ -6,7 +6,7 @@ the staging memory, what is written and not yet ended by that and by a number of
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -26,6 +26,7 @@ from asyncfabric.weights.update.program import Program, Unit
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import Staging
+from asyncfabric.weights.update.telling import Tell, Teller
 from asyncfabric.weights.update.threads import in_thread
 
 PAGES_IN_FLIGHT = 8 * MOST_PAGES
@@ -70,14 +71,14 @@ class Sending:
         staging: Staging | None,
         exchange: Exchange,
         gates: Mapping[str, Gate],
-        written: Callable[[str, list[int], list[int]], Awaitable[None]],
+        written: Tell,
         failed: Callable[[str, FabricError], Awaitable[None]],
         coded: CodedSending | None = None,
     ) -> None:
         """Send to the receivers that have gates, and to those that have lanes in `coded`; others are left out.
 
-        `written` is called with (receiver, rows, checksums) once writes have ended; `failed` once for a receiver that
-        cannot be written to, and the others go on.
+        `written` is called with (receiver, rows, checksums) soon after writes have ended, `failed` once for a receiver
+        that cannot be written to, and the others go on.
         """
         self.stages: Stages = Stages()
         self._fabric = fabric
@@ -85,7 +86,7 @@ class Sending:
         self._filler = Filler(shards, staging)
         self._exchange = exchange
         self._gates = dict(gates)
-        self._written = written
+        self._teller = Teller(written)
         self._failed = failed
         self._coded = coded
         self._pages = 0
@@ -106,6 +107,7 @@ class Sending:
                     tasks.start_soon(self._prepare, program, unit_bytes, ready)
                     tasks.start_soon(self._post_all, ready, posted)
                     tasks.start_soon(self._retire, posted)
+                    tasks.start_soon(self._teller.run)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._drain()
@@ -187,14 +189,11 @@ class Sending:
             if one.unit.staged_bytes:
                 assert self._staging is not None
                 self._staging.give_back()
-            told: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
             for box, checksum in zip(one.unit.boxes, one.sums, strict=True):
                 for row in box.rows:
                     if row.receiver in self._gates:
-                        told[row.receiver][0].append(row.row)
-                        told[row.receiver][1].append(checksum)
-            for receiver, (rows, sums) in told.items():
-                await self._written(receiver, rows, sums)
+                        self._teller.add(row.receiver, row.row, checksum)
+        self._teller.finish()
 
     async def _give_up(self, receiver: str, error: FabricError) -> None:
         if self._gates.pop(receiver, None) is not None:

@@ -19,6 +19,9 @@ from asyncfabric.weights.plan import Kind, Plan
 
 Bytes = NDArray[np.uint8]
 
+VIEWED_RUN_BYTES = 16 << 10
+"""Runs from here on are looked at where they lie; a call is nothing beside them."""
+
 
 class Strided:
     """A box of elements somewhere in memory: sizes and byte strides, outermost first as they lie at the receiver.
@@ -82,13 +85,17 @@ class Strided:
         )
 
     def parts(self, memory: Bytes, offset: int, most_bytes: int = 1 << 18) -> Iterator[Bytes]:
-        """Yield the bytes in order: a view when they lie in one run, else copies of about `most_bytes`.
+        """Yield the bytes in order: views of long runs, copies of about `most_bytes` of short ones.
 
         Small copies stay in the cache and are no memory to speak of.
         """
         run, nbytes = self.run_bytes, self.nbytes
         if run == nbytes:
             yield memory[offset : offset + nbytes]
+            return
+        if run >= VIEWED_RUN_BYTES:
+            for begin in self.offsets(run).tolist():
+                yield memory[offset + begin : offset + begin + run]
             return
         keep = self._outside(run)
         sizes, strides = self.sizes[:keep], self.strides[:keep]
@@ -155,8 +162,8 @@ def _strided(size: Ints, stride: Ints, order: list[int], item: int) -> Strided:
     return Strided(tuple(int(size[dim]) for dim in order), tuple(int(stride[dim]) for dim in order), item)
 
 
-DIRECT_RUN_BYTES = 256
-"""Shorter runs are put in order before they are written; from here on writing them from where they lie is cheaper."""
+DIRECT_RUN_BYTES = 32 << 10
+"""Shorter runs are put in order before they are written: they are read once, and hashed and written from the cache."""
 
 
 def written_run_bytes(source: Strided | None, target_run_bytes: int) -> int:

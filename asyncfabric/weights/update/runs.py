@@ -13,7 +13,7 @@ from asyncfabric.weights.boxes import Ints
 MOST_PAGES = 32768
 """Pages of one call."""
 
-LONG_RUN_BYTES = 1 << 20
+LONG_RUN_BYTES = 8 << 20
 """Runs from here on are written one by one: a call is nothing beside them, and rails may split them."""
 
 

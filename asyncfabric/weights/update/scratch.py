@@ -68,7 +68,7 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int) -> 
         return
     everything = sum(box.staged_bytes for box in program.boxes)
     unit = max(program.largest_staged, min(UNIT_BYTES, room // UNITS_STAGED))
-    length = max(program.largest_staged, min(room, everything, 16 * unit))
+    length = max(program.largest_staged, min(room, everything, UNITS_STAGED * unit))
     region = await fabric.allocate(-(-length // PLACE_ALIGN) * PLACE_ALIGN, access="local")
     try:
         yield Scratch(Staging(region), unit, reserve)
