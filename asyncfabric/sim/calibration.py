@@ -17,10 +17,9 @@ import numpy as np
 from asyncfabric.sim.assumptions import Assumptions
 from asyncfabric.sim.costs import COSTS, HostCosts, Hosts
 from asyncfabric.sim.fanout import predict
-from asyncfabric.sim.labour import THREADS, Labour, Thread, labour_of
+from asyncfabric.sim.labour import THREADS, Labour, SentRuns, Thread, labour_of
 from asyncfabric.sim.nonnegative import nonnegative_least_squares
 from asyncfabric.sim.workload import workload_of
-from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.plan import Plan
 
 STEPS = 200
@@ -34,7 +33,7 @@ class Run:
     Attributes:
         label: what people call it.
         plan: with its replicas.
-        run_bytes: (pieces,): bytes of one write as senders carry it out.
+        sent: as senders carry its pieces out.
         unit_bytes: of shards, that go through a trainer's stages together.
         cores: that nobody else used meanwhile.
         seconds: measured wall time.
@@ -43,7 +42,7 @@ class Run:
 
     label: str
     plan: Plan
-    run_bytes: Ints
+    sent: SentRuns
     unit_bytes: int
     cores: float
     seconds: float = 0.0
@@ -60,7 +59,7 @@ class Run:
     @cached_property
     def labour(self) -> Labour:
         """Return how much of everything it does."""
-        return labour_of(self.plan, workload_of(self.plan, self.assumed(1.0)), self.run_bytes)
+        return labour_of(self.plan, workload_of(self.plan, self.assumed(1.0)), self.sent)
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -161,7 +160,7 @@ def expect(run: Run, costs: HostCosts, wait_s: float = 0.0) -> float:
     """Return the seconds that a run would take, simulated with cores as the only resource."""
     hosts = Hosts(costs=costs, cores=run.cores)
     floor_s = run.labour.total_s(costs) / run.cores
-    return predict(run.plan, run.assumed(floor_s), hosts, run.run_bytes).predicted_s + wait_s
+    return predict(run.plan, run.assumed(floor_s), hosts, run.sent).predicted_s + wait_s
 
 
 def judge(calibration: Calibration, runs: Sequence[Run], *, fitted: bool) -> tuple[Judged, ...]:

@@ -18,7 +18,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         write_us: of a sender's engine, for each write: one run that is contiguous at both ends.
         receive_s_per_gb: of a receiver's engine, for a byte that arrives; 0 where writes need nobody there.
         checksum_s_per_gb: for a byte that is hashed, once at the sender and once at each receiver.
-        gather_s_per_gb: for a byte that lies in short runs and is brought together to be hashed.
+        gather_s_per_gb: for a byte that lies in short runs and is put in order before it is hashed and written.
         cast_s_per_gb, fp8_s_per_gb: for a byte written that was cast, or quantised in blocks.
         unit_ms: of a trainer's event loop, for each unit of boxes.
         message_ms, told_ms: of the sender's and of the receiver's event loop, for telling one receiver of one unit.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from asyncfabric.sim.assumptions import Assumptions
 from asyncfabric.sim.clock import VirtualClock
 from asyncfabric.sim.costs import Hosts
-from asyncfabric.sim.labour import labour_of
+from asyncfabric.sim.labour import SentRuns, labour_of
 from asyncfabric.sim.prediction import Lane, Prediction
 from asyncfabric.sim.processor import Processor
 from asyncfabric.sim.rails import share
@@ -28,7 +28,7 @@ DONE = 1.0
 
 
 def predict(
-    plan: Plan, assumed: Assumptions | None = None, hosts: Hosts | None = None, run_bytes: Ints | None = None
+    plan: Plan, assumed: Assumptions | None = None, hosts: Hosts | None = None, sent: SentRuns | None = None
 ) -> Prediction:
     """Return what an update by this plan would take.
 
@@ -36,7 +36,7 @@ def predict(
         plan: with its replicas.
         assumed: what is taken for granted.
         hosts: whose cores the code needs, at which cost; None: everything is done by devices.
-        run_bytes: bytes of one write of each piece as senders carry it out, for the cost of a write on hosts.
+        sent: as senders carry the pieces out, for what that costs on hosts.
 
     Raises:
         ValueError: the plan has no replica.
@@ -46,7 +46,7 @@ def predict(
     work = workload_of(plan, assumed)
     processor = None
     if hosts is not None:
-        processor = Processor(hosts, work, labour_of(plan, work, run_bytes), assumed.step_s)
+        processor = Processor(hosts, work, labour_of(plan, work, sent), assumed.step_s)
     clock = VirtualClock(assumed.step_s)
     trainers, receivers = _Trainers(work, assumed, processor), _Receivers(work, assumed, processor)
     history: list[list[NDArray[np.float32]]] = []

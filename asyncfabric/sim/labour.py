@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncfabric.sim.costs import COSTS, HostCosts
 from asyncfabric.sim.workload import Floats, Workload
@@ -24,6 +25,19 @@ THREADS: tuple[Thread, ...] = ("trainer loop", "trainer engine", "trainer work",
                                "receiver work", "coordinator")  # fmt: skip
 
 GB, US, MS = 1e-9, 1e-6, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class SentRuns:
+    """How senders carry pieces out, where that is not in the runs of the plan.
+
+    Attributes:
+        run_bytes: (pieces,): of one write.
+        gathered: (pieces,): whether what is not converted is put in order before it is hashed and written.
+    """
+
+    run_bytes: Ints
+    gathered: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +60,18 @@ class Labour:
         return max(float(self.seconds(thread, costs).max(initial=0.0)) for thread in ranks)
 
 
-def labour_of(plan: Plan, work: Workload, run_bytes: Ints | None = None) -> Labour:
+def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None) -> Labour:
     """Return the labour of a plan.
 
     Args:
         plan: with its replicas.
         work: of that plan: its units are those that event loops handle.
-        run_bytes: (pieces,): bytes of one write of each piece as senders carry it out; the plan's own runs if None.
+        sent: as senders carry the pieces out; None: in the plan's own runs, from where they lie.
     """
     receivers = len(work.fed)
     counts = {thread: np.zeros((_ranks(thread, plan, receivers), len(COSTS))) for thread in THREADS}
-    runs = plan.pieces.run_bytes if run_bytes is None else run_bytes
+    runs = plan.pieces.run_bytes if sent is None else sent.run_bytes
+    gathered = np.zeros(len(runs), bool) if sent is None else sent.gathered
     weights = plan.pieces.run_bytes * plan.pieces.runs
     writes = weights // np.maximum(runs, 1) + plan.pieces.scale_runs
     form = np.zeros(len(plan.pieces), np.int64)
@@ -73,7 +88,7 @@ def labour_of(plan: Plan, work: Workload, run_bytes: Ints | None = None) -> Labo
         per_trainer["written"][rank] = plan.piece_bytes[batch.piece].sum()
         per_trainer["writes"][rank] = writes[batch.piece].sum()
         per_trainer["hashed"][rank] = size.sum()
-        per_trainer["gathered"][rank] = size[(form[once] == 0) & (runs[once] < weights[once])].sum()
+        per_trainer["gathered"][rank] = size[(form[once] == 0) & gathered[once]].sum()
         per_trainer["cast"][rank] = size[form[once] == 1].sum()
         per_trainer["fp8"][rank] = size[form[once] == 2].sum()
     put("trainer engine", "write_s_per_gb", GB, per_trainer["written"])

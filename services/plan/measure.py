@@ -25,7 +25,7 @@ from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
 from asyncfabric_services.bench.weights_workload import FORMS, plan_of
 from asyncfabric_services.bench.write_run import run_write
 from asyncfabric_services.exits import CheckFailed, EnvironmentUnfit
-from asyncfabric_services.plan.runs import sent_run_bytes
+from asyncfabric_services.plan.runs import sent_runs
 from asyncfabric_services.quantities import SizeType
 
 SCRATCH_BYTES = 256 << 20
@@ -95,7 +95,7 @@ def measure(text: str, options: Options) -> Run:
             others += busy_after - busy - sum(spent[-1].values())
     free = max(0.1, cores - max(0.0, others) / between)
     means = {name: fmean(each[name] for each in spent) for name in spent[0]}
-    return Run(text, plan, sent_run_bytes(plan), UNIT_BYTES * ITEMS[shape.form], free, fmean(seconds), means)
+    return Run(text, plan, sent_runs(plan), UNIT_BYTES * ITEMS[shape.form], free, fmean(seconds), means)
 
 
 def threads(scene: WeightsScene) -> dict[Thread, float]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncfabric.sim.labour import SentRuns
 from asyncfabric.weights import Plan
-from asyncfabric.weights.boxes import Ints
-from asyncfabric.weights.update.rows import PieceShape, in_shard, written_run_bytes
+from asyncfabric.weights.update.rows import PieceShape, in_shard, is_direct, written_run_bytes
 
 
-def sent_run_bytes(plan: Plan) -> Ints:
-    """Return (pieces,): bytes of one write of each piece, by the rule of both ends."""
-    found = plan.pieces.run_bytes.copy()
+def sent_runs(plan: Plan) -> SentRuns:
+    """Return the bytes of one write of each piece, by the rule of both ends, and what is put in order for it."""
+    written = plan.pieces.run_bytes.copy()
+    gathered = np.zeros(len(written), bool)
     for kind in plan.kinds:
         if kind.block or kind.dtype != kind.to:
             continue
         for piece in range(kind.first, kind.first + kind.count):
             shape = PieceShape(plan.pieces, piece, kind.to)
             rank = plan.groups[int(plan.piece_group[piece])][0]
-            found[piece] = written_run_bytes(in_shard(plan, kind, rank, piece, shape.order), shape.run_bytes)
-    return np.asarray(found)
+            lies = in_shard(plan, kind, rank, piece, shape.order)
+            written[piece] = written_run_bytes(lies, shape.run_bytes)
+            gathered[piece] = not is_direct(lies, int(written[piece]))
+    return SentRuns(written, gathered)

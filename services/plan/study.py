@@ -22,7 +22,7 @@ from asyncfabric.weights.planner import plan_weights
 from asyncfabric.weights.relay import Rates
 from asyncfabric_services.plan.calibrated import calibration_summary
 from asyncfabric_services.plan.layout import Cluster
-from asyncfabric_services.plan.runs import sent_run_bytes
+from asyncfabric_services.plan.runs import sent_runs
 
 STEPS = 500
 """Steps of a prediction whose threads are busier than its rails, about."""
@@ -107,9 +107,9 @@ def study(
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if calibrated is None:
         return Study(card, cluster, plan, predict(plan, assumed), took, took_cpu, peak)
-    runs = sent_run_bytes(plan)
-    slowest_s = labour_of(plan, workload_of(plan, assumed), runs).longest_s(calibrated.hosts.costs)
+    sent = sent_runs(plan)
+    slowest_s = labour_of(plan, workload_of(plan, assumed), sent).longest_s(calibrated.hosts.costs)
     step_s = max(assumed.step_s, slowest_s / max(1.0, calibrated.hosts.cores) / STEPS)
     assumed = msgspec.structs.replace(assumed, step_s=step_s)
-    found = predict(plan, assumed, calibrated.hosts, runs)
+    found = predict(plan, assumed, calibrated.hosts, sent)
     return Study(card, cluster, plan, found, took, took_cpu, peak, calibrated)

@@ -16,7 +16,7 @@ from asyncfabric.sim.costs import COSTS
 from asyncfabric.sim.nonnegative import nonnegative_least_squares
 from asyncfabric.sim.processor import grant
 from asyncfabric_services.bench.weights_workload import plan_of
-from asyncfabric_services.plan.runs import sent_run_bytes
+from asyncfabric_services.plan.runs import sent_runs
 
 SHAPES = (
     (2, 2, 8, 256, "copy"), (2, 1, 4, 512, "copy"), (4, 2, 4, 512, "copy"), (2, 2, 4, 256, "cast"),
@@ -33,7 +33,7 @@ KNOWN = {
 @cache
 def shape(trainers: int, receivers: int, matrices: int, side: int, form: str) -> Run:
     plan = plan_of(trainers, receivers, 1, matrices, side, form)
-    return Run(f"{trainers}:{receivers}:{form}", plan, sent_run_bytes(plan), 1 << 18, cores=2.0)
+    return Run(f"{trainers}:{receivers}:{form}", plan, sent_runs(plan), 1 << 18, cores=2.0)
 
 
 def made(costs: HostCosts, wait_s: float | None = None, noise: float = 0.0, seed: int = 0) -> list[Run]:
