@@ -86,28 +86,14 @@ def test_a_receiver_dies_while_a_trainer_waits_for_its_slots(tmp_path: Path, rel
             await begun(scene)
             scene.change(1)  # every element: rows go as they are, and fill more slots than there are
             name = next(one for one, replica in scene.replicas.items() if replica.tensors() and one.endswith("/1"))
-            victim = scene.replicas.pop(name)
-            hand_over = victim._hand_over
-
-            def die(sender: str, message: Any) -> None:
-                if isinstance(message, Coded):
-                    victim._hand_over = lambda *_: None  # type: ignore[method-assign]
-                    scene.post.close(name, "killed")
-                    return
-                hand_over(sender, message)
-
-            victim._hand_over = die  # type: ignore[method-assign]
+            scene.kill_at(name, Coded)
             if relay is None:
-                await scene.update(2)
-                await scene.flip(2)
-                scene.check(2)
+                await scene.bring(2)
             else:
                 with pytest.raises(af.BrokenError, match="killed"):
                     await scene.update(2)
                 assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-            await scene.update(3)
-            await scene.flip(3)
-            scene.check(3)
+            await scene.bring(3)
 
     run(body)
 
@@ -136,9 +122,7 @@ def test_a_receiver_dies_before_the_first_coded_row(tmp_path: Path) -> None:
                     return await begin(*arguments)
 
                 codings.begin = late  # type: ignore[method-assign]
-            await scene.update(2)
-            await scene.flip(2)
-            scene.check(2)
+            await scene.bring(2)
 
     run(body)
 

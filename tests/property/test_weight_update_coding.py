@@ -180,9 +180,7 @@ def test_a_receiver_that_wants_none_and_one_with_little_room_get_plain_bytes(tmp
             reads=lambda name: offers.get(name, {}),
         ) as scene:  # fmt: skip
             for version in (1, 2):
-                report = await scene.update(version)
-                await scene.flip(version)
-                scene.check(version)
+                report = await scene.bring(version)
                 scene.nudge(version)
             assert used(report) == {"a/1": {"delta"}, "b/0": {"delta"}, "b/1": {"full"}}
             little = [one for one in report.codings if one.receiver == "b/1"]

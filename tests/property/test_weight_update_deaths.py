@@ -23,21 +23,8 @@ def test_a_receiver_dies_while_it_is_written_to(tmp_path: Path, relay: Relay | N
 
     async def body() -> None:
         async with open_scene(small_plan(relay=relay), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            before = scene.expected()
-            scene.change(1)
-            victim = scene.replicas.pop(name)
-            hand_over = victim._hand_over
-
-            def die(sender: str, message: Any) -> None:
-                if isinstance(message, Written):
-                    victim._hand_over = lambda *_: None  # type: ignore[method-assign]
-                    scene.post.close(name, "killed")
-                    return
-                hand_over(sender, message)
-
-            victim._hand_over = die  # type: ignore[method-assign]
+            before = await scene.begin()
+            scene.kill_at(name, Written)
             if relay is None:
                 report = await scene.update(2)
                 assert set(report.receivers) > set(scene.replicas)
@@ -48,9 +35,7 @@ def test_a_receiver_dies_while_it_is_written_to(tmp_path: Path, relay: Relay | N
                     await scene.update(2)
                 assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
                 scene.check(1, before)
-            await scene.update(3)  # a replica is not whole any more: nobody forwards
-            await scene.flip(3)
-            scene.check(3)
+            await scene.bring(3)  # a replica is not whole any more: nobody forwards
 
     run(body)
 
@@ -58,10 +43,7 @@ def test_a_receiver_dies_while_it_is_written_to(tmp_path: Path, relay: Relay | N
 def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            before = scene.expected()
-            scene.change(1)
+            before = await scene.begin()
             victim, dead = scene.publishers[1], anyio.Event()
 
             async def die(receiver: str, rows: list[int], sums: list[int]) -> None:

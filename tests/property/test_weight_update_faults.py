@@ -27,10 +27,7 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
 
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            before = scene.expected()
-            scene.change(1)
+            before = await scene.begin()
             victim = scene.replicas["b/1"]
             right = Intake._right
 
@@ -49,9 +46,7 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
             for replica in scene.replicas.values():
                 assert replica.step_boundary() == 1
             scene.check(1, before)
-            await scene.update(3)
-            await scene.flip(3)
-            scene.check(3)
+            await scene.bring(3)
 
     run(body)
 
@@ -61,10 +56,7 @@ def test_a_full_disk_under_the_log_leaves_the_old_version_serving(
 ) -> None:
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            before = scene.expected()
-            scene.change(1)
+            before = await scene.begin()
             pwrite, calls = os.pwrite, []
 
             def full(file: int, data: bytes, offset: int) -> int:
@@ -81,9 +73,7 @@ def test_a_full_disk_under_the_log_leaves_the_old_version_serving(
             for replica in scene.replicas.values():
                 assert replica.step_boundary() == 1
             scene.check(1, before)
-            await scene.update(3)
-            await scene.flip(3)
-            scene.check(3)
+            await scene.bring(3)
 
     run(body)
 
@@ -180,9 +170,7 @@ def test_a_late_joiner_fetches_and_takes_part_in_the_next_update(tmp_path: Path,
                 scene.post.close("late/0")
                 scene.post.close("late/1")
             scene.change(2)
-            await scene.update(3)
-            await scene.flip(3)
-            scene.check(3)
+            await scene.bring(3)
 
     run(body)
 
@@ -275,10 +263,7 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
 
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            before = scene.expected()
-            scene.change(1)
+            before = await scene.begin()
             version, seen = 1, set()
             for steps in (0, 1, 3, 10, 30, 100, 300):
                 version += 1
@@ -335,8 +320,6 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                 scene.change(1)
             assert False in seen
             version += 1
-            await scene.update(version)
-            await scene.flip(version)
-            scene.check(version)
+            await scene.bring(version)
 
     run(body)

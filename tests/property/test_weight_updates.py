@@ -30,9 +30,7 @@ def updated(case: Case, relay: Relay, chunk_bytes: int, rail: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with open_scene(plan, case.shard, Path(folder) / "log", rail=rail) as scene:
                 for version in (1, 2):
-                    await scene.update(version)
-                    await scene.flip(version)
-                    scene.check(version)
+                    await scene.bring(version)
                     scene.change(version)
 
     run(body)

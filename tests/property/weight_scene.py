@@ -81,6 +81,35 @@ class Scene:
         assert not failures, failures
         return report
 
+    async def bring(self, version: int) -> UpdateReport:
+        """Update, let it serve everywhere, and check it."""
+        report = await self.update(version)
+        await self.flip(version)
+        self.check(version)
+        return report
+
+    async def begin(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Let version 1 serve and take other weights; return what serves."""
+        await self.update(1)
+        await self.flip(1)
+        before = self.expected()
+        self.change(1)
+        return before
+
+    def kill_at(self, name: str, word: type) -> None:
+        """Let a receiver die when it hears such a word for the first time; it is none of `replicas` any more."""
+        victim = self.replicas.pop(name)
+        hand_over = victim._hand_over
+
+        def die(sender: str, message: Any) -> None:
+            if isinstance(message, word):
+                victim._hand_over = lambda *_: None  # type: ignore[method-assign]
+                self.post.close(name, "killed")
+                return
+            hand_over(sender, message)
+
+        victim._hand_over = die  # type: ignore[method-assign]
+
     async def flip(self, version: int) -> None:
         """Let a version serve everywhere."""
         for replica in self.replicas.values():
