@@ -277,20 +277,8 @@ class WeightCoordinator:
 
     def _settle(self) -> None:
         """Note how far the open update is, and wake who waits for its end."""
-        update = self._update
-        if update is None or update.done.is_set() or self._machine.begun < update.version:
-            return
-        phase = self._machine.phase
-        if phase in (Phase.WRITING, Phase.DECIDING):
-            update.mark("ready")
-        if update.wrote >= set(self._trainers):
-            update.mark("wrote")
-        if phase is Phase.DECIDING:
-            update.mark("verified")
-        if phase is Phase.IDLE:
-            update.mark("end")
-            update.failure = "" if self._machine.committed == update.version else self._machine.failure
-            update.done.set()
+        if self._update is not None:
+            self._update.follow(self._machine, self._trainers)
             self._changed.tell()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic
 
 import anyio
 
+from asyncfabric.weights.commit.coordinator import Coordinator, Phase
 from asyncfabric.weights.update.reports import CodingReport, UpdateReport
 
 
@@ -34,6 +36,22 @@ class Progress:
     def mark(self, what: str) -> None:
         """Note when something happened first."""
         self.marks.setdefault(what, monotonic())
+
+    def follow(self, machine: Coordinator, trainers: Iterable[str]) -> None:
+        """Note how far the machine is with it; `done` is set when it is idle again."""
+        if self.done.is_set() or machine.begun < self.version:
+            return
+        phase = machine.phase
+        if phase in (Phase.WRITING, Phase.DECIDING):
+            self.mark("ready")
+        if self.wrote >= set(trainers):
+            self.mark("wrote")
+        if phase is Phase.DECIDING:
+            self.mark("verified")
+        if phase is Phase.IDLE:
+            self.mark("end")
+            self.failure = "" if machine.committed == self.version else machine.failure
+            self.done.set()
 
     def report(self) -> UpdateReport:
         """Return the report of an update that was decided."""

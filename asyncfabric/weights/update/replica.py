@@ -169,12 +169,6 @@ class WeightReplica(Serving):
                     logger.warning("%s: %s", what, error)
                     self._give_up(str(error), arrival)
 
-    async def _free_copy(self) -> Copy:
-        """Return the copy that does not serve; in place that is once the engine has stopped at a boundary."""
-        while self._serving_copy >= 0 and len(self._copies) == 1:
-            await self._changed.wait()
-        return next(copy for number, copy in enumerate(self._copies) if number != self._serving_copy)
-
     async def _receive(self, arrival: Arrival, effect: Open, copy: Copy) -> None:
         plan = self._plan
         if plan is None or self._plan_version != effect.version or effect.manifest != self._plans.geometry:

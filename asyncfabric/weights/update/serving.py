@@ -73,6 +73,12 @@ class Serving:
         while self._machine.held < version:
             await self._changed.wait()
 
+    async def _free_copy(self) -> Copy:
+        """Return the copy that does not serve; in place that is once the engine has stopped at a boundary."""
+        while self._serving_copy >= 0 and len(self._copies) == 1:
+            await self._changed.wait()
+        return next(copy for number, copy in enumerate(self._copies) if number != self._serving_copy)
+
     async def wait_changed(self) -> None:
         """Return when a `step_boundary()` is waited for.
 
