@@ -45,7 +45,7 @@ def print_table(summary: Closing, title: str, caption: str | None, rows: Mapping
         console.print(error, style="red", highlight=False, markup=False)
 
 
-def wide_console() -> Console:
-    """Return a console on standard output, of WIDTH columns where that is no terminal."""
+def wide_console(columns: int = WIDTH) -> Console:
+    """Return a console on standard output, so many columns wide where that is no terminal."""
     console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
+    return console if console.is_terminal else Console(width=columns)

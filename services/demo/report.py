@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from statistics import median, quantiles
 
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from asyncfabric_services.closing import wide_console
 from asyncfabric_services.demo.overlap import Figures
 from asyncfabric_services.demo.protocol import Hello, Job, Progress, Settings
 
@@ -106,9 +106,7 @@ class TableView:
     def __init__(self, jobs: Sequence[Job], settings: Settings) -> None:
         """Start drawing."""
         self.model = ""
-        self._console = Console()
-        if not self._console.is_terminal:
-            self._console = Console(width=PIPED_WIDTH)
+        self._console = wide_console(PIPED_WIDTH)
         self._begin = time.monotonic()
         self._settings = settings
         self._jobs = len(jobs)

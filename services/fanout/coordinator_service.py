@@ -20,6 +20,7 @@ from asyncfabric_services.fanout.link_post import LinkMessenger, LinkPost
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, Rows, View
+from asyncfabric_services.interruption import first_failure
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.server import StartError
@@ -140,8 +141,4 @@ async def serve(settings: Settings, announce: Announce) -> None:
     try:
         await serve_process(settings, "coordinator", open_service, announce)
     except* FabricError as group:
-        raise StartError(f"the coordinator ended: {_first(group)}") from group
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+        raise StartError(f"the coordinator ended: {first_failure(group)}") from group

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncfabric_services.closing import wide_console
+
 Told = Mapping[str, Any]
 Column = tuple[str, Callable[[Told], str]]
 PIPE_WIDTH = 180  # of a table that goes into a file or a pipe
@@ -97,5 +99,4 @@ def table_of(columns: Sequence[Column], rows: Sequence[Told]) -> Table:
 
 def console() -> Console:
     """Return where tables are printed: standard output as it is now."""
-    found = Console()
-    return found if found.is_terminal else Console(width=PIPE_WIDTH)
+    return wide_console(PIPE_WIDTH)

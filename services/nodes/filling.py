@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import trio
 
 from asyncfabric import FabricAddress, PeerError
+from asyncfabric._groups import beside
 from asyncfabric.actors import Membership
 from asyncfabric.kv import KvInbox, KvLease, KvRequest
 from asyncfabric_services.nodes.members import until_gone
@@ -44,21 +44,15 @@ async def fill(
 
 
 async def _wait(asked: KvRequest, source: Source, membership: Membership) -> None:
-    arrived, failure = False, None
-    async with trio.open_nursery() as nursery:
+    arrived = False
+    async with beside() as tasks:
 
         async def end_when_gone() -> None:
             await until_gone(membership, source.address)
-            nursery.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
-        nursery.start_soon(end_when_gone)
-        try:
-            await asked.wait()
-            arrived = True
-        except Exception as error:
-            failure = error  # raised below: a nursery would wrap it
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        tasks.start_soon(end_when_gone)
+        await asked.wait()
+        arrived = True
     if not arrived:
         raise PeerError("it is not in the cluster any more", remedy="see its log; is the process stopped?")

@@ -15,7 +15,6 @@ from asyncfabric.weights.update.lane import Lane
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.rows import Bytes
 from asyncfabric.weights.update.shards import Shards
-from asyncfabric.weights.update.staging import PLACE_ALIGN
 from asyncfabric.weights.update.threads import in_thread
 
 Forms = dict[Coding, tuple[Coding, "Bytes | bytes"]]
@@ -98,14 +97,13 @@ class CodedSending:
     def _sent_bytes(self, box: Box, staged: Bytes | None, at: int) -> Bytes:
         """Return the bytes of a box as they are hashed: weights in the receiver's order, then scales."""
         if box.direct is not None:
-            place = self._shards.place(box.parameter)
-            assert place is not None
-            weights = box.direct.gathered(np.frombuffer(place[0].memory, np.uint8), place[1] + box.shard_at)
+            region, base = box.source(self._shards)
+            weights = box.direct.gathered(np.frombuffer(region.memory, np.uint8), base)
         else:
             assert staged is not None
             weights = staged[at : at + box.weight_bytes]
-            at += -(-box.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
         if not box.scale_bytes:
             return weights
         assert staged is not None
+        at += box.scales_staged_at
         return np.concatenate([weights, staged[at : at + box.scale_bytes]])

@@ -19,7 +19,7 @@ from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.rows import Bytes
 from asyncfabric.weights.update.shards import Shards
-from asyncfabric.weights.update.staging import PLACE_ALIGN, Staging
+from asyncfabric.weights.update.staging import Staging
 from asyncfabric.weights.update.tiles import convert_into
 
 Runs = tuple[Region, list[Ints], list[Ints]]
@@ -49,24 +49,24 @@ class Filler:
             begin = monotonic()
             weights: Iterable[Bytes]
             if box.direct is not None:
-                region, base = self._from_shard(box)
+                region, base = box.source(self._shards)
                 weights = box.direct.parts(np.frombuffer(region.memory, np.uint8), base)
             else:
                 assert self.memory is not None
                 staged = self.memory[at : at + box.weight_bytes]
                 self._stage(box, staged, found)
                 weights = (staged,)
-                at += -(-box.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
             middle = monotonic()
             digest = xxhash.xxh3_64()
             for part in weights:
                 digest.update(part.data)
             if box.scale_bytes:
                 assert self.memory is not None and found is not None
-                scales = self.memory[at : at + box.scale_bytes]
+                scales_at = at + box.scales_staged_at
+                scales = self.memory[scales_at : scales_at + box.scale_bytes]
                 _stage_scales(box, scales, *found)
                 digest.update(scales.data)
-                at += -(-box.scale_bytes // PLACE_ALIGN) * PLACE_ALIGN
+            at += box.staged_bytes
             sums.append(digest.intdigest())
             self.convert_s += middle - begin
             self.checksum_s += monotonic() - middle
@@ -82,10 +82,8 @@ class Filler:
             entry[2].append(targets)
 
         for box in unit.boxes:
-            scales_at = at
-            region, base = (None, at) if box.direct is None else self._from_shard(box)
-            if box.direct is None:
-                scales_at += -(-box.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
+            scales_at = at + box.scales_staged_at
+            region, base = (None, at) if box.direct is None else box.source(self._shards)
             for row in box.rows:
                 shape, size = row.shape, row.run_bytes
                 targets = shape.weights.offsets(size) + row.weights_at
@@ -100,19 +98,13 @@ class Filler:
                         self._staged, row.receiver, size, scales_at + np.arange(shape.scale_runs) * size,
                         shape.scales.offsets(size) + row.scales_at,
                     )  # fmt: skip
-            at = scales_at + -(-box.scale_bytes // PLACE_ALIGN) * PLACE_ALIGN
+            at += box.staged_bytes
         return found
 
     @property
     def _staged(self) -> Region:
         assert self._staging is not None
         return self._staging.region
-
-    def _from_shard(self, box: Box) -> tuple[Region, int]:
-        """Return where a box that is written from its shard begins."""
-        place = self._shards.place(box.parameter)
-        assert place is not None
-        return place[0], place[1] + box.shard_at
 
     def _stage(self, box: Box, memory: Bytes, found: tuple[Floats, Ints] | None) -> None:
         source = self._shards.box(box.parameter, box.local_start, box.size)

@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from asyncfabric import Region
 from asyncfabric.weights.batch import Batch, sent_by
 from asyncfabric.weights.formats import STORED_AS
 from asyncfabric.weights.plan import Kind, Plan
@@ -19,7 +20,7 @@ from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.messenger import receiver_name
 from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, is_direct, written_run_bytes
 from asyncfabric.weights.update.shards import Shards
-from asyncfabric.weights.update.staging import PLACE_ALIGN
+from asyncfabric.weights.update.staging import padded
 
 UNIT_BYTES = 16 << 20
 """Boxes go through the pipeline together up to about this many bytes: what one trip to a thread is worth."""
@@ -79,18 +80,23 @@ class Box:
         return 0 if scales is None else scales.nbytes
 
     @property
-    def staged_bytes(self) -> int:
-        """What it takes of the staging memory: weights unless they are written from the shard, then scales."""
-        weights = 0 if self.direct is not None else -(-self.weight_bytes // PLACE_ALIGN) * PLACE_ALIGN
-        return weights + -(-self.scale_bytes // PLACE_ALIGN) * PLACE_ALIGN
+    def scales_staged_at(self) -> int:
+        """Where the scales begin in its place in the staging memory: behind the weights, unless those are not there."""
+        return 0 if self.direct is not None else padded(self.weight_bytes)
 
     @property
-    def shard_at(self) -> int:
-        """Byte of the shard at which it begins, when it is written from there."""
-        at, step = 0, STORED_AS[self.kind.dtype].itemsize
+    def staged_bytes(self) -> int:
+        """What it takes of the staging memory: weights unless they are written from the shard, then scales."""
+        return self.scales_staged_at + padded(self.scale_bytes)
+
+    def source(self, shards: Shards) -> tuple[Region, int]:
+        """Return where it begins, when it is written from the shard: the region, and a byte of it."""
+        place = shards.place(self.parameter)
+        assert place is not None
+        at, step = place[1], STORED_AS[self.kind.dtype].itemsize
         for begin, length in zip(reversed(self.local_start), reversed(self.shard_shape), strict=True):
             at, step = at + begin * step, step * length
-        return at
+        return place[0], at
 
     @property
     def local_start(self) -> tuple[int, ...]:

@@ -11,14 +11,14 @@ import anyio
 from asyncfabric import Fabric
 from asyncfabric.weights.update.pipeline import PAGES_IN_FLIGHT
 from asyncfabric.weights.update.program import UNIT_BYTES, Program
-from asyncfabric.weights.update.staging import PLACE_ALIGN, Staging
+from asyncfabric.weights.update.staging import Staging, padded
 from asyncfabric.weights.update.tiles import TILE_BYTES
 
 PAGE_ENTRY_BYTES = 32
 """Of a page that is posted: source and target, here and in the engine's copy."""
 
 UNITS_STAGED = 4
-"""Units that the staging memory holds at least: one converted, one waiting, two written."""
+"""Units that the staging memory holds: one converted, one waiting, two written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int) -> 
     everything = sum(box.staged_bytes for box in program.boxes)
     unit = max(program.largest_staged, min(UNIT_BYTES, room // UNITS_STAGED))
     length = max(program.largest_staged, min(room, everything, UNITS_STAGED * unit))
-    region = await fabric.allocate(-(-length // PLACE_ALIGN) * PLACE_ALIGN, access="local")
+    region = await fabric.allocate(padded(length), access="local")
     try:
         yield Scratch(Staging(region), unit, reserve)
     finally:

@@ -14,6 +14,11 @@ from asyncfabric.weights.update.notice import Notice
 PLACE_ALIGN = 64
 
 
+def padded(length_bytes: int) -> int:
+    """Return the bytes that something takes in the staging memory."""
+    return -(-length_bytes // PLACE_ALIGN) * PLACE_ALIGN
+
+
 class Staging:
     """A ring over a region.
 
@@ -41,7 +46,7 @@ class Staging:
 
         Cancellation: nothing was taken.
         """
-        length = -(-length_bytes // PLACE_ALIGN) * PLACE_ALIGN
+        length = padded(length_bytes)
         if length > self.region.length:
             raise ValueError(f"{length_bytes} bytes cannot be staged in {self.region.length}: give more scratch_bytes")
         while (at := self._room(length)) is None:
