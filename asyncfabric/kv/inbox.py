@@ -15,6 +15,7 @@ import anyio
 
 from asyncfabric import ClosedError, Fabric, FabricAddress, FabricError, Peer, PeerError, StaleKeyError, TransferError
 from asyncfabric._groups import beside
+from asyncfabric._notice import Notice
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.lease import KvLease
 from asyncfabric.kv.loss import PeerLoss
@@ -49,7 +50,7 @@ class KvRequest:
         self.since: float = monotonic()
         self._addresses = addresses
         self._scopes: set[anyio.CancelScope] = set()
-        self._changed = anyio.Event()
+        self._changed = Notice()
 
     async def wait(self) -> None:
         """Return when all pages of all layers and the context have arrived.
@@ -103,8 +104,7 @@ class KvRequest:
         if self.machine.over:
             for scope in self._scopes:
                 scope.cancel()
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.tell()
 
     async def decided(self) -> None:
         """Return when no source is left that may write and may still tell.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from asyncfabric import Fabric, FabricAddress, FabricError
 from asyncfabric._groups import beside
+from asyncfabric._notice import Notice
 from asyncfabric.kv.loss import PeerLoss
 from asyncfabric.kv.messages import MAX_TEXT, KvCancel, KvMessage, KvOffer, KvRefused
 from asyncfabric.kv.messenger import Messenger
@@ -88,7 +89,7 @@ class KvOutbox:
         self._machine = SourceMachine()
         self._jobs: dict[tuple[int, int], KvJob] = {}
         self._addresses: dict[int, FabricAddress] = {}
-        self._job_ended = anyio.Event()
+        self._job_ended = Notice()
         self._draining = self._closed = False
         self._loss = PeerLoss(fabric, tasks, self._lost)
 
@@ -185,8 +186,7 @@ class KvOutbox:
             stopped = self._machine.ended(
                 offer.target, offer.lease, clean=job.clean, complete=job.finished, reason=reason or "the source ended"
             )
-            self._job_ended.set()
-            self._job_ended = anyio.Event()
+            self._job_ended.tell()
             if stopped is not None:
                 with anyio.CancelScope(shield=True):
                     await self._tell(offer.target, stopped)

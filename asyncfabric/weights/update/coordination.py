@@ -15,13 +15,13 @@ from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
 from asyncfabric._groups import beside
+from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Effect, Phase, Say
 from asyncfabric.weights.commit.decision_log import DecisionLog
 from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Verified
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
-from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.offers import Offers
 from asyncfabric.weights.update.progress import Progress
 from asyncfabric.weights.update.reports import UpdateReport

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric import Fabric, Region, RegionKey
+from asyncfabric._notice import Notice
 from asyncfabric.weights.update.layout import TensorLayout
-from asyncfabric.weights.update.notice import Notice
 
 
 class Copy:

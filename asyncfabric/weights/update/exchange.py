@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric._notice import Notice
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.maxima import shares
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.messages import Maxima
-from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
 from asyncfabric.weights.update.tiles import measure

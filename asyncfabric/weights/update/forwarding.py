@@ -13,12 +13,12 @@ import anyio
 import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric._notice import Notice
 from asyncfabric.weights.batch import forwarded_by
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.copies import Copy
 from asyncfabric.weights.update.intake import RowPlaces
 from asyncfabric.weights.update.messenger import receiver_name
-from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.rows import Strided, written_run_bytes
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.settling import settle

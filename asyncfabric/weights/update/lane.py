@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, RegionKey, Transfer
+from asyncfabric._notice import Notice
 from asyncfabric.weights.coding import KNOWN, Coding
 from asyncfabric.weights.update.messages import MOST_ROWS, Coded, Landing, Taken
-from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.rows import Bytes
 
 CODING_NUMBERS = {Coding(name): number for number, name in enumerate(KNOWN)}

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from anyio.lowlevel import checkpoint
 
-from asyncfabric.weights.update.notice import Notice
+from asyncfabric._notice import Notice
 
 Item = TypeVar("Item")
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
+from asyncfabric._notice import Notice
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.exchange import Exchange
 from asyncfabric.weights.update.filling import Filler
 from asyncfabric.weights.update.line import Line
-from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.program import Program, Unit
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.shards import Shards

@@ -14,6 +14,7 @@ import anyio
 
 from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
+from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.messages import Abort, Failed, Write
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.coded_sending import CodedSending
@@ -31,7 +32,6 @@ from asyncfabric.weights.update.messages import (
     Wrote,
 )
 from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, trainer_name
-from asyncfabric.weights.update.notice import Notice
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.pipeline import Sending
 from asyncfabric.weights.update.preparation import Preparation

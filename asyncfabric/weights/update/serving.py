@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.receiver import Effect, Receiver, State
 from asyncfabric.weights.update.copies import Copy
-from asyncfabric.weights.update.notice import Notice
 
 Tensors = dict[str, NDArray[np.uint8]]
 

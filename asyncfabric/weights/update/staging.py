@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from asyncfabric import Region
-from asyncfabric.weights.update.notice import Notice
+from asyncfabric._notice import Notice
 
 PLACE_ALIGN = 64
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 import numpy as np
 
+from asyncfabric._notice import Notice
 from asyncfabric.weights.update.messages import MOST_ROWS, Written
-from asyncfabric.weights.update.notice import Notice
 
 TELL_S = 0.005
 """What was written is told so much later at most; receivers check and forward meanwhile what they know of."""
