@@ -37,13 +37,48 @@ TEST(CudaPassport, ComesBackAsItWent) {
   EXPECT_EQ(got.device.bytes[15], sent.device.bytes[15]);
 }
 
-TEST(CudaPassport, EveryTruncationAndSurplusIsRefused) {
-  const std::string bytes = encode_passport("local key", legacy_passport());
+Passport chunked_passport(uint64_t chunk, uint64_t chunks) {
+  Passport passport;
+  passport.kind = Export::kChunks;
+  passport.chunk = chunk;
+  passport.mapped = chunk * chunks;
+  passport.offset = 17;
+  return passport;
+}
+
+TEST(CudaPassport, SaysHowManyHandlesThereAre) {
   std::string_view key;
   Passport got;
-  for (size_t length = 0; length < bytes.size(); ++length)
-    EXPECT_FALSE(decode_passport(std::string_view(bytes).substr(0, length), &key, &got).ok()) << length;
-  EXPECT_FALSE(decode_passport(bytes + "x", &key, &got).ok());
+  ASSERT_TRUE(decode_passport(encode_passport("k", chunked_passport(20 << 20, 7)), &key, &got).ok());
+  EXPECT_EQ(got.handles(), 7u);
+  EXPECT_EQ(got.chunk, 20u << 20);
+  EXPECT_EQ(got.offset, 17u);
+  EXPECT_EQ(legacy_passport().handles(), 0u);
+  EXPECT_EQ(Passport().handles(), 0u);
+}
+
+TEST(CudaPassport, ChunksThatDoNotFitAreRefused) {
+  std::string_view key;
+  Passport got;
+  Passport passport = chunked_passport(4096, 3);
+  passport.mapped += 1;
+  EXPECT_FALSE(decode_passport(encode_passport("k", passport), &key, &got).ok());
+  passport.mapped -= 1;
+  passport.chunk = 0;
+  EXPECT_FALSE(decode_passport(encode_passport("k", passport), &key, &got).ok());
+  EXPECT_TRUE(decode_passport(encode_passport("k", chunked_passport(4096, kMostChunks)), &key, &got).ok());
+  EXPECT_FALSE(decode_passport(encode_passport("k", chunked_passport(4096, kMostChunks + 1)), &key, &got).ok());
+}
+
+TEST(CudaPassport, EveryTruncationAndSurplusIsRefused) {
+  for (const Passport& sent : {legacy_passport(), chunked_passport(4096, 2)}) {
+    const std::string bytes = encode_passport("local key", sent);
+    std::string_view key;
+    Passport got;
+    for (size_t length = 0; length < bytes.size(); ++length)
+      EXPECT_FALSE(decode_passport(std::string_view(bytes).substr(0, length), &key, &got).ok()) << length;
+    EXPECT_FALSE(decode_passport(bytes + "x", &key, &got).ok());
+  }
 }
 
 TEST(CudaPassport, AnOffsetBeyondTheAllocationIsRefused) {

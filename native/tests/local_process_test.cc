@@ -2,13 +2,16 @@
 // Each test forks before it opens a rail, so that no thread is lost in the child.
 #include <linux/capability.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "local_rig.h"
+#include "providers/local/identity.h"
 #include "providers/local/outgoing.h"
+#include "providers/local/process_watch.h"
 
 namespace asyncfabric {
 namespace {
@@ -47,6 +50,7 @@ class Child {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
   int fd() const { return fd_; }
+  pid_t pid() const { return pid_; }
 
  private:
   pid_t pid_ = 0;
@@ -172,6 +176,35 @@ TEST_P(LocalProcesses, OwnerKilledWhileWeWrite) {
   EXPECT_EQ(station.rail->attach(*peer, key, &none).code, StatusCode::kPeerDead);
   std::unique_ptr<RailPeer> again;
   EXPECT_EQ(station.rail->connect(address, kPatienceNs, &again).code, StatusCode::kPeerUnreachable);
+}
+
+// Like a process with memory of a GPU, one with much memory is taken down for a while before its pidfd speaks.
+TEST(ProcessWatch, KnowsThatAProcessIsLeavingBeforeItIsGone) {
+  constexpr size_t kBytes = 1ull << 30;
+  bool early = false;
+  for (int round = 0; round < 10 && !early; ++round) {
+    Child child([](int fd) {
+      void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      madvise(memory, kBytes, MADV_NOHUGEPAGE);
+      for (size_t at = 0; at < kBytes; at += 4096) static_cast<volatile char*>(memory)[at] = 1;
+      put(fd, "ready");
+      pause();
+      return 0;
+    });
+    get(child.fd());
+    std::shared_ptr<local::ProcessWatch> watch;
+    ASSERT_TRUE(local::ProcessWatch::open(child.pid(), local::process_start(child.pid()), &watch).ok());
+    EXPECT_FALSE(watch->leaving());
+    ::kill(child.pid(), SIGKILL);
+    const uint64_t killed = now_ns();
+    while (!watch->leaving() && now_ns() - killed < kPatienceNs) {}
+    early = !watch->gone();
+    EXPECT_TRUE(watch->leaving());
+    while (!watch->gone() && now_ns() - killed < kPatienceNs) {}
+    EXPECT_TRUE(watch->gone());
+    EXPECT_TRUE(watch->leaving());
+  }
+  EXPECT_TRUE(early) << "a process that takes long to die was never seen leaving";
 }
 
 TEST_P(LocalProcesses, WriterKilledInTheMiddleOfACopyBlocksNoRevoke) {

@@ -16,7 +16,7 @@ from typing import Any
 from asyncfabric.bench.measure import percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Process
+from asyncfabric_services.bench.pair import Process, all_of
 from asyncfabric_services.bench.race import Contender, Repeat, race, speed_ratio
 from asyncfabric_services.bench.report import Report
 
@@ -32,7 +32,7 @@ def run_moe(options: Options, report: Report, shape: dict[str, Any], token_count
         ranks = [
             stack.enter_context(Process("moe", f"rank {rank}", options.deadline_at)) for rank in range(shape["ranks"])
         ]
-        opened = _all(ranks, "open", config=options.engine)
+        opened = all_of(ranks, "open", config=options.engine)
         addresses = [each["address"] for each in opened]
         for rank, process in enumerate(ranks):
             process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "gloo"))
@@ -43,30 +43,23 @@ def run_moe(options: Options, report: Report, shape: dict[str, Any], token_count
             _one_size(options, report, ranks, shape | {"max_tokens": tokens}, opened[0])
 
 
-def _all(ranks: list[Process], command: str, **arguments: Any) -> list[Any]:
-    """Make the same call in all processes at once."""
-    for process in ranks:
-        process.start(command, **arguments)
-    return [process.finish() for process in ranks]
-
-
 def _one_size(
     options: Options, report: Report, ranks: list[Process], shape: dict[str, Any], rail: dict[str, Any]
 ) -> None:
     tokens = shape["max_tokens"]
-    plans = _all(ranks, "shape", shape=shape, tag=f"{tokens} tokens", seed=options.seed)
-    verdicts = _all(ranks, "check", seed=options.seed + 1)
+    plans = all_of(ranks, "shape", shape=shape, tag=f"{tokens} tokens", seed=options.seed)
+    verdicts = all_of(ranks, "check", seed=options.seed + 1)
     samples: dict[str, list[int]] = {"dispatch_ns": [], "combine_ns": []}
 
     def steps(count: int) -> float:
-        runs = _all(ranks, "steps", count=count)
+        runs = all_of(ranks, "steps", count=count)
         for name, pooled in samples.items():
             for run in runs:
                 pooled.extend(run[name])
         return max(float(run["seconds"]) for run in runs)
 
     def gloo(command: str, **arguments: Any) -> Repeat:
-        return lambda count: max(float(run["seconds"]) for run in _all(ranks, command, count=count, **arguments))
+        return lambda count: max(float(run["seconds"]) for run in all_of(ranks, command, count=count, **arguments))
 
     def forget(_: Contender) -> None:
         for pooled in samples.values():
@@ -82,7 +75,7 @@ def _one_size(
         count=options.count,
         on_start=forget,
     )
-    verdicts += _all(ranks, "check", seed=options.seed + 2)
+    verdicts += all_of(ranks, "check", seed=options.seed + 2)
     verdicts.append(_counted(ranks, plans))
     rows_bytes = sum(plan["rows_bytes"] for plan in plans)
     gbytes_per_s, steps_per_s = rates(ours.seconds, ours.count, ours.count * rows_bytes)
@@ -128,9 +121,9 @@ def _one_size(
 
 def _counted(ranks: list[Process], plans: list[dict[str, int]]) -> str:
     """Compare what the engines count in some steps with what the protocol says; "" is good."""
-    before = _all(ranks, "statistics")
-    _all(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
-    after = _all(ranks, "statistics")
+    before = all_of(ranks, "statistics")
+    all_of(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
+    after = all_of(ranks, "statistics")
     for rank, plan in enumerate(plans):
         # Immediates tell how many writes there were; a long write may be several work requests of the rail.
         found = after[rank]["immediates_sent"] - before[rank]["immediates_sent"]

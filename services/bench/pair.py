@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentUnfit
 
-StationKind = Literal["limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "gpu", "gpu-limits", "weights"]
+StationKind = Literal[
+    "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "gpu", "gpu-limits", "weights", "mesh"
+]  # fmt: skip
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})
 """Errors of a measured process that mean: this machine cannot do it."""
@@ -104,6 +106,13 @@ class Process(AbstractContextManager["Process"]):
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+def all_of(processes: Sequence[Process], command: str, **arguments: Any) -> list[Any]:
+    """Make the same call in all processes at once; returns their answers."""
+    for process in processes:
+        process.start(command, **arguments)
+    return [process.finish() for process in processes]
 
 
 class Pair(AbstractContextManager["Pair"]):

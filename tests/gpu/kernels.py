@@ -28,6 +28,9 @@ extern "C" __global__ void wait_then_copy(volatile unsigned long long* flag, uns
   __threadfence_system();
   for (int i = threadIdx.x; i < count; i += blockDim.x) out[i] = ((volatile const int*) source)[i];
 }
+extern "C" __global__ void occupy(volatile unsigned long long* flag, unsigned long long target) {
+  while (*flag < target) {}
+}
 """
 
 
@@ -41,6 +44,7 @@ def kernel(name: str) -> Any:
         "bump": (at, cupy.uint64(1)),
         "wait_then_store": (at, cupy.uint64(1), at + 64, cupy.int32(1)),
         "wait_then_copy": (at, cupy.uint64(1), at, at + 64, cupy.int32(1)),
+        "occupy": (at, cupy.uint64(1)),
     }
     found((1,), (1,), arguments[name])
     cupy.cuda.get_current_stream().synchronize()

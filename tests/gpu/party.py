@@ -15,8 +15,20 @@ import anyio.to_thread
 import asyncfabric as af
 
 
-async def _serve(pipe: Connection, rail: str, device: str, length_bytes: int, foreign: bool) -> None:
+def expandable_segments(on: bool) -> None:
+    """Turn expandable segments of torch's allocator on or off."""
     import torch
+
+    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    torch.cuda.empty_cache()
+    settings(f"expandable_segments:{on}")
+
+
+async def _serve(pipe: Connection, rail: str, device: str, length_bytes: int, foreign: bool, expandable: bool) -> None:
+    import torch
+
+    if expandable:
+        expandable_segments(True)
 
     config = af.FabricConfig(rails=(rail,), polling="busy")
     async with af.open_fabric(config) as fabric:
@@ -63,11 +75,13 @@ def _main(pipe: Connection, *arguments: Any) -> None:
 class Party:
     """A peer process, used with `with`; `key` and `address` are those of its region and fabric."""
 
-    def __init__(self, rail: str, device: str, length_bytes: int, *, foreign: bool = False) -> None:
+    def __init__(
+        self, rail: str, device: str, length_bytes: int, *, foreign: bool = False, expandable: bool = False
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
         self.process = context.Process(
-            target=_main, args=(self._theirs, rail, device, length_bytes, foreign), daemon=True
+            target=_main, args=(self._theirs, rail, device, length_bytes, foreign, expandable), daemon=True
         )
 
     def __enter__(self) -> Party:

@@ -115,7 +115,7 @@ async def test_a_killed_peer_is_named_and_harms_no_gpu(far: int) -> None:
                     except af.PeerError as error:
                         outcomes.append(error)
             assert outcomes, "200 writes of 256 MiB ended before the kill: the test says nothing"
-            assert time.monotonic() - killed < 1.5
+            assert time.monotonic() - killed < 1
             tensor = region.tensor(torch.uint8)
             tensor.fill_(3)
             assert int(tensor[:1000].sum()) == 3000, "the survivor's GPU works"

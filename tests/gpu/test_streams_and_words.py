@@ -220,3 +220,36 @@ async def test_a_kernel_in_a_graph_sets_off_writes_layer_by_layer(far: int) -> N
             torch.cuda.synchronize()
             for layer in range(layers):
                 assert bool((landed[layer] == 10 * step + 1 + layer).all()), (step, layer)
+
+
+async def test_copy_engines_move_bytes_while_every_multiprocessor_is_taken(far: int) -> None:
+    import torch
+
+    if far == 0:
+        pytest.skip("ONE GPU: a copy inside it is not what is asked about")
+    occupy = kernel("occupy")
+    torch.cuda.set_device(0)
+    there = af.FabricConfig(rails=(f"cuda:{far}",))
+    async with af.open_fabric(CONFIG) as writer, af.open_fabric(there) as target, writer.watch() as word:
+        source = await writer.allocate(256 * MIB, device="cuda:0")
+        exposed = await target.allocate(256 * MIB, device=f"cuda:{far}")
+        source.tensor(torch.uint8).fill_(3)
+        torch.cuda.synchronize(0)
+        key, stream = exposed.key(), torch.cuda.Stream()
+        await writer.write(source[:MIB], key, 0)
+        await writer.write_pages(source, torch.arange(64), key, torch.arange(64), page_bytes=4096)
+        properties = torch.cuda.get_device_properties(0)
+        with on_stream(stream):  # as many threads as the GPU has room for
+            occupy((2 * properties.multi_processor_count,), (1024,), (word.address, 1))
+        try:
+            with anyio.fail_after(10):
+                await writer.write(source, key, 0)
+            assert not stream.query(), "the kernel is gone: the test says nothing"
+            assert int(exposed[128 * MIB :].tensor(torch.uint8).min()) == 3
+            pages = writer.write_pages(source, torch.arange(64), key, torch.arange(64), page_bytes=4096)
+            await anyio.sleep(0.3)
+            assert not pages.done, "a kernel of ours found room: not every multiprocessor was taken"
+        finally:
+            word.store(1)
+        await pages
+        stream.synchronize()

@@ -124,7 +124,10 @@ uint64_t CopyDesk::add_list(Way way, uint64_t target, uint64_t source, const Pag
     desk.pending.push_back(piece);
   }
   desk.pending_bytes += count * page_bytes;
-  return desk.issued + 1;
+  const uint64_t ticket = desk.issued + 1;
+  // An idle GPU begins with what there is; all that comes meanwhile is the next launch: few launches have few tails.
+  if (desk.flying.empty()) launch(desk, way);
+  return ticket;
 }
 
 bool CopyDesk::may_launch(const Desk& desk) const {

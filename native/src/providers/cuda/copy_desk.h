@@ -48,16 +48,16 @@ class CopyDesk {
   // [control] Everything that was launched so far has landed.
   void drain();
 
-  static constexpr uint32_t kListPages = 1024;   // of one request
-  static constexpr uint32_t kListPieces = 4096;  // of one launch
+  static constexpr uint32_t kListPages = 1024;             // of one request
+  static constexpr uint32_t kListPieces = 16384;           // of one launch
+  static constexpr uint64_t kMaxFlyingBytes = 1ull << 30;  // how long a flush may take, at a few hundred GB/s
 
  private:
   static constexpr uint32_t kLists = 4;
   static constexpr uint32_t kMaxLanes = 4;
-  static constexpr uint64_t kMaxFlyingBytes = 1ull << 30;  // how long a flush may take, at a few hundred GB/s
-  static constexpr uint64_t kEagerBytes = 16ull << 20;     // so much is launched at once
-  static constexpr uint64_t kListLimit = 256ull << 10;     // longer copies are never worth a place in a list
-  static constexpr uint32_t kListFrom = 4;                 // fewer copies are not worth a kernel
+  static constexpr uint64_t kEagerBytes = 16ull << 20;  // so much is launched at once
+  static constexpr uint64_t kListLimit = 256ull << 10;  // longer copies are never worth a place in a list
+  static constexpr uint32_t kListFrom = 4;              // fewer copies are not worth a kernel
 
   struct Launch {
     uint64_t ticket;

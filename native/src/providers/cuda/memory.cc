@@ -1,9 +1,5 @@
-// memory.cc: pages of our own, what is exported of memory, pinned host memory. See memory.h; the visiting side is in visit.cc.
+// memory.cc: passports, pages of our own, pinned host memory. See memory.h; what is exported is in exports.cc, the visiting side in visit.cc.
 #include "providers/cuda/memory.h"
-
-#include <fcntl.h>
-#include <unistd.h>
-#include <cerrno>
 
 #include <map>
 #include <mutex>
@@ -38,6 +34,7 @@ std::string encode_passport(std::string_view local_key, const Passport& passport
     out.put(passport.mapped);
     out.put(passport.offset);
   }
+  if (passport.kind == Export::kChunks) out.put(passport.chunk);
   if (passport.kind == Export::kLegacy) out.put_raw({passport.legacy.reserved, sizeof passport.legacy.reserved});
   return std::move(out.text());
 }
@@ -47,7 +44,7 @@ Status decode_passport(std::string_view bytes, std::string_view* local_key, Pass
   const uint32_t magic = in.get<uint32_t>();
   *local_key = in.get_string<uint8_t>();
   const uint8_t kind = in.get<uint8_t>();
-  if (!in.ok() || magic != kPassportMagic || kind > static_cast<uint8_t>(Export::kLegacy))
+  if (!in.ok() || magic != kPassportMagic || kind > static_cast<uint8_t>(Export::kChunks))
     return StatusCode::kInvalidArgument;
   out->kind = static_cast<Export>(kind);
   if (out->kind != Export::kHost) {
@@ -55,6 +52,11 @@ Status decode_passport(std::string_view bytes, std::string_view* local_key, Pass
     out->mapped = in.get<uint64_t>();
     out->offset = in.get<uint64_t>();
     if (out->mapped == 0 || out->mapped > 1ull << 46 || out->offset >= out->mapped) return StatusCode::kInvalidArgument;
+  }
+  if (out->kind == Export::kChunks) {
+    out->chunk = in.get<uint64_t>();
+    if (out->chunk == 0 || out->mapped % out->chunk != 0 || out->mapped / out->chunk > kMostChunks)
+      return StatusCode::kInvalidArgument;
   }
   if (out->kind == Export::kLegacy)
     for (char& byte : out->legacy.reserved) byte = in.get<char>();
@@ -124,83 +126,6 @@ GpuPages::~GpuPages() {
   const Scope scope(*device_);
   if (mapped_) driver.cuMemUnmap(base_, reserved_);
   if (base_ != 0) driver.cuMemAddressFree(base_, reserved_);
-}
-
-Status export_memory(const Device& device, const Memory& memory, Passport* out, UniqueFd* handle, std::string* why) {
-  const Driver& driver = device.driver();
-  const Scope scope(device);
-  const auto at = reinterpret_cast<CUdeviceptr>(memory.base);
-  int type = 0;
-  int ordinal = -1;
-  CUresult result = driver.cuPointerGetAttribute(&type, kPointerMemoryType, at);
-  if (result == kSuccess) result = driver.cuPointerGetAttribute(&ordinal, kPointerOrdinal, at);
-  if (result != kSuccess || type != kMemoryTypeDevice) {
-    *why = "the address is no memory of a GPU that this process has allocated (was it freed?)";
-    return {StatusCode::kInvalidArgument, result};
-  }
-  if (ordinal != device.ordinal()) {
-    *why = "the memory is on cuda:" + std::to_string(ordinal) +
-           ", the rail drives cuda:" + std::to_string(device.ordinal());
-    return StatusCode::kUnsupported;
-  }
-  CUdeviceptr base = 0;
-  size_t size = 0;
-  result = driver.cuMemGetAddressRange_v2(&base, &size, at);
-  if (result != kSuccess) {
-    *why = driver.complaint("cuMemGetAddressRange", result);
-    return {StatusCode::kInvalidArgument, result};
-  }
-  out->device = device.uuid();
-  out->mapped = size;
-  out->offset = at - base;
-  if (memory.length > size - out->offset) {
-    *why =
-        "the range spans several allocations, which is what expandable segments of PyTorch's allocator do: turn them "
-        "off (PYTORCH_CUDA_ALLOC_CONF), or allocate the memory by fabric.allocate()";
-    return StatusCode::kUnsupported;
-  }
-  if (memory.memfd >= 0) {  // pages of our own
-    out->kind = Export::kHandle;
-    *handle = UniqueFd(fcntl(memory.memfd, F_DUPFD_CLOEXEC, 0));
-    return *handle ? Status() : Status(StatusCode::kNoMemory, errno);
-  }
-  int legacy = 0;
-  if (driver.cuPointerGetAttribute(&legacy, kPointerLegacyIpc, at) == kSuccess && legacy != 0) {
-    out->kind = Export::kLegacy;
-    result = driver.cuIpcGetMemHandle(&out->legacy, base);
-    if (result == kSuccess) return {};
-    *why = driver.complaint("cuIpcGetMemHandle", result) + ": the system permits no sharing of GPU memory";
-    return {StatusCode::kUnsupported, result};
-  }
-  out->kind = Export::kHandle;
-  CUmemGenericAllocationHandle allocation = 0;
-  result = driver.cuMemRetainAllocationHandle(&allocation, reinterpret_cast<void*>(at));
-  if (result == kSuccess) {
-    int fd = -1;
-    result = driver.cuMemExportToShareableHandle(&fd, allocation, kPosixDescriptor, 0);
-    if (result == kSuccess) *handle = UniqueFd(fd);
-    driver.cuMemRelease(allocation);
-  }
-  if (result == kSuccess) return {};
-  *why = driver.complaint("cuMemExportToShareableHandle", result) +
-         ": this allocation cannot be shared between processes (a memory pool, or a handle without file descriptors)";
-  return {StatusCode::kUnsupported, result};
-}
-
-Status export_dmabuf(const Device& device, const void* base, uint64_t length, UniqueFd* out, uint64_t* offset) {
-  const Driver& driver = device.driver();
-  if (driver.cuMemGetHandleForAddressRange == nullptr) return StatusCode::kUnsupported;
-  // The driver wants whole pages of the host; an allocation of a GPU begins and ends at larger ones.
-  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const auto first = reinterpret_cast<uint64_t>(base) / page * page;
-  const uint64_t end = (reinterpret_cast<uint64_t>(base) + length + page - 1) / page * page;
-  const Scope scope(device);
-  int fd = -1;
-  const CUresult result = driver.cuMemGetHandleForAddressRange(&fd, first, end - first, kDmaBufDescriptor, 0);
-  if (result != kSuccess) return {StatusCode::kUnsupported, result};
-  *out = UniqueFd(fd);
-  *offset = reinterpret_cast<uint64_t>(base) - first;
-  return {};
 }
 
 namespace {

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "provider/provider.h"
@@ -14,14 +16,17 @@
 namespace asyncfabric::cuda {
 
 // How a peer gets at a registered range.
-enum class Export : uint8_t { kHost = 0, kHandle = 1, kLegacy = 2 };
+enum class Export : uint8_t { kHost = 0, kHandle = 1, kLegacy = 2, kChunks = 3 };
 
 // What a region's key says behind the key of the local rail.
 struct Passport {
   Export kind = Export::kHost;
   CUuuid device{};
-  uint64_t mapped = 0;  // length of the whole allocation,
+  uint64_t mapped = 0;  // length of the whole allocation, or of all chunks,
   uint64_t offset = 0;  // where in it the region begins
+  uint64_t chunk = 0;   // kChunks: length of each, with a handle of its own
+
+  uint64_t handles() const { return kind == Export::kHandle ? 1 : kind == Export::kChunks ? mapped / chunk : 0; }
   CUipcMemHandle legacy{};
 };
 
@@ -47,8 +52,11 @@ class GpuPages final : public DeviceMemory {
   bool mapped_ = false;
 };
 
-// Fills the passport of memory on `device` and, for memory of a virtual memory handle, the descriptor that a peer imports.
-Status export_memory(const Device& device, const Memory& memory, Passport* out, UniqueFd* handle, std::string* why);
+constexpr uint64_t kMostChunks = 4096;  // of one region: a descriptor each. 80 GiB of PyTorch's expandable segments
+
+// Fills the passport of memory on `device` and, for memory of virtual memory handles, the descriptors that a peer imports.
+Status export_memory(const Device& device, const Memory& memory, Passport* out, std::vector<UniqueFd>* handles,
+                     std::string* why);
 
 // A dma-buf that holds a range of memory on `device`, from `offset` in it on: what NICs register.
 Status export_dmabuf(const Device& device, const void* base, uint64_t length, UniqueFd* out, uint64_t* offset);
@@ -72,15 +80,16 @@ class Pinned {
 // A peer's GPU memory in our address space.
 class Visit {
  public:
-  // `handle`: the descriptor of kHandle. `own_base`: where the region lies when its owner is this process, else 0.
-  static Status open(std::shared_ptr<Device> device, const Passport& passport, uint64_t length, int handle,
-                     uint64_t own_base, std::unique_ptr<Visit>* out, std::string* why);
+  // `handles`: the descriptors of kHandle and kChunks. `own_base`: where the region lies when its owner is this process, else 0.
+  static Status open(std::shared_ptr<Device> device, const Passport& passport, uint64_t length,
+                     std::span<const UniqueFd> handles, uint64_t own_base, std::unique_ptr<Visit>* out,
+                     std::string* why);
   ~Visit();
   uint64_t base() const { return base_; }
 
  private:
   explicit Visit(std::shared_ptr<Device> device) : device_(std::move(device)) {}
-  Status import(const Passport& passport, int handle, std::string* why);
+  Status import(const Passport& passport, std::span<const UniqueFd> handles, std::string* why);
   Status open_legacy(const Passport& passport, uint64_t length, std::string* why);
   Status see_neighbour(const CUuuid& uuid, std::string* why);
 
@@ -89,7 +98,7 @@ class Visit {
   CUdeviceptr legacy_ = 0;
   CUdeviceptr reserved_ = 0;
   uint64_t reserved_bytes_ = 0;
-  bool mapped_ = false;
+  uint64_t mapped_bytes_ = 0;  // from the front
 };
 
 }  // namespace asyncfabric::cuda

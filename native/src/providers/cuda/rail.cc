@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/clock.h"
+
 namespace asyncfabric {
 
 Status open_cuda_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
@@ -36,6 +38,8 @@ bool inside(const WorkRequest& request, uint64_t bound) {
   return page_bytes <= room && last <= room - page_bytes;
 }
 
+constexpr uint64_t kLookNs = 50'000'000;
+
 local::Outgoing& link_of(const WorkRequest& request) { return *static_cast<local::PeerHandle*>(request.peer)->link; }
 
 Flights& flights_of(local::Outgoing& link) { return static_cast<Flights&>(*link.companion); }
@@ -65,7 +69,7 @@ CudaRail::CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::sh
   // Copies go on after post(). The local rail below still moves host memory within it, in the same pieces.
   cuda_capabilities_.synchronous = false;
   cuda_capabilities_.list_pages = CopyDesk::kListPages;
-  cuda_capabilities_.step_bytes = 64 * local::kMaxRequestBytes;
+  cuda_capabilities_.step_bytes = CopyDesk::kMaxFlyingBytes;
 }
 
 // Before the base class goes: its destructor lets peers' memory and ours go.
@@ -171,6 +175,7 @@ void CudaRail::settle() {
   desk_->launch();
   desk_->look();
   if (!down_ && !flying_.empty() && !desk_->trouble().ok()) down_ = true;
+  look_for_leavers();
   for (size_t i = 0; i < flying_.size();) {
     local::Outgoing& link = *flying_[i];
     Flights& flights = flights_of(link);
@@ -183,6 +188,15 @@ void CudaRail::settle() {
     flying_[i] = std::move(flying_.back());
     flying_.pop_back();
   }
+}
+
+// A process with memory of a GPU takes a second to die after it has run its last instruction. Who is writing to it learns sooner.
+void CudaRail::look_for_leavers() {
+  const uint64_t now = now_ns();
+  if (now - looked_ns_ < kLookNs) return;
+  looked_ns_ = now;
+  for (const std::shared_ptr<local::Outgoing>& link : flying_)
+    if (link->process->leaving()) rooms_->roster->lose(link->serial);
 }
 
 // The oldest request of a connection, if its copy has landed. False: not yet, or its immediate found no room.

@@ -72,6 +72,7 @@ class CudaRail final : public local::LocalRail {
   size_t post_local(std::span<const WorkRequest> rest, Status* status);
   bool take_off(const WorkRequest& request);  // false: no room now
   void settle();
+  void look_for_leavers();
   bool land(local::Outgoing& link, Flights& flights);
 
   std::shared_ptr<Device> device_;
@@ -80,6 +81,7 @@ class CudaRail final : public local::LocalRail {
   std::vector<std::shared_ptr<local::Outgoing>> flying_;  // connections with flights
   local::DoneQueue done_;
   std::shared_ptr<Pinned> words_;
+  uint64_t looked_ns_ = 0;
   std::string why_;  // [control]
   bool down_ = false;
   bool told_down_ = false;

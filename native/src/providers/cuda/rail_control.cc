@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "providers/cuda/rail.h"
+#include "providers/local/descriptor_room.h"
 
 namespace asyncfabric::cuda {
 namespace {
@@ -60,17 +61,15 @@ Status CudaRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemo
   auto made = std::make_unique<CudaMemory>();
   made->base = reinterpret_cast<uint64_t>(memory.base);
   made->on_gpu = memory.device != kHostDevice;
-  Memory entry = memory;
-  UniqueFd handle;
+  std::vector<UniqueFd> handles;
   if (made->on_gpu) {
-    if (const Status status = export_memory(*device_, memory, &made->passport, &handle, &why_); !status.ok())
+    if (const Status status = export_memory(*device_, memory, &made->passport, &handles, &why_); !status.ok())
       return status;
-    entry.memfd = handle.get();
   } else {
     made->pinned = Pinned::hold(device_, memory.base, memory.length);
   }
   std::string entry_key;
-  const Status status = enter(entry, &made->entry, &entry_key);
+  const Status status = enter(memory, std::move(handles), &made->entry, &entry_key);
   if (!status.ok()) return status;
   *key = encode_passport(entry_key, made->passport);
   *out = std::move(made);
@@ -119,11 +118,14 @@ Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<Re
       if (!own_process) remote->pinned = Pinned::hold(device_, remote->direct, remote->length);
     }
   } else {
-    UniqueFd handle;
-    if (passport.kind == Export::kHandle)
-      if (const Status status = ask_file(link, remote->slot, remote->generation, &handle); !status.ok()) return status;
-    const Status status = Visit::open(device_, passport, remote->length, handle.get(), own_process ? remote->base : 0,
-                                      &remote->visit, &why_);
+    std::vector<UniqueFd> handles(passport.handles());
+    for (uint32_t part = 0; part < handles.size(); ++part) {
+      const Status status = ask_file(link, remote->slot, remote->generation, part, &handles[part]);
+      if (!status.ok()) return status;
+      local::make_descriptor_room(handles[part].get());
+    }
+    const Status status =
+        Visit::open(device_, passport, remote->length, handles, own_process ? remote->base : 0, &remote->visit, &why_);
     if (!status.ok()) return status;
     remote->copy_base = remote->visit->base();
   }

@@ -5,14 +5,15 @@
 
 namespace asyncfabric::cuda {
 
-Status Visit::open(std::shared_ptr<Device> device, const Passport& passport, uint64_t length, int handle,
-                   uint64_t own_base, std::unique_ptr<Visit>* out, std::string* why) {
+Status Visit::open(std::shared_ptr<Device> device, const Passport& passport, uint64_t length,
+                   std::span<const UniqueFd> handles, uint64_t own_base, std::unique_ptr<Visit>* out,
+                   std::string* why) {
   if (length > passport.mapped - passport.offset) return StatusCode::kInvalidArgument;
   std::unique_ptr<Visit> visit(new Visit(std::move(device)));
   Status status;
   const Scope scope(*visit->device_);
-  if (passport.kind == Export::kHandle) {
-    status = visit->import(passport, handle, why);
+  if (!handles.empty()) {
+    status = visit->import(passport, handles, why);
   } else if (own_base != 0) {
     visit->base_ = own_base;
     status = visit->see_neighbour(passport.device, why);
@@ -23,25 +24,28 @@ Status Visit::open(std::shared_ptr<Device> device, const Passport& passport, uin
   return status;
 }
 
-Status Visit::import(const Passport& passport, int handle, std::string* why) {
+// One stretch of addresses for all of them, so that a copy sees no borders.
+Status Visit::import(const Passport& passport, std::span<const UniqueFd> handles, std::string* why) {
   const Driver& driver = device_->driver();
-  CUmemGenericAllocationHandle memory = 0;
-  const char* call = "cuMemImportFromShareableHandle";
-  CUresult result = driver.cuMemImportFromShareableHandle(
-      &memory, reinterpret_cast<void*>(static_cast<intptr_t>(handle)), kPosixDescriptor);
-  if (result != kSuccess) {
-    *why = driver.complaint(call, result) + ": the peer's memory handle cannot be opened here";
-    return {StatusCode::kUnsupported, result};
-  }
-  call = "cuMemAddressReserve";
-  result = driver.cuMemAddressReserve(&reserved_, passport.mapped, 0, 0, 0);
-  if (result == kSuccess) {
-    reserved_bytes_ = passport.mapped;
+  const uint64_t each = passport.mapped / handles.size();
+  const char* call = "cuMemAddressReserve";
+  CUresult result = driver.cuMemAddressReserve(&reserved_, passport.mapped, 0, 0, 0);
+  if (result == kSuccess) reserved_bytes_ = passport.mapped;
+  for (const UniqueFd& handle : handles) {
+    if (result != kSuccess) break;
+    CUmemGenericAllocationHandle memory = 0;
+    call = "cuMemImportFromShareableHandle";
+    result = driver.cuMemImportFromShareableHandle(
+        &memory, reinterpret_cast<void*>(static_cast<intptr_t>(handle.get())), kPosixDescriptor);
+    if (result != kSuccess) {
+      *why = driver.complaint(call, result) + ": the peer's memory handle cannot be opened here";
+      return {StatusCode::kUnsupported, result};
+    }
     call = "cuMemMap";
-    result = driver.cuMemMap(reserved_, passport.mapped, 0, memory, 0);
-    mapped_ = result == kSuccess;
+    result = driver.cuMemMap(reserved_ + mapped_bytes_, each, 0, memory, 0);
+    if (result == kSuccess) mapped_bytes_ += each;
+    driver.cuMemRelease(memory);
   }
-  driver.cuMemRelease(memory);
   if (result == kSuccess) {
     call = "cuMemSetAccess";
     const CUmemAccessDesc access{{kLocationDevice, device_->handle()}, kAccessReadWrite};
@@ -107,7 +111,7 @@ Visit::~Visit() {
   const Driver& driver = device_->driver();
   const Scope scope(*device_);
   if (legacy_ != 0) driver.cuIpcCloseMemHandle(legacy_);
-  if (mapped_) driver.cuMemUnmap(reserved_, reserved_bytes_);
+  if (mapped_bytes_ != 0) driver.cuMemUnmap(reserved_, mapped_bytes_);
   if (reserved_ != 0) driver.cuMemAddressFree(reserved_, reserved_bytes_);
 }
 

@@ -4,7 +4,8 @@
 // What the shared code does for it: a write has one local and one remote segment, else the provider would emulate a write with
 // immediate by sends (submit_write); an empty one names a registered word at both ends (scratch); CQ data must have 32 bits
 // (control.cc); FI_EAGAIN until the first handshake waits in the backlog; one endpoint serves all peers, so disconnect() cannot
-// flush and says so. Messages may overtake each other: the engine numbers them. Not here yet: FI_HMEM, so no GPU memory.
+// flush and says so. Messages may overtake each other: the engine numbers them. Memory of GPUs is
+// registered where the provider grants FI_HMEM (memory.cc).
 #include <cstring>
 
 #include "providers/libfabric/profile.h"
@@ -49,6 +50,7 @@ const Profile& efa_profile() {
       .posts_per_pass = 32,  // flooding the device lowers the rate of small packets
       .name_bytes = 32,      // GID, queue pair number, queue key
       // Registrations of an application that promised FI_MR_LOCAL are not cached, say its sources: asked, not believed.
+      .gpu_memory = true,
       .keys_may_be_cached = true,
       .shape_hints = shape_hints,
       .configure_endpoint = configure_endpoint,

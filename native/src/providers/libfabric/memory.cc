@@ -22,12 +22,31 @@ uint64_t access_flags(uint32_t access) {
   return flags;
 }
 
+// Newer than the 1.17 headers: a dma-buf instead of an address, of libfabric 1.20 on. Written from the documentation of
+// fi_mr_regattr; never run: the machines at hand have no GPU beside such a NIC.
+constexpr uint64_t kByDmabuf = uint64_t{1} << 40;  // FI_MR_DMABUF
+constexpr uint32_t kDmabufVersion = FI_VERSION(1, 20);
+
+struct Dmabuf {  // fi_mr_dmabuf
+  int fd;
+  uint64_t offset;
+  size_t length;
+  void* base;
+};
+
+// What libfabric reads of a registration: its later versions have fields behind those of the headers, 0 when unused.
+struct Attributes {
+  fi_mr_attr known{};
+  uint64_t later[8]{};
+};
+
 }  // namespace
 
 Status register_range(const Device& device, const Memory& memory, MrPtr* mr) {
   if (memory.device != kHostDevice && (device.info().caps & FI_HMEM) == 0) return StatusCode::kUnsupported;
   const iovec range{memory.base, memory.length};
-  fi_mr_attr attributes{};
+  Attributes whole;
+  fi_mr_attr& attributes = whole.known;
   attributes.mr_iov = &range;
   attributes.iov_count = 1;
   attributes.access = access_flags(memory.access);
@@ -35,12 +54,18 @@ Status register_range(const Device& device, const Memory& memory, MrPtr* mr) {
     attributes.iface = FI_HMEM_CUDA;
     attributes.device.cuda = memory.device;
   }
+  const Dmabuf dmabuf{memory.dmabuf, memory.dmabuf_offset, memory.length, memory.base};
+  uint64_t flags = 0;
+  if (memory.device != kHostDevice && memory.dmabuf >= 0 && device.library().fi_version() >= kDmabufVersion) {
+    attributes.mr_iov = reinterpret_cast<const iovec*>(&dmabuf);  // a union there
+    flags = kByDmabuf;
+  }
   int error = 0;
   fid_mr* opened = nullptr;
   for (int attempt = 0; attempt < 4; ++attempt) {
     if (!device.needs(FI_MR_PROV_KEY) && !random_key(device.info().domain_attr->mr_key_size, &attributes.requested_key))
       return {StatusCode::kInternal, errno};
-    error = fi_mr_regattr(device.domain(), &attributes, 0, &opened);
+    error = fi_mr_regattr(device.domain(), &attributes, flags, &opened);
     if (error != -FI_ENOKEY) break;  // the key is in use: draw another
   }
   if (error != 0) return status_of_control(-error);

@@ -16,13 +16,18 @@ int get_info(const Library& library, const char* node, uint64_t flags, const fi_
   return library.fi_getinfo(kApiVersion, node, nullptr, flags, hints, out);
 }
 
-Info make_hints(const Library& library, const Profile& profile, const Selection& selection, const char* provider) {
+Info make_hints(const Library& library, const Profile& profile, const Selection& selection, const char* provider,
+                bool gpu_memory) {
   Info hints(library, library.fi_dupinfo(nullptr));
   if (!hints) return hints;
   hints->caps = FI_MSG | FI_RMA;
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->ep_attr->type = FI_EP_RDM;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  if (gpu_memory) {
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  }
   hints->domain_attr->threading = FI_THREAD_DOMAIN;  // the engine's helm serialises all calls on a rail
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->fabric_attr->prov_name = strdup(provider);
@@ -39,8 +44,8 @@ bool matches(const fi_info& info, const char* provider, const std::string& devic
 }
 
 Info query(const Library& library, const Profile& profile, const Selection& selection, const char* provider,
-           std::string* detail) {
-  const Info hints = make_hints(library, profile, selection, provider);
+           bool gpu_memory, std::string* detail) {
+  const Info hints = make_hints(library, profile, selection, provider, gpu_memory);
   const char* node = nullptr;
   if (profile.binds_address) {
     if (!selection.address.empty())
@@ -78,7 +83,10 @@ Info select_info(const Library& library, const Profile& profile, const Selection
   std::vector<const char*> providers = profile.providers;
   if (!selection.provider.empty()) providers = {selection.provider.c_str()};
   for (const char* provider : providers) {
-    Info info = query(library, profile, selection, provider, &tried);
+    Info info;
+    std::string without;  // why memory of GPUs cannot be had is no reason to do without the device
+    if (profile.gpu_memory) info = query(library, profile, selection, provider, true, &without);
+    if (!info) info = query(library, profile, selection, provider, false, &tried);
     if (info) return info;
   }
   *detail = "libfabric " + library.version + " (" + library.path + ") offers nothing for the profile '" +

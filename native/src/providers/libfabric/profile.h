@@ -34,6 +34,7 @@ struct Profile {
   uint32_t eager_posts = 0;             // posts handed to the NIC at once by post(); 0: all
   uint32_t posts_per_pass = 0;          // and by each poll() afterwards
   size_t name_bytes = 0;                // exact length of an endpoint name, 0: by the address format
+  bool gpu_memory = false;              // ask for FI_HMEM, where the provider has it
   bool keys_may_be_cached = false;      // the library may keep a closed registration alive: see cached_keys.h
   bool rebuilds_after_failure = false;  // a failed request ends its queue pair, and the library never makes another
   uint64_t settle_ns = 0;               // how long a closing rail waits for both ends to read what has arrived

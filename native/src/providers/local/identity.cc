@@ -51,16 +51,21 @@ const HostIdentity& host_identity() {
   return identity;
 }
 
-uint64_t process_start(pid_t pid) {
+ProcessState process_state(pid_t pid) {
+  constexpr int kFlags = 9, kStart = 22;     // fields, as proc(5) counts them
+  constexpr uint64_t kExiting = 0x00000004;  // PF_EXITING of the kernel
   const std::string text = read_text(("/proc/" + std::to_string(pid) + "/stat").c_str());
-  // Field 22. The second field is the program's name in parentheses and may contain anything: count from the last ')'.
+  // The second field is the program's name in parentheses and may contain anything: count from the last ')'.
   size_t at = text.rfind(')');
-  if (at == std::string::npos) return 0;
-  for (int field = 2; field < 22; ++field) {
+  ProcessState state;
+  for (int field = 3; at != std::string::npos && field <= kStart; ++field) {
     at = text.find(' ', at + 1);
-    if (at == std::string::npos) return 0;
+    if (at == std::string::npos) return {};
+    const char* value = text.c_str() + at + 1;
+    if (field == kFlags) state.leaving = (std::strtoull(value, nullptr, 10) & kExiting) != 0;
+    if (field == kStart) state.start = std::strtoull(value, nullptr, 10);
   }
-  return std::strtoull(text.c_str() + at + 1, nullptr, 10);
+  return state;
 }
 
 uint64_t random_word() {

@@ -20,8 +20,13 @@ struct HostIdentity {
 
 const HostIdentity& host_identity();
 
-// Start time in clock ticks since boot: tells a process from a later one with the same pid. 0: no such process.
-uint64_t process_start(pid_t pid);
+struct ProcessState {
+  uint64_t start =
+      0;  // in clock ticks since boot: tells a process from a later one with the same pid. 0: no such process
+  bool leaving = false;  // the kernel takes it down: its main thread runs no more
+};
+ProcessState process_state(pid_t pid);
+inline uint64_t process_start(pid_t pid) { return process_state(pid).start; }
 
 uint64_t random_word();
 

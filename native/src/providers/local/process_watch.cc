@@ -30,4 +30,11 @@ bool ProcessWatch::gone() const {
   return true;
 }
 
+bool ProcessWatch::leaving() const {
+  if (gone()) return true;
+  if (!fd_) return false;
+  const ProcessState now = process_state(pid_);
+  return now.start != start_ || now.leaving;
+}
+
 }  // namespace asyncfabric::local

@@ -67,14 +67,15 @@ class LocalRail : public Rail {
   // Makes the shared files and starts the service of a rail that was just constructed.
   static Status make_rooms(const Options& options, std::unique_ptr<Rooms>* out, std::string* detail);
   Status start_service(std::string* detail) { return rooms_->service.start(options_.tracer, detail); }
-  Status enter(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key);  // of any device
+  // Memory of any device; `files`: what peers map instead of memory.memfd.
+  Status enter(const Memory& memory, std::vector<UniqueFd> files, std::unique_ptr<LocalMemory>* out, std::string* key);
   Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote) const;  // what the owner's board says
   Status reach(RemoteHandle& remote) const;                                          // a way to host memory
 
   Status shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
                      const UniqueFd& segment_file);
   ForeignPath choose_foreign_path(const Outgoing& link) const;
-  Status ask_file(Outgoing& link, uint32_t slot, uint64_t generation, UniqueFd* out) const;
+  Status ask_file(Outgoing& link, uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const;
   void take_news();
   bool has_events() const;
 

@@ -29,12 +29,13 @@ class LocalHandle : public LocalMemory {
 
 Status LocalRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
   if (memory.device != kHostDevice) return StatusCode::kUnsupported;
-  return enter(memory, out, key);
+  return enter(memory, {}, out, key);
 }
 
-Status LocalRail::enter(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
+Status LocalRail::enter(const Memory& memory, std::vector<UniqueFd> files, std::unique_ptr<LocalMemory>* out,
+                        std::string* key) {
   uint32_t slot = 0;
-  const Status status = rooms_->regions.add(memory, &slot, key);
+  const Status status = rooms_->regions.add(memory, std::move(files), &slot, key);
   if (status.ok()) *out = std::make_unique<LocalHandle>(slot);
   return status;
 }
@@ -131,10 +132,11 @@ ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {
   return reached && value == link.board().probe_value ? ForeignPath::kKernelCopy : ForeignPath::kBounce;
 }
 
-Status LocalRail::ask_file(Outgoing& link, uint32_t slot, uint64_t generation, UniqueFd* out) const {
+Status LocalRail::ask_file(Outgoing& link, uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const {
   WireMessage ask = wire_message(WireKind::kAskFile);
   ask.slot = slot;
   ask.generation = generation;
+  ask.part = part;
   Status status = send_wire(link.socket.get(), ask, {-1, -1, -1});
   WireMessage answer;
   FdPack fds;
@@ -182,7 +184,7 @@ Status LocalRail::reach(RemoteHandle& remote) const {
     remote.direct = reinterpret_cast<uint8_t*>(remote.base);
   } else if ((remote.access & kTraitMemfd) != 0) {
     UniqueFd file;
-    if (const Status status = ask_file(link, remote.slot, remote.generation, &file); !status.ok()) return status;
+    if (const Status status = ask_file(link, remote.slot, remote.generation, 0, &file); !status.ok()) return status;
     if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote.length, &remote.mapping);
         !status.ok())
       return status;

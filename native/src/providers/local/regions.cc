@@ -51,7 +51,7 @@ void Regions::publish(uint32_t slot, const Held& held, std::string* key) {
   *key = encode_key({slot, generation});
 }
 
-Status Regions::add(const Memory& memory, uint32_t* slot, std::string* key) {
+Status Regions::add(const Memory& memory, std::vector<UniqueFd> files, uint32_t* slot, std::string* key) {
   if (memory.base == nullptr || memory.length == 0) return StatusCode::kInvalidArgument;
   Held held;
   held.base = reinterpret_cast<uint64_t>(memory.base);
@@ -59,11 +59,12 @@ Status Regions::add(const Memory& memory, uint32_t* slot, std::string* key) {
   if (held.base + held.length < held.base) return StatusCode::kInvalidArgument;
   held.traits = memory.access & (kAccessRemoteWrite | kAccessRemoteRead);
   held.used = true;
-  if (memory.memfd >= 0) {
-    held.file = UniqueFd(fcntl(memory.memfd, F_DUPFD_CLOEXEC, 0));
-    if (!held.file) return {StatusCode::kNoMemory, errno};
-    held.traits |= kTraitMemfd;
+  held.files = std::move(files);
+  if (held.files.empty() && memory.memfd >= 0) {
+    held.files.emplace_back(fcntl(memory.memfd, F_DUPFD_CLOEXEC, 0));
+    if (!held.files[0]) return {StatusCode::kNoMemory, errno};
   }
+  if (!held.files.empty()) held.traits |= kTraitMemfd;
   if (memory.device != kHostDevice) held.traits |= kTraitDevice;
   const std::lock_guard lock(mutex_);
   if (free_.empty()) {
@@ -126,12 +127,12 @@ bool Regions::drain(uint32_t slot, uint64_t deadline_ns, const TakeCensus& censu
   }
 }
 
-Status Regions::file(uint32_t slot, uint64_t generation, UniqueFd* out) const {
+Status Regions::file(uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const {
   const std::lock_guard lock(mutex_);
   if (slot >= held_.size() || generation == 0 || shared(slot).generation.load(std::memory_order_seq_cst) != generation)
     return StatusCode::kStaleKey;
-  if (!held_[slot].file) return StatusCode::kInvalidArgument;
-  *out = UniqueFd(fcntl(held_[slot].file.get(), F_DUPFD_CLOEXEC, 0));
+  if (part >= held_[slot].files.size()) return StatusCode::kInvalidArgument;
+  *out = UniqueFd(fcntl(held_[slot].files[part].get(), F_DUPFD_CLOEXEC, 0));
   return *out ? Status() : Status(StatusCode::kNoMemory, errno);
 }
 

@@ -39,15 +39,16 @@ class Regions {
  public:
   explicit Regions(std::shared_ptr<Mapping> board);
 
-  Status add(const Memory& memory, uint32_t* slot, std::string* key);
+  // `files`: what peers map instead of `memory.memfd`, piece after piece.
+  Status add(const Memory& memory, std::vector<UniqueFd> files, uint32_t* slot, std::string* key);
   Status revoke(uint32_t slot, uint64_t deadline_ns, const TakeCensus& census, std::string* new_key);
   // kOk: nothing can touch the memory, the slot is free. kDrainTimeout: no new access begins, but one may still run.
   Status remove(uint32_t slot, uint64_t deadline_ns, const TakeCensus& census);
   // All regions; used when the rail closes.
   Status remove_all(uint64_t deadline_ns, const TakeCensus& census);
 
-  // The file behind a region, if `generation` is the present one. The descriptor is a duplicate.
-  Status file(uint32_t slot, uint64_t generation, UniqueFd* out) const;
+  // A file behind a region, if `generation` is the present one. The descriptor is a duplicate.
+  Status file(uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const;
 
   // Helm: our own copies for bounced transfers obey the same protocol.
   class Access {
@@ -67,7 +68,7 @@ class Regions {
 
  private:
   struct Held {
-    UniqueFd file;
+    std::vector<UniqueFd> files;
     uint64_t base = 0;
     uint64_t length = 0;
     uint64_t traits = 0;

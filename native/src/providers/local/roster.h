@@ -24,8 +24,10 @@ class Roster {
   std::shared_ptr<Incoming> seat(Incoming::Parts parts);  // call only with a free seat
   void leave(
       std::shared_ptr<Incoming> incoming);  // the peer hung up or died: the helm takes what is left, then retires it
-  void lose(uint64_t serial);               // an outgoing connection ended
   void lose_process(const ProcessWatch* process);  // all outgoing connections to it ended
+
+  // Any thread.
+  void lose(uint64_t serial);  // an outgoing connection ended
 
   // [control]
   void enlist(std::shared_ptr<Outgoing> link, RailPeer* handle);

@@ -11,7 +11,7 @@
 
 namespace asyncfabric::local {
 
-constexpr uint32_t kLayoutVersion = 2;
+constexpr uint32_t kLayoutVersion = 3;
 constexpr uint32_t kMaxConnections = 1024;  // incoming connections of one rail
 constexpr uint32_t kMaxRegions = 32768;     // registered regions of one rail; untouched slots cost no memory
 constexpr uint32_t kMaxSendBytes = 16384;

@@ -170,8 +170,8 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
 Status Service::hand_out_file(const Session& session, const WireMessage& ask) const {
   WireMessage answer = wire_message(WireKind::kFile);
   UniqueFd file;
-  const Status status =
-      ask.slot < kMaxRegions ? regions_.file(ask.slot, ask.generation, &file) : Status(StatusCode::kInvalidArgument);
+  const Status status = ask.slot < kMaxRegions ? regions_.file(ask.slot, ask.generation, ask.part, &file)
+                                               : Status(StatusCode::kInvalidArgument);
   answer.status = static_cast<uint32_t>(status.code);
   return send_wire(session.fd(), answer, {file.get(), -1, -1});
 }

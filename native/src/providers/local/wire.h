@@ -31,6 +31,8 @@ struct WireMessage {
   uint32_t slot = 0;           // kAskFile
   uint32_t fds = 0;            // how many descriptors ride along
   uint64_t generation = 0;     // kAskFile
+  uint32_t part = 0;           // kAskFile: which of the region's files
+  uint32_t unused = 0;
 };
 // Descriptors: kHello {segment, bell, doorbell}; kWelcome {board, bell, doorbell}; kFile {region}.
 
