@@ -18,6 +18,7 @@ from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.exchange import Exchange
 from asyncfabric.weights.update.filling import Filler
@@ -74,16 +75,17 @@ class Sending:
         written: Tell,
         failed: Callable[[str, FabricError], Awaitable[None]],
         coded: CodedSending | None = None,
+        kind: ChecksumKind = "xxh3",
     ) -> None:
         """Send to the receivers that have gates, and to those that have lanes in `coded`; others are left out.
 
         `written` is called with (receiver, rows, checksums) soon after writes have ended, `failed` once for a receiver
-        that cannot be written to, and the others go on.
+        that cannot be written to, and the others go on. `kind` is of the checksums.
         """
         self.stages: Stages = Stages()
         self._fabric = fabric
         self._staging = staging
-        self._filler = Filler(shards, staging)
+        self._filler = Filler(shards, staging, kind)
         self._exchange = exchange
         self._gates = dict(gates)
         self._teller = Teller(written)

@@ -1,0 +1,92 @@
+"""Checksums of bytes on a GPU: `word_sums` in torch, equal to those of numpy; any other kind by way of the host.
+
+On the thread and the stream of whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
+from asyncfabric.weights.commit.word_sums import FIRST, OFFSET, SECOND, finished
+from asyncfabric.weights.update.device import Stretch
+
+STEP_WORDS = 1 << 20
+MASK32 = (1 << 32) - 1
+
+Gathered = Callable[[Stretch], Tensor]
+"""Returns the bytes of a stretch in order: a view when they lie in one run, else a copy."""
+
+
+class TorchSums:
+    """Checksums of the kind "words", each of them begun when it is added."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self._gathered = gathered
+        self._totals: list[Tensor] = []
+        self._lengths: list[int] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Begin one."""
+        totals, length, place = [], 0, 0
+        for part in parts:
+            ordered = self._gathered(part)
+            totals.append(_total(ordered, place))
+            length += ordered.numel()
+            place += -(-ordered.numel() // 4)
+        self._totals.append(torch.stack(totals).sum())
+        self._lengths.append(length)
+
+    def result(self) -> list[int]:
+        """Wait for them."""
+        if not self._totals:
+            return []
+        totals = torch.stack(self._totals).tolist()
+        return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
+
+
+class BroughtSums:
+    """Checksums of another kind, for a sender that knows no other: the bytes come to the host."""
+
+    def __init__(self, gathered: Gathered, kind: ChecksumKind) -> None:
+        self._gathered = gathered
+        self._kind: ChecksumKind = kind
+        self._found: list[int] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Work one out."""
+        brought = [self._gathered(part).cpu().numpy() for part in parts]
+        self._found.append(checksum(brought, self._kind))
+
+    def result(self) -> list[int]:
+        """Return them."""
+        return self._found
+
+
+def _total(ordered: Tensor, place: int) -> Tensor:
+    """Return the sum of products of contiguous bytes whose first word has this place."""
+    whole = ordered.numel() // 4 * 4
+    total = torch.zeros((), dtype=torch.int64, device=ordered.device)
+    tail = ordered[whole:]
+    aligned = ordered[:whole] if ordered.data_ptr() % 4 == 0 else ordered[:whole].clone()
+    for low in range(0, whole, 4 * STEP_WORDS):
+        total += _products(aligned[low : low + 4 * STEP_WORDS].view(torch.int32), place + low // 4)
+    if tail.numel():
+        last = torch.zeros(4, dtype=torch.uint8, device=ordered.device)
+        last[: tail.numel()] = tail
+        total += _products(last.view(torch.int32), place + whole // 4)
+    return total
+
+
+def _products(words: Tensor, place: int) -> Tensor:
+    factors = torch.arange(place + OFFSET, place + OFFSET + words.numel(), dtype=torch.int64, device=words.device)
+    factors = (factors * FIRST) & MASK32  # below 2**63 + a wrap: the low half is right either way
+    factors = factors ^ (factors >> 15)
+    factors = (factors * SECOND) & MASK32
+    factors = (factors ^ (factors >> 16)) * 2 + 1
+    mixed = ((words.to(torch.int64) + OFFSET) * FIRST) & MASK32
+    mixed = mixed ^ (mixed >> 15)
+    return (mixed * factors).sum()
