@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "property"))  # whose scene of an update this is
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from weight_cases import Case, cases
-from weight_scene import on_host, open_scene, random_shard, run, small_plan
+from weight_gpus import WHERE, Tensors, gpu_scene, tensor_of
+from weight_scene import on_host, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights import Mesh, Move, Plan, Relay, Shard, alone, fused, place, plan_weights
+from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, fused, place, plan_weights
 from asyncfabric.weights.arithmetic import cast
 from asyncfabric.weights.commit.word_sums import word_sum
 from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
@@ -28,52 +20,6 @@ from asyncfabric.weights.update import open_replica
 from asyncfabric.weights.update.device import HostDevice, Stretch, device_of, stretch
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.rows import Strided
-
-WHERE = ["gpu to gpu", "gpu to host", "host to gpu"]
-INTS = {1: np.uint8, 2: np.int16, 4: np.int32}
-
-
-def tensor_of(array: Any, device: str) -> Any:
-    """A tensor with these bits, of integers."""
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(array).view(INTS[array.itemsize])).to(device)
-
-
-class Tensors:
-    """The trainers' arrays once more on a GPU, as tensors of the types that the plan says."""
-
-    def __init__(self, plan: Plan) -> None:
-        pairs = set(zip(plan.move_parameter.tolist(), plan.move_kind.tolist(), strict=True))
-        self._types = {plan.parameters[name]: plan.kinds[kind].dtype for name, kind in pairs}
-        self._held: list[tuple[Any, Any]] = []
-
-    def given(self, rank: int, held: dict[str, Any]) -> dict[str, Any]:
-        import torch
-
-        found = {}
-        for name, array in held.items():
-            bits = tensor_of(array, "cuda:0")
-            self._held.append((bits, array))
-            found[name] = bits.view(getattr(torch, self._types[name]))
-        return found
-
-    def refresh(self) -> None:
-        for bits, array in self._held:
-            bits.copy_(tensor_of(array, "cpu"))
-
-
-@asynccontextmanager
-async def gpu_scene(plan: Plan, shard: Any, log: Path, far: int, where: str = WHERE[0]) -> AsyncIterator[Any]:
-    """A scene over cuda rails, and what copies the trainers' arrays to their tensors again."""
-    sender, receiver = where.split(" to ")
-    tensors = Tensors(plan)
-    async with open_scene(
-        plan, shard, log, rail=lambda name: f"cuda:{far}" if "/" in name else "cuda:0",
-        given=tensors.given if sender == "gpu" else lambda rank, held: held,
-        reads=lambda name: {"device": f"cuda:{far}" if receiver == "gpu" else "cpu"},
-    ) as scene:  # fmt: skip
-        yield scene, tensors.refresh
 
 
 @pytest.mark.parametrize(("dtype", "to"), sorted(CASTS))
@@ -158,31 +104,6 @@ def test_word_sums_equal_those_of_numpy() -> None:
         brought.add([part._replace(memory=tensor) for part in parts])
         mine.add(parts)
     assert brought.result() == mine.result()
-
-
-@pytest.mark.parametrize("where", WHERE)
-@settings(max_examples=6, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(cases(), cases(quantised=True), st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
-       st.sampled_from([100, 1 << 14, 1 << 20]))  # fmt: skip
-def test_updates_equal_the_reference(
-    far: int, where: str, plain: Case, quantised: Case, relay: Relay, chunk_bytes: int
-) -> None:
-    for case in (plain, quantised):
-        names = [f"replica {number}" for number in range(case.replicas)]
-        plan = plan_weights(
-            case.moves, trainers=case.trainers, receivers=case.receivers, replicas=names, relay=relay,
-            chunk_bytes=max(chunk_bytes, 1 << 12) if case is quantised else chunk_bytes,
-        )  # fmt: skip
-
-        async def body(plan: Plan = plan, case: Case = case) -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                async with gpu_scene(plan, case.shard, Path(folder) / "log", far, where) as (scene, refresh):
-                    for version in (1, 2):
-                        await scene.bring(version)
-                        scene.change(version)
-                        refresh()
-
-        run(body)
 
 
 def large_plan(to: str, block: int, shape: tuple[int, int] = (2048, 3072)) -> Plan:
