@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from weight_scene import open_scene
 
 from asyncfabric.weights import Plan
-
-sys.path.append(str(Path(__file__).parents[1] / "property"))  # whose scene of an update this is
-from weight_scene import open_scene
 
 WHERE = ["gpu to gpu", "gpu to host", "host to gpu"]
 INTS = {1: np.uint8, 2: np.int16, 4: np.int32}
