@@ -81,10 +81,15 @@ def block_maxima(shard: Tensor, start: Ints, kind: Kind) -> Floats:
                 whole[at : at + size.shape[0], column : column + size.shape[1]] = size
                 size = whole
             found[lead][first:last] = size.view(last - first, BLOCK, columns, BLOCK).amax((1, 3))
-    stored = found.cpu().numpy()
-    if kind.dtype == "bfloat16":
-        return np.asarray((stored.astype(np.uint32) << 16).view(np.float32))
-    return np.asarray(stored.view(STORED_AS[kind.dtype]).astype(np.float32))
+    return sizes_of(found.cpu().numpy(), kind.dtype)
+
+
+def sizes_of(bits: np.ndarray, dtype: str) -> Floats:
+    """Return bits without a sign, in integers of any width, as numbers."""
+    if dtype == "bfloat16":
+        return np.asarray((bits.astype(np.uint32) << 16).view(np.float32))
+    width = STORED_AS[dtype].itemsize
+    return np.asarray(bits.astype(f"<u{width}").view(STORED_AS[dtype]).astype(np.float32))
 
 
 def convert(out: Tensor, box: Tensor, kind: Kind, scales: Tensor | None, start: Ints) -> None:

@@ -19,10 +19,12 @@ from torch import Tensor
 from asyncfabric import Region
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
+from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales, convert
+from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales, convert, sizes_of
 from asyncfabric.weights.update.cuda.bits import BITS, BY_BYTES
-from asyncfabric.weights.update.cuda.sums import BroughtSums, TorchSums
+from asyncfabric.weights.update.cuda.kernels import Kernels
+from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
 from asyncfabric.weights.update.device import Root, Stretch, Sums
 from asyncfabric.weights.update.tiles import Floats
 
@@ -38,6 +40,7 @@ class TorchDevice:
         self.name: str = name
         self._device = torch.device(name)
         self._streams = threading.local()
+        self._kernels: Kernels | None = Kernels(self._device) if self._device.type == "cuda" else None
 
     def memory_of(self, region: Region) -> Tensor:
         """Return the bytes of a region."""
@@ -74,7 +77,13 @@ class TorchDevice:
     def measure(self, shard: Tensor, start: Ints, kind: Kind) -> Floats:
         """Return the maxima of blocks."""
         with self._own_stream():
-            return block_maxima(shard, start, kind)
+            if self._kernels is None or shard.stride(-1) != 1:
+                return block_maxima(shard, start, kind)
+            row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
+            blocks = (-(-(row + shard.shape[-2]) // BLOCK), -(-(column + shard.shape[-1]) // BLOCK))
+            parts = [self._kernels.maxima(shard[at], kind.dtype, row, column, blocks) for at in _cubes(shard)]
+            found = torch.stack(parts).cpu().numpy().reshape(*shard.shape[:-2], *blocks)
+            return sizes_of(found, kind.dtype)
 
     def convert(
         self, out: Tensor, sizes: Sequence[int], axes: Sequence[int], box: Tensor, kind: Kind, maxima: Floats | None,
@@ -86,7 +95,10 @@ class TorchDevice:
             if maxima is not None:
                 scales = self._upload(box_scales(maxima, start, tuple(box.shape), origin))
             target = out.view(BITS[kind.to]).view(tuple(sizes)).permute(tuple(axes))
-            convert(target, box, kind, scales, start)
+            if scales is not None and self._kernels is not None and box.stride(-1) == 1:
+                self._quantise(self._kernels, target, box, kind, scales, start)
+            else:
+                convert(target, box, kind, scales, start)
 
     def put(self, out: Tensor, data: np.ndarray) -> None:
         """Copy bytes of the host."""
@@ -100,7 +112,11 @@ class TorchDevice:
 
     def sums(self, kind: ChecksumKind) -> Sums:
         """Return what works out checksums; it is used by this thread."""
-        return _OnStream(self, TorchSums(self._gathered) if kind == "words" else BroughtSums(self._gathered, kind))
+        if kind != "words":
+            return _OnStream(self, BroughtSums(self._gathered, kind))
+        if self._kernels is None:
+            return _OnStream(self, TorchSums(self._gathered))
+        return _OnStream(self, KernelSums(self._kernels, self._gathered))
 
     def finish(self) -> None:
         """Wait for the stream of this thread."""
@@ -108,6 +124,15 @@ class TorchDevice:
             self._stream().synchronize()
 
     # ---- inside
+
+    def _quantise(self, kernels: Kernels, target: Tensor, box: Tensor, kind: Kind, scales: Tensor, start: Ints) -> None:
+        """By the kernel, which writes rows one after the other; turned round afterwards where that is not wanted."""
+        ordered = target if target.is_contiguous() else torch.empty(box.shape, dtype=torch.uint8, device=box.device)
+        row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
+        for at in _cubes(box):
+            kernels.quantise(box[at], kind.dtype, row, column, scales[at], ordered[at])
+        if ordered is not target:
+            target.copy_(ordered)
 
     def _gathered(self, part: Stretch) -> Tensor:
         memory, lies, at = part
@@ -134,6 +159,14 @@ class TorchDevice:
         else:
             with torch.cuda.stream(self._stream()):
                 yield
+
+
+def _cubes(box: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield what to index a box with, so that it has three dimensions each time."""
+    if box.dim() == 2:
+        yield (None,)
+    else:
+        yield from np.ndindex(*box.shape[:-3])
 
 
 class _OnStream:

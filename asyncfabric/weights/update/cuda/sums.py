@@ -1,4 +1,4 @@
-"""Checksums of bytes on a GPU: `word_sums` in torch, equal to those of numpy; any other kind by way of the host.
+"""Checksums of bytes on a GPU: `word_sums`, by a kernel or in torch, equal to numpy's; other kinds on the host.
 
 On the thread and the stream of whoever calls.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
 from asyncfabric.weights.commit.word_sums import FIRST, OFFSET, SECOND, finished
+from asyncfabric.weights.update.cuda.kernels import OUTER, STRETCH, Kernels
 from asyncfabric.weights.update.device import Stretch
+from asyncfabric.weights.update.rows import Strided
 
 STEP_WORDS = 1 << 20
 MASK32 = (1 << 32) - 1
@@ -46,6 +49,68 @@ class TorchSums:
             return []
         totals = torch.stack(self._totals).tolist()
         return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
+
+
+class KernelSums:
+    """Checksums of the kind "words", all of them by one launch of a kernel."""
+
+    def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
+        self._kernels = kernels
+        self._gathered = gathered
+        self._stretches: list[tuple[object, ...]] = []
+        self._lengths: list[int] = []
+        self._kept: list[Tensor] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Note one."""
+        place = 0
+        for memory, lies, at in parts:
+            length, address = lies.nbytes, memory.data_ptr() + at
+            told, kept = _told(lies, address), memory
+            if told is None:
+                kept = self._gathered(Stretch(memory, lies, at))
+                kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
+                address, told = kept.data_ptr(), _contiguous(length, kept.data_ptr())
+            self._kept.append(kept)
+            strides, sizes, run_words, vector = told
+            words = length // 4
+            self._stretches.append(
+                (address, words, place, strides, sizes, run_words, len(self._lengths), length % 4, vector)
+            )
+            place += -(-length // 4)
+        self._lengths.append(sum(part.lies.nbytes for part in parts))
+
+    def result(self) -> list[int]:
+        """Launch, and wait for them."""
+        if not self._lengths:
+            return []
+        totals = self._kernels.sums(np.array(self._stretches, STRETCH), len(self._lengths)).tolist()
+        self._kept.clear()
+        return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
+
+
+Told = tuple[list[int], list[int], int, bool]
+"""Strides and sizes from run to run, innermost first, words of a run, whether four words can be loaded at once."""
+
+
+def _contiguous(length: int, address: int) -> Told:
+    return [0] * OUTER, [1] * OUTER, length // 4, address % 16 == 0 and length // 4 % 4 == 0
+
+
+def _told(lies: Strided, address: int) -> Told | None:
+    """Return how a stretch lies as the kernel wants it; None for what it cannot read word by word."""
+    run = lies.run_bytes
+    if address % 4:
+        return None
+    if run == lies.nbytes:
+        return _contiguous(run, address)
+    outer = lies.outer_dimensions(run)
+    strides, sizes = list(lies.strides[:outer][::-1]), list(lies.sizes[:outer][::-1])
+    if outer > OUTER or any(step % 4 for step in (run, *strides)):
+        return None
+    vector = not any(number % 16 for number in (address, run, *strides))
+    more = OUTER - outer
+    return strides + [0] * more, sizes + [1] * more, run // 4, vector
 
 
 class BroughtSums:
