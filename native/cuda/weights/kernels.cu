@@ -34,6 +34,15 @@ struct Matrices {
   uint32_t vector;  // 1: eight neighbours may be loaded at once and share a block
 };
 
+// Of the threads of a warp one tells what all have found.
+AF_DEVICE bool speaks() {
+#if defined(__CUDACC__)
+  return threadIdx.x % 32 == 0;
+#else
+  return true;
+#endif
+}
+
 template <typename Value, typename Join>
 AF_DEVICE Value joined(Value value, Join join) {
 #if defined(__CUDACC__)
@@ -121,7 +130,7 @@ AF_DEVICE void maxima_of(const Matrices& box) {
       }
     }
     most = joined(most, [](uint32_t one, uint32_t other) { return one > other ? one : other; });
-    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(box.out) + tile, most);
+    if (speaks()) atomicMax(reinterpret_cast<uint32_t*>(box.out) + tile, most);
   }
 }
 
@@ -181,7 +190,7 @@ __global__ void __launch_bounds__(256) weights_sums(const weights::Stretch* stre
     total += weights::product(word, static_cast<uint32_t>(stretch.place + stretch.words));
   }
   total = weights::joined(total, [](uint64_t one, uint64_t other) { return one + other; });
-  if (threadIdx.x % 32 == 0 && total != 0) atomicAdd(totals + stretch.sum, static_cast<unsigned long long>(total));
+  if (weights::speaks() && total != 0) atomicAdd(totals + stretch.sum, static_cast<unsigned long long>(total));
 }
 
 // What is left of the bits without their signs; the place for it begins as zeros.
