@@ -7,6 +7,7 @@ GPUs is in `cuda` beside this file, and is imported when the first GPU is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -42,7 +43,12 @@ class Stretch(NamedTuple):
 
 def stretch(memory: Memory, at: int, length_bytes: int) -> Stretch:
     """Return contiguous bytes."""
-    return Stretch(memory, Strided((length_bytes,), (1,), 1), at)
+    return Stretch(memory, _run(length_bytes), at)
+
+
+@lru_cache(maxsize=4096)
+def _run(length_bytes: int) -> Strided:
+    return Strided((length_bytes,), (1,), 1)
 
 
 class Sums(Protocol):

@@ -6,6 +6,7 @@ On the thread and the stream of whoever calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -57,60 +58,69 @@ class KernelSums:
     def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
         self._kernels = kernels
         self._gathered = gathered
-        self._stretches: list[tuple[object, ...]] = []
+        self._stretches: list[tuple[int, int, int, int, int]] = []  # address, words, place, which checksum, tail
+        self._lies: list[Lies] = []
         self._lengths: list[int] = []
         self._kept: list[Tensor] = []
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Note one."""
-        place = 0
+        place = whole = 0
         for memory, lies, at in parts:
-            length, address = lies.nbytes, memory.data_ptr() + at
-            told, kept = _told(lies, address), memory
+            length, address, kept = lies.nbytes, memory.data_ptr() + at, memory
+            told = _lies(lies, address % 16)
             if told is None:
                 kept = self._gathered(Stretch(memory, lies, at))
                 kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
-                address, told = kept.data_ptr(), _contiguous(length, kept.data_ptr())
+                address = kept.data_ptr()
+                told = _in_one_run(length, address % 16)
             self._kept.append(kept)
-            strides, sizes, run_words, vector = told
-            words = length // 4
-            self._stretches.append(
-                (address, words, place, strides, sizes, run_words, len(self._lengths), length % 4, vector)
-            )
+            self._lies.append(told)
+            self._stretches.append((address, length // 4, place, len(self._lengths), length % 4))
             place += -(-length // 4)
-        self._lengths.append(sum(part.lies.nbytes for part in parts))
+            whole += length
+        self._lengths.append(whole)
 
     def result(self) -> list[int]:
         """Launch, and wait for them."""
         if not self._lengths:
             return []
-        totals = self._kernels.sums(np.array(self._stretches, STRETCH), len(self._lengths)).tolist()
+        told = np.zeros(len(self._stretches), STRETCH)
+        columns = zip(("address", "words", "place", "sum", "tail"), zip(*self._stretches, strict=True), strict=True)
+        shapes = zip(("stride", "size", "run_words", "vector"), zip(*self._lies, strict=True), strict=True)
+        for name, column in (*columns, *shapes):
+            told[name] = column
+        totals = self._kernels.sums(told, len(self._lengths)).tolist()
         self._kept.clear()
         return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
 
 
-Told = tuple[list[int], list[int], int, bool]
+Lies = tuple[tuple[int, ...], tuple[int, ...], int, bool]
 """Strides and sizes from run to run, innermost first, words of a run, whether four words can be loaded at once."""
 
 
-def _contiguous(length: int, address: int) -> Told:
-    return [0] * OUTER, [1] * OUTER, length // 4, address % 16 == 0 and length // 4 % 4 == 0
+def _in_one_run(length: int, past: int) -> Lies:
+    return (0,) * OUTER, (1,) * OUTER, length // 4, past == 0 and length % 16 < 4
 
 
-def _told(lies: Strided, address: int) -> Told | None:
-    """Return how a stretch lies as the kernel wants it; None for what it cannot read word by word."""
+@lru_cache(maxsize=1 << 15)
+def _lies(lies: Strided, past: int) -> Lies | None:
+    """Return how a stretch lies as the kernel wants it; None for what it cannot read word by word.
+
+    `past` is how far it begins behind a multiple of 16. Shapes are few, and are values that do not change.
+    """
     run = lies.run_bytes
-    if address % 4:
+    if past % 4:
         return None
     if run == lies.nbytes:
-        return _contiguous(run, address)
+        return _in_one_run(run, past)
     outer = lies.outer_dimensions(run)
-    strides, sizes = list(lies.strides[:outer][::-1]), list(lies.sizes[:outer][::-1])
+    strides, sizes = lies.strides[:outer][::-1], lies.sizes[:outer][::-1]
     if outer > OUTER or any(step % 4 for step in (run, *strides)):
         return None
-    vector = not any(number % 16 for number in (address, run, *strides))
+    vector = not any(number % 16 for number in (past, run, *strides))
     more = OUTER - outer
-    return strides + [0] * more, sizes + [1] * more, run // 4, vector
+    return strides + (0,) * more, sizes + (1,) * more, run // 4, vector
 
 
 class BroughtSums:
