@@ -221,3 +221,17 @@ def test_shards_in_two_places_and_codings_are_refused(tmp_path: Path) -> None:
                     pass
 
     run(body)
+
+
+def test_a_state_dict_on_a_gpu_is_given_and_served_as_tensors() -> None:
+    import torch
+
+    from asyncfabric.weights.local_tensors import LocalTensor
+    from asyncfabric.weights.tensors import arrays_of, tensor_over
+
+    state = {"w": torch.arange(12, dtype=torch.bfloat16, device="cuda:0").view(3, 4)}
+    assert arrays_of(state, 0)["w"].data_ptr() == state["w"].data_ptr()
+    served = tensor_over(state["w"].view(-1).view(torch.uint8), LocalTensor("bfloat16", (4, 3)))
+    assert served.device == state["w"].device and torch.equal(served.view(3, 4), state["w"])
+    with pytest.raises(ValueError, match="not contiguous"):
+        arrays_of({"w": state["w"].T}, 0)

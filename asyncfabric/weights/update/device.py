@@ -84,11 +84,13 @@ class Device(Protocol):
         name: "cpu" or "cuda:N", as fabrics allocate.
         checksum: the kind that it does quickest; it can do all.
         unit_bytes: boxes go through the pipeline together up to about this.
+        fills: units that are converted at once.
     """
 
     name: str
     checksum: ChecksumKind
     unit_bytes: int
+    fills: int
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region of this device."""
@@ -170,6 +172,7 @@ class HostDevice:
     name: str = HOST
     checksum: ChecksumKind = "xxh3"
     unit_bytes: int = HOST_UNIT_BYTES
+    fills: int = 1
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from time import monotonic
 
 import numpy as np
@@ -14,7 +15,7 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Memory, Stretch, stretch
+from asyncfabric.weights.update.device import Device, Memory, Stretch, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
@@ -28,43 +29,47 @@ class Filler:
     """Fills the staging memory of one trainer for one version.
 
     Attributes:
+        device: of the shards and of the staging memory.
         memory: the staging memory, None when nothing is staged.
-        convert_s, checksum_s: seconds spent so far.
+        convert_s, checksum_s: seconds spent so far, by all threads together.
     """
 
     def __init__(self, shards: Shards, staging: Staging | None, kind: ChecksumKind) -> None:
         """Read shards; `staging` is None when nothing is converted."""
-        self._device = shards.device
+        self.device: Device = shards.device
         self._kind: ChecksumKind = kind
-        self.memory: Memory | None = None if staging is None else self._device.memory_of(staging.region)
+        self.memory: Memory | None = None if staging is None else self.device.memory_of(staging.region)
         self.convert_s: float = 0.0
         self.checksum_s: float = 0.0
+        self._lock = Lock()
         self._shards = shards
         self._staging = staging
 
     def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> list[int]:
         """Convert and stage a unit at `at`; returns the checksum of each box. For a worker thread."""
-        sums = self._device.sums(self._kind)
+        sums = self.device.sums(self._kind)
+        convert_s = checksum_s = 0.0
         for box, found in zip(unit.boxes, maxima, strict=True):
             begin = monotonic()
             parts = [self._weights(box, at, found)]
             if box.scale_bytes:
                 assert self.memory is not None and found is not None
                 scales_at = at + box.scales_staged_at
-                self._device.put(self.memory[scales_at : scales_at + box.scale_bytes], _scales(box, *found))
+                self.device.put(self.memory[scales_at : scales_at + box.scale_bytes], _scales(box, *found))
                 parts.append(stretch(self.memory, scales_at, box.scale_bytes))
             middle = monotonic()
             sums.add(parts)
             at += box.staged_bytes
-            self.convert_s += middle - begin
-            self.checksum_s += monotonic() - middle
+            convert_s += middle - begin
+            checksum_s += monotonic() - middle
         begin = monotonic()
-        self._device.finish()
+        self.device.finish()
         middle = monotonic()
-        found_sums = sums.result()
-        self.convert_s += middle - begin
-        self.checksum_s += monotonic() - middle
-        return found_sums
+        result = sums.result()
+        with self._lock:
+            self.convert_s += convert_s + middle - begin
+            self.checksum_s += checksum_s + monotonic() - middle
+        return result
 
     def _weights(self, box: Box, at: int, found: tuple[Floats, Ints] | None) -> Stretch:
         """Return where the weights of a box are once they are as they are written."""
@@ -77,7 +82,7 @@ class Filler:
         order = box.rows[0].shape.order
         whole = [dim for dim in range(len(box.size)) if dim not in order] + order  # those of length 1 anywhere
         maxima, origin = found if found is not None else (None, box.origin)
-        self._device.convert(
+        self.device.convert(
             self.memory[at : at + box.weight_bytes], [box.size[dim] for dim in whole], np.argsort(whole).tolist(),
             source, box.kind, maxima, box.start, origin,
         )  # fmt: skip

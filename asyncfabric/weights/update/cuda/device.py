@@ -34,6 +34,7 @@ class TorchDevice:
 
     checksum: ChecksumKind = "words"
     unit_bytes: int = 128 << 20
+    fills: int = 2  # while one waits for the GPU another one is made ready
 
     def __init__(self, name: str) -> None:
         """Work on a device, "cuda:N"."""
