@@ -111,6 +111,7 @@ setup(
         "asyncfabric": ["py.typed"],
         "asyncfabric._native": ["_engine.pyi"],
         "asyncfabric.moe.nvlink": ["kernels.ptx"],
+        "asyncfabric.weights.update.cuda": ["kernels.ptx"],
     },
     ext_modules=[engine_extension()],
     cmdclass={"build_ext": BuildNative},

@@ -112,8 +112,10 @@ def stored(tensor: torch.Tensor) -> NDArray[Any]:
     return np.asarray(local.numpy())
 
 
-def arrays_of(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, NDArray[Any]]:
+def arrays_of(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, Any]:
     """Return what this rank holds as a publisher wants it: by name, over the tensors' own memory.
+
+    Those in host memory as arrays, those on a GPU as tensors of their local part.
 
     Args:
         state: as in `holdings`.
@@ -122,19 +124,26 @@ def arrays_of(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, NDArray
     Raises:
         ValueError: a shard is not contiguous, or as `stored` and `placement_of`.
     """
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for one in holdings(state, rank):
-        array = arrays[one.name] = stored(state[one.name])
+        tensor = state[one.name]
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.device.type == "cuda":
+            if not local.is_contiguous():
+                raise ValueError(f"{one.name}: the shard of rank {rank} has strides {local.stride()}: not contiguous")
+            arrays[one.name] = local.detach()
+            continue
+        array = arrays[one.name] = stored(tensor)
         if not array.flags.c_contiguous:
             raise ValueError(f"{one.name}: the shard of rank {rank} has strides {array.strides}: not contiguous")
     return arrays
 
 
-def tensor_over(memory: NDArray[np.uint8], local: LocalTensor) -> torch.Tensor:
+def tensor_over(memory: NDArray[np.uint8] | torch.Tensor, local: LocalTensor) -> torch.Tensor:
     """Return a tensor over bytes of a replica.
 
     Args:
-        memory: uint8, one dimension, writable, contiguous; the tensor keeps it alive.
+        memory: uint8, one dimension, writable, contiguous: an array, which the tensor keeps alive, or a tensor.
         local: its type and shape, of `local_tensors`.
 
     Raises:
@@ -143,7 +152,8 @@ def tensor_over(memory: NDArray[np.uint8], local: LocalTensor) -> torch.Tensor:
     size = STORED_AS[local.dtype].itemsize * prod(local.shape)
     if memory.nbytes != size:
         raise ValueError(f"{local.shape} of {local.dtype} needs {size} bytes, got {memory.nbytes}")
-    return torch.from_numpy(memory).view(getattr(torch, local.dtype)).view(local.shape)
+    tensor = memory if isinstance(memory, torch.Tensor) else torch.from_numpy(memory)
+    return tensor.view(getattr(torch, local.dtype)).view(local.shape)
 
 
 def _turn(how: Any, sizes: Any, axis: int) -> tuple[int, int]:

@@ -220,10 +220,15 @@ def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> 
     "--scratch",
     "scratch_bytes",
     type=SizeType(),
-    default="256MiB",
-    show_default=True,
-    help="Bound on a trainer's memory beyond its shards.",
+    help="Bound on a trainer's memory beyond its shards; default 256MiB, on GPUs 2GiB.",
 )
+@click.option(
+    "--chunk",
+    "chunk_bytes",
+    type=SizeType(),
+    help="What the plan moves at once; default 4MiB, on GPUs 64MiB.",
+)
+@device_option
 @click.option(
     "--coding",
     "codings",
@@ -232,24 +237,29 @@ def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> 
     help="Used where it is measured to pay; trainers change 2 % of the weights before each update then.",
 )
 def weights(
-    trainers: int, rollouts: int, replicas: int, model_bytes: int, side: int, form: str, scratch_bytes: int,
-    codings: tuple[str, ...], **arguments: Any,
+    trainers: int, rollouts: int, replicas: int, model_bytes: int, side: int, form: str, scratch_bytes: int | None,
+    chunk_bytes: int | None, codings: tuple[str, ...], **arguments: Any,
 ) -> int:  # fmt: skip
-    """Measure updates of weights from trainers to replicas, against memcpy by as many copiers."""
+    """Measure updates of weights from trainers to replicas, against bare copies by as many copiers."""
     from asyncfabric_services.bench.weights_run import run_weights
     from asyncfabric_services.bench.weights_workload import plan_of
 
     if rollouts % replicas:
         raise click.UsageError(f"{replicas} replicas cannot share {rollouts} rollouts evenly")
+    options = options_of(arguments)
+    if options.on_gpu and codings:
+        raise click.UsageError("codings are for weights in host memory: no --coding with --device cuda")
+    scratch_bytes = scratch_bytes or ((2 << 30) if options.on_gpu else (256 << 20))
+    chunk_bytes = chunk_bytes or ((64 << 20) if options.on_gpu else (4 << 20))
     each = side * side * (1 if form == "fp8" else 2)
     model: dict[str, Any] = {
         "trainers": trainers, "receivers": rollouts // replicas, "replicas": replicas,
         "matrices": max(2, -(-model_bytes // each) // 2 * 2), "side": side, "form": form,
+        "chunk_bytes": chunk_bytes,
     }  # fmt: skip
     try:
         plan_of(**model)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    options = options_of(arguments)
     title = f"updates of weights over {options.provider}, {options.polling}"
     return measured(title, lambda report: run_weights(options, report, model, scratch_bytes, codings), arguments)

@@ -30,6 +30,7 @@ STATIONS = {
     "ttft": ("asyncfabric_services.bench.ttft_station", "TtftStation"),
     "weights": ("asyncfabric_services.bench.weights_station", "WeightsStation"),
     "mesh": ("asyncfabric_services.bench.mesh_station", "MeshStation"),
+    "gpu-weights": ("asyncfabric_services.bench.gpu_weights_station", "GpuWeightsStation"),
     "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),
 }
 

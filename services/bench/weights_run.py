@@ -1,9 +1,10 @@
 """`bench weights`: updates from trainers to replicas, a process each, against bare copies by as many copiers.
 
 The limit copies at once in all trainer processes, each with one thread, memory to memory, in pieces of what the plan
-writes at once. `write` counts from when the receivers' memory is open until the last write has ended; `update` is the
-whole: opening, writing, checksums at both ends, verifying, the decision on the disk. Bytes are those of the weights,
-also where a coding sends fewer.
+writes at once; with `--device cuda` it is torch's copy from the trainer's GPU to another, 256 MiB at a time. `write`
+counts from when the receivers' memory is open until the last write has ended; `update` is the whole: opening, writing,
+checksums at both ends, verifying, the decision on the disk. Bytes are those of the weights, also where a coding sends
+fewer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ UNTIL_CODED = 3
 """Versions after the first until a delta can be used: three are measured, the fourth is kept as its base."""
 
 COPY_BYTES = 4 << 20
+GPU_COPY_BYTES = 256 << 20
 WALK_BYTES = 256 << 20
 
 
@@ -37,20 +39,24 @@ def run_weights(
             scene.nudge()
             scene.update()
         each = scene.moved // model["trainers"]
-        walk = max(COPY_BYTES, min(WALK_BYTES, each // COPY_BYTES * COPY_BYTES))
+        op_bytes = GPU_COPY_BYTES if options.on_gpu else COPY_BYTES
+        walk = max(op_bytes, min(WALK_BYTES, each // op_bytes * op_bytes))
         scene.ask(trainers, "prepare_copy", length_bytes=walk)
         rounds = max(1, round(each / walk))
         copied = model["trainers"] * walk * rounds
         cpu_s: list[dict[str, float]] = []
         roles = scene.roles
-        limit_s: dict[str, list[float]] = {"memcpy": [], "memcpy_nt": []}
+        bare = ("peer_copy",) if options.on_gpu else ("memcpy", "memcpy_nt")
+        limit_s: dict[str, list[float]] = {name: [] for name in bare}
+        if options.on_gpu:
+            scene.ask(trainers, "copy", limit="peer_copy", op_bytes=op_bytes, count=4)
         updates: list[dict[str, Any]] = []
         published: list[dict[str, Any]] = []
         for repeat in range(options.repeats):
             report.step(f"repeat {repeat + 1}")
             for name, seconds in limit_s.items():
-                count = walk // COPY_BYTES * rounds  # as long as an update takes, or it sees another machine
-                found = scene.ask(trainers, "copy", limit=name, op_bytes=COPY_BYTES, count=count)
+                count = walk // op_bytes * rounds  # as long as an update takes, or it sees another machine
+                found = scene.ask(trainers, "copy", limit=name, op_bytes=op_bytes, count=count)
                 seconds.append(max(found.values()))
             if codings:
                 scene.nudge()
@@ -85,6 +91,7 @@ def run_weights(
                 ratio=paired_ratio(costs, [each / moved for each in seconds]),
                 detail={
                     **model,
+                    "device": options.device,
                     "limit_gbytes_per_s": limit_rate.as_row(),
                     "stages": {
                         name: round(_median([part["stages"][name] for part in published]), 4)

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncfabric.weights.update import COORDINATOR, receiver_name, trainer_name
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Process
+from asyncfabric_services.bench.pair import Process, StationKind
 
 
 class WeightsScene:
@@ -73,14 +73,19 @@ def open_scene(
         for replica in range(model["replicas"])
         for receiver in range(model["receivers"])
     ]
+    rails = {name: [f"cuda:{number}"] for number, name in enumerate(trainers)}
+    rails |= {name: [f"cuda:{number - len(receivers)}"] for number, name in enumerate(receivers)}
     with ExitStack() as stack:
+        kind: StationKind = "gpu-weights" if options.on_gpu else "weights"
         started = {
-            name: stack.enter_context(Process("weights", name, options.deadline_at))
+            name: stack.enter_context(Process(kind, name, options.deadline_at))
             for name in (COORDINATOR, *trainers, *receivers)
         }
         scene = WeightsScene(started, trainers, receivers)
-        opened = scene.ask(started, "open", config=options.engine | {"peer_deadline_host": 30.0})
-        addresses = {name: each["address"] for name, each in opened.items()}
+        config = options.engine | {"peer_deadline_host": 30.0}
+        for name, process in started.items():
+            process.start("open", config=config | ({"rails": rails.get(name, ["cuda:0"])} if options.on_gpu else {}))
+        addresses = {name: process.finish()["address"] for name, process in started.items()}
         for name, process in started.items():
             process.start(
                 "join", name=name, addresses=addresses, model=model, scratch_bytes=scratch_bytes, codings=codings

@@ -37,7 +37,13 @@ from asyncfabric_services.bench.weights_workload import plan_of, rows_of
 
 
 class WeightsStation(FabricStation):
-    """One participant; opened by `do_open` and `do_join`."""
+    """One participant; opened by `do_open` and `do_join`.
+
+    Attributes:
+        device: where its weights are.
+    """
+
+    device: str = "cpu"
 
     _coordinator: WeightCoordinator
     _publisher: WeightPublisher
@@ -72,7 +78,9 @@ class WeightsStation(FabricStation):
                 self._receivers = [other for other in post.names if "/" in other]
             elif "/" in name:
                 replica, receiver = receiver_of(name)
-                opening = open_replica(self._fabric, post, self._plan, replica, receiver, codings=self._codings)
+                opening = open_replica(
+                    self._fabric, post, self._plan, replica, receiver, codings=self._codings, device=self.device
+                )
                 self._replica = await stack.enter_async_context(opening)
             else:
                 rank = next(rank for rank in range(self._plan.trainers) if trainer_name(rank) == name)
@@ -94,7 +102,15 @@ class WeightsStation(FabricStation):
             await trio.sleep_forever()
 
     def _part(self, number: int, seed: int) -> Any:
-        return rows_of(number, self._model["side"], *self._rows, seed, self._model["form"])
+        return self._values(number, *self._rows, seed)
+
+    def _values(self, number: int, begin: int, end: int, seed: int) -> Any:
+        """Return rows of a matrix, in host memory."""
+        return rows_of(number, self._model["side"], begin, end, seed, self._model["form"])
+
+    def _checked(self) -> range:
+        """Return the first of each pair of matrices that is compared with the reference."""
+        return range(0, self._model["matrices"], 2)
 
     async def do_train(self, seed: int) -> None:
         """Take other weights."""
@@ -128,18 +144,18 @@ class WeightsStation(FabricStation):
         model, replica = self._model, self._replica
         tensors = replica.tensors()
         one = {**model, "trainers": 1, "replicas": 1, "matrices": 2}
-        for number in range(0, model["matrices"], 2):
+        for number in self._checked():
             plan = plan_of(**one)
             memory = ReplicaMemory(plan)
 
             def whole(_: int, name: str, first: int = number) -> Any:
-                return rows_of(first + int(name.split()[1]), model["side"], 0, model["side"], seed, model["form"])
+                return self._values(first + int(name.split()[1]), 0, model["side"], seed)
 
             execute(plan, whole, memory)
             for (_, receiver, name), wanted in memory.tensors.items():
                 word, index, *rest = name.replace("_", " _", 1).split(" ")
                 mine = f"{word} {number + int(index)}{''.join(rest)}"
-                if receiver == replica.receiver and mine in tensors and not np.array_equal(tensors[mine], wanted):
+                if receiver == replica.receiver and mine in tensors and not same_bytes(tensors[mine], wanted):
                     return f"{mine} of {replica.name}/{receiver} is wrong"
         return ""
 
@@ -165,9 +181,14 @@ class WeightsStation(FabricStation):
         """As a trainer: memory for the bare copies."""
         self._copy = (np.ones(length_bytes, np.uint8), np.zeros(length_bytes, np.uint8))
 
-    async def do_copy(self, limit: limits.CopyLimit, op_bytes: int, count: int) -> float:
+    async def do_copy(self, limit: Any, op_bytes: int, count: int) -> float:
         """As a trainer: copy with one thread, as others do at the same time; return seconds."""
         return limits.copy_seconds(limit, self._copy[1], self._copy[0], op_bytes, count)
+
+
+def same_bytes(tensor: Any, wanted: Any) -> bool:
+    """Compare a served tensor, wherever it is, with an array."""
+    return np.array_equal(tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy(), wanted)
 
 
 def forget_peak() -> None:

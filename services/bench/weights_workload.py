@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
+from asyncfabric.weights import CHUNK_BYTES, Mesh, Move, Plan, Shard, alone, place, plan_weights
 
 Form = Literal["copy", "cast", "fp8"]
 FORMS: dict[str, tuple[str, str, int]] = {
@@ -20,7 +20,9 @@ FORMS: dict[str, tuple[str, str, int]] = {
 """By name: the type at the trainer, the type at the replica, the block."""
 
 
-def plan_of(trainers: int, receivers: int, replicas: int, matrices: int, side: int, form: str) -> Plan:
+def plan_of(
+    trainers: int, receivers: int, replicas: int, matrices: int, side: int, form: str, chunk_bytes: int = CHUNK_BYTES
+) -> Plan:
     """Return the plan; every other matrix is cut in columns at the replica, where runs are short."""
     trainer, replica = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": receivers})
     source = place((side, side), trainer, {"fsdp": Shard(0)})
@@ -31,7 +33,7 @@ def plan_of(trainers: int, receivers: int, replicas: int, matrices: int, side: i
         for number in range(matrices)
     ]
     names = [f"replica {number}" for number in range(replicas)]
-    return plan_weights(moves, trainers=trainers, receivers=receivers, replicas=names)
+    return plan_weights(moves, trainers=trainers, receivers=receivers, replicas=names, chunk_bytes=chunk_bytes)
 
 
 def rows_of(number: int, side: int, begin: int, end: int, seed: int, form: str) -> Any:
@@ -44,3 +46,16 @@ def rows_of(number: int, side: int, begin: int, end: int, seed: int, form: str) 
     if FORMS[form][0] == "float32":
         return (bits.astype(np.uint32) << 16 | 0x4321).view(np.float32).reshape(-1, side)
     return bits.reshape(-1, side)
+
+
+def mixed_rows(numbers: Any, number: int, side: int, begin: int, end: int, seed: int, form: str) -> Any:
+    """Return other weights of the same kind, which GPUs can make too: as bits, from where an element stands.
+
+    `numbers` makes int64 numbers from a first one to an end, of numpy or of torch, and what comes out is of the same;
+    the others are as in `rows_of`.
+    """
+    mixed = numbers(begin * side, end * side) + (number + 1) * 0x3C6EF372 + seed * 0x5BD1E995
+    mixed = (mixed * 0x9E3779B1) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA77) & 0xFFFFFFFF
+    bits = ((mixed >> 13) & 0x83FF) | 0x3C00
+    return bits << 16 | 0x4321 if FORMS[form][0] == "float32" else bits

@@ -18,7 +18,7 @@ import click
 
 from asyncfabric.sim.calibration import Run
 from asyncfabric.sim.labour import Thread
-from asyncfabric.weights.update.program import UNIT_BYTES
+from asyncfabric.weights.update.device import HOST_UNIT_BYTES
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
 from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
@@ -95,7 +95,7 @@ def measure(text: str, options: Options) -> Run:
             others += busy_after - busy - sum(spent[-1].values())
     free = max(0.1, cores - max(0.0, others) / between)
     means = {name: fmean(each[name] for each in spent) for name in spent[0]}
-    return Run(text, plan, sent_runs(plan), UNIT_BYTES * ITEMS[shape.form], free, fmean(seconds), means)
+    return Run(text, plan, sent_runs(plan), HOST_UNIT_BYTES * ITEMS[shape.form], free, fmean(seconds), means)
 
 
 def threads(scene: WeightsScene) -> dict[Thread, float]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from pathlib import Path
 
 import anyio
 import pytest
 
 import asyncfabric as af
 
+sys.path.append(str(Path(__file__).parents[1] / "property"))  # whose scenes of updates are played here on GPUs
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams of several ranks in one process do not queue up
 
 

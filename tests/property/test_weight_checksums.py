@@ -17,14 +17,14 @@ def test_a_flipped_byte_is_found_in_its_chunk(length: int, chunk_bytes: int, dat
     assert expected.size == -(-length // chunk_bytes)
     covered = np.concatenate([np.arange(length)[part] for part in chunks_of(length, chunk_bytes)] or [np.arange(0)])
     assert np.array_equal(covered, np.arange(length))
-    assert wrong_chunks(memory, expected, chunk_bytes) == []
+    assert wrong_chunks(checksums(memory, chunk_bytes), expected) == []
     if length:
         at = data.draw(st.integers(0, length - 1))
         memory[at] ^= data.draw(st.integers(1, 255))
-        assert wrong_chunks(memory, expected, chunk_bytes) == [at // chunk_bytes]
+        assert wrong_chunks(checksums(memory, chunk_bytes), expected) == [at // chunk_bytes]
 
 
 def test_bytes_that_are_missing_are_told() -> None:
     memory = np.zeros(100, dtype=np.uint8)
-    with pytest.raises(ValueError, match="10 chunks of 10, got 9 checksums"):
-        wrong_chunks(memory, checksums(memory[:90], 10), 10)
+    with pytest.raises(ValueError, match="10 chunks, got 9 checksums"):
+        wrong_chunks(checksums(memory, 10), checksums(memory[:90], 10))

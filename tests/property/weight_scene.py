@@ -137,7 +137,7 @@ class Scene:
             wanted = expected.get((replica.name, replica.receiver), {})  # a receiver may have nothing
             assert set(tensors) == set(wanted)
             for region, tensor in wanted.items():
-                assert np.array_equal(tensors[region], tensor), f"{replica.name}/{replica.receiver}: {region}"
+                assert np.array_equal(on_host(tensors[region]), tensor), f"{replica.name}/{replica.receiver}: {region}"
 
     def change(self, seed: int) -> None:
         """Another training step: other weights in the same memory, equal where shards overlap."""
@@ -152,6 +152,11 @@ class Scene:
             for array in shard.values():
                 view = array.reshape(-1).view(np.uint8)
                 view[view % 61 == seed % 61] ^= 1
+
+
+def on_host(tensor: Any) -> Any:
+    """Return the bytes of a served tensor as an array."""
+    return tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy()
 
 
 def shards_of(plan: Plan, rank: int, shard: Callable[[int, str], Any]) -> dict[str, Any]:
@@ -170,7 +175,7 @@ async def open_scene(
     shard: Callable[[int, str], Any],
     log: Path,
     *,
-    rail: str = "local",
+    rail: str | Callable[[str], str] = "local",
     shadow: Callable[[str], bool] = lambda name: True,
     scratch_bytes: int = SCRATCH,
     grace_s: float = 5.0,
@@ -178,13 +183,22 @@ async def open_scene(
     codings: Sequence[str] = (),
     coding: Literal["auto", "always"] = "auto",
     reads: Callable[[str], dict[str, Any]] = lambda name: {},
+    given: Callable[[int, dict[str, Any]], Any] = lambda rank, held: held,
 ) -> AsyncIterator[Scene]:
-    """Open everybody that the plan names; `codings` for all, `reads` says what a receiver is opened with instead."""
+    """Open everybody that the plan names.
+
+    `codings` for all, `reads` says what a receiver is opened with instead; `given` makes of a trainer's arrays what it
+    is opened with.
+    """
     post = LocalPost()
     async with AsyncExitStack() as stack:
 
-        async def fabric() -> af.Fabric:
-            wanted = {"rails": (rail,), "peer_deadline_host": 30.0, "peer_deadline_network": 30.0} | (config or {})
+        async def fabric(name: str) -> af.Fabric:
+            wanted = {
+                "rails": (rail if isinstance(rail, str) else rail(name),),
+                "peer_deadline_host": 30.0,
+                "peer_deadline_network": 30.0,
+            } | (config or {})
             return await stack.enter_async_context(af.open_fabric(af.FabricConfig(**wanted)))
 
         coordinator = await stack.enter_async_context(
@@ -194,7 +208,7 @@ async def open_scene(
         for one in plan.replicas:
             for receiver in range(plan.receivers):
                 name = receiver_name(one.name, receiver)
-                scene.fabrics[name] = await fabric()
+                scene.fabrics[name] = await fabric(name)
                 scene.replicas[name] = await stack.enter_async_context(
                     open_replica(
                         scene.fabrics[name],
@@ -209,7 +223,7 @@ async def open_scene(
         for rank in range(plan.trainers):
             name = trainer_name(rank)
             held = shards_of(plan, rank, shard)
-            scene.fabrics[name] = await fabric()
+            scene.fabrics[name] = await fabric(name)
             scene.shards.append(held)
             scene.publishers.append(
                 await stack.enter_async_context(
@@ -218,7 +232,7 @@ async def open_scene(
                         post.open(name),
                         plan,
                         rank,
-                        held,
+                        given(rank, held),
                         scratch_bytes=scratch_bytes,
                         codings=codings,
                         coding=coding,

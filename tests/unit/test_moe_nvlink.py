@@ -160,6 +160,12 @@ def test_constants_are_those_of_the_kernels() -> None:
     [
         ("copy_pieces.cu", ["-arch=compute_75"], "7.0", "native/src/providers/cuda/kernel_text.h"),
         ("moe/kernels.cu", ["-std=c++17", "-arch=compute_90"], "8.3", "asyncfabric/moe/nvlink/kernels.ptx"),
+        (
+            "weights/kernels.cu",
+            ["-std=c++17", "-arch=compute_75"],
+            "7.0",
+            "asyncfabric/weights/update/cuda/kernels.ptx",
+        ),
     ],
 )
 def test_the_text_that_is_carried_is_that_of_the_source(

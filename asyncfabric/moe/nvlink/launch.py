@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from asyncfabric.moe.nvlink.driver import DYNAMIC_SHARED_BYTES, SHARED_SHARE, Driver
+from asyncfabric._cuda_driver import Driver
+from asyncfabric.moe.nvlink.driver import DYNAMIC_SHARED_BYTES, SHARED_SHARE
 from asyncfabric.moe.nvlink.layout import (
     BACK_WARPS,
     MAX_RANKS,

@@ -9,6 +9,7 @@ import ctypes
 import os
 from ctypes import byref, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p
 
+from asyncfabric._cuda_driver import Driver
 from asyncfabric.moe.nvlink.driver import (
     ALLOCATION_PINNED,
     LOCATION_DEVICE,
@@ -17,7 +18,6 @@ from asyncfabric.moe.nvlink.driver import (
     RECOMMENDED,
     Access,
     AllocationProp,
-    Driver,
     Location,
 )
 

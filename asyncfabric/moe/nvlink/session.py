@@ -17,10 +17,11 @@ import anyio
 import torch
 
 from asyncfabric import Fabric, FabricError, Peer
+from asyncfabric._cuda_driver import Driver, open_driver
 from asyncfabric.errors import DeviceError, RemoteProtocolError
 from asyncfabric.moe.faults import missing, shortly_before_deadline
 from asyncfabric.moe.group import Card, FabricMeeting, MoeGroup
-from asyncfabric.moe.nvlink.driver import MAJOR, MULTIPROCESSORS, Driver, open_driver
+from asyncfabric.moe.nvlink.driver import MAJOR, MULTIPROCESSORS
 from asyncfabric.moe.nvlink.handle import Output, output_of
 from asyncfabric.moe.nvlink.launch import STATE_WORDS, ExchangeWords, Kernels
 from asyncfabric.moe.nvlink.layout import MAX_RANKS, NvlinkLayout, Parts

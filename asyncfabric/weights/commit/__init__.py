@@ -4,9 +4,19 @@ The coordinator decides (`Coordinator`, `DecisionLog`), each receiver obeys (`Re
 bytes are right. Who carries their messages and moves the bytes drives them; see docs/explain/weights.md.
 """
 
-from asyncfabric.weights.commit.checksums import CHUNK_BYTES, checksums, wrong_chunks
+from asyncfabric.weights.commit.checksums import CHUNK_BYTES, ChecksumKind, checksums, wrong_chunks
 from asyncfabric.weights.commit.coordinator import Coordinator, Phase
 from asyncfabric.weights.commit.decision_log import DecisionLog
 from asyncfabric.weights.commit.receiver import Receiver, State
 
-__all__ = ["CHUNK_BYTES", "Coordinator", "DecisionLog", "Phase", "Receiver", "State", "checksums", "wrong_chunks"]
+__all__ = [
+    "CHUNK_BYTES",
+    "ChecksumKind",
+    "Coordinator",
+    "DecisionLog",
+    "Phase",
+    "Receiver",
+    "State",
+    "checksums",
+    "wrong_chunks",
+]

@@ -11,8 +11,9 @@ import anyio
 import numpy as np
 
 from asyncfabric import BrokenError, BusyError, Fabric, FabricError, RegionKey, Transfer
-from asyncfabric.weights.commit.checksums import CHUNK_BYTES, checksums, chunks_of, wrong_chunks
+from asyncfabric.weights.commit.checksums import CHUNK_BYTES, ChecksumKind, chunks_of, wrong_chunks
 from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.device import stretch
 from asyncfabric.weights.update.messages import Given, Want
 from asyncfabric.weights.update.settling import settle
 from asyncfabric.weights.update.threads import in_thread
@@ -32,6 +33,7 @@ class Fetching:
         self._source = source
         self._copy = copy
         self._sums: bytes | None = None
+        self._kind: ChecksumKind = "xxh3"
         self._failure = ""
         self._answered = anyio.Event()
 
@@ -48,7 +50,7 @@ class Fetching:
     def take(self, sender: str, given: Given) -> None:
         """Take the answer."""
         if sender == self._source and given.version == self._version:
-            self._sums, self._failure = given.sums, given.reason
+            self._sums, self._kind, self._failure = given.sums, given.checksum, given.reason
             self._answered.set()
 
     def lost(self, name: str, reason: str) -> None:
@@ -72,7 +74,7 @@ class Fetching:
         await self._copy.close()  # what is checked now stays as it is
         expected = np.frombuffer(self._sums or b"", "<u8")
         try:
-            wrong = await in_thread(wrong_chunks, self._copy.memory, expected)
+            wrong = wrong_chunks(await in_thread(_sums, self._copy, self._kind), expected)
         except ValueError as error:
             raise BrokenError(f"{self._source} gave another memory than this receiver has: {error}") from error
         if wrong:
@@ -88,7 +90,8 @@ async def give(fabric: Fabric, copy: Copy, want: Want) -> Given:
         key = RegionKey.from_bytes(want.key)
         if key.length != copy.region.length:
             raise ValueError(f"it has {key.length} bytes of memory, this receiver {copy.region.length}")
-        sums = await in_thread(checksums, copy.memory)
+        kind: ChecksumKind = "words" if "words" in (want.checksum, copy.device.checksum) else "xxh3"
+        sums = await in_thread(_sums, copy, kind)
         under_way: list[Transfer] = []
         try:
             for part in chunks_of(copy.region.length, CHUNK_BYTES):
@@ -107,4 +110,12 @@ async def give(fabric: Fabric, copy: Copy, want: Want) -> Given:
                 raise error
     except (FabricError, ValueError) as error:
         return Given(want.version, b"", str(error)[:2000])
-    return Given(want.version, sums.astype("<u8").tobytes())
+    return Given(want.version, sums.astype("<u8").tobytes(), checksum=kind)
+
+
+def _sums(copy: Copy, kind: ChecksumKind) -> np.ndarray:
+    """Return the checksums of all chunks. On a worker thread."""
+    found = copy.device.sums(kind)
+    for part in chunks_of(copy.region.length):
+        found.add([stretch(copy.memory, part.start, part.stop - part.start)])
+    return np.array(found.result(), np.uint64)

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
-import numpy as np
-from numpy.typing import NDArray
 
 from asyncfabric import Fabric, Region, RegionKey
 from asyncfabric._notice import Notice
+from asyncfabric.weights.update.device import Device, Memory
 from asyncfabric.weights.update.layout import TensorLayout
 
 
@@ -22,16 +21,18 @@ class Copy:
 
     Attributes:
         region: where it lies.
+        device: what works on it.
         memory: its bytes.
         tensors: the bytes of each tensor.
         version: what is complete in it, 0 while something is being written or nothing was.
     """
 
-    def __init__(self, region: Region, layout: TensorLayout) -> None:
-        """Look at a region of `layout.total_bytes`."""
+    def __init__(self, region: Region, layout: TensorLayout, device: Device) -> None:
+        """Look at a region of `layout.total_bytes` on a device."""
         self.region: Region = region
-        self.memory: NDArray[np.uint8] = np.frombuffer(region.memory, np.uint8)
-        self.tensors: dict[str, NDArray[np.uint8]] = layout.views(self.memory)
+        self.device: Device = device
+        self.memory: Memory = device.memory_of(region)
+        self.tensors: dict[str, Memory] = layout.views(self.memory)
         self.version: int = 0
         self._lent = 0
         self._returned = Notice()
@@ -66,8 +67,8 @@ class Copy:
 
 
 @asynccontextmanager
-async def open_copies(fabric: Fabric, layout: TensorLayout, count: int) -> AsyncIterator[list[Copy]]:
-    """Allocate copies; released on leaving.
+async def open_copies(fabric: Fabric, layout: TensorLayout, count: int, device: Device) -> AsyncIterator[list[Copy]]:
+    """Allocate copies on a device; released on leaving.
 
     Raises:
         DeviceError: no memory left.
@@ -77,8 +78,8 @@ async def open_copies(fabric: Fabric, layout: TensorLayout, count: int) -> Async
     regions: list[Region] = []
     try:
         for _ in range(count):
-            regions.append(await fabric.allocate(layout.total_bytes, access="read-write"))
-        yield [Copy(region, layout) for region in regions]
+            regions.append(await fabric.allocate(layout.total_bytes, device=device.name, access="read-write"))
+        yield [Copy(region, layout, device) for region in regions]
     finally:
         with anyio.CancelScope(shield=True):
             for region in regions:

@@ -21,7 +21,6 @@ from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.messages import Maxima
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
-from asyncfabric.weights.update.tiles import measure
 
 Floats = NDArray[np.float32]
 Key = tuple[int, int]
@@ -156,7 +155,7 @@ class Exchange:
         shape = self._shards.shapes[name]
         kind, origin = self._plan.kinds[key[1]], self._origins[key]
         shard = self._shards.box(name, (0,) * len(shape), shape)
-        return measure(shard, origin, kind)
+        return self._shards.device.measure(shard, origin, kind)
 
     def _learn(self, source: int, key: Key, message: Maxima) -> None:
         parts = self._takes[key][source]

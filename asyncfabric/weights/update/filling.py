@@ -5,22 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from threading import Lock
 from time import monotonic
 
 import numpy as np
-import xxhash
 
 from asyncfabric import Region
 from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
-from asyncfabric.weights.formats import BLOCK, STORED_AS
+from asyncfabric.weights.commit.checksums import ChecksumKind
+from asyncfabric.weights.formats import BLOCK
+from asyncfabric.weights.update.device import Device, Memory, Stretch, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
-from asyncfabric.weights.update.rows import Bytes
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import Staging
-from asyncfabric.weights.update.tiles import convert_into
 
 Runs = tuple[Region, list[Ints], list[Ints]]
 """Of equal length: where they lie, where they begin there, where they go."""
@@ -30,47 +29,64 @@ class Filler:
     """Fills the staging memory of one trainer for one version.
 
     Attributes:
+        device: of the shards and of the staging memory.
         memory: the staging memory, None when nothing is staged.
-        convert_s, checksum_s: seconds spent so far.
+        convert_s, checksum_s: seconds spent so far, by all threads together.
     """
 
-    def __init__(self, shards: Shards, staging: Staging | None) -> None:
+    def __init__(self, shards: Shards, staging: Staging | None, kind: ChecksumKind) -> None:
         """Read shards; `staging` is None when nothing is converted."""
-        self.memory: Bytes | None = None if staging is None else np.frombuffer(staging.region.memory, np.uint8)
+        self.device: Device = shards.device
+        self._kind: ChecksumKind = kind
+        self.memory: Memory | None = None if staging is None else self.device.memory_of(staging.region)
         self.convert_s: float = 0.0
         self.checksum_s: float = 0.0
+        self._lock = Lock()
         self._shards = shards
         self._staging = staging
 
     def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> list[int]:
         """Convert and stage a unit at `at`; returns the checksum of each box. For a worker thread."""
-        sums = []
+        sums = self.device.sums(self._kind)
+        convert_s = checksum_s = 0.0
         for box, found in zip(unit.boxes, maxima, strict=True):
             begin = monotonic()
-            weights: Iterable[Bytes]
-            if box.direct is not None:
-                region, base = box.source(self._shards)
-                weights = box.direct.parts(np.frombuffer(region.memory, np.uint8), base)
-            else:
-                assert self.memory is not None
-                staged = self.memory[at : at + box.weight_bytes]
-                self._stage(box, staged, found)
-                weights = (staged,)
-            middle = monotonic()
-            digest = xxhash.xxh3_64()
-            for part in weights:
-                digest.update(part.data)
+            parts = [self._weights(box, at, found)]
             if box.scale_bytes:
                 assert self.memory is not None and found is not None
                 scales_at = at + box.scales_staged_at
-                scales = self.memory[scales_at : scales_at + box.scale_bytes]
-                _stage_scales(box, scales, *found)
-                digest.update(scales.data)
+                self.device.put(self.memory[scales_at : scales_at + box.scale_bytes], _scales(box, *found))
+                parts.append(stretch(self.memory, scales_at, box.scale_bytes))
+            middle = monotonic()
+            sums.add(parts)
             at += box.staged_bytes
-            sums.append(digest.intdigest())
-            self.convert_s += middle - begin
-            self.checksum_s += monotonic() - middle
-        return sums
+            convert_s += middle - begin
+            checksum_s += monotonic() - middle
+        begin = monotonic()
+        self.device.finish()
+        middle = monotonic()
+        result = sums.result()
+        with self._lock:
+            self.convert_s += convert_s + middle - begin
+            self.checksum_s += checksum_s + monotonic() - middle
+        return result
+
+    def _weights(self, box: Box, at: int, found: tuple[Floats, Ints] | None) -> Stretch:
+        """Return where the weights of a box are once they are as they are written."""
+        if box.direct is not None:
+            region, base = box.source(self._shards)
+            return Stretch(self._shards.memory(region), box.direct, base)
+        assert self.memory is not None
+        staged = stretch(self.memory, at, box.weight_bytes)
+        source = self._shards.box(box.parameter, box.local_start, box.size)
+        order = box.rows[0].shape.order
+        whole = [dim for dim in range(len(box.size)) if dim not in order] + order  # those of length 1 anywhere
+        maxima, origin = found if found is not None else (None, box.origin)
+        self.device.convert(
+            self.memory[at : at + box.weight_bytes], [box.size[dim] for dim in whole], np.argsort(whole).tolist(),
+            source, box.kind, maxima, box.start, origin,
+        )  # fmt: skip
+        return staged
 
     def runs(self, unit: Unit, at: int) -> dict[tuple[int, str, int], Runs]:
         """Return the runs of a unit, by (source region, receiver, bytes of a run)."""
@@ -106,17 +122,9 @@ class Filler:
         assert self._staging is not None
         return self._staging.region
 
-    def _stage(self, box: Box, memory: Bytes, found: tuple[Floats, Ints] | None) -> None:
-        source = self._shards.box(box.parameter, box.local_start, box.size)
-        order = box.rows[0].shape.order
-        whole = [dim for dim in range(len(box.size)) if dim not in order] + order  # those of length 1 anywhere
-        out = memory.view(STORED_AS[box.kind.to]).reshape([box.size[dim] for dim in whole])
-        maxima, origin = found if found is not None else (None, box.origin)
-        convert_into(out.transpose(np.argsort(whole)), source, box.kind, maxima, box.start, origin)
 
-
-def _stage_scales(box: Box, memory: Bytes, maxima: Floats, origin: Ints) -> None:
-    """Put the scales that a box writes into memory, in the order in which they lie at the receiver."""
+def _scales(box: Box, maxima: Floats, origin: Ints) -> Floats:
+    """Return the scales that a box writes, in the order in which they lie at the receiver."""
     shape = box.rows[0].shape
     first = -(-box.start[-2:] // BLOCK) - origin[-2:] // BLOCK
     lead = box.start[:-2] - origin[:-2]
@@ -124,4 +132,4 @@ def _stage_scales(box: Box, memory: Bytes, maxima: Floats, origin: Ints) -> None
     begin, size = [*lead.tolist(), *first.tolist()], [*box.size[:-2], *count.tolist()]
     values = scales_of(maxima[tuple(slice(a, a + b) for a, b in zip(begin, size, strict=True))])
     whole = [dim for dim in range(len(size)) if dim not in shape.scale_order] + shape.scale_order
-    memory.view("<f4").reshape([size[dim] for dim in whole])[...] = values.transpose(whole)
+    return np.ascontiguousarray(values.transpose(whole), "<f4")

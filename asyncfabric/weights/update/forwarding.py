@@ -15,13 +15,16 @@ import numpy as np
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._notice import Notice
 from asyncfabric.weights.batch import forwarded_by
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.device import Device, Stretch
 from asyncfabric.weights.update.intake import RowPlaces
 from asyncfabric.weights.update.messenger import receiver_name
 from asyncfabric.weights.update.rows import Strided, written_run_bytes
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.settling import settle
+from asyncfabric.weights.update.threads import in_thread
 
 BATCHES = 4
 """Batches of rows under way at once."""
@@ -37,7 +40,7 @@ class Forwarding:
         name: str,
         receiver: int,
         copy: Copy,
-        written: Callable[[str, list[int], list[int]], Awaitable[None]],
+        written: Callable[[str, list[int], list[int], ChecksumKind], Awaitable[None]],
         failed: Callable[[str, FabricError], Awaitable[None]],
     ) -> None:
         """Look up who wants what; see Sending for the two calls."""
@@ -65,7 +68,7 @@ class Forwarding:
         self._gates[receiver] = gate
         self._changed.tell()
 
-    async def forward(self, rows: list[int], sums: list[int]) -> None:
+    async def forward(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
         """Pass on what is wanted elsewhere of these rows; returns when the writes have ended.
 
         Cancellation: stops posting, and goes on when what was posted has drained.
@@ -78,9 +81,9 @@ class Forwarding:
             while name not in self._gates and name not in self._given_up:
                 await self._changed.wait()
             async with self._room:
-                await self._pass_on(name, wanted)
+                await self._pass_on(name, wanted, kind)
 
-    async def _pass_on(self, name: str, wanted: list[tuple[int, int, int, int]]) -> None:
+    async def _pass_on(self, name: str, wanted: list[tuple[int, int, int, int]], kind: ChecksumKind) -> None:
         borrowed: list[Region] = []
         transfers: list[Transfer] = []
         try:
@@ -97,7 +100,7 @@ class Forwarding:
             if failure is not None:
                 await self._give_up(name, failure)
             if name not in self._given_up:
-                await self._written(name, [each[2] for each in wanted], [each[3] for each in wanted])
+                await self._written(name, [each[2] for each in wanted], [each[3] for each in wanted], kind)
         finally:
             with anyio.CancelScope(shield=True):
                 for region in borrowed:
@@ -118,9 +121,10 @@ class Forwarding:
             if source.run_bytes >= run_bytes:
                 pages = source.offsets(run_bytes) + begin
             else:  # theirs has longer runs than ours: put ours in order first
-                region = await self._fabric.allocate(source.nbytes, access="local")
+                device = self._copy.device
+                region = await self._fabric.allocate(source.nbytes, device=device.name, access="local")
                 borrowed.append(region)
-                np.frombuffer(region.memory, np.uint8)[:] = source.gathered(self._copy.memory, begin)
+                await in_thread(_gather, device, region, Stretch(self._copy.memory, source, begin))
                 pages = np.arange(source.nbytes // run_bytes, dtype=np.int64) * run_bytes
             to_pages = target.offsets(run_bytes) + end
             step = MOST_PAGES if run_bytes < LONG_RUN_BYTES else 1
@@ -141,3 +145,8 @@ class Forwarding:
         if name not in self._given_up:
             self._given_up.add(name)
             await self._failed(name, error)
+
+
+def _gather(device: Device, region: Region, part: Stretch) -> None:
+    device.gather(device.memory_of(region), part)
+    device.finish()

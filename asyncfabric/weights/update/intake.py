@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
 from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.device import Memory, Stretch
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.messages import Written
 from asyncfabric.weights.update.messenger import receiver_name, trainer_name
-from asyncfabric.weights.update.rows import Bytes, PieceShape, Strided, in_shard, written_run_bytes
+from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, written_run_bytes
 from asyncfabric.weights.update.threads import in_thread
 
-Columns = tuple[list[int], list[int]]
+Columns = tuple[list[int], list[int], ChecksumKind]
 """Rows and their checksums."""
+
+Verified = Callable[[list[int], list[int], ChecksumKind], Awaitable[None]]
+"""Called with rows that are right, and their checksums, in no order."""
 
 
 def sender_name(plan: Plan, replica: str, sender: int) -> str:
@@ -93,16 +97,13 @@ class RowPlaces:
         same = (pieces.receiver[own] == receiver) & (pieces.twin[own] == pieces.twin[piece])
         return PieceShape(pieces, kind.first + int(np.argmax(same)), kind.to).weights
 
-    def checksum(self, memory: Bytes, row: int) -> int:
-        """Return the checksum of the bytes that lie there now."""
+    def stretches(self, memory: Memory, row: int) -> list[Stretch]:
+        """Return what a checksum of the row is over: weights, and scales if there are any."""
         shape, (weights_at, scales_at) = self.shape(row), self.places(row)
-        digest = xxhash.xxh3_64()
-        for part in shape.weights.parts(memory, weights_at):
-            digest.update(part.data)
+        found = [Stretch(memory, shape.weights, weights_at)]
         if shape.scales is not None:
-            for part in shape.scales.parts(memory, scales_at):
-                digest.update(part.data)
-        return digest.intdigest()
+            found.append(Stretch(memory, shape.scales, scales_at))
+        return found
 
 
 class Intake:
@@ -125,7 +126,7 @@ class Intake:
             self.close()
             raise
         self._told = np.zeros(len(self.rows), bool)
-        self._doubtful: dict[int, int] = {}
+        self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
         self._line: Line[Columns] = Line()
 
     def imm(self, sender: str) -> int:
@@ -157,7 +158,7 @@ class Intake:
         if decoded:
             for number, writes in self._places.writes(rows, self._senders[at]).items():
                 self._targets[number] -= writes
-        self._line.put_nowait((rows.tolist(), sums.tolist()))
+        self._line.put_nowait((rows.tolist(), sums.tolist(), message.checksum))
         if self._told.all():
             self._line.close()
 
@@ -173,11 +174,11 @@ class Intake:
             raise RemoteProtocolError(f"{sender} says that it wrote rows of version {version} that are not its")
         return at
 
-    async def run(self, verified: Callable[[list[int], list[int]], Awaitable[None]]) -> None:
+    async def run(self, verified: Verified) -> None:
         """Return when every byte has arrived and every checksum is right.
 
         Args:
-            verified: called with (rows, checksums) that are right, in no order.
+            verified: is told what is right.
 
         Raises:
             BrokenError: bytes are wrong; the text names the tensor and the sender.
@@ -190,33 +191,34 @@ class Intake:
         for number, target in self._targets.items():  # what came decoded is not in them any more
             await self._counters[number].wait(target)
         await self._copy.close()  # what is checked now stays as it is
-        if self._doubtful:
-            rows, sums = list(self._doubtful), list(self._doubtful.values())
-            right = await in_thread(self._right, rows, sums)
+        for kind, doubtful in self._doubtful.items():
+            rows, sums = list(doubtful), list(doubtful.values())
+            right = await in_thread(self._right, rows, sums, kind)
             wrong = [row for row, good in zip(rows, right, strict=True) if not good]
             if wrong:
                 raise BrokenError(self._describe(wrong), remedy="publish again; if it repeats, check memory and links")
-            await verified(rows, sums)
+            await verified(rows, sums, kind)
 
-    async def _check_all(self, verified: Callable[[list[int], list[int]], Awaitable[None]]) -> None:
-        async for rows, sums in self._line:
-            for more_rows, more_sums in self._line.take_nowait():  # one trip to a thread for all that waits
-                rows.extend(more_rows)
-                sums.extend(more_sums)
-            right = await in_thread(self._right, rows, sums)
-            good: Columns = ([], [])
-            for row, checksum, fine in zip(rows, sums, right, strict=True):
-                if fine:
-                    good[0].append(row)
-                    good[1].append(checksum)
-                else:
-                    self._doubtful[row] = checksum
-            if good[0]:
-                await verified(*good)
+    async def _check_all(self, verified: Verified) -> None:
+        async for first in self._line:
+            together: dict[ChecksumKind, tuple[list[int], list[int]]] = {}
+            for rows, sums, kind in (first, *self._line.take_nowait()):  # one trip to a thread for all that waits
+                columns = together.setdefault(kind, ([], []))
+                columns[0].extend(rows)
+                columns[1].extend(sums)
+            for kind, (rows, sums) in together.items():
+                right = await in_thread(self._right, rows, sums, kind)
+                found = list(zip(rows, sums, right, strict=True))
+                self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
+                if any(right):
+                    good = [(row, told) for row, told, fine in found if fine]
+                    await verified([row for row, _ in good], [told for _, told in good], kind)
 
-    def _right(self, rows: list[int], sums: list[int]) -> list[bool]:
-        memory = self._copy.memory
-        return [self._places.checksum(memory, row) == checksum for row, checksum in zip(rows, sums, strict=True)]
+    def _right(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> list[bool]:
+        found = self._copy.device.sums(kind)
+        for row in rows:
+            found.add(self._places.stretches(self._copy.memory, row))
+        return [mine == told for mine, told in zip(found.result(), sums, strict=True)]
 
     def _describe(self, wrong: list[int]) -> str:
         row = wrong[0]

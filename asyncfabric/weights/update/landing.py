@@ -199,7 +199,9 @@ class Arrivals:
                 raise BrokenError(
                     f"coded rows of {sender} are damaged: {error}", remedy="publish again; the next version comes plain"
                 ) from error
-            self._intake.take(sender, Written(message.version, message.rows, message.sums), decoded=True)
+            self._intake.take(
+                sender, Written(message.version, message.rows, message.sums, message.checksum), decoded=True
+            )
             slots.open[slot] = True
             self._say(sender, Taken(message.version, slot))
 

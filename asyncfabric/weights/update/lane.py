@@ -14,6 +14,7 @@ import numpy as np
 from asyncfabric import BusyError, Fabric, FabricError, Region, RegionKey, Transfer
 from asyncfabric._notice import Notice
 from asyncfabric.weights.coding import KNOWN, Coding
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.messages import MOST_ROWS, Coded, Landing, Taken
 from asyncfabric.weights.update.rows import Bytes
 
@@ -36,7 +37,7 @@ class Lane:
 
     def __init__(
         self, fabric: Fabric, memory: Region, at: int, slot_bytes: int, version: int, receiver: str, coding: Coding,
-        landing: Landing, tell: Tell, failed: Failed,
+        landing: Landing, tell: Tell, failed: Failed, kind: ChecksumKind,
     ) -> None:  # fmt: skip
         """Fill slots at `at` of local memory, each `slot_bytes` long, which is not more than the receiver's.
 
@@ -55,6 +56,7 @@ class Lane:
         self._key = RegionKey.from_bytes(landing.key)
         self._tell = tell
         self._failed = failed
+        self._kind: ChecksumKind = kind
         self._transfers: list[Transfer | None] = [None] * len(landing.imms)
         self._taken = [True] * len(landing.imms)
         self._slot = self._filled = self._work = 0
@@ -115,7 +117,7 @@ class Lane:
             rows, sums, codings, lengths = zip(*self._rows, strict=True)
             told = Coded(
                 self._version, self._slot, np.array(rows, "<i8").tobytes(), np.array(sums, "<u8").tobytes(),
-                bytes(codings), np.array(lengths, "<i8").tobytes(),
+                bytes(codings), np.array(lengths, "<i8").tobytes(), self._kind,
             )  # fmt: skip
             self._slot, self._filled, self._work = (self._slot + 1) % len(self._taken), 0, 0
             self._rows = []

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.plan import Plan
@@ -42,8 +42,8 @@ class TensorLayout:
         for name, offset in self.offsets.items():
             self.by_region[numbers[name]] = offset
 
-    def views(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
-        """Return the bytes of each tensor in memory of `total_bytes`."""
+    def views(self, memory: Any) -> dict[str, Any]:
+        """Return the bytes of each tensor in memory of `total_bytes`: slices of the array or tensor of bytes."""
         return {name: memory[at : at + self.lengths[name]] for name, at in self.offsets.items()}
 
     def named(self, offset: int) -> str:

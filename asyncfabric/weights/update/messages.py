@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.commit.messages import (
     Abort,
     CatchUp,
@@ -82,12 +83,16 @@ class Landing(Struct, frozen=True, array_like=True):
 
 
 class Opened(Struct, frozen=True, tag="weights.opened"):
-    """From a receiver to each of its senders: where the version goes, and the counter for what this sender writes."""
+    """From a receiver to each of its senders: where the version goes, and the counter for what this sender writes.
+
+    `checksum` is what it works out quickest; it takes every kind.
+    """
 
     version: Version
     key: Annotated[bytes, Meta(max_length=8192)]
     imm: int
     landing: Landing | None = None
+    checksum: ChecksumKind = "xxh3"
 
 
 class Written(Struct, frozen=True, tag="weights.written"):
@@ -96,6 +101,7 @@ class Written(Struct, frozen=True, tag="weights.written"):
     version: Version
     rows: Column
     sums: Column
+    checksum: ChecksumKind = "xxh3"
 
 
 class Coded(Struct, frozen=True, tag="weights.coded"):
@@ -103,7 +109,7 @@ class Coded(Struct, frozen=True, tag="weights.coded"):
 
     Attributes:
         slot: of this sender's landing; it is the sender's again after Taken.
-        rows, sums: as in Written; the checksums are of the decoded bytes.
+        rows, sums, checksum: as in Written; the checksums are of the decoded bytes.
         codings: uint8, for each row the place of its coding in `coding.KNOWN`.
         lengths: int64, coded bytes of each row.
     """
@@ -114,6 +120,7 @@ class Coded(Struct, frozen=True, tag="weights.coded"):
     sums: Column
     codings: Column
     lengths: Column
+    checksum: ChecksumKind = "xxh3"
 
 
 class Taken(Struct, frozen=True, tag="weights.taken"):
@@ -161,11 +168,15 @@ class Gone(Struct, frozen=True, tag="weights.gone"):
 
 
 class Want(Struct, frozen=True, tag="weights.want"):
-    """From a receiver that is behind to one that holds the version: write all your tensors behind this key."""
+    """From a receiver that is behind to one that holds the version: write all your tensors behind this key.
+
+    `checksum` is what it works out quickest; it takes every kind.
+    """
 
     version: Version
     key: Annotated[bytes, Meta(max_length=8192)]
     imm: int
+    checksum: ChecksumKind = "xxh3"
 
 
 class Given(Struct, frozen=True, tag="weights.given"):
@@ -174,6 +185,7 @@ class Given(Struct, frozen=True, tag="weights.given"):
     version: Version
     sums: Column
     reason: Reason = ""
+    checksum: ChecksumKind = "xxh3"
 
 
 WeightMessage = (

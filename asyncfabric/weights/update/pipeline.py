@@ -18,8 +18,9 @@ from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.coded_sending import CodedSending
-from asyncfabric.weights.update.exchange import Exchange
+from asyncfabric.weights.update.exchange import Exchange, Floats
 from asyncfabric.weights.update.filling import Filler
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.program import Program, Unit
@@ -35,9 +36,6 @@ PAGES_IN_FLIGHT = 8 * MOST_PAGES
 
 UNITS_READY, UNITS_IN_FLIGHT = 4, 64
 
-_Ready = tuple[Unit, int, list[int]]
-"""A unit, where it is staged, the checksum of each box."""
-
 
 @dataclass(slots=True)
 class Stages:
@@ -50,6 +48,16 @@ class Stages:
     maxima_wait_s: float = 0.0
     bytes: int = 0
     writes: int = 0
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A unit that is being filled, or is: where it is staged, and then the checksum of each box."""
+
+    unit: Unit
+    at: int
+    sums: list[int] = field(default_factory=list)
+    filled: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True)
@@ -74,16 +82,17 @@ class Sending:
         written: Tell,
         failed: Callable[[str, FabricError], Awaitable[None]],
         coded: CodedSending | None = None,
+        kind: ChecksumKind = "xxh3",
     ) -> None:
         """Send to the receivers that have gates, and to those that have lanes in `coded`; others are left out.
 
         `written` is called with (receiver, rows, checksums) soon after writes have ended, `failed` once for a receiver
-        that cannot be written to, and the others go on.
+        that cannot be written to, and the others go on. `kind` is of the checksums.
         """
         self.stages: Stages = Stages()
         self._fabric = fabric
         self._staging = staging
-        self._filler = Filler(shards, staging)
+        self._filler = Filler(shards, staging, kind)
         self._exchange = exchange
         self._gates = dict(gates)
         self._teller = Teller(written)
@@ -121,25 +130,39 @@ class Sending:
     # ---- bring, convert, hash
 
     async def _prepare(self, program: Program, unit_bytes: int, ready: Line[_Ready]) -> None:
-        for unit in program.units(unit_bytes):
-            at, begin = 0, monotonic()
-            if unit.staged_bytes:
-                assert self._staging is not None
-                at = await self._staging.take(unit.staged_bytes)
-            self.stages.staging_wait_s += monotonic() - begin
-            begin = monotonic()
-            maxima = [
-                await self._exchange.ready((box.parameter_number, box.kind_number)) if box.kind.block else None
-                for box in unit.boxes
-            ]
-            self.stages.maxima_wait_s += monotonic() - begin
-            await ready.put((unit, at, await in_thread(self._filler.fill, unit, at, maxima)))
+        turns = anyio.Semaphore(self._filler.device.fills)
+
+        async def fill(one: _Ready, maxima: list[tuple[Floats, Ints] | None]) -> None:
+            one.sums = await in_thread(self._filler.fill, one.unit, one.at, maxima)
+            one.filled.set()
+            turns.release()
+
+        with unwrapped():
+            async with anyio.create_task_group() as tasks:
+                for unit in program.units(unit_bytes):
+                    at, begin = 0, monotonic()
+                    if unit.staged_bytes:
+                        assert self._staging is not None
+                        at = await self._staging.take(unit.staged_bytes)
+                    self.stages.staging_wait_s += monotonic() - begin
+                    begin = monotonic()
+                    maxima = [
+                        await self._exchange.ready((box.parameter_number, box.kind_number)) if box.kind.block else None
+                        for box in unit.boxes
+                    ]
+                    self.stages.maxima_wait_s += monotonic() - begin
+                    await turns.acquire()
+                    one = _Ready(unit, at)
+                    await ready.put(one)
+                    tasks.start_soon(fill, one, maxima)
         ready.close()
 
     # ---- write
 
     async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
-        async for unit, at, sums in ready:
+        async for prepared in ready:
+            await prepared.filled.wait()
+            unit, at, sums = prepared.unit, prepared.at, prepared.sums
             one = _Posted(unit, sums)
             self._in_flight.append(one)
             for (_, receiver, run_bytes), (region, sources, targets) in self._filler.runs(unit, at).items():

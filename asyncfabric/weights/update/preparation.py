@@ -88,4 +88,6 @@ class Preparation:
     async def _open_scratch(self, program: Program) -> Scratch:
         await self.aclose()
         self._scratch_end = AsyncExitStack()
-        return await self._scratch_end.enter_async_context(open_scratch(self._fabric, program, self._scratch_bytes))
+        return await self._scratch_end.enter_async_context(
+            open_scratch(self._fabric, program, self._scratch_bytes, self._shards.device)
+        )

@@ -22,9 +22,6 @@ from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, is_di
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import padded
 
-UNIT_BYTES = 16 << 20
-"""Boxes go through the pipeline together up to about this many bytes: what one trip to a thread is worth."""
-
 
 @dataclass(frozen=True, slots=True)
 class SentRow:

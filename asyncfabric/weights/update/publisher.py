@@ -15,9 +15,11 @@ import anyio
 from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric._notice import Notice
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.commit.messages import Abort, Failed, Write
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.coded_sending import CodedSending
+from asyncfabric.weights.update.device import HOST
 from asyncfabric.weights.update.messages import (
     Gone,
     Landing,
@@ -56,6 +58,8 @@ class _Publication:
         self.write: Write | None = None
         self.gates: dict[str, Gate] = {}
         self.landings: dict[str, Landing | None] = {}
+        self.kinds: set[ChecksumKind] = set()
+        self.kind: ChecksumKind = "xxh3"
         self.outcome: str | None = None
         self.scope: anyio.CancelScope = anyio.CancelScope()
 
@@ -85,7 +89,8 @@ class WeightPublisher:
     async def publish(self, version: int) -> PublishReport:
         """Write the shards, as they are now, to every replica as this version; return when it is decided.
 
-        Every trainer publishes the same version. The shards must not change meanwhile.
+        Every trainer publishes the same version. The shards must not change meanwhile; those on a GPU are read once the
+        stream that is current for torch is past what it was given before this call.
 
         Raises:
             BusyError: another version is being published.
@@ -104,6 +109,7 @@ class WeightPublisher:
                 if self._closed:
                     raise ClosedError(f"the messenger of trainer {self.rank} is closed")
                 await self._changed.wait()
+            await self._shards.settled()
             await self._messenger.send(COORDINATOR, Offered(version))
             report = await self._carry_out(one, began)
         except BaseException as error:
@@ -134,13 +140,15 @@ class WeightPublisher:
                         while not one.gates.keys() >= set(wanted):
                             await self._changed.wait()
                         started = monotonic()
+                        if "words" in (self._shards.device.checksum, *one.kinds):
+                            one.kind = "words"
                         gates = {name: one.gates[name] for name in wanted}
                         coded = await self._coded(one, program)
                         for name in coded.lanes if coded is not None else ():
                             del gates[name]
                         sending = Sending(
                             self._fabric, self._shards, scratch.staging, exchange, gates, self._written,
-                            self._unreachable, coded,
+                            self._unreachable, coded, one.kind,
                         )  # fmt: skip
                         await sending.run(program, scratch.unit_bytes)
                         ended = monotonic()
@@ -166,7 +174,7 @@ class WeightPublisher:
     async def _coded(self, one: _Publication, program: Program) -> CodedSending | None:
         if self._codings is None:
             return None
-        return await self._codings.begin(one.version, program, one.landings, self._say, self._unreachable)
+        return await self._codings.begin(one.version, program, one.landings, self._say, self._unreachable, one.kind)
 
     # ---- messages
 
@@ -209,6 +217,7 @@ class WeightPublisher:
             case Opened() if one is not None and event.version == one.version:
                 one.gates[sender] = Gate(RegionKey.from_bytes(event.key), event.imm)
                 one.landings[sender] = event.landing
+                one.kinds.add(event.checksum)
                 if self._codings is not None:
                     self._codings.opened(sender)
             case Taken() if self._codings is not None:
@@ -231,7 +240,7 @@ class WeightPublisher:
 
     async def _written(self, receiver: str, rows: list[int], sums: list[int]) -> None:
         assert self._publication is not None
-        for message in rows_told(self._publication.version, rows, sums):
+        for message in rows_told(self._publication.version, rows, sums, self._publication.kind):
             await self._say(receiver, message)
 
     async def _unreachable(self, receiver: str, error: FabricError) -> None:
@@ -271,13 +280,18 @@ async def open_publisher(
         coding: "auto" uses one where it was measured to be faster than plain bytes; "always" wherever both ends can.
 
     Raises:
-        ValueError: a shard is missing or is not what the plan says; a coding is not known.
+        ValueError: a shard is missing or is not what the plan says; a coding is not known, or wanted for shards on a
+            GPU.
         DeviceError: memory cannot be registered.
 
     Cancellation: what was posted drains (INV-2), the memory is released, then it goes on.
     """
     wanted = known_codings(codings)
     async with open_shards(fabric, plan, rank, shards) as held:
+        if wanted and held.device.name != HOST:
+            raise ValueError(
+                f"codings work in host memory only, and the shards of rank {rank} are on {held.device.name}"
+            )
         sender = SenderCodings(fabric, held, trainer_name(rank), wanted, coding) if wanted else None
         preparation = Preparation(fabric, plan, rank, held, scratch_bytes)
         publisher = WeightPublisher(fabric, messenger, rank, held, preparation, sender)

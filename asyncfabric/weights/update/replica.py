@@ -15,12 +15,14 @@ from anyio.abc import TaskGroup
 from asyncfabric import ClosedError, Fabric, FabricError, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric.weights.coding import Coding
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Prepare
 from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, Tell
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.catching_up import Fetching, give
 from asyncfabric.weights.update.copies import Copy, open_copies
+from asyncfabric.weights.update.device import HOST, device_of
 from asyncfabric.weights.update.forwarding import Forwarding
 from asyncfabric.weights.update.intake import Intake, RowPlaces
 from asyncfabric.weights.update.landing import LANDING_BYTES, Arrivals, LandingMemory, open_landing
@@ -192,15 +194,18 @@ class WeightReplica(Serving):
                 coded = arrival.coded = await ending.enter_async_context(self._coded(effect.version, copy, intake))
                 for name in intake.names:
                     landing = coded.offer(name) if coded is not None else None
-                    self._words.say(name, Opened(effect.version, key.to_bytes(), intake.imm(name), landing))
+                    self._words.say(
+                        name,
+                        Opened(effect.version, key.to_bytes(), intake.imm(name), landing, copy.device.checksum),
+                    )
                 self._carry_out(self._machine.opened(effect.version))
                 tasks = await ending.enter_async_context(anyio.create_task_group())
                 if coded is not None:
                     tasks.start_soon(coded.run)
 
-                async def forward(rows: list[int], sums: list[int]) -> None:
+                async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
                     assert arrival.forwarding is not None
-                    tasks.start_soon(arrival.forwarding.forward, rows, sums)
+                    tasks.start_soon(arrival.forwarding.forward, rows, sums, kind)
 
                 await intake.run(forward)
                 if coded is not None:
@@ -224,7 +229,8 @@ class WeightReplica(Serving):
         try:
             with Fetching(self._fabric, effect.version, effect.source, copy) as fetching:
                 arrival.fetching = fetching
-                self._words.say(effect.source, Want(effect.version, key.to_bytes(), fetching.imm))
+                want = Want(effect.version, key.to_bytes(), fetching.imm, copy.device.checksum)
+                self._words.say(effect.source, want)
                 await fetching.run()
                 copy.version = effect.version
                 self._carry_out(self._machine.fetched(effect.version))
@@ -249,9 +255,9 @@ class WeightReplica(Serving):
 
     # ---- words
 
-    async def _written(self, receiver: str, rows: list[int], sums: list[int]) -> None:
+    async def _written(self, receiver: str, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
         assert self._arrival is not None
-        for message in rows_told(self._arrival.version, rows, sums):
+        for message in rows_told(self._arrival.version, rows, sums, kind):
             self._words.say(receiver, message)
 
     async def _unreachable(self, receiver: str, error: FabricError) -> None:
@@ -266,7 +272,7 @@ class WeightReplica(Serving):
 @asynccontextmanager
 async def open_replica(
     fabric: Fabric, messenger: Messenger, plan: Plan, name: str, receiver: int, *, shadow: bool = True,
-    codings: Iterable[str] = (), landing_bytes: int = LANDING_BYTES,
+    codings: Iterable[str] = (), landing_bytes: int = LANDING_BYTES, device: str = HOST,
 ) -> AsyncIterator[WeightReplica]:  # fmt: skip
     """Open one receiver of a replica: memory for its tensors, and its part in every update.
 
@@ -280,18 +286,24 @@ async def open_replica(
         codings: that trainers may use: "delta" (with a shadow only), "exponent". They do where they measure that it
             pays; see `open_publisher`.
         landing_bytes: memory for coded rows beside the copies, shared out to the trainers in two slots each.
+        device: where the tensors are: "cpu", or "cuda:N" of a fabric that has a rail of that GPU; `tensors()` are
+            tensors of torch there. Codings are for "cpu" only.
 
     Raises:
-        ValueError: there is no such rank, or a coding is not known.
+        ValueError: there is no such rank, a coding is not known, or codings are wanted on a GPU.
         DeviceError: no memory left.
 
     Cancellation: what is under way drains (INV-2), the memory is released, then it goes on.
     """
     if not 0 <= receiver < plan.receivers:
         raise ValueError(f"receiver must be in 0..{plan.receivers - 1}, got {receiver}")
-    reads = known_codings(codings) - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
+    place = device_of(device)
+    wanted = known_codings(codings)
+    if wanted and place.name != HOST:
+        raise ValueError(f"codings are read in host memory only, and the tensors of {name} are to be on {place.name}")
+    reads = wanted - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
     async with (
-        open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1) as copies,
+        open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1, place) as copies,
         open_landing(fabric, reads, landing_bytes) as landing,
         beside() as tasks,
     ):

@@ -78,7 +78,7 @@ class Strided:
         if run == self.nbytes:
             memory[offset : offset + run] = ordered
             return
-        keep = self._outside(run)
+        keep = self.outer_dimensions(run)
         form = np.dtype((np.void, run))
         np.ndarray(self.sizes[:keep], form, memory, offset, self.strides[:keep])[...] = ordered.view(form).reshape(
             self.sizes[:keep]
@@ -97,7 +97,7 @@ class Strided:
             for begin in self.offsets(run).tolist():
                 yield memory[offset + begin : offset + begin + run]
             return
-        keep = self._outside(run)
+        keep = self.outer_dimensions(run)
         sizes, strides = self.sizes[:keep], self.strides[:keep]
         view = np.ndarray(sizes, np.dtype((np.void, run)), memory, offset, strides)
         each = nbytes // sizes[0]  # of one step along the outermost dimension
@@ -105,7 +105,7 @@ class Strided:
         for low in range(0, sizes[0], step):
             yield np.ascontiguousarray(view[low : low + step]).reshape(-1).view(np.uint8)
 
-    def _outside(self, run_bytes: int) -> int:
+    def outer_dimensions(self, run_bytes: int) -> int:
         """Return how many outer dimensions have steps from run to run."""
         keep, inner = len(self.sizes), self.item
         while inner < run_bytes:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import anyio
 
 from asyncfabric import Fabric
+from asyncfabric.weights.update.device import Device
 from asyncfabric.weights.update.pipeline import PAGES_IN_FLIGHT
-from asyncfabric.weights.update.program import UNIT_BYTES, Program
+from asyncfabric.weights.update.program import Program
 from asyncfabric.weights.update.staging import Staging, padded
 from asyncfabric.weights.update.tiles import TILE_BYTES
 
@@ -47,8 +48,8 @@ def reserve_of(program: Program) -> int:
 
 
 @asynccontextmanager
-async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int) -> AsyncIterator[Scratch]:
-    """Allocate the staging memory; released on leaving.
+async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int, device: Device) -> AsyncIterator[Scratch]:
+    """Allocate the staging memory on the device of the shards; released on leaving.
 
     Raises:
         ValueError: too little for the largest box; the text says how much is needed.
@@ -64,12 +65,12 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int) -> 
             f"on it takes {reserve}: give at least {reserve + program.largest_staged}, or plan smaller chunk_bytes"
         )
     if not program.largest_staged:
-        yield Scratch(None, UNIT_BYTES, reserve)
+        yield Scratch(None, device.unit_bytes, reserve)
         return
     everything = sum(box.staged_bytes for box in program.boxes)
-    unit = max(program.largest_staged, min(UNIT_BYTES, room // UNITS_STAGED))
+    unit = max(program.largest_staged, min(device.unit_bytes, room // UNITS_STAGED))
     length = max(program.largest_staged, min(room, everything, UNITS_STAGED * unit))
-    region = await fabric.allocate(padded(length), access="local")
+    region = await fabric.allocate(padded(length), device=device.name, access="local")
     try:
         yield Scratch(Staging(region), unit, reserve)
     finally:

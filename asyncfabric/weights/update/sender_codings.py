@@ -12,6 +12,7 @@ import msgspec
 
 from asyncfabric import Fabric, Region
 from asyncfabric.weights.coding import Coding, Costs, measure
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.bases import Bases, sample_of
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.lane import Failed, Lane, Tell
@@ -53,8 +54,9 @@ class SenderCodings:
         self._gone: set[str] = set()
 
     async def begin(
-        self, version: int, program: Program, landings: Mapping[str, Landing | None], tell: Tell, failed: Failed
-    ) -> CodedSending | None:
+        self, version: int, program: Program, landings: Mapping[str, Landing | None], tell: Tell, failed: Failed,
+        kind: ChecksumKind,
+    ) -> CodedSending | None:  # fmt: skip
         """Choose for each receiver of a version, and return what sends coded rows; None when nothing is to be done.
 
         Cancellation: nothing was sent.
@@ -86,7 +88,7 @@ class SenderCodings:
             landing = landings[name]
             assert memory is not None and landing is not None
             lanes[name] = Lane(
-                self._fabric, memory, at, size, version, name, self._chosen[name][0], landing, tell, failed
+                self._fabric, memory, at, size, version, name, self._chosen[name][0], landing, tell, failed, kind
             )  # fmt: skip
             at += size * len(landing.imms)
             if name in self._gone:

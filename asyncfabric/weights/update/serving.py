@@ -5,14 +5,13 @@ Runs on the event loop's thread. `step_boundary` is the only place where what se
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.receiver import Effect, Receiver, State
 from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.device import Memory
 
-Tensors = dict[str, NDArray[np.uint8]]
+Tensors = dict[str, Memory]
+"""By name: bytes, an array of numpy in host memory, a tensor of torch on a GPU."""
 
 
 class Serving:

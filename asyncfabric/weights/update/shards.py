@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric import Fabric, Region
-from asyncfabric.weights.formats import STORED_AS
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.device import HOST, Device, Elements, Memory, device_of
+from asyncfabric.weights.update.threads import in_thread
 
-Elements = NDArray[Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Bring = Callable[[tuple[slice, ...]], Elements]
 """Brings a box of a shard that is not in memory: slices of the shard in, elements out. Called on a worker thread."""
 
-ShardMap = Mapping[str, "Elements | Bring"]
-"""By parameter: the rank's shard as `formats.STORED_AS` says, C-contiguous, the same memory in each version."""
+ShardMap = Mapping[str, "NDArray[Any] | Tensor | Bring"]
+"""By parameter: the rank's shard, C-contiguous, the same memory in each version: an array of numpy as
+`formats.STORED_AS` says; or a tensor of torch. All tensors of a rank are in host memory or on one GPU.
+"""
 
 
 class Shards:
@@ -31,11 +36,16 @@ class Shards:
     def __init__(self, plan: Plan, rank: int, given: ShardMap) -> None:
         """Check shapes and types.
 
-        Raises ValueError for a shard that is missing, or is not what the plan says.
+        Raises ValueError for a shard that is missing, is not what the plan says, or is elsewhere than the others.
         """
+        places = {place_of(held) for held in given.values()} - {None}
+        if len(places) > 1:
+            raise ValueError(f"shards of rank {rank} are on {sorted(map(str, places))}: give all of them on one device")
+        self.device: Device = device_of(places.pop() or HOST if places else HOST)
         self.dims: int = plan.pieces.start.shape[1]
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._arrays: dict[str, Elements] = {}
+        self._arrays: dict[str, Elements] = {}  # as the device works on them
+        self._views: dict[int, Memory] = {}
         self._bring: dict[str, tuple[Bring, int]] = {}
         self._places: dict[str, tuple[Region, int]] = {}
         for kind_number, parameter_number in sorted(
@@ -53,15 +63,13 @@ class Shards:
         held = given.get(name)
         if held is None:
             raise ValueError(f"rank {rank} holds a part of {name}, {shape} of {dtype}, but no shard was given")
-        if not isinstance(held, np.ndarray):
+        if callable(held):
             self._bring[name] = (held, len(shape))
             return
-        if held.dtype != STORED_AS[dtype] or held.size != int(np.prod(shape)) or not held.flags.c_contiguous:
-            raise ValueError(
-                f"{name} of rank {rank}: expected C-contiguous {shape} of {STORED_AS[dtype]} ({dtype}), got "
-                f"{held.shape} of {held.dtype}{'' if held.flags.c_contiguous else ', not contiguous'}"
-            )
-        self._arrays[name] = held.reshape(self.shapes[name])
+        try:
+            self._arrays[name] = self.device.held(held, dtype, shape).reshape(self.shapes[name])
+        except ValueError as error:
+            raise ValueError(f"{name} of rank {rank}: {error}") from None
 
     def box(self, parameter: str, start: tuple[int, ...], size: tuple[int, ...]) -> Elements:
         """Return a box of a shard, counted from the shard's origin: a view, or what was brought."""
@@ -70,7 +78,7 @@ class Shards:
         if held is not None:
             return held[where]
         bring, own = self._bring[parameter]
-        return np.asarray(bring(where[self.dims - own :])).reshape(size)
+        return self.device.brought(bring(where[self.dims - own :])).reshape(size)
 
     def place(self, parameter: str) -> tuple[Region, int] | None:
         """Return the region and the byte in it where a shard begins; None for one that is brought."""
@@ -81,22 +89,36 @@ class Shards:
 
         Cancellation: shielded until the engine answered; what was registered is in the list.
         """
-        found: dict[int, Region] = {}
+        found: dict[tuple[int, int], Region] = {}
         for name, array in self._arrays.items():
-            root = _root(array)
-            region = found.get(id(root))
+            root, begin, at = self.device.root(array)
+            region = found.get((begin, root.nbytes))
             if region is None:
-                region = found[id(root)] = await fabric.register(root, access="local")
+                region = found[begin, root.nbytes] = await fabric.register(root, access="local")
                 regions.append(region)
-            self._places[name] = (region, array.ctypes.data - root.ctypes.data)
+                self._views[region.id] = self.device.memory_of(region)
+            self._places[name] = (region, at)
+
+    def memory(self, region: Region) -> Memory:
+        """Return the bytes of a region that `place` told."""
+        return self._views[region.id]
+
+    async def settled(self) -> None:
+        """Return when what the caller has begun on the shards' device has been done.
+
+        Cancellation: waits for the device; then it goes on.
+        """
+        wait = self.device.after_caller()
+        if wait is not None:
+            await in_thread(wait)
 
 
-def _root(array: Elements) -> Elements:
-    """Return the array whose memory this one is a part of: shards cut from one buffer are registered once."""
-    root = array
-    while isinstance(root.base, np.ndarray) and root.base.flags.c_contiguous:
-        root = root.base
-    return root
+def place_of(held: object) -> str | None:
+    """Return the device of a shard, None for one that is brought."""
+    if isinstance(held, np.ndarray):
+        return HOST
+    where = getattr(held, "device", None)
+    return None if where is None else str(where)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import anyio
 import numpy as np
 
 from asyncfabric._notice import Notice
+from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.messages import MOST_ROWS, Written
 
 TELL_S = 0.005
@@ -57,8 +58,8 @@ class Teller:
                 await self._tell(receiver, rows, sums)
 
 
-def rows_told(version: int, rows: list[int], sums: list[int]) -> Iterator[Written]:
+def rows_told(version: int, rows: list[int], sums: list[int], kind: ChecksumKind) -> Iterator[Written]:
     """Yield the messages that say that these rows are written."""
     for low in range(0, len(rows), MOST_ROWS):
         part = slice(low, low + MOST_ROWS)
-        yield Written(version, np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes())
+        yield Written(version, np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes(), kind)

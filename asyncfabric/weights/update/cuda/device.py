@@ -1,0 +1,188 @@
+"""TorchDevice: bytes of weights in a GPU's memory, and what works on them there; they never pass through the host.
+
+Each thread has a stream of its own, so that measuring, converting and hashing wait for nothing but themselves; only
+maxima, scales and checksums come to the host. With the device "cpu" the same code runs on host memory, for tests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncfabric import Region
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.commit.checksums import ChecksumKind
+from asyncfabric.weights.formats import BLOCK
+from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales, convert, sizes_of
+from asyncfabric.weights.update.cuda.bits import BITS, BY_BYTES
+from asyncfabric.weights.update.cuda.kernels import Kernels
+from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
+from asyncfabric.weights.update.device import Root, Stretch, Sums
+from asyncfabric.weights.update.tiles import Floats
+
+
+class TorchDevice:
+    """The memory of one GPU, with torch."""
+
+    checksum: ChecksumKind = "words"
+    unit_bytes: int = 128 << 20
+    fills: int = 2  # while one waits for the GPU another one is made ready
+
+    def __init__(self, name: str) -> None:
+        """Work on a device, "cuda:N"."""
+        self.name: str = name
+        self._device = torch.device(name)
+        self._streams = threading.local()
+        self._kernels: Kernels | None = Kernels(self._device) if self._device.type == "cuda" else None
+
+    def memory_of(self, region: Region) -> Tensor:
+        """Return the bytes of a region."""
+        return region.tensor(torch.uint8)
+
+    def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the bits of a tensor, of the local part of a DTensor."""
+        local = given.to_local() if hasattr(given, "to_local") else given
+        name = str(local.dtype).removeprefix("torch.")
+        if name != dtype or local.numel() != prod(shape) or not local.is_contiguous():
+            raise ValueError(
+                f"expected contiguous {shape} of {dtype}, got {tuple(local.shape)} of {name}"
+                f"{'' if local.is_contiguous() else ', not contiguous'}"
+            )
+        bits: Tensor = local.detach().view(BITS[dtype])
+        return bits
+
+    def brought(self, given: Any) -> Tensor:
+        """Return on the GPU what a callback brought, arrays too."""
+        tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given))
+        with self._own_stream():
+            return tensor.view(BY_BYTES[tensor.element_size()]).to(self._device)
+
+    def root(self, elements: Tensor) -> Root:
+        """Return all bytes of a tensor's storage."""
+        storage = elements.untyped_storage()
+        whole = torch.empty(0, dtype=torch.uint8, device=elements.device).set_(storage)
+        return Root(whole, storage.data_ptr(), elements.data_ptr() - storage.data_ptr())
+
+    def after_caller(self) -> Callable[[], None] | None:
+        """Return what waits for the stream that is current on the calling thread."""
+        return None if self._device.type == "cpu" else torch.cuda.current_stream(self._device).synchronize
+
+    def measure(self, shard: Tensor, start: Ints, kind: Kind) -> Floats:
+        """Return the maxima of blocks."""
+        with self._own_stream():
+            if self._kernels is None or shard.stride(-1) != 1:
+                return block_maxima(shard, start, kind)
+            row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
+            blocks = (-(-(row + shard.shape[-2]) // BLOCK), -(-(column + shard.shape[-1]) // BLOCK))
+            parts = [self._kernels.maxima(shard[at], kind.dtype, row, column, blocks) for at in _cubes(shard)]
+            found = torch.stack(parts).cpu().numpy().reshape(*shard.shape[:-2], *blocks)
+            return sizes_of(found, kind.dtype)
+
+    def convert(
+        self, out: Tensor, sizes: Sequence[int], axes: Sequence[int], box: Tensor, kind: Kind, maxima: Floats | None,
+        start: Ints, origin: Ints,
+    ) -> None:  # fmt: skip
+        """Convert strip by strip; scales come from the host, where they are divided."""
+        with self._own_stream():
+            scales = None
+            if maxima is not None:
+                scales = self._upload(box_scales(maxima, start, tuple(box.shape), origin))
+            target = out.view(BITS[kind.to]).view(tuple(sizes)).permute(tuple(axes))
+            if scales is not None and self._kernels is not None and box.stride(-1) == 1:
+                self._quantise(self._kernels, target, box, kind, scales, start)
+            else:
+                convert(target, box, kind, scales, start)
+
+    def put(self, out: Tensor, data: np.ndarray) -> None:
+        """Copy bytes of the host."""
+        with self._own_stream():
+            out.copy_(torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+
+    def gather(self, out: Tensor, part: Stretch) -> None:
+        """Put a stretch in order."""
+        with self._own_stream():
+            out.copy_(self._gathered(part))
+
+    def sums(self, kind: ChecksumKind) -> Sums:
+        """Return what works out checksums; it is used by this thread."""
+        if kind != "words":
+            return _OnStream(self, BroughtSums(self._gathered, kind))
+        if self._kernels is None:
+            return _OnStream(self, TorchSums(self._gathered))
+        return _OnStream(self, KernelSums(self._kernels, self._gathered))
+
+    def finish(self) -> None:
+        """Wait for the stream of this thread."""
+        if self._device.type != "cpu":
+            self._stream().synchronize()
+
+    # ---- inside
+
+    def _quantise(self, kernels: Kernels, target: Tensor, box: Tensor, kind: Kind, scales: Tensor, start: Ints) -> None:
+        """By the kernel, which writes rows one after the other; turned round afterwards where that is not wanted."""
+        ordered = target if target.is_contiguous() else torch.empty(box.shape, dtype=torch.uint8, device=box.device)
+        row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
+        for at in _cubes(box):
+            kernels.quantise(box[at], kind.dtype, row, column, scales[at], ordered[at])
+        if ordered is not target:
+            target.copy_(ordered)
+
+    def _gathered(self, part: Stretch) -> Tensor:
+        memory, lies, at = part
+        if lies.run_bytes == lies.nbytes:
+            return memory[at : at + lies.nbytes]  # type: ignore[no-any-return]
+        bits = memory[: memory.numel() // lies.item * lies.item].view(BY_BYTES[lies.item])
+        strides = [step // lies.item for step in lies.strides]
+        ordered = torch.as_strided(bits, lies.sizes, strides, bits.storage_offset() + at // lies.item).contiguous()
+        return ordered.view(-1).view(torch.uint8)
+
+    def _upload(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+    def _stream(self) -> Any:
+        stream = getattr(self._streams, "stream", None)
+        if stream is None:
+            stream = self._streams.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return stream
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        if self._device.type == "cpu":
+            yield
+        else:
+            with torch.cuda.stream(self._stream()):
+                yield
+
+
+def _cubes(box: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield what to index a box with, so that it has three dimensions each time."""
+    if box.dim() == 2:
+        yield (None,)
+    else:
+        yield from np.ndindex(*box.shape[:-3])
+
+
+class _OnStream:
+    """Checksums that are worked out on the stream of the thread that asks for them."""
+
+    def __init__(self, device: TorchDevice, sums: Sums) -> None:
+        self._device = device
+        self._sums = sums
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Begin one."""
+        with self._device._own_stream():
+            self._sums.add(parts)
+
+    def result(self) -> list[int]:
+        """Wait for all."""
+        with self._device._own_stream():
+            return self._sums.result()

@@ -1,0 +1,167 @@
+"""Checksums of bytes on a GPU: `word_sums`, by a kernel or in torch, equal to numpy's; other kinds on the host.
+
+On the thread and the stream of whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
+from asyncfabric.weights.commit.word_sums import FIRST, OFFSET, SECOND, finished
+from asyncfabric.weights.update.cuda.kernels import OUTER, STRETCH, Kernels
+from asyncfabric.weights.update.device import Stretch
+from asyncfabric.weights.update.rows import Strided
+
+STEP_WORDS = 1 << 20
+MASK32 = (1 << 32) - 1
+
+Gathered = Callable[[Stretch], Tensor]
+"""Returns the bytes of a stretch in order: a view when they lie in one run, else a copy."""
+
+
+class TorchSums:
+    """Checksums of the kind "words", each of them begun when it is added."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self._gathered = gathered
+        self._totals: list[Tensor] = []
+        self._lengths: list[int] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Begin one."""
+        totals, length, place = [], 0, 0
+        for part in parts:
+            ordered = self._gathered(part)
+            totals.append(_total(ordered, place))
+            length += ordered.numel()
+            place += -(-ordered.numel() // 4)
+        self._totals.append(torch.stack(totals).sum())
+        self._lengths.append(length)
+
+    def result(self) -> list[int]:
+        """Wait for them."""
+        if not self._totals:
+            return []
+        totals = torch.stack(self._totals).tolist()
+        return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
+
+
+class KernelSums:
+    """Checksums of the kind "words", all of them by one launch of a kernel."""
+
+    def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
+        self._kernels = kernels
+        self._gathered = gathered
+        self._stretches: list[tuple[int, int, int, int, int]] = []  # address, words, place, which checksum, tail
+        self._lies: list[Lies] = []
+        self._lengths: list[int] = []
+        self._kept: list[Tensor] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Note one."""
+        place = whole = 0
+        for memory, lies, at in parts:
+            length, address, kept = lies.nbytes, memory.data_ptr() + at, memory
+            told = _lies(lies, address % 16)
+            if told is None:
+                kept = self._gathered(Stretch(memory, lies, at))
+                kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
+                address = kept.data_ptr()
+                told = _in_one_run(length, address % 16)
+            self._kept.append(kept)
+            self._lies.append(told)
+            self._stretches.append((address, length // 4, place, len(self._lengths), length % 4))
+            place += -(-length // 4)
+            whole += length
+        self._lengths.append(whole)
+
+    def result(self) -> list[int]:
+        """Launch, and wait for them."""
+        if not self._lengths:
+            return []
+        told = np.zeros(len(self._stretches), STRETCH)
+        columns = zip(("address", "words", "place", "sum", "tail"), zip(*self._stretches, strict=True), strict=True)
+        shapes = zip(("stride", "size", "run_words", "vector"), zip(*self._lies, strict=True), strict=True)
+        for name, column in (*columns, *shapes):
+            told[name] = column
+        totals = self._kernels.sums(told, len(self._lengths)).tolist()
+        self._kept.clear()
+        return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
+
+
+Lies = tuple[tuple[int, ...], tuple[int, ...], int, bool]
+"""Strides and sizes from run to run, innermost first, words of a run, whether four words can be loaded at once."""
+
+
+def _in_one_run(length: int, past: int) -> Lies:
+    return (0,) * OUTER, (1,) * OUTER, length // 4, past == 0 and length % 16 < 4
+
+
+@lru_cache(maxsize=1 << 15)
+def _lies(lies: Strided, past: int) -> Lies | None:
+    """Return how a stretch lies as the kernel wants it; None for what it cannot read word by word.
+
+    `past` is how far it begins behind a multiple of 16. Shapes are few, and are values that do not change.
+    """
+    run = lies.run_bytes
+    if past % 4:
+        return None
+    if run == lies.nbytes:
+        return _in_one_run(run, past)
+    outer = lies.outer_dimensions(run)
+    strides, sizes = lies.strides[:outer][::-1], lies.sizes[:outer][::-1]
+    if outer > OUTER or any(step % 4 for step in (run, *strides)):
+        return None
+    vector = not any(number % 16 for number in (past, run, *strides))
+    more = OUTER - outer
+    return strides + (0,) * more, sizes + (1,) * more, run // 4, vector
+
+
+class BroughtSums:
+    """Checksums of another kind, for a sender that knows no other: the bytes come to the host."""
+
+    def __init__(self, gathered: Gathered, kind: ChecksumKind) -> None:
+        self._gathered = gathered
+        self._kind: ChecksumKind = kind
+        self._found: list[int] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Work one out."""
+        brought = [self._gathered(part).cpu().numpy() for part in parts]
+        self._found.append(checksum(brought, self._kind))
+
+    def result(self) -> list[int]:
+        """Return them."""
+        return self._found
+
+
+def _total(ordered: Tensor, place: int) -> Tensor:
+    """Return the sum of products of contiguous bytes whose first word has this place."""
+    whole = ordered.numel() // 4 * 4
+    total = torch.zeros((), dtype=torch.int64, device=ordered.device)
+    tail = ordered[whole:]
+    aligned = ordered[:whole] if ordered.data_ptr() % 4 == 0 else ordered[:whole].clone()
+    for low in range(0, whole, 4 * STEP_WORDS):
+        total += _products(aligned[low : low + 4 * STEP_WORDS].view(torch.int32), place + low // 4)
+    if tail.numel():
+        last = torch.zeros(4, dtype=torch.uint8, device=ordered.device)
+        last[: tail.numel()] = tail
+        total += _products(last.view(torch.int32), place + whole // 4)
+    return total
+
+
+def _products(words: Tensor, place: int) -> Tensor:
+    factors = torch.arange(place + OFFSET, place + OFFSET + words.numel(), dtype=torch.int64, device=words.device)
+    factors = (factors * FIRST) & MASK32  # below 2**63 + a wrap: the low half is right either way
+    factors = factors ^ (factors >> 15)
+    factors = (factors * SECOND) & MASK32
+    factors = (factors ^ (factors >> 16)) * 2 + 1
+    mixed = ((words.to(torch.int64) + OFFSET) * FIRST) & MASK32
+    mixed = mixed ^ (mixed >> 15)
+    return (mixed * factors).sum()

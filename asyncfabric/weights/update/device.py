@@ -1,0 +1,250 @@
+"""Device: where the bytes of weights lie, and what converts, puts in order and hashes them there: the host, or a GPU.
+
+Everything else of an update is the same for all of them. Methods that touch bytes are for worker threads; the one for
+GPUs is in `cuda` beside this file, and is imported when the first GPU is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from asyncfabric import Region
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
+from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.update.rows import Strided
+from asyncfabric.weights.update.tiles import Floats, convert_into, measure
+
+HOST = "cpu"
+
+Memory = Any
+"""Bytes, one dimension: an array of numpy in host memory, a tensor of torch in a GPU's."""
+
+Elements = Any
+"""Elements as stored, any dimensions: an array, or a tensor of the integers of their width."""
+
+HOST_UNIT_BYTES = 16 << 20
+"""Boxes go through the pipeline together up to about this many bytes: what one trip to a thread is worth."""
+
+
+class Stretch(NamedTuple):
+    """Bytes that lie somewhere in memory: how, and from which byte on."""
+
+    memory: Memory
+    lies: Strided
+    at: int
+
+
+def stretch(memory: Memory, at: int, length_bytes: int) -> Stretch:
+    """Return contiguous bytes."""
+    return Stretch(memory, _run(length_bytes), at)
+
+
+@lru_cache(maxsize=4096)
+def _run(length_bytes: int) -> Strided:
+    return Strided((length_bytes,), (1,), 1)
+
+
+class Sums(Protocol):
+    """Checksums on their way."""
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Begin one over some stretches, one after the other; they stay as they are until `result`."""
+        ...
+
+    def result(self) -> list[int]:
+        """Return all of them, in order."""
+        ...
+
+
+class Root(NamedTuple):
+    """The memory that an array or a tensor is a part of.
+
+    Attributes:
+        memory: all of it, to be registered once for all that is cut from it.
+        address: where it begins.
+        at: the byte of it at which the part begins.
+    """
+
+    memory: Any
+    address: int
+    at: int
+
+
+class Device(Protocol):
+    """What an update needs of a place for bytes.
+
+    Attributes:
+        name: "cpu" or "cuda:N", as fabrics allocate.
+        checksum: the kind that it does quickest; it can do all.
+        unit_bytes: boxes go through the pipeline together up to about this.
+        fills: units that are converted at once.
+    """
+
+    name: str
+    checksum: ChecksumKind
+    unit_bytes: int
+    fills: int
+
+    def memory_of(self, region: Region) -> Memory:
+        """Return the bytes of a region of this device."""
+        ...
+
+    def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Elements:
+        """Return a shard as its elements are stored, over its own memory.
+
+        Raises ValueError for another type or size, and for one that is not C-contiguous.
+        """
+        ...
+
+    def brought(self, given: Any) -> Elements:
+        """Return on this device, as they are stored, elements that were brought."""
+        ...
+
+    def root(self, elements: Elements) -> Root:
+        """Return the memory that a shard is a part of."""
+        ...
+
+    def after_caller(self) -> Callable[[], None] | None:
+        """Return what waits, on any thread, for what the calling thread has begun on the device; None for nothing."""
+        ...
+
+    def measure(self, shard: Elements, start: Ints, kind: Kind) -> Floats:
+        """Return the maxima of blocks, in host memory; as `tiles.measure`."""
+        ...
+
+    def convert(
+        self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
+        start: Ints, origin: Ints,
+    ) -> None:  # fmt: skip
+        """Cast, quantise or put in order a box, into contiguous memory.
+
+        `out` has exactly the bytes, `sizes` says how the elements lie in it, and `axes` which of those the dimensions
+        of the box are. The others are as in `tiles.convert_into`.
+        """
+        ...
+
+    def put(self, out: Memory, data: np.ndarray) -> None:
+        """Copy bytes of the host."""
+        ...
+
+    def gather(self, out: Memory, part: Stretch) -> None:
+        """Put a stretch in order, into contiguous memory."""
+        ...
+
+    def sums(self, kind: ChecksumKind) -> Sums:
+        """Return what works out checksums."""
+        ...
+
+    def finish(self) -> None:
+        """Return when everything that this thread began has been done."""
+        ...
+
+
+class HostSums:
+    """Checksums in host memory, worked out as they are added."""
+
+    def __init__(self, kind: ChecksumKind) -> None:
+        self._kind: ChecksumKind = kind
+        self._found: list[int] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Work one out."""
+        if self._kind == "words":
+            self._found.append(checksum((lies.gathered(memory, at) for memory, lies, at in parts), "words"))
+        else:
+            self._found.append(checksum(piece for memory, lies, at in parts for piece in lies.parts(memory, at)))
+
+    def result(self) -> list[int]:
+        """Return them."""
+        return self._found
+
+
+class HostDevice:
+    """Host memory, with numpy."""
+
+    name: str = HOST
+    checksum: ChecksumKind = "xxh3"
+    unit_bytes: int = HOST_UNIT_BYTES
+    fills: int = 1
+
+    def memory_of(self, region: Region) -> Memory:
+        """Return the bytes of a region."""
+        return np.frombuffer(region.memory, np.uint8)
+
+    def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Elements:
+        """Return an array as it is, and one over the memory of a tensor."""
+        if not isinstance(given, np.ndarray):
+            from asyncfabric.weights.tensors import stored
+
+            given = stored(given)
+        if given.dtype != STORED_AS[dtype] or given.size != prod(shape) or not given.flags.c_contiguous:
+            raise ValueError(
+                f"expected C-contiguous {shape} of {STORED_AS[dtype]} ({dtype}), got "
+                f"{given.shape} of {given.dtype}{'' if given.flags.c_contiguous else ', not contiguous'}"
+            )
+        return given
+
+    def brought(self, given: Any) -> Elements:
+        """Return an array."""
+        return np.asarray(given)
+
+    def root(self, elements: Elements) -> Root:
+        """Return the array whose memory this one is a part of."""
+        root = elements
+        while isinstance(root.base, np.ndarray) and root.base.flags.c_contiguous:
+            root = root.base
+        return Root(root, root.ctypes.data, elements.ctypes.data - root.ctypes.data)
+
+    def after_caller(self) -> Callable[[], None] | None:
+        """Nothing is ever under way."""
+        return None
+
+    def measure(self, shard: Elements, start: Ints, kind: Kind) -> Floats:
+        """Return the maxima of blocks."""
+        return measure(shard, start, kind)
+
+    def convert(
+        self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
+        start: Ints, origin: Ints,
+    ) -> None:  # fmt: skip
+        """Convert tile by tile."""
+        target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
+        convert_into(target, box, kind, maxima, start, origin)
+
+    def put(self, out: Memory, data: np.ndarray) -> None:
+        """Copy bytes."""
+        out[...] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+    def gather(self, out: Memory, part: Stretch) -> None:
+        """Put a stretch in order."""
+        out[...] = part.lies.gathered(part.memory, part.at)
+
+    def sums(self, kind: ChecksumKind) -> Sums:
+        """Return what works out checksums."""
+        return HostSums(kind)
+
+    def finish(self) -> None:
+        """Nothing is ever under way."""
+
+
+def device_of(name: str) -> Device:
+    """Return the device of a name.
+
+    Raises:
+        ValueError: it is none that weights can be on.
+        ImportError: a GPU's without torch.
+    """
+    if name == HOST:
+        return HostDevice()
+    if not name.startswith("cuda"):
+        raise ValueError(f"weights are on 'cpu' or 'cuda:N', got {name!r}")
+    from asyncfabric.weights.update.cuda.device import TorchDevice
+
+    return TorchDevice(name)

@@ -1,0 +1,217 @@
+// kernels.cu: weights on their way, in the memory of one GPU: checksums of stretches, maxima of blocks, float8 by blocks.
+// No shared memory, nothing waits: a grid may have any size. `make ptx` turns this file into the text that the package
+// carries (asyncfabric/weights/update/cuda/kernels.ptx); kernels.py beside that has the structs in Python.
+#include "elements.cuh"
+
+namespace weights {
+
+// Bytes in order: runs of `run_words` words; the outer dimensions that lead from run to run, innermost first.
+struct Stretch {
+  uint64_t address;
+  uint64_t words;
+  uint64_t place;  // of the first word in its checksum
+  uint64_t stride[4];
+  uint32_t size[4];
+  uint32_t run_words;
+  uint32_t sum;     // which checksum
+  uint32_t tail;    // bytes behind the last whole word; of contiguous stretches only
+  uint32_t vector;  // 1: all runs begin at multiples of 16 and have multiples of 4 words
+};
+
+struct Matrices {
+  uint64_t source;
+  uint64_t lead_stride;  // elements
+  uint64_t row_stride;
+  uint64_t scales;  // or where maxima go
+  uint64_t out;
+  uint32_t leads;
+  uint32_t rows;
+  uint32_t columns;
+  uint32_t row;  // of the first element within its block
+  uint32_t column;
+  uint32_t block_rows;
+  uint32_t block_columns;
+  uint32_t vector;  // 1: eight neighbours may be loaded at once and share a block
+};
+
+// Of the threads of a warp one tells what all have found.
+AF_DEVICE bool speaks() {
+#if defined(__CUDACC__)
+  return threadIdx.x % 32 == 0;
+#else
+  return true;
+#endif
+}
+
+template <typename Value, typename Join>
+AF_DEVICE Value joined(Value value, Join join) {
+#if defined(__CUDACC__)
+  for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+#endif
+  return value;
+}
+
+AF_DEVICE uint64_t offset_of(const Stretch& stretch, uint32_t word) {
+  uint32_t run = word / stretch.run_words;
+  uint64_t offset = static_cast<uint64_t>(word - run * stretch.run_words) * 4;
+#pragma unroll
+  for (int dim = 0; dim < 4; ++dim) {
+    const uint32_t next = run / stretch.size[dim];
+    offset += (run - next * stretch.size[dim]) * stretch.stride[dim];
+    run = next;
+  }
+  return offset;
+}
+
+template <bool kVector>
+AF_DEVICE uint64_t sum_of(const Stretch& stretch, uint32_t first, uint32_t step) {
+  constexpr uint32_t kWords = kVector ? 4 : 1;
+  const bool whole = stretch.run_words >= stretch.words;
+  uint64_t total = 0;
+  for (uint64_t word = static_cast<uint64_t>(first) * kWords; word < stretch.words;
+       word += static_cast<uint64_t>(step) * kWords) {
+    const uint32_t here = static_cast<uint32_t>(word);
+    const uint64_t at = stretch.address + (whole ? word * 4 : offset_of(stretch, here));
+    const uint32_t place = static_cast<uint32_t>(stretch.place) + here;
+    if constexpr (kVector) {
+      const uint4 words = *reinterpret_cast<const uint4*>(at);
+      total += product(words.x, place) + product(words.y, place + 1) + product(words.z, place + 2) +
+               product(words.w, place + 3);
+    } else {
+      total += product(*reinterpret_cast<const uint32_t*>(at), place);
+    }
+  }
+  return total;
+}
+
+template <typename Form>
+AF_DEVICE void maxima_of(const Matrices& box) {
+  using Bits = typename Form::Bits;
+  const uint32_t tiles = box.block_rows * box.block_columns * box.leads;
+  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const uint32_t tile_column = tile % box.block_columns;
+    const uint32_t tile_row = tile / box.block_columns % box.block_rows;
+    const uint32_t lead = tile / box.block_columns / box.block_rows;
+    const uint32_t top = tile_row == 0 ? 0 : tile_row * kBlock - box.row;
+    const uint32_t left = tile_column == 0 ? 0 : tile_column * kBlock - box.column;
+    uint32_t bottom = (tile_row + 1) * kBlock - box.row;
+    uint32_t right = (tile_column + 1) * kBlock - box.column;
+    if (bottom > box.rows) bottom = box.rows;
+    if (right > box.columns) right = box.columns;
+    const Bits* source = reinterpret_cast<const Bits*>(box.source) + lead * box.lead_stride;
+    uint32_t most = 0;
+    if (box.vector != 0) {
+      constexpr uint32_t kEach = 16 / sizeof(Bits);
+      constexpr uint32_t kAcross = kBlock / kEach;
+      const uint32_t column = left + threadIdx.x % kAcross * kEach;
+      if (column < right) {
+        for (uint32_t row = top + threadIdx.x / kAcross; row < bottom; row += blockDim.x / kAcross) {
+          const uint4 loaded = *reinterpret_cast<const uint4*>(source + row * box.row_stride + column);
+          const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+          for (int index = 0; index < 4; ++index) {
+            uint32_t size = words[index] & ~Form::kSign;
+            if (sizeof(Bits) == 2) {
+              const uint32_t high = words[index] >> 16 & ~Form::kSign;
+              size &= 0xFFFFu;
+              size = size > high ? size : high;
+            }
+            most = most > size ? most : size;
+          }
+        }
+      }
+    } else {
+      for (uint32_t row = top + threadIdx.x / kBlock; row < bottom; row += blockDim.x / kBlock) {
+        const uint32_t column = left + threadIdx.x % kBlock;
+        if (column < right) {
+          const uint32_t size = source[row * box.row_stride + column] & ~Form::kSign;
+          most = most > size ? most : size;
+        }
+      }
+    }
+    most = joined(most, [](uint32_t one, uint32_t other) { return one > other ? one : other; });
+    if (speaks()) atomicMax(reinterpret_cast<uint32_t*>(box.out) + tile, most);
+  }
+}
+
+template <typename Form>
+AF_DEVICE void quantise(const Matrices& box) {
+  using Bits = typename Form::Bits;
+  const uint32_t each = box.vector != 0 ? 8 : 1;
+  const uint32_t across = (box.columns + each - 1) / each;
+  const uint64_t count = static_cast<uint64_t>(box.leads) * box.rows * across;
+  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+  for (uint64_t index = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += threads) {
+    const uint64_t line = index / across;  // lead and row
+    const uint32_t column = static_cast<uint32_t>(index - line * across) * each;
+    const uint32_t lead = static_cast<uint32_t>(line / box.rows);
+    const uint32_t row = static_cast<uint32_t>(line - static_cast<uint64_t>(lead) * box.rows);
+    const float* scales = reinterpret_cast<const float*>(box.scales) +
+                          (static_cast<uint64_t>(lead) * box.block_rows + (row + box.row) / kBlock) * box.block_columns;
+    const float scale = scales[(column + box.column) / kBlock];
+    const Bits* source =
+        reinterpret_cast<const Bits*>(box.source) + lead * box.lead_stride + row * box.row_stride + column;
+    uint8_t* out = reinterpret_cast<uint8_t*>(box.out) + line * box.columns + column;
+    if (box.vector != 0) {
+      Bits values[8];
+      const uint4* from = reinterpret_cast<const uint4*>(source);
+#pragma unroll
+      for (uint32_t part = 0; part < sizeof(values) / sizeof(uint4); ++part) {
+        const uint4 loaded = from[part];
+        memcpy(reinterpret_cast<char*>(values) + part * sizeof(uint4), &loaded, sizeof(uint4));
+      }
+      uint32_t words[2] = {0, 0};
+#pragma unroll
+      for (int number = 0; number < 8; ++number) {
+        words[number / 4] |= quantised(Form::value(values[number]), scale) << (number % 4 * 8);
+      }
+      *reinterpret_cast<uint2*>(out) = make_uint2(words[0], words[1]);
+    } else {
+      *out = static_cast<uint8_t>(quantised(Form::value(*source), scale));
+    }
+  }
+}
+
+}  // namespace weights
+
+extern "C" {
+
+// A row of blocks for each stretch; `totals` begins as zeros.
+__global__ void __launch_bounds__(256) weights_sums(const weights::Stretch* stretches, unsigned long long* totals) {
+  const weights::Stretch stretch = stretches[blockIdx.y];
+  const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t step = gridDim.x * blockDim.x;
+  uint64_t total =
+      stretch.vector != 0 ? weights::sum_of<true>(stretch, first, step) : weights::sum_of<false>(stretch, first, step);
+  if (first == 0 && stretch.tail != 0) {
+    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(stretch.address + stretch.words * 4);
+    uint32_t word = 0;
+    for (uint32_t index = 0; index < stretch.tail; ++index) word |= static_cast<uint32_t>(bytes[index]) << (8 * index);
+    total += weights::product(word, static_cast<uint32_t>(stretch.place + stretch.words));
+  }
+  total = weights::joined(total, [](uint64_t one, uint64_t other) { return one + other; });
+  if (weights::speaks() && total != 0) atomicAdd(totals + stretch.sum, static_cast<unsigned long long>(total));
+}
+
+// What is left of the bits without their signs; the place for it begins as zeros.
+__global__ void __launch_bounds__(256) weights_maxima_bfloat16(weights::Matrices box) {
+  weights::maxima_of<weights::Bfloat16>(box);
+}
+__global__ void __launch_bounds__(256) weights_maxima_float16(weights::Matrices box) {
+  weights::maxima_of<weights::Float16>(box);
+}
+__global__ void __launch_bounds__(256) weights_maxima_float32(weights::Matrices box) {
+  weights::maxima_of<weights::Float32>(box);
+}
+
+__global__ void __launch_bounds__(256) weights_quantise_bfloat16(weights::Matrices box) {
+  weights::quantise<weights::Bfloat16>(box);
+}
+__global__ void __launch_bounds__(256) weights_quantise_float16(weights::Matrices box) {
+  weights::quantise<weights::Float16>(box);
+}
+__global__ void __launch_bounds__(256) weights_quantise_float32(weights::Matrices box) {
+  weights::quantise<weights::Float32>(box);
+}
+
+}  // extern "C"

@@ -1,0 +1,86 @@
+"""A measured process of an update among GPUs: weights in tensors of torch; torch's copies between GPUs are the limit.
+
+Trainers are on the first GPUs, receivers on the last ones. The first and the last two matrices are compared with the
+reference of numpy.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+import asyncfabric as af
+from asyncfabric.weights.formats import STORED_AS
+from asyncfabric_services.bench.weights_station import WeightsStation
+from asyncfabric_services.bench.weights_workload import FORMS, mixed_rows
+
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+class GpuWeightsStation(WeightsStation):
+    """One participant, on the GPU of its rail."""
+
+    _peer_copy: tuple[torch.Tensor, torch.Tensor]
+
+    async def do_open(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Open the fabric; a rail "cuda:-N" is that of the Nth GPU from the last one."""
+        if not torch.cuda.is_available():
+            raise af.DeviceError("torch sees no GPU", remedy="install torch with CUDA; see asyncfabric doctor")
+        (rail,) = config["rails"]
+        count = torch.cuda.device_count()
+        number = int(rail.removeprefix("cuda:")) % count
+        self.device = f"cuda:{number}"
+        self._far = f"cuda:{count - 1 - number}"
+        return await super().do_open(config | {"rails": [self.device]})
+
+    def _part(self, number: int, seed: int) -> torch.Tensor:
+        begin, end = self._rows
+        side, form = self._model["side"], self._model["form"]
+        stored = STORED_AS[FORMS[form][0]]
+        found = torch.empty((end - begin, side), dtype=BITS[stored.itemsize], device=self.device)
+        step = max(1, (1 << 24) // side)
+        for low in range(begin, end, step):
+            rows = mixed_rows(self._numbers, number, side, low, min(end, low + step), seed, form)
+            found[low - begin : low - begin + step] = rows.view(-1, side).to(found.dtype)
+        return found.view(getattr(torch, FORMS[form][0]))
+
+    def _values(self, number: int, begin: int, end: int, seed: int) -> Any:
+        side, form = self._model["side"], self._model["form"]
+        stored = STORED_AS[FORMS[form][0]]
+        rows = mixed_rows(_arange, number, side, begin, end, seed, form)
+        return rows.astype(f"<u{stored.itemsize}").view(stored).reshape(-1, side)
+
+    def _checked(self) -> range:
+        last = self._model["matrices"] - 2
+        return range(0, last + 1, max(2, last))
+
+    def _numbers(self, first: int, end: int) -> torch.Tensor:
+        return torch.arange(first, end, dtype=torch.int64, device=self.device)
+
+    async def do_prepare_copy(self, length_bytes: int) -> None:
+        """As a trainer: memory here and on a GPU of the receivers."""
+        self._peer_copy = (
+            torch.ones(length_bytes, dtype=torch.uint8, device=self.device),
+            torch.zeros(length_bytes, dtype=torch.uint8, device=self._far),
+        )
+
+    async def do_copy(self, limit: Any, op_bytes: int, count: int) -> float:
+        """As a trainer: copy between the GPUs, all in flight, walking round; return seconds."""
+        source, target = self._peer_copy
+        slots = source.numel() // op_bytes
+        for device in (self.device, self._far):
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for number in range(count):
+            at = number % slots * op_bytes
+            target[at : at + op_bytes].copy_(source[at : at + op_bytes], non_blocking=True)
+        for device in (self.device, self._far):
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+
+def _arange(first: int, end: int) -> Any:
+    return np.arange(first, end, dtype=np.int64)

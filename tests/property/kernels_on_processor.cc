@@ -1,0 +1,51 @@
+// kernels_on_processor.cc: the kernels of weights as functions of a processor, thread after thread: they have no shared memory
+// and wait for nothing, so any order will do. test_weight_kernels.py compiles this and compares what they write with numpy.
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __launch_bounds__(threads)
+
+struct uint2 {
+  uint32_t x, y;
+};
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct Place {
+  uint32_t x, y;
+};
+
+static uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+static void atomicMax(uint32_t* place, uint32_t value) { *place = value > *place ? value : *place; }
+static void atomicAdd(unsigned long long* place, unsigned long long value) { *place += value; }
+
+static Place blockIdx, threadIdx, blockDim, gridDim;
+
+#include "../../native/cuda/weights/kernels.cu"
+
+template <typename Kernel>
+static void launch(uint32_t wide, uint32_t high, Kernel kernel) {
+  gridDim = {wide, high};
+  blockDim = {256, 1};
+  for (blockIdx.y = 0; blockIdx.y < high; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < wide; ++blockIdx.x) {
+      for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) kernel();
+    }
+  }
+}
+
+extern "C" void run_sums(const weights::Stretch* stretches, unsigned long long* totals, uint32_t wide, uint32_t high) {
+  launch(wide, high, [&] { weights_sums(stretches, totals); });
+}
+
+#define RUN(name)                                                           \
+  extern "C" void run_##name(const weights::Matrices* box, uint32_t wide) { \
+    launch(wide, 1, [&] { weights_##name(*box); });                         \
+  }
+RUN(maxima_bfloat16)
+RUN(maxima_float16)
+RUN(maxima_float32)
+RUN(quantise_bfloat16)
+RUN(quantise_float16)
+RUN(quantise_float32)

@@ -1,0 +1,106 @@
+"""The kernels of weights, run by a processor thread after thread: their bits are those of numpy, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN: torch is not installed")
+from asyncfabric.weights.arithmetic import cast  # noqa: E402
+from asyncfabric.weights.commit.word_sums import word_sum  # noqa: E402
+from asyncfabric.weights.formats import BLOCK, STORED_AS  # noqa: E402
+from asyncfabric.weights.plan import Kind  # noqa: E402
+from asyncfabric.weights.update.cuda import kernels  # noqa: E402
+from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
+from asyncfabric.weights.update.device import HostDevice, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.update.rows import Strided  # noqa: E402
+
+pytestmark = pytest.mark.slow
+MIB = 1 << 20
+INTS = {2: np.int16, 4: np.int32}
+
+
+class OnProcessor(TorchDevice):
+    """The device of GPUs in host memory, with its kernels."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__("cpu")
+        self.launched: list[str] = []
+
+        def launch(name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
+            self.launched.append(name)
+            run = getattr(library, f"run_{name}")
+            wide = min(grid[0], 9)  # grids may have any size: small ones are quick here
+            run(*arguments, wide, grid[1]) if name == "sums" else run(ctypes.byref(arguments[0]), wide)
+
+        self._kernels = kernels.Kernels(self._device, launch)
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> OnProcessor:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("THE KERNELS OF WEIGHTS WERE NOT RUN: no c++ here")
+    made = tmp_path_factory.mktemp("kernels") / "kernels.so"
+    source = Path(__file__).with_name("kernels_on_processor.cc")
+    flags = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    subprocess.run([compiler, *flags, "-o", made, source], check=True, timeout=200)
+    return OnProcessor(ctypes.CDLL(str(made)))
+
+
+def test_checksums(gpu: OnProcessor) -> None:
+    memory = np.random.default_rng(5).integers(0, 256, 8 * MIB, dtype=np.uint8)
+    shapes = [
+        [stretch(memory, at, length)] for at, length in
+        ((0, 0), (0, 1), (4, 4), (3, 1000), (256, (3 << 20) + 3), (64, MIB), (0, 8 * MIB), (16, 16 * 5 + 4))
+    ]  # fmt: skip
+    shapes += [
+        [Stretch(memory, Strided((7, 100, 64), (MIB, 4096, 2), 2), 512), stretch(memory, 4096, 400)],
+        [Stretch(memory, Strided((300, 33), (66, 1), 1), 1)],
+        [Stretch(memory, Strided((4, 5, 6, 7, 96), (MIB, 1 << 17, 1 << 14, 1 << 9, 4), 4), 128)],
+        [Stretch(memory, Strided((2, 2, 5, 6, 7, 96), (4 * MIB, MIB, 1 << 17, 1 << 14, 1 << 9, 4), 4), 128)],
+        [Stretch(memory, Strided((3, 1 << 18), (2 * MIB, 2), 2), 6)],
+        [Stretch(memory, Strided((128, 9), (2, 4096), 2), 6)],
+    ]
+    sums = gpu.sums("words")
+    tensor = torch.from_numpy(memory)
+    for parts in shapes:
+        sums.add([part._replace(memory=tensor) for part in parts])
+    assert sums.result() == [word_sum([lies.gathered(held, at) for held, lies, at in parts]) for parts in shapes]
+    assert "sums" in gpu.launched
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "row", "column"),
+    [(256, 512, 0, 0), (300, 1000, 100, 24), (7, 129, 3, 127), (300, 1008, 56, 40)],
+)
+def test_maxima_and_quantised_blocks(
+    gpu: OnProcessor, dtype: str, rows: int, columns: int, row: int, column: int
+) -> None:
+    random = np.random.default_rng(rows)
+    floats = (random.standard_normal((2, rows, columns)) * 10.0 ** random.integers(-4, 4, (2, rows, 1))).astype("<f4")
+    if dtype != "float16":
+        floats.reshape(-1)[random.integers(0, floats.size, 7)] = [np.inf, -np.inf, np.nan, -np.nan, -0.0, 1e-40, 3e38]
+    host, kind = HostDevice(), Kind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
+    start = np.array([0, row, column])
+    with np.errstate(invalid="ignore", over="ignore"):
+        shard = floats if dtype == "float32" else cast(floats, "float32", dtype)
+        bits = torch.from_numpy(shard.view(INTS[STORED_AS[dtype].itemsize]))
+        maxima = host.measure(shard, start, kind)
+        assert np.array_equal(gpu.measure(bits, start, kind), maxima, equal_nan=True)
+        for top, left in ((0, 0), (rows // 2, columns // 3), (rows // 2, columns // 16 * 8)):
+            box, begin = shard[:, top:, left:], start + np.array([0, top, left])
+            for axes in ((0, 1, 2), (0, 2, 1)):
+                sizes = tuple(box.shape[axis] for axis in axes)
+                expected, found = np.empty(box.size, np.uint8), torch.empty(box.size, dtype=torch.uint8)
+                host.convert(expected, sizes, axes, box, kind, maxima, begin, start)
+                gpu.convert(found, sizes, axes, bits[:, top:, left:], kind, maxima, begin, start)
+                assert np.array_equal(found.numpy(), expected)
+    assert {f"maxima_{dtype}", f"quantise_{dtype}"} <= set(gpu.launched)
