@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric._notice import Notice
-from asyncfabric.weights.commit.receiver import Effect, Receiver, State
+from asyncfabric.weights.commit.receiver import Effect, Receiver
 from asyncfabric.weights.update.copies import Copy
 
 Tensors = dict[str, NDArray[np.uint8]]
@@ -63,7 +63,7 @@ class Serving:
     @property
     def waits_for_boundary(self) -> bool:
         """Whether the next `step_boundary()` changes anything."""
-        return self._machine.state is State.COMMITTED or self._machine.serving != self._serving
+        return self._machine.waits_for_flip
 
     async def wait_version(self, version: int) -> None:
         """Return when this version, or a later one, serves from the next `step_boundary()` at the latest.
@@ -73,10 +73,8 @@ class Serving:
         while self._machine.held < version:
             await self._changed.wait()
 
-    async def _free_copy(self) -> Copy:
-        """Return the copy that does not serve; in place that is once the engine has stopped at a boundary."""
-        while self._serving_copy >= 0 and len(self._copies) == 1:
-            await self._changed.wait()
+    def _free_copy(self) -> Copy:
+        """Return the copy that does not serve; in place the machine asks for it when nothing does."""
         return next(copy for number, copy in enumerate(self._copies) if number != self._serving_copy)
 
     async def wait_changed(self) -> None:
