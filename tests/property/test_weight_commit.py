@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Phase, Say
 from asyncfabric.weights.commit.decision_log import DecisionLog
-from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Ready, Standing, Write
+from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Fetched, Ready, Standing, Stopped, Write
 from asyncfabric.weights.commit.receiver import Discard, Fetch, Open, Receiver, State, Tell
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where putting a line on the disk costs nothing
@@ -35,6 +35,7 @@ class Node:
     inbox: deque[Any] = field(default_factory=deque)  # from the coordinator
     outbox: deque[Any] = field(default_factory=deque)
     opened: int = 0  # the version whose keys are valid
+    opening: int = 0  # the version that the memory is being opened for
     complete: set[int] = field(default_factory=set)
     fetching: tuple[int, str] | None = None
     connected: bool = False
@@ -118,14 +119,14 @@ class World:
                     if node.connected:
                         node.outbox.append(effect.message)
                 case Open():
-                    assert not effect.in_place or node.machine.serving == 0, "overwritten while it serves"
-                    node.opened = effect.version
-                    self.act(name, node.machine.opened(effect.version))
+                    assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
+                    node.opened, node.opening = 0, effect.version
                 case Fetch():
+                    assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
                     node.opened = effect.version
                     node.fetching = (effect.version, effect.source)
                 case Discard():
-                    node.opened = 0
+                    node.opened = node.opening = 0
                     node.fetching = None
                     node.complete.discard(effect.version)
 
@@ -135,6 +136,14 @@ class World:
             self.run(self.coordinator.heard(name, node.outbox.popleft()))
         elif not to_coordinator and node.inbox:
             self.act(name, node.machine.heard(node.inbox.popleft()))
+
+    def open_ends(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.opening:
+            node.opened, node.opening = node.opening, 0
+            if name in self.in_place:
+                node.complete.clear()  # whatever was there may be overwritten from now on
+            self.act(name, node.machine.opened(node.opened))
 
     def bytes_arrive(self, name: str, right: bool) -> None:
         node, version = self.nodes[name], self.nodes[name].opened
@@ -152,6 +161,8 @@ class World:
             return
         (version, source), node.fetching = node.fetching, None
         if version in self.nodes[source].complete and self.nodes[source].machine.held == version:
+            if name in self.in_place:
+                node.complete.clear()
             node.complete.add(version)
             self.act(name, node.machine.fetched(version))
         else:
@@ -206,6 +217,7 @@ class World:
             for name in NAMES:
                 self.deliver(name, True)
                 self.deliver(name, False)
+                self.open_ends(name)
                 self.bytes_arrive(name, True)
                 self.fetch_ends(name)
                 self.flip(name)
@@ -224,6 +236,7 @@ STEPS = st.one_of(
     st.tuples(st.just("begin")),
     st.tuples(st.just("deliver"), name, st.booleans()),
     st.tuples(st.just("deliver"), name, st.booleans()),
+    st.tuples(st.just("open_ends"), name),
     st.tuples(st.just("bytes_arrive"), name, st.integers(0, 9).map(bool)),
     st.tuples(st.just("record"), st.integers(0, 3).map(bool)),
     st.tuples(st.just("flip"), name),
@@ -250,6 +263,7 @@ def rush(world: World, rounds: int) -> None:
         for name in NAMES:
             world.deliver(name, True)
             world.deliver(name, False)
+            world.open_ends(name)
             world.bytes_arrive(name, True)
 
 
@@ -285,6 +299,39 @@ def test_twenty_versions_without_faults() -> None:
             world.log.close()
 
 
+@pytest.mark.parametrize("flips", [0, 1])
+def test_an_abort_before_the_memory_is_open_in_place_leaves_nobody_empty(flips: int) -> None:
+    """Before the step boundary the old version still serves; after it the coordinator knows that it is gone."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        world = World(Path(folder), frozenset({"c"}))
+        try:
+            world.settle()
+            rush(world, 1)
+            world.settle()
+            world.begin()
+            world.deliver("c", False)
+            for _ in range(flips):
+                world.flip("c")
+            world.sender_fails()
+            assert (world.nodes["c"].machine.serving == 0) == bool(flips)
+            world.settle()
+            assert [node.machine.serving for node in world.nodes.values()] == [1] * 3
+        finally:
+            world.log.close()
+
+
+def test_who_is_told_to_catch_up_before_it_flipped_or_while_it_fetches_does_so() -> None:
+    """Found by the world above: such a word was lost, and the receiver stayed behind until the next update."""
+    receiver = Receiver()
+    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a")]
+    assert receiver.heard(CatchUp(1, "b")) == []
+    assert receiver.heard(CatchUp(2, "b")) == [Discard(1), Fetch(2, "b")]
+    assert receiver.fetched(2) == [Tell(Fetched(2))]
+    assert receiver.heard(CatchUp(3, "a")) == []
+    assert receiver.flip() == [Fetch(3, "a")]
+    assert (receiver.serving, receiver.state) == (2, State.FETCHING)
+
+
 def test_a_receiver_in_doubt_hears_the_decision_from_the_next_coordinator() -> None:
     coordinator = Coordinator(begun=7, committed=7)
     assert coordinator.heard("a", Standing(held=6, verified=7)) == [Say("a", Commit(7))]
@@ -299,8 +346,10 @@ def test_someone_keeps_the_version_that_is_overwritten_elsewhere() -> None:
     for name in ("a", "b"):
         coordinator.heard(name, Standing(held=1, verified=0))
     coordinator.begin(2, "m", [SENDER])
-    assert coordinator.heard("a", Ready(2, in_place=True)) == []
-    aborted = coordinator.heard("b", Ready(2, in_place=True))
+    for name in ("a", "b"):
+        assert coordinator.heard(name, Stopped(2)) == []
+    assert coordinator.heard("a", Ready(2)) == []
+    aborted = coordinator.heard("b", Ready(2))
     assert {effect.to for effect in aborted if isinstance(effect, Say) and isinstance(effect.message, Abort)} == {
         "a", "b", SENDER,
     }  # fmt: skip
@@ -315,11 +364,11 @@ def test_a_commit_of_what_is_not_here_is_a_protocol_error() -> None:
 
 
 def test_a_receiver_that_overwrote_its_version_for_an_aborted_one_is_brought_up() -> None:
-    """Found by the world above: the word that memory is open in place comes after the abort."""
+    """Found by the world above: the word that the old version is gone comes after the abort."""
     coordinator = Coordinator(begun=1, committed=1)
     for name in ("a", "b"):
         coordinator.heard(name, Standing(held=1, verified=0))
     coordinator.begin(2, "m", [SENDER])
     coordinator.sender_failed(SENDER, "by choice")
-    assert coordinator.heard("a", Ready(2, in_place=True)) == [Say("a", CatchUp(1, "b"))]
+    assert coordinator.heard("a", Stopped(2)) == [Say("a", CatchUp(1, "b"))]
     assert coordinator.receivers == {"a": 0, "b": 1}

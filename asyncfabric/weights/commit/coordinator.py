@@ -24,6 +24,7 @@ from asyncfabric.weights.commit.messages import (
     Prepare,
     Ready,
     Standing,
+    Stopped,
     ToReceiver,
     ToSender,
     Verified,
@@ -143,8 +144,10 @@ class Coordinator:
             return self._stands(receiver, message)
         if isinstance(message, Fetched):
             return self._fetched(receiver, message)
-        if isinstance(message, Ready) and message.in_place and receiver in self._receivers:
-            self._receivers[receiver].held = 0  # also when that update was aborted before we heard it
+        if isinstance(message, Stopped):
+            if receiver in self._receivers:
+                self._receivers[receiver].held = 0
+            return self._send_elsewhere()
         update = self._update
         if update is None or message.version != update.version or receiver not in update.ready:
             return self._send_elsewhere()

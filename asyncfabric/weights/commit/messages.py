@@ -22,14 +22,19 @@ class Prepare(Struct, frozen=True, tag="weights.prepare"):
     manifest: Digest
 
 
-class Ready(Struct, frozen=True, tag="weights.ready"):
-    """From a receiver: its memory is open for this version, with keys that no earlier version had.
+class Stopped(Struct, frozen=True, tag="weights.stopped"):
+    """From a receiver without room for two versions: for the sake of this one, the version that it held is gone.
 
-    `in_place` says that the version it held is gone: it serves nothing until this one or another is complete.
+    It serves nothing until this one or another is complete. Said before Ready, and also when the update has ended.
     """
 
     version: Version
-    in_place: bool = False
+
+
+class Ready(Struct, frozen=True, tag="weights.ready"):
+    """From a receiver: its memory is open for this version, with keys that no earlier version had."""
+
+    version: Version
 
 
 class Write(Struct, frozen=True, tag="weights.write"):
@@ -92,5 +97,5 @@ class Standing(Struct, frozen=True, tag="weights.standing"):
 
 
 ToReceiver = Prepare | Commit | Abort | CatchUp
-FromReceiver = Standing | Ready | Verified | Failed | Fetched
+FromReceiver = Standing | Stopped | Ready | Verified | Failed | Fetched
 ToSender = Write | Abort

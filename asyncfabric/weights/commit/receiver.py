@@ -5,7 +5,8 @@
 
 WC-4: memory that is opened for a version has keys that no earlier version had, and `Discard` takes them back before the
 memory is used again: a late write of an aborted version is refused, never mixed in. WC-5: `serving` changes in
-`flip` alone, at a step boundary, to a version that was complete and decided. A receiver in doubt keeps what it serves.
+`flip` alone, at a step boundary, to a version that was complete and decided, or to none: in place the memory is opened
+once nothing serves from it, and the coordinator is told so. A receiver in doubt keeps what it serves.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from asyncfabric.weights.commit.messages import (
     Prepare,
     Ready,
     Standing,
+    Stopped,
     ToReceiver,
     Verified,
 )
@@ -48,14 +50,10 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Effect: open the memory for a version under new keys and arm its counters, then call `opened`.
-
-    With `in_place` the engine is paused first: what it served is overwritten.
-    """
+    """Effect: open the memory for a version under new keys and arm its counters, then call `opened`."""
 
     version: int
     manifest: str
-    in_place: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +89,18 @@ class Receiver:
         self.version: int = 0
         self.state: State = State.IDLE
         self._in_place = in_place
-        self._next: Prepare | None = None  # came before the flip
+        self._next: Prepare | CatchUp | None = None  # came before the flip
+        self._at_stop: Open | Fetch | None = None  # waits until nothing serves from the one copy
 
     @property
     def held(self) -> int:
         """The latest version that is complete and decided here; it serves now, or after the next flip."""
         return self.version if self.state is State.COMMITTED else self.serving
+
+    @property
+    def waits_for_flip(self) -> bool:
+        """Whether the next `flip` changes anything."""
+        return self.state is State.COMMITTED or self._at_stop is not None
 
     def session_began(self) -> list[Effect]:
         """Say where we stand; the first word to a coordinator, the same one or a new one."""
@@ -124,7 +128,7 @@ class Receiver:
 
     def opened(self, version: int) -> list[Effect]:
         """The memory is open and the counters are armed."""
-        return [Tell(Ready(version, self._in_place))] if self._receives(version) else []
+        return [Tell(Ready(version))] if self._receives(version) else []
 
     def verified(self, version: int) -> list[Effect]:
         """Every byte of the version arrived and every checksum is right."""
@@ -149,12 +153,15 @@ class Receiver:
         return [Tell(Fetched(version))]
 
     def flip(self) -> list[Effect]:
-        """At a step boundary: let a committed version serve, and open the memory for what was announced meanwhile."""
+        """At a step boundary: let a committed version serve, or none where the memory is to be overwritten."""
+        if self._at_stop is not None:
+            begun, self._at_stop, self.serving = self._at_stop, None, 0
+            return [Tell(Stopped(begun.version)), begun]
         if self.state is not State.COMMITTED:
             return []
         self.serving, self.version, self.state = self.version, 0, State.IDLE
         waiting, self._next = self._next, None
-        return self._prepare(waiting) if waiting is not None else []
+        return self.heard(waiting) if waiting is not None else []
 
     # ---- inside
 
@@ -172,9 +179,13 @@ class Receiver:
             return []
         dropped = self._drop() if self.state is not State.IDLE else []
         self.state, self.version = State.RECEIVING, version
-        if self._in_place:
-            self.serving = 0
-        return [*dropped, Open(version, message.manifest, self._in_place)]
+        return [*dropped, *self._begin(Open(version, message.manifest))]
+
+    def _begin(self, effect: Open | Fetch) -> list[Effect]:
+        if self._in_place and self.serving:
+            self._at_stop = effect
+            return []
+        return [effect]
 
     def _commit(self, version: int) -> None:
         if self.state is State.VERIFIED and version == self.version:
@@ -186,20 +197,24 @@ class Receiver:
             )
 
     def _abort(self, version: int) -> list[Effect]:
-        if self._next is not None and self._next.version == version:
+        if isinstance(self._next, Prepare) and self._next.version == version:
             self._next = None
         if self.state in (State.RECEIVING, State.VERIFIED) and version == self.version:
             return self._drop()
         return []
 
     def _catch_up(self, message: CatchUp) -> list[Effect]:
-        if self.state is not State.IDLE or message.version <= self.held:
+        if self.state in (State.RECEIVING, State.VERIFIED) or message.version <= self.held:
             return []
+        if self.state is State.COMMITTED:
+            self._next = message
+            return []
+        if self.state is State.FETCHING and message.version <= self.version:
+            return []
+        dropped = self._drop() if self.state is State.FETCHING else []
         self.state, self.version = State.FETCHING, message.version
-        if self._in_place:
-            self.serving = 0
-        return [Fetch(message.version, message.source)]
+        return [*dropped, *self._begin(Fetch(message.version, message.source))]
 
     def _drop(self) -> list[Effect]:
-        version, self.version, self.state = self.version, 0, State.IDLE
+        version, self.version, self.state, self._at_stop = self.version, 0, State.IDLE, None
         return [Discard(version)]

@@ -18,7 +18,7 @@ from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Effect, Phase, Say
 from asyncfabric.weights.commit.decision_log import DecisionLog
-from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Verified
+from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Stopped, Verified
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
@@ -218,7 +218,7 @@ class WeightCoordinator:
                 self._offers.withdraw(sender, version)
                 if update is not None and version == update.version:
                     self._carry_out(self._machine.sender_failed(sender, reason))
-            case Standing() | Ready() | Verified() | Failed() | Fetched() if sender not in self._trainers:
+            case Standing() | Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._trainers:
                 if isinstance(event, Standing):
                     receiver_of(sender)
                 self._carry_out(self._machine.heard(sender, event))

@@ -23,6 +23,7 @@ from asyncfabric.weights.commit.messages import (
     Ready,
     Reason,
     Standing,
+    Stopped,
     Verified,
     Version,
     Write,
@@ -189,7 +190,7 @@ class Given(Struct, frozen=True, tag="weights.given"):
 
 
 WeightMessage = (
-    Prepare | Ready | Write | Verified | Failed | Commit | Abort | CatchUp | Fetched | Standing
+    Prepare | Stopped | Ready | Write | Verified | Failed | Commit | Abort | CatchUp | Fetched | Standing
     | Roster | Offered | Opened | Written | Maxima | Wrote | Unreachable | Outcome | Gone | Want | Given
     | Coded | Taken
 )  # fmt: skip

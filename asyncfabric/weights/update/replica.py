@@ -160,7 +160,7 @@ class WeightReplica(Serving):
         async with self._turn:
             with arrival.scope:
                 try:
-                    copy = await self._free_copy()
+                    copy = self._free_copy()
                     with unwrapped():
                         if isinstance(effect, Open):
                             await self._receive(arrival, effect, copy)

@@ -6,7 +6,7 @@ Runs on the event loop's thread. `step_boundary` is the only place where what se
 from __future__ import annotations
 
 from asyncfabric._notice import Notice
-from asyncfabric.weights.commit.receiver import Effect, Receiver, State
+from asyncfabric.weights.commit.receiver import Effect, Receiver
 from asyncfabric.weights.update.copies import Copy
 from asyncfabric.weights.update.device import Memory
 
@@ -62,7 +62,7 @@ class Serving:
     @property
     def waits_for_boundary(self) -> bool:
         """Whether the next `step_boundary()` changes anything."""
-        return self._machine.state is State.COMMITTED or self._machine.serving != self._serving
+        return self._machine.waits_for_flip
 
     async def wait_version(self, version: int) -> None:
         """Return when this version, or a later one, serves from the next `step_boundary()` at the latest.
@@ -72,10 +72,8 @@ class Serving:
         while self._machine.held < version:
             await self._changed.wait()
 
-    async def _free_copy(self) -> Copy:
-        """Return the copy that does not serve; in place that is once the engine has stopped at a boundary."""
-        while self._serving_copy >= 0 and len(self._copies) == 1:
-            await self._changed.wait()
+    def _free_copy(self) -> Copy:
+        """Return the copy that does not serve; in place the machine asks for it when nothing does."""
         return next(copy for number, copy in enumerate(self._copies) if number != self._serving_copy)
 
     async def wait_changed(self) -> None:

@@ -1,0 +1,201 @@
+"""kill -9 at every stage of an update in place: replica `a` has a shadow, `b` overwrites the version that it serves.
+
+Engines of both replicas read their weights all the time. Whoever is killed, and whenever: what an engine was allowed to
+read was always one whole version that was decided, `a` was never without one, and `b` said so while it had none.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Process
+from weight_versions import digests
+
+DEADLINE_S = 10.0
+TRAINERS, REPLICAS = ("trainer-0", "trainer-1"), ("a", "b")
+RECEIVERS = {"a": ["a/0", "a/1"], "b": ["b/0", "b/1"]}
+EVERYBODY = [*RECEIVERS["a"], *RECEIVERS["b"]]
+Story = list[list[int]]
+
+pytestmark = pytest.mark.slow
+
+
+class World:
+    """The processes of a training, its coordinator and two replicas."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.log = folder / "decisions"
+        self.nodes: dict[str, Process] = {}
+        self._stack = stack
+        self._folder = str(folder / "s")
+        self._directory = ""
+        self._begin("directory")
+        self._directory = self.nodes["directory"].hear()["address"]
+        self.start("coordinator", *TRAINERS, *REPLICAS)
+
+    def __getitem__(self, name: str) -> Process:
+        return self.nodes[name]
+
+    def _begin(self, name: str) -> None:
+        node = self.nodes[name] = self._stack.enter_context(Process("weight_party.py"))
+        node.tell(
+            name=name, folder=self._folder, directory=self._directory, log=str(self.log), shadow=name == "a",
+            deadline=DEADLINE_S,
+        )  # fmt: skip
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self._begin(name)
+        for name in names:
+            self[name].hear()
+        self["coordinator"].ask("present", receivers=EVERYBODY)
+
+    def begin(self) -> int:
+        """Let an update begin; returns its version."""
+        version: int = self["coordinator"].ask("next")["version"]
+        for name in TRAINERS:
+            self[name].tell(do="publish", version=version)
+        self["coordinator"].tell(do="update", version=version)
+        return version
+
+    def bring(self) -> int:
+        """Bring a version everywhere."""
+        version = self.begin()
+        for name in ("coordinator", *TRAINERS):
+            answer = self[name].hear()
+            assert "error" not in answer, (name, answer)
+        for name in REPLICAS:
+            self[name].ask("until", version=version)
+        return version
+
+    def die(self, victim: str, way: str, word: str, other: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Let an update begin in which somebody dies; returns its version and how it ended for the others."""
+        self[victim].ask("arm", way=way, word=word, other=other)
+        version = self.begin()
+        assert self[victim].child.wait(60) == -signal.SIGKILL
+        return version, {name: self[name].hear() for name in ("coordinator", *TRAINERS) if name != victim}
+
+    def decided(self) -> list[int]:
+        records = [json.loads(line)["record"] for line in self.log.read_text().splitlines()]
+        return [record["version"] for record in records if record["kind"] == "commit"]
+
+    def stories(self) -> dict[str, Story]:
+        """Return what each receiver served since its process began, 0 for none, after checking each byte of it."""
+        found: dict[str, Story] = {}
+        decided = set(self.decided())
+        for replica in REPLICAS:
+            for name, story in self[replica].ask("served")["served"].items():
+                for version, digest in story:
+                    assert version == 0 or version in decided, (name, story, "serves what was not decided")
+                    assert version == 0 or digest == digests(version, replica)[name], (name, version, "is a mixture")
+                found[name] = [version for version, _ in story]
+                served = [version for version in found[name] if version]
+                assert served == sorted(served), (name, story, "a version went back")
+        return found
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        made = World(folder, stack)
+        made.bring()
+        yield made
+        made.bring()
+        made.stories()
+        for node in made.nodes.values():
+            node.tell(do="close")
+        for node in made.nodes.values():
+            assert node.hear() == {"closed": True}
+            assert node.child.stdin is not None
+            node.child.stdin.close()
+            assert node.child.wait(60) == 0
+
+
+def whole_again(made: World, victim: str) -> dict[str, Story]:
+    """Start the victim again; everybody comes to what was decided last. Returns what the survivors had served then."""
+    made.start(victim)
+    version = made["coordinator"].ask("held", receivers=EVERYBODY)["version"]
+    assert version == made.decided()[-1]
+    for name in REPLICAS:
+        made[name].ask("until", version=version)
+    stories = made.stories()
+    assert all(story[-1] == version for story in stories.values()), stories
+    for name in RECEIVERS["a"]:
+        assert 0 not in stories[name][1:], "a shadow is there so that something always serves"
+    return stories
+
+
+def test_a_trainer_dies(tmp_path: Path) -> None:
+    """The version is aborted; what it had overwritten is fetched again from who kept the old one."""
+    with world(tmp_path) as made:
+        for victim, way, word, other in (
+            ("trainer-1", "receive", "Roster", ""),
+            ("trainer-0", "receive", "Opened", "b/1"),
+            ("trainer-1", "send", "Written", "b/0"),
+            ("trainer-0", "send", "Wrote", ""),
+        ):
+            before = made.decided()[-1]
+            version, ends = made.die(victim, way, word, other)
+            assert {end["error"] for end in ends.values()} == {"BrokenError"}
+            assert f"sender {victim}" in ends["coordinator"]["text"]
+            stories = whole_again(made, victim)
+            assert made.decided()[-1] == before < version
+            for name in RECEIVERS["b"]:
+                assert word in ("Roster", "Opened") or stories[name][-3:] == [before, 0, before], stories[name]
+
+
+def test_a_rollout_dies_that_is_updated_in_place(tmp_path: Path) -> None:
+    """The update goes on without it; it comes back with nothing, and fetches what was decided."""
+    with world(tmp_path) as made:
+        for way, word, other in (
+            ("receive", "Prepare", ""),
+            ("send", "Stopped", ""),
+            ("send", "Ready", ""),
+            ("receive", "Written", ""),
+            ("send", "Verified", ""),
+            ("receive", "Commit", ""),
+        ):
+            version, ends = made.die("b", way, word, other)
+            assert ends["coordinator"] == {"receivers": EVERYBODY}, "who began, also those that were lost"
+            assert made.decided()[-1] == version
+            assert whole_again(made, "b")["b/0"] == [0, version]
+
+
+def test_who_kept_the_old_version_dies(tmp_path: Path) -> None:
+    """While it is written: the update goes on. Before: nobody would hold a version, so none is begun in its place."""
+    with world(tmp_path) as made:
+        version, ends = made.die("a", "receive", "Written", "")
+        assert "error" not in ends["coordinator"]
+        assert whole_again(made, "a")["b/0"] == [0, version - 1, 0, version]
+        version, ends = made.die("a", "receive", "Prepare", "")
+        assert ends["coordinator"]["error"] == "BrokenError"
+        assert "nobody would hold version" in ends["coordinator"]["text"]
+        made.start("a")
+        assert {tuple(story[-1:]) for story in made.stories().values()} == {(0,)}, "nobody has one, and all say so"
+
+
+def test_the_coordinator_dies(tmp_path: Path) -> None:
+    """What is on the disk is told by the next one, everything else is an abort and is fetched back."""
+    with world(tmp_path) as made:
+        for way, word, other in (
+            ("send", "Prepare", "b/0"),
+            ("receive", "Stopped", "b/1"),
+            ("send", "Write", "trainer-1"),
+            ("receive", "Verified", "b/0"),
+            ("send", "Commit", "a/0"),
+            ("send", "Commit", "b/1"),
+        ):
+            before = made.decided()[-1]
+            version, ends = made.die("coordinator", way, word, other)
+            assert all("whether it had decided is not known" in end["text"] for end in ends.values()), ends
+            stories = whole_again(made, "coordinator")
+            assert made.decided()[-1] == (version if word == "Commit" else before)
+            for name in RECEIVERS["b"]:
+                stopped = word in ("Write", "Verified", "Commit") or (word, other) == ("Stopped", name)
+                assert not stopped or stories[name][-3:] == [before, 0, made.decided()[-1]], (word, stories[name])

@@ -1,0 +1,114 @@
+"""INV-2 of a cancelled `publish`, on rails that hold each write for a while: its shards may change once it has ended.
+
+Over rails that copy at once nothing is ever in flight when a cancellation comes. Here writes are, and replicas do not
+hear that the version was aborted, so nothing but the publisher keeps what is held from being read late and landing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from weight_scene import Scene, open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights.commit.messages import Abort
+from asyncfabric.weights.update import rows, scratch
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+pytestmark = pytest.mark.slow
+
+POISON = 0xA7
+"""Twice, a bfloat16 that no test draws; the bytes of each weight are written as they are."""
+
+
+def in_flight(scene: Scene) -> int:
+    return sum(peer.ops_in_flight for peer in scene.fabrics["trainer-0"].statistics().peers)
+
+
+def poisoned(scene: Scene) -> int:
+    """Return how many weights of any copy of any replica are poison."""
+    found = 0
+    for replica in scene.replicas.values():
+        for copy in replica.copies:
+            found += int((copy["down"].view("<u2") == POISON * 0x0101).sum())
+    return found
+
+
+def deafen(scene: Scene) -> None:
+    """Let no replica hear of an abort: its memory stays open."""
+    for replica in scene.replicas.values():
+        hear = replica._hear
+
+        async def deaf(sender: str, event: Any, hear: Any = hear) -> None:
+            if not isinstance(event, Abort):
+                await hear(sender, event)
+
+        replica._hear = deaf  # type: ignore[method-assign]
+
+
+def sources(scene: Scene) -> list[Any]:
+    """Return the memory that trainer 0 writes from: its shards, and what is staged."""
+    made = scene.publishers[0]._preparation._made
+    assert made is not None and made[3].staging is not None
+    staged = np.frombuffer(made[3].staging.region.memory, np.uint8)
+    return [staged, *(array.reshape(-1).view(np.uint8) for array in scene.shards[0].values())]
+
+
+async def until_all_that_was_held_has_left(scene: Scene) -> None:
+    """Write once more to each replica: a write that is posted later is held longer."""
+    source = await scene.fabrics["trainer-0"].allocate(64)
+    for name in scene.replicas:
+        target = await scene.fabrics[name].allocate(64)
+        await scene.fabrics["trainer-0"].write(source, target.key("write"), 0)
+        await target.release()
+    await source.release()
+
+
+@pytest.mark.parametrize("rail", ["fault+local?delay_us=150000", "fault+tcp?delay_us=150000"])
+@pytest.mark.parametrize("where", ["shards", "staging"])
+def test_what_is_posted_is_not_read_after_a_cancelled_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rail: str, where: str
+) -> None:
+    """From the shards themselves, or from the staging memory, which the next version fills again."""
+    monkeypatch.setattr(scratch, "UNIT_BYTES", 32 << 10)
+    if where == "shards":
+        monkeypatch.setattr(rows, "DIRECT_RUN_BYTES", 1)
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", rail=rail) as scene:
+            before = await scene.begin()
+            deafen(scene)
+
+            async def other() -> None:
+                with pytest.raises(af.BrokenError):
+                    await scene.publishers[1].publish(2)
+
+            async def cut() -> None:
+                with anyio.CancelScope() as scope:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(scene.publishers[0].publish, 2)
+                        seen = {0}
+                        while len(seen) < 4:  # units that were posted at three moments leave at three
+                            await anyio.lowlevel.checkpoint()
+                            seen.add(in_flight(scene))
+                        scope.cancel()
+                assert in_flight(scene) == 0
+                for array in sources(scene):
+                    array[:] = POISON
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(other)
+                tasks.start_soon(cut)
+                with pytest.raises(af.BrokenError, match="trainer-0: Cancelled"):
+                    await scene.coordinator.update(2)
+            await until_all_that_was_held_has_left(scene)
+            assert poisoned(scene) == 0
+            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+            scene.check(1, before)
+
+    run(body)
