@@ -5,24 +5,24 @@ Runs on the event loop's thread. What travels how is told by the path, what lies
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-import anyio
 import torch
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from asyncfabric import BrokenError, BusyError, Fabric
+from asyncfabric import Fabric
 from asyncfabric.moe.arrangement import arranged, filled
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.handle import MoeHandle
 from asyncfabric.moe.path import Path
 from asyncfabric.moe.session import buffer_bytes, open_session
+from asyncfabric.moe.steps import StepwiseExchange
 from asyncfabric.moe.tokens import checked_outputs, checked_tokens, tokens_in
 
 
-class MoeExchange:
+class MoeExchange(StepwiseExchange[MoeHandle]):
     """An open exchange; made by `async with open_moe(...)`.
 
     All ranks must call the halves of their steps in the same order, as with any collective; the halves of one step may
@@ -36,36 +36,13 @@ class MoeExchange:
 
     def __init__(self, fabric: Fabric, group: MoeGroup, config: MoeConfig) -> None:
         """Not for users: `async with open_moe(...)`."""
-        self.config: MoeConfig = config
-        self.rank: int = group.rank
-        self.epoch: int = 0
-        self._fabric = fabric
-        self._group = group
-        self._present: tuple[int, ...] = tuple(range(config.ranks))
-        self._stack = AsyncExitStack()
+        super().__init__(fabric, group, config)
         self._path: Path | None = None
-        self._next = 0
-        self._flying: dict[int, MoeHandle] = {}
-
-    @property
-    def experts(self) -> range:
-        """The experts of this rank."""
-        return self.config.experts_of(self.rank)
-
-    @property
-    def present(self) -> tuple[int, ...]:
-        """The ranks that take part."""
-        return self._present
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes that the exchange may have allocated on this rank."""
         return buffer_bytes(self.config)
-
-    @property
-    def in_flight(self) -> tuple[MoeHandle, ...]:
-        """Steps that were dispatched and not combined yet, oldest first; also those whose call was cancelled."""
-        return tuple(self._flying.values())
 
     async def dispatch(
         self, x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None = None
@@ -102,14 +79,10 @@ class MoeExchange:
         """
         path = self._opened()
         payload, about = checked_tokens(self.config, self.rank, x, indices, weights, scales)
-        limit = self.config.in_flight
-        oldest = next(iter(self._flying), self._next)
-        if self._next - oldest >= limit:
-            raise BusyError(f"{limit} steps are in flight; combine step {oldest} first")
+        self._check_room()
         await checkpoint_if_cancelled()  # the other half yields
         handle = await path.send(self._next, self.epoch, payload, about)
-        self._next += 1
-        self._flying[handle.number] = handle
+        self._begun(handle)
         return handle
 
     async def dispatch_recv(self, handle: MoeHandle) -> MoeHandle:
@@ -191,52 +164,18 @@ class MoeExchange:
         del self._flying[handle.number]
         return sums
 
-    async def exclude(self, ranks: Iterable[int]) -> None:
-        """Go on without these ranks. All others must call it with the same ranks; steps in flight are lost.
-
-        Choices of their experts count as masked from then on; weights are not changed. With nodes, whole nodes go.
-        Opens new memory with new keys, so nothing that an excluded rank still does can reach it. Ranks meet in the
-        epoch that they count: one that repeats a call that failed needs all others to repeat it too, if need be with
-        no rank to exclude.
-
-        Raises:
-            ValueError: no such rank, the own one, one that is excluded already, or a part of a node.
-            MissingRankError: another rank is lost or does not follow before the caller's deadline.
-
-        Cancellation: the exchange is broken until another `exclude` succeeds.
-        """
-        gone = set(ranks)
-        if not gone <= set(self._present) - {self.rank}:
-            raise ValueError(f"can exclude {sorted(set(self._present) - {self.rank})}, got {sorted(gone)}")
-        size = self.config.node_size
-        halves = [node for node in {rank // size for rank in gone} if sum(rank // size == node for rank in gone) < size]
-        if halves:
-            raise ValueError(f"nodes are excluded whole; of nodes {sorted(halves)} only some ranks were named")
-        self._path = None
-        self._flying.clear()
-        self._present = tuple(rank for rank in self._present if rank not in gone)
-        self.epoch += 1
-        with anyio.CancelScope(shield=True):
-            await self._stack.aclose()
-        await self._open()
-
     async def _open(self) -> None:
         opened = open_session(self._fabric, self._group, self.config, self.epoch, self._present, filled)
         self._path = await self._stack.enter_async_context(opened)
-        self._next = 0
 
-    def _check_turn(self, what: str, handle: MoeHandle, late: Callable[[MoeHandle], bool]) -> None:
-        """Steps go through each half in the order of dispatch: ranks that took different orders could wait for ever."""
-        for number, older in self._flying.items():
-            if number < handle.number and late(older):
-                raise ValueError(f"step {handle.number} cannot be {what} before step {number}, which is older")
+    def _shut(self) -> None:
+        self._path = None
 
     def _opened(self, handle: MoeHandle | None = None) -> Path:
-        if self._path is None:
-            raise BrokenError("the exchange is closed, or excluding ranks did not succeed")
-        if handle is not None and handle.epoch != self.epoch:
-            raise BrokenError(f"step {handle.number} is of epoch {handle.epoch}; it was lost when ranks were excluded")
-        return self._path
+        path = self._path
+        self._check_epoch(path, handle)
+        assert path is not None
+        return path
 
 
 def open_moe(fabric: Fabric, group: MoeGroup, config: MoeConfig) -> AbstractAsyncContextManager[MoeExchange]:
@@ -277,4 +216,4 @@ async def _opening(fabric: Fabric, group: MoeGroup, config: MoeConfig) -> AsyncI
         try:
             yield moe
         finally:
-            moe._path = None
+            moe._shut()

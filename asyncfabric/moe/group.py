@@ -7,12 +7,13 @@ those of other exchanges, and drops what is not for an exchange: give another Me
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from asyncfabric import BusyError, Fabric, FabricAddress, FabricError, Peer
@@ -76,6 +77,24 @@ class MoeGroup:
             raise ValueError(f"rank must be in 0..{len(self.addresses) - 1}, got {self.rank}")
         if len({address.incarnation for address in self.addresses}) != len(self.addresses):
             raise ValueError("two ranks have the same address; each rank has a fabric of its own")
+
+
+async def connect_ranks(fabric: Fabric, group: MoeGroup, ranks: Iterable[int]) -> dict[int, Peer]:
+    """Connect to some ranks of a group, the own one left out, and return the peers by rank.
+
+    Raises:
+        MissingRankError: one of them cannot be reached.
+
+    Cancellation: connecting goes on in the engine; only the wait for it ends.
+    """
+    peers = {}
+    for rank in sorted(set(ranks) - {group.rank}):
+        try:
+            peers[rank] = await fabric.connect(group.addresses[rank])
+        except FabricError as error:
+            raise missing(f"opening the exchange {group.tag!r} ({error})", [rank], lost=True) from error
+    await anyio.lowlevel.checkpoint()
+    return peers
 
 
 class FabricMeeting:

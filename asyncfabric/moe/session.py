@@ -10,26 +10,18 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
-import anyio
-
-from asyncfabric import Fabric, FabricError, Peer, RegionKey
+from asyncfabric import Fabric, RegionKey
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.moe.arrivals import Arrivals, immediates
 from asyncfabric.moe.buffers import AREA_BYTES, LaneShape
 from asyncfabric.moe.config import MoeConfig
-from asyncfabric.moe.faults import missing
-from asyncfabric.moe.group import Card, FabricMeeting, MoeGroup
+from asyncfabric.moe.group import Card, FabricMeeting, MoeGroup, connect_ranks
+from asyncfabric.moe.immediates import first_imm, proposed_imm
 from asyncfabric.moe.lane import Lane
 from asyncfabric.moe.memory import LaneMemory, open_memory
 from asyncfabric.moe.path import Filler, NodePath, Path, StraightPath
 from asyncfabric.moe.routing import owner_of_expert
-
-FIRST_IMM, END_IMM = 1 << 18, 1 << 19
-"""Immediates of exchanges: above what users name themselves, below what `fabric.counter()` picks."""
-
-_next_imm: WeakKeyDictionary[Fabric, int] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ async def open_session(
     plans = plan_lanes(config, group.rank, present)
     span = sum(immediates(len(plan.ranks), config.in_flight) for plan in plans)
     async with AsyncExitStack() as stack:
-        peers = await _connect(fabric, group, {rank for plan in plans for rank in plan.ranks} | set(present))
+        peers = await connect_ranks(fabric, group, {rank for plan in plans for rank in plan.ranks} | set(present))
         memories: list[LaneMemory] = [
             await stack.enter_async_context(open_memory(fabric, plan.shape, config.out_torch)) for plan in plans
         ]
@@ -84,7 +76,7 @@ async def open_session(
             epoch=epoch,
             rank=group.rank,
             digest=hashlib.sha256(repr((config, tuple(present))).encode()).hexdigest()[:16],
-            imm=_next_imm.get(fabric, FIRST_IMM),
+            imm=proposed_imm(fabric),
             keys=tuple(bytes(memory.receive.key()) for memory in memories),
         )
         meeting = group.meeting or FabricMeeting(fabric)
@@ -95,7 +87,7 @@ async def open_session(
                 f"ranks {odd} opened the exchange {group.tag!r} with another configuration or without other ranks",
                 remedy="give equal MoeConfig values on all ranks, and exclude the same ranks everywhere",
             )
-        base = _first_imm(fabric, [card.imm, *(other.imm for other in cards.values())], span)
+        base = first_imm(fabric, [card.imm, *(other.imm for other in cards.values())], span)
         lanes: list[Lane] = []
         for number, (plan, memory) in enumerate(zip(plans, memories, strict=True)):
             me = plan.ranks.index(group.rank)
@@ -136,26 +128,3 @@ def _path(config: MoeConfig, rank: int, plans: list[LanePlan], lanes: list[Lane]
         first = each // config.node_size * config.node_size
         nodes.append(range(config.experts_of(first).start, config.experts_of(first + config.node_size - 1).stop))
     return NodePath(lanes[0], lanes[1], owner_of_expert(nodes, config.num_experts), owner, fill)
-
-
-async def _connect(fabric: Fabric, group: MoeGroup, ranks: set[int]) -> dict[int, Peer]:
-    peers = {}
-    for rank in sorted(ranks - {group.rank}):
-        try:
-            peers[rank] = await fabric.connect(group.addresses[rank])
-        except FabricError as error:
-            raise missing(f"opening the exchange {group.tag!r} ({error})", [rank], lost=True) from error
-    await anyio.lowlevel.checkpoint()
-    return peers
-
-
-def _first_imm(fabric: Fabric, proposed: Sequence[int], span: int) -> int:
-    """Return the first immediate that no member has used yet, and note what is used now.
-
-    Wraps round after 262,144 of them; the engine then tells peers that the old ones got a new generation.
-    """
-    base = max(proposed)
-    if base < FIRST_IMM or base + span > END_IMM:
-        base = FIRST_IMM
-    _next_imm[fabric] = base + span
-    return base

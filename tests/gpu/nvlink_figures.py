@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -130,8 +131,30 @@ def void(_: object) -> None:
     """Return nothing."""
 
 
+async def timed_apart(bodies: dict[str, Callable[[int], None]], rounds: int) -> dict[str, list[float]]:
+    """Return microseconds of each body of each round, where a proxy needs the event loop while the GPU works.
+
+    The GPUs meet before each round; its launches are queued behind that.
+    """
+    found: dict[str, list[float]] = {name: [] for name in bodies}
+    met = torch.ones(1, device="cuda")
+    for number in range(rounds + 5):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(bodies) + 1)]
+        torch.cuda._sleep(800_000)
+        dist.all_reduce(met)
+        events[0].record()
+        for body, event in zip(bodies.values(), events[1:], strict=True):
+            body(number)
+            event.record()
+        await anyio.to_thread.run_sync(torch.cuda.synchronize)
+        for name, begin, end in zip(bodies, events, events[1:], strict=False):
+            if number >= 5:
+                found[name].append(begin.elapsed_time(end) * 1e3)
+    return found
+
+
 async def exchange(
-    case: str, shape: dict[str, Any], fabric: af.Fabric, rates: tuple[float, float]
+    case: str, shape: dict[str, Any], fabric: af.Fabric, rates: tuple[float, float], hosts: list[int] | None = None
 ) -> list[dict[str, Any]]:
     """Check, time, check again; `rates`: bytes of the wire and of memory in a microsecond."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -140,18 +163,21 @@ async def exchange(
     dist.all_gather_object(addresses, bytes(fabric.address))
     group = MoeGroup(rank, [af.FabricAddress.from_bytes(each) for each in addresses], tag=case)
     rows: list[dict[str, Any]] = []
-    async with open_moe_cuda(fabric, group, config, device=f"cuda:{rank}") as moe:
+    async with open_moe_cuda(fabric, group, config, device=f"cuda:{rank}", hosts=hosts) as moe:
         tokens = [tokens_of(config, rank, seed, config.max_tokens, masked=0) for seed in range(SETS)]
         if config.max_tokens > 512:
             tokens = tokens[:4]
         given = [each.on(moe.device) for each in tokens]
         out = torch.empty(config.max_tokens, config.hidden, dtype=torch.bfloat16, device=moe.device)
-        outputs = torch.randn(moe._layout.row_capacity(rank), config.hidden, device=moe.device, dtype=torch.bfloat16)
+        outputs = torch.randn(
+            moe._site.layout.row_capacity(rank), config.hidden, device=moe.device, dtype=torch.bfloat16
+        )
         handles: list[Any] = [None]
 
         async def right() -> None:
             for each, on_gpu in list(zip(tokens, given, strict=True))[:2]:
                 handle = moe.dispatch(*on_gpu)
+                await moe.settled()
                 result = moe.combine(run_experts(moe, handle), handle)
                 await moe.settled()
                 some = slice(0, min(128, config.max_tokens))
@@ -167,7 +193,8 @@ async def exchange(
         await right()
         sent = [copies(config, moe, each.indices) for each in tokens]
         floors = floors_of(config, statistics.mean(sent), rates)
-        samples = timed({"dispatch": dispatch, "combine": combine})
+        bodies = {"dispatch": dispatch, "combine": combine}
+        samples = timed(bodies) if hosts is None else await timed_apart(bodies, 200 if config.max_tokens <= 512 else 40)
         samples["both"] = [sum(each) for each in zip(samples["dispatch"], samples["combine"], strict=True)]
         rows += [told(case, name, found, floors[name]) for name, found in samples.items()]
         await right()
@@ -207,6 +234,18 @@ def main(rank: int, world: int, path: str, meeting: str) -> None:
         async with af.open_fabric(af.FabricConfig(rails=("local",))) as fabric:
             for case, shape in CASES:
                 rows += await exchange(case, shape, fabric, rates)
+        for rail in ("local", "tcp") if world > 1 else ():
+            try:
+                opened = af.open_fabric(af.FabricConfig(rails=(rail,)))
+                async with opened as fabric:
+                    for case, shape in CASES:
+                        private = {"private_tokens": shape["max_tokens"]}
+                        rows += await exchange(f"{rail}: {case}", shape, fabric, rates, list(range(world)))
+                        rows += await exchange(
+                            f"{rail}: {case}, all private", shape | private, fabric, rates, list(range(world))
+                        )
+            except af.DeviceError as error:
+                print(f"{rail}: LEFT OUT: {error}", flush=True)
         if world > 1:
             rows += [nccl("decode 128", 128), nccl("prefill 4096", 4096)]
         return rows

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 import asyncfabric as af
 
-PATIENCE_S = 120.0
+PATIENCE_S, DEADLINE_S = 120.0, 8.0
 
 
 async def _steps(moe: Any, first: int, count: int) -> int:
@@ -24,25 +24,28 @@ async def _steps(moe: Any, first: int, count: int) -> int:
     for seed in range(first, first + count):
         tokens = tokens_of(moe.config, moe.rank, seed)
         handle = moe.dispatch(*tokens.on(moe.device))
+        await moe.settled()  # the proxies want the loop: nothing here may wait for the GPU
         out = moe.combine(run_experts(moe, handle), handle)
         await moe.settled()
         wrong += not same_bits(out, expected(moe.config, moe.rank, tokens, gone))
     return wrong
 
 
-async def _serve(pipe: Connection, device: str) -> None:
+async def _serve(pipe: Connection, device: str, rail: str) -> None:
     import torch
 
     from asyncfabric.moe import MissingRankError, MoeConfig, MoeGroup
     from asyncfabric.moe.nvlink import open_moe_cuda
 
     torch.cuda.set_device(device)
-    async with af.open_fabric(af.FabricConfig(rails=("local",))) as fabric:
+    async with af.open_fabric(af.FabricConfig(rails=(rail,))) as fabric:
         pipe.send(bytes(fabric.address))
-        rank, addresses, shape = await anyio.to_thread.run_sync(pipe.recv)
+        rank, addresses, shape, hosts = await anyio.to_thread.run_sync(pipe.recv)
         group = MoeGroup(rank, [af.FabricAddress.from_bytes(each) for each in addresses])
         with anyio.fail_after(PATIENCE_S):
-            async with open_moe_cuda(fabric, group, MoeConfig(**shape), device=device, blocks=32, deadline_s=8) as moe:
+            async with open_moe_cuda(
+                fabric, group, MoeConfig(**shape), device=device, hosts=hosts, blocks=32, deadline_s=DEADLINE_S
+            ) as moe:
                 pipe.send("open")
                 while True:
                     word, *arguments = await anyio.to_thread.run_sync(pipe.recv)
@@ -59,18 +62,18 @@ async def _serve(pipe: Connection, device: str) -> None:
         pipe.send("closed")
 
 
-def _main(pipe: Connection, device: str) -> None:
-    anyio.run(_serve, pipe, device, backend="trio")
+def _main(pipe: Connection, device: str, rail: str) -> None:
+    anyio.run(_serve, pipe, device, rail, backend="trio")
 
 
 class Rank:
     """A process; `tell` and `hear` talk to it."""
 
-    def __init__(self, device: str) -> None:
-        """Start it on a GPU."""
+    def __init__(self, device: str, rail: str) -> None:
+        """Start it on a GPU, with a fabric on a rail."""
         context = multiprocessing.get_context("spawn")
         self.pipe, far = context.Pipe()
-        self.process = context.Process(target=_main, args=(far, device))
+        self.process = context.Process(target=_main, args=(far, device, rail))
         self.process.start()
         far.close()
         self.address: bytes = self.hear()
@@ -86,13 +89,15 @@ class Rank:
 
 
 @contextlib.contextmanager
-def ranks_of(devices: list[str], shape: dict[str, Any]) -> Iterator[list[Rank]]:
+def ranks_of(
+    devices: list[str], shape: dict[str, Any], hosts: list[int] | None = None, rail: str = "local"
+) -> Iterator[list[Rank]]:
     """Start a rank on each of these devices and open an exchange among them."""
     ranks: list[Rank] = []
     try:
-        ranks.extend(Rank(device) for device in devices)
+        ranks.extend(Rank(device, rail) for device in devices)
         for number, rank in enumerate(ranks):
-            rank.tell(number, [each.address for each in ranks], shape | {"ranks": len(ranks)})
+            rank.tell(number, [each.address for each in ranks], shape | {"ranks": len(ranks)}, hosts)
         assert [rank.hear() for rank in ranks] == ["open"] * len(ranks)
         yield ranks
     finally:

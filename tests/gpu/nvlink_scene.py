@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
 import torch
 
 import asyncfabric as af
@@ -122,20 +123,20 @@ class Cast(NamedTuple):
     ranks: list[CudaMoeExchange]
     streams: list[torch.cuda.Stream]
 
-    def settle(self) -> None:
-        """Wait for all GPUs."""
+    async def settle(self) -> None:
+        """Wait for all GPUs; proxies go on meanwhile."""
         for moe in self.ranks:
-            torch.cuda.synchronize(moe.device)
+            await anyio.to_thread.run_sync(torch.cuda.synchronize, moe.device)
             moe.check()
 
-    def step(self, everyone: list[Tokens], split: bool = False, check_rows: bool = True) -> list[torch.Tensor]:
+    async def step(self, everyone: list[Tokens], split: bool = False, check_rows: bool = True) -> list[torch.Tensor]:
         """Do one step, by whole calls or by halves, and return what each rank got."""
         given = [tokens.on(moe.device) for tokens, moe in zip(everyone, self.ranks, strict=True)]
         outs = [
             torch.full((len(t.x), moe.config.hidden), 7, dtype=moe.config.out_torch, device=moe.device)
             for t, moe in zip(given, self.ranks, strict=True)
         ]
-        self.settle()
+        await self.settle()
         handles = []
         for moe, stream, tokens in zip(self.ranks, self.streams, given, strict=True):
             with torch.cuda.stream(stream):
@@ -144,12 +145,12 @@ class Cast(NamedTuple):
             for moe, stream, handle in zip(self.ranks, self.streams, handles, strict=True):
                 with torch.cuda.stream(stream):
                     moe.dispatch_recv(handle)
-        self.settle()
+        await self.settle()
         if check_rows:
             for moe, handle in zip(self.ranks, handles, strict=True):
                 grouped_right(moe.config, moe.rank, handle, everyone)
         rows = [run_experts(moe, handle) for moe, handle in zip(self.ranks, handles, strict=True)]
-        self.settle()
+        await self.settle()
         for moe, stream, handle, made, out in zip(self.ranks, self.streams, handles, rows, outs, strict=True):
             with torch.cuda.stream(stream):
                 if split:
@@ -160,28 +161,35 @@ class Cast(NamedTuple):
             for moe, stream, handle, out in zip(self.ranks, self.streams, handles, outs, strict=True):
                 with torch.cuda.stream(stream):
                     moe.combine_recv(handle, out=out)
-        self.settle()
+        await self.settle()
         return outs
 
-    def right_step(self, seed: int, **options: bool) -> None:
+    async def right_step(self, seed: int, **options: bool) -> None:
         """Do one step with random tokens and check all of it."""
         config = self.ranks[0].config
         everyone = [tokens_of(config, moe.rank, seed) for moe in self.ranks]
-        for moe, tokens, out in zip(self.ranks, everyone, self.step(everyone, **options), strict=True):
+        for moe, tokens, out in zip(self.ranks, everyone, await self.step(everyone, **options), strict=True):
             assert same_bits(out, expected(config, moe.rank, tokens)), f"rank {moe.rank}, seed {seed}"
 
 
 @asynccontextmanager
 async def cast_of(
-    config: MoeConfig, deadline_s: float = 20.0, blocks: Sequence[int] | None = None
+    config: MoeConfig,
+    deadline_s: float = 20.0,
+    blocks: Sequence[int] | None = None,
+    hosts: Sequence[int] | None = None,
+    rail: str = "local",
 ) -> AsyncIterator[Cast]:
-    """Open an exchange among ranks of this process, spread over its GPUs; `blocks` of each rank, or equally many."""
+    """Open an exchange among ranks of this process, spread over its GPUs; `blocks` of each rank, or equally many.
+
+    Ranks with different `hosts` know nothing of each other's memory and go by the proxy, over `rail`.
+    """
     gpus = torch.cuda.device_count()
     found: dict[int, CudaMoeExchange] = {}
     with anyio.fail_after(PATIENCE_S):
         async with AsyncExitStack() as stack:
             fabrics = [
-                await stack.enter_async_context(af.open_fabric(af.FabricConfig(rails=("local",))))
+                await stack.enter_async_context(af.open_fabric(af.FabricConfig(rails=(rail,))))
                 for _ in range(config.ranks)
             ]
             addresses = [fabric.address for fabric in fabrics]
@@ -193,6 +201,7 @@ async def cast_of(
                     MoeGroup(rank, addresses),
                     config,
                     device=f"cuda:{rank % gpus}",
+                    hosts=hosts,
                     blocks=blocks[rank] if blocks else BLOCKS // -(-config.ranks // gpus),
                     deadline_s=deadline_s,
                 )
@@ -210,6 +219,7 @@ async def cast_of(
                 try:
                     yield Cast(ranks, [torch.cuda.Stream(moe.device) for moe in ranks])
                 finally:
-                    for moe in ranks:
-                        torch.cuda.synchronize(moe.device)
+                    with anyio.CancelScope(shield=True):
+                        for moe in ranks:
+                            await anyio.to_thread.run_sync(torch.cuda.synchronize, moe.device)
                     leave.set()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncfabric.moe import MoeConfig
 from asyncfabric.moe.nvlink import cuda_buffer_bytes
-from asyncfabric.moe.nvlink.launch import CombineWords, DispatchWords, ExchangeWords, kernel_text
+from asyncfabric.moe.nvlink.launch import CombineWords, DispatchWords, ExchangeWords, GateWords, kernel_text
 from asyncfabric.moe.nvlink.layout import (
     BACK_WARPS,
     MAX_EXPERTS,
@@ -30,6 +30,8 @@ from asyncfabric.moe.nvlink.layout import (
     NvlinkLayout,
     Parts,
 )
+from asyncfabric.moe.nvlink.proxy import STEP_KINDS
+from asyncfabric.moe.nvlink.site import hosts_of
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native" / "cuda"
@@ -45,18 +47,19 @@ def configs(draw: st.DrawFn) -> MoeConfig:
         top_k=top_k,
         hidden=16 * draw(st.integers(1, 1024)),
         max_tokens=draw(st.integers(1, 8192)),
-        ranks=draw(st.integers(1, 8)),
+        ranks=draw(st.integers(1, 32)),
         in_dtype=draw(st.sampled_from(["bfloat16", "float8_e4m3fn", "float32"])),
         scale_block=draw(st.sampled_from([0, 16])),
         out_dtype=draw(st.sampled_from(["bfloat16", "float16", "float32"])),
         expert_alignment=draw(st.integers(1, 128)),
         in_flight=draw(st.sampled_from([1, 2, 4])),
+        private_tokens=draw(st.sampled_from([None, 0])),
         buffer_limit_bytes=1 << 50,
     )
 
 
 @given(configs())
-def test_parts_of_a_turn_lie_apart_and_whole_rows_are_aligned(config: MoeConfig) -> None:
+def test_parts_of_a_parcel_lie_apart_and_whole_rows_are_aligned(config: MoeConfig) -> None:
     layout = NvlinkLayout(config)
     end = 0
     for name in (each.name for each in fields(Parts)):
@@ -64,12 +67,32 @@ def test_parts_of_a_turn_lie_apart_and_whole_rows_are_aligned(config: MoeConfig)
         assert at >= end and at % 256 == 0, name
         end = at + size
     assert end <= layout.turn_bytes and layout.turn_bytes % 256 == 0
-    assert layout.region_bytes == VERDICT_BYTES + config.in_flight * layout.turn_bytes
-    assert layout.row_bytes % 16 == layout.back_row_bytes % 16 == layout.stage_bytes % 16 == 0
-    rows = config.ranks * config.max_tokens
-    assert layout.sizes.slots == rows * layout.row_bytes and layout.sizes.back == rows * layout.back_row_bytes
+    assert layout.block_bytes == VERDICT_BYTES + config.in_flight * layout.turn_bytes
+    assert layout.region_bytes == config.ranks * layout.block_bytes
+    assert layout.row_bytes % 16 == layout.back_row_bytes % 16 == layout.stage_bytes % 16 == layout.slot_bytes % 16 == 0
+    assert layout.row_bytes + 4 * config.scales <= layout.slot_bytes < layout.row_bytes + 4 * config.scales + 128
+    rows = config.max_tokens
+    assert layout.sizes.slots == rows * layout.slot_bytes and layout.sizes.back == rows * layout.back_row_bytes
     assert layout.sizes.back_words == rows * layout.parts * 4
     assert layout.sizes.pairs == rows * config.top_k * 8
+
+
+@given(configs(), st.data())
+def test_writes_of_a_proxy_cover_what_was_packed_once_and_stay_in_their_turn(
+    config: MoeConfig, data: st.DataObject
+) -> None:
+    layout = NvlinkLayout(config)
+    step, rows = data.draw(st.integers(1, 9)), data.draw(st.integers(0, config.max_tokens))
+    begin, low = layout.parcel(step), layout.offsets.slots
+    first, rest, back = layout.first_span(step), layout.rest_span(step, rows), layout.back_span(step, rows)
+    assert first[0] == begin and first[1] == rest[0] <= rest[1]
+    assert rest[1] >= begin + low + rows * layout.slot_bytes
+    assert rest[0] == rest[1] or rest[1] == begin + low + rows * layout.slot_bytes
+    assert rest[1] <= begin + layout.offsets.head_word
+    assert back == (begin + layout.offsets.back, begin + layout.offsets.back + rows * layout.back_row_bytes)
+    assert back[1] <= begin + layout.turn_bytes <= layout.block_bytes
+    turns = {layout.parcel(number) for number in range(1, 1 + config.in_flight)}
+    assert len(turns) == config.in_flight and layout.parcel(step + config.in_flight) == begin
 
 
 @given(configs())
@@ -97,7 +120,7 @@ def test_the_most_rows_have_room(config: MoeConfig) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"ranks": 9}, "ranks can be 8 at most"),
+        ({"ranks": 33}, "ranks can be 32 at most"),
         ({"num_experts": 1024}, "num_experts can be 1023"),
         ({"top_k": 33}, "top_k can be 32"),
         ({"ranks": 4, "node_size": 2}, "node_size can be 1"),
@@ -109,6 +132,16 @@ def test_what_kernels_cannot_do_is_refused(change: dict[str, Any], text: str) ->
     shape = {"num_experts": 10, "top_k": 4, "hidden": 128, "max_tokens": 24, "ranks": 4}
     with pytest.raises(ValueError, match=text):
         cuda_buffer_bytes(MoeConfig(**(shape | change)))
+
+
+def test_hosts_are_told_by_their_first_ranks_and_have_eight_at_most() -> None:
+    assert hosts_of(3, None) == (0, 0, 0)
+    assert hosts_of(4, ["b", "a", "b", "a"]) == (0, 1, 0, 1)
+    with pytest.raises(ValueError, match="each of 3 ranks, got 2"):
+        hosts_of(3, [0, 1])
+    with pytest.raises(ValueError, match="8 at most on GPUs, got 9"):
+        hosts_of(9, None)
+    assert hosts_of(16, [rank // 8 for rank in range(16)])[8:] == (8,) * 8
 
 
 def test_prefill_of_eight_ranks_is_what_the_page_says() -> None:
@@ -125,14 +158,15 @@ def test_structs_are_as_large_as_the_kernels_take_them() -> None:
     sizes = {name: int(size) for name, size in re.findall(r"\.b8 (\w+_param_\d)\[(\d+)\]", text)}
     combine = [size for name, size in sizes.items() if name.startswith("moe_combine") and name.endswith("_1")]
     assert sizes["moe_dispatch_param_1"] == ctypes.sizeof(DispatchWords)
+    assert sizes["moe_gate_param_1"] == ctypes.sizeof(GateWords)
     assert combine == [ctypes.sizeof(CombineWords)] * 3
     assert {size for name, size in sizes.items() if name.endswith("_0")} == {ctypes.sizeof(ExchangeWords)}
 
 
-@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords])
+@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords])
 def test_structs_have_the_fields_of_the_kernels_in_their_order(struct: type[ctypes.Structure]) -> None:
     name = struct.__name__.removesuffix("Words")
-    source = "".join((NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "dispatch", "combine"))
+    source = "".join((NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "dispatch", "combine", "gate"))
     body = re.search(rf"struct {name} {{(.*?)\n}};", source, re.DOTALL)
     assert body is not None
     statements = re.sub(r"//.*", "", body[1]).split(";")
@@ -152,6 +186,8 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert (found["kSendWarps"], found["kReceiveWarps"], found["kBackWarps"]) == (SEND_WARPS, RECEIVE_WARPS, BACK_WARPS)
     assert (found["kMaxRanks"], found["kMaxExperts"], 1 << found["kOrdinalBits"]) == (MAX_RANKS, MAX_EXPERTS, ORDINALS)
     assert (found["kVerdictBytes"], ring) == (VERDICT_BYTES, RING_BYTES)
+    kinds = re.search(r"enum Kind : uint32_t \{(.*?)kKinds", source)
+    assert kinds is not None and len(kinds[1].split(",")) - 1 == len(STEP_KINDS)
 
 
 @pytest.mark.slow

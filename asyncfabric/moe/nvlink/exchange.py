@@ -1,4 +1,4 @@
-"""CudaMoeExchange: dispatch and combine among the GPUs of one host, in the order of a stream.
+"""CudaMoeExchange: dispatch and combine among GPUs, in the order of a stream.
 
 Calls return at once and may be captured in graphs; they run on the event loop's thread, on the current stream. What a
 kernel could not do is told by `check`, by every later call and by `settled`.
@@ -6,25 +6,24 @@ kernel could not do is told by `check`, by every later call and by `settled`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
-
 import anyio
+import anyio.abc
 import anyio.to_thread
 import torch
 
-from asyncfabric import BrokenError, BusyError, Fabric
-from asyncfabric.moe.config import MoeConfig
+from asyncfabric import Fabric
 from asyncfabric.moe.faults import MissingRankError
 from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.nvlink.handle import CudaMoeHandle, handle_of
-from asyncfabric.moe.nvlink.launch import RECEIVE, SEND, WAITS, CombineWords, DispatchWords
-from asyncfabric.moe.nvlink.layout import NvlinkLayout, cuda_buffer_bytes
+from asyncfabric.moe.nvlink.launch import RECEIVE, SEND, WAITS, combine_words, dispatch_words
+from asyncfabric.moe.nvlink.layout import cuda_buffer_bytes
 from asyncfabric.moe.nvlink.session import NvlinkSession, open_nvlink
+from asyncfabric.moe.nvlink.site import Site
 from asyncfabric.moe.nvlink.tensors import checked_count, checked_rows, checked_tokens
+from asyncfabric.moe.steps import StepwiseExchange
 
 
-class CudaMoeExchange:
+class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
     """An open exchange among GPUs; made by `async with open_moe_cuda(...)`.
 
     All ranks must call the halves of their steps in the same order. Halves may be on several streams if events put
@@ -37,50 +36,18 @@ class CudaMoeExchange:
         device: of this rank.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        group: MoeGroup,
-        layout: NvlinkLayout,
-        device: torch.device,
-        blocks: int | None,
-        deadline_s: float,
-    ) -> None:
+    def __init__(self, fabric: Fabric, group: MoeGroup, site: Site, tasks: anyio.abc.TaskGroup) -> None:
         """Not for users: `async with open_moe_cuda(...)`."""
-        self.config: MoeConfig = layout.config
-        self.rank: int = group.rank
-        self.epoch: int = 0
-        self.device: torch.device = device
-        self._fabric = fabric
-        self._group = group
-        self._layout = layout
-        self._blocks = blocks
-        self._deadline_s = deadline_s
-        self._present: tuple[int, ...] = tuple(range(layout.config.ranks))
-        self._stack = AsyncExitStack()
+        super().__init__(fabric, group, site.layout.config)
+        self.device: torch.device = site.device
+        self._site = site
+        self._tasks = tasks
         self._session: NvlinkSession | None = None
-        self._next = 0
-        self._flying: dict[int, CudaMoeHandle] = {}
-
-    @property
-    def experts(self) -> range:
-        """The experts of this rank."""
-        return self.config.experts_of(self.rank)
-
-    @property
-    def present(self) -> tuple[int, ...]:
-        """The ranks that take part."""
-        return self._present
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of GPU memory that the exchange may have allocated on this rank."""
         return cuda_buffer_bytes(self.config)
-
-    @property
-    def in_flight(self) -> tuple[CudaMoeHandle, ...]:
-        """Steps that were dispatched and not combined yet, oldest first."""
-        return tuple(self._flying.values())
 
     def dispatch(
         self,
@@ -191,8 +158,9 @@ class CudaMoeExchange:
         found = {rank: word for rank, word in enumerate(session.missing.tolist()) if word}
         if found:
             told = ", ".join(f"rank {rank} ({WAITS.get(word, 'something')})" for rank, word in found.items())
+            lost = "".join(f"; rank {rank}: {why}" for rank, why in session.losses.items() if rank in found)
             raise MissingRankError(
-                f"a kernel on {self.device} waited {self._deadline_s:g} s in vain for {told}",
+                f"a kernel on {self.device} waited for {told} in vain, {self._site.deadline_s:g} s at most{lost}",
                 ranks=found,
                 lost=True,
                 remedy="await moe.exclude(ranks) on all other ranks goes on without them; the steps in flight are lost",
@@ -210,42 +178,12 @@ class CudaMoeExchange:
         await anyio.to_thread.run_sync(event.synchronize, abandon_on_cancel=True)
         self.check()
 
-    async def exclude(self, ranks: Iterable[int]) -> None:
-        """Go on without these ranks. All others must call it with the same ranks; steps in flight are lost.
-
-        Choices of their experts count as masked from then on; weights are not changed. Opens new memory; graphs that
-        were captured before must be captured again. With no rank to exclude, all begin anew.
-
-        Raises:
-            ValueError: no such rank, the own one, or one that is excluded already.
-            MissingRankError: another rank is lost or does not follow before the caller's deadline.
-
-        Cancellation: the exchange is broken until another `exclude` succeeds.
-        """
-        gone = set(ranks)
-        if not gone <= set(self._present) - {self.rank}:
-            raise ValueError(f"can exclude {sorted(set(self._present) - {self.rank})}, got {sorted(gone)}")
-        self._session = None
-        self._flying.clear()
-        self._present = tuple(rank for rank in self._present if rank not in gone)
-        self.epoch += 1
-        with anyio.CancelScope(shield=True):
-            await self._stack.aclose()
-        await self._open()
-
     async def _open(self) -> None:
-        opened = open_nvlink(
-            self._fabric,
-            self._group,
-            self._layout,
-            self.device,
-            self._blocks,
-            self._deadline_s,
-            self.epoch,
-            self._present,
-        )
+        opened = open_nvlink(self._fabric, self._group, self._site, self.epoch, self._present, self._tasks)
         self._session = await self._stack.enter_async_context(opened)
-        self._next = 0
+
+    def _shut(self) -> None:
+        self._session = None
 
     def _begin(
         self,
@@ -258,41 +196,16 @@ class CudaMoeExchange:
         session = self._opened()
         checked_tokens(self.config, self.device, x, indices, weights, scales)
         checked_count(self.device, count)
-        limit = self.config.in_flight
-        if len(self._flying) >= limit:
-            raise BusyError(f"{limit} steps are in flight; combine step {next(iter(self._flying))} first")
-        handle = handle_of(self._next, self.epoch, x.shape[0], session.outputs[self._next % limit])
+        self._check_room()
+        output = session.outputs[self._next % self.config.in_flight]
+        handle = handle_of(self._next, self.epoch, x.shape[0], output)
         handle.given = (x, indices, weights, scales, count)
-        self._next += 1
-        self._flying[handle.number] = handle
+        self._begun(handle)
         return handle
 
     def _dispatch(self, roles: int, handle: CudaMoeHandle) -> CudaMoeHandle:
         session = self._opened(handle)
-        x, indices, weights, scales, count = handle.given
-        assert x is not None and indices is not None and weights is not None
-        output = handle.output
-        words = DispatchWords(
-            x=x.data_ptr(),
-            indices=indices.data_ptr(),
-            weights=weights.data_ptr(),
-            given_scales=scales.data_ptr() if scales is not None else 0,
-            count=count.data_ptr() if count is not None else 0,
-            rows=output.rows.data_ptr(),
-            row_scales=output.scales.data_ptr() if output.scales is not None else 0,
-            tokens_per_expert=output.tokens_per_expert.data_ptr(),
-            offsets=output.offsets.data_ptr(),
-            source_ranks=output.source_ranks.data_ptr(),
-            source_tokens=output.source_tokens.data_ptr(),
-            source_choices=output.source_choices.data_ptr(),
-            pairs=output.pairs.data_ptr(),
-            reached=output.reached.data_ptr(),
-            counts=output.counts.data_ptr(),
-            tokens=handle.tokens,
-            wide_indices=indices.dtype == torch.int64,
-            roles=roles,
-        )
-        session.kernels.dispatch(session.words, words, self._stream())
+        session.kernels.dispatch(session.words, dispatch_words(handle, roles), self._stream())
         handle.received = bool(roles & RECEIVE)
         return handle
 
@@ -315,17 +228,7 @@ class CudaMoeExchange:
 
     def _combine(self, roles: int, handle: CudaMoeHandle, y: torch.Tensor) -> None:
         session = self._opened(handle)
-        assert handle.expert_rows is not None
-        output = handle.output
-        words = CombineWords(
-            expert_rows=handle.expert_rows.data_ptr(),
-            y=y.data_ptr(),
-            pairs=output.pairs.data_ptr(),
-            reached=output.reached.data_ptr(),
-            counts=output.counts.data_ptr(),
-            roles=roles,
-        )
-        session.kernels.combine(session.words, words, self._stream())
+        session.kernels.combine(session.words, combine_words(handle, y, roles), self._stream())
 
     def _end(self, handle: CudaMoeHandle) -> None:
         handle.combined = True
@@ -335,15 +238,9 @@ class CudaMoeExchange:
     def _stream(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
-    def _check_turn(self, what: str, handle: CudaMoeHandle, late: Callable[[CudaMoeHandle], bool]) -> None:
-        for number, older in self._flying.items():
-            if number < handle.number and late(older):
-                raise ValueError(f"step {handle.number} cannot be {what} before step {number}, which is older")
-
     def _opened(self, handle: CudaMoeHandle | None = None) -> NvlinkSession:
-        if self._session is None:
-            raise BrokenError("the exchange is closed, or excluding ranks did not succeed")
-        if handle is not None and handle.epoch != self.epoch:
-            raise BrokenError(f"step {handle.number} is of epoch {handle.epoch}; it was lost when ranks were excluded")
+        session = self._session
+        self._check_epoch(session, handle)
+        assert session is not None
         self.check()
-        return self._session
+        return session

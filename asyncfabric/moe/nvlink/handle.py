@@ -26,6 +26,7 @@ class Output:
     pairs: torch.Tensor
     reached: torch.Tensor
     counts: torch.Tensor
+    places: torch.Tensor
 
 
 def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
@@ -47,6 +48,7 @@ def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
         pairs=ints(config.ranks, config.max_tokens, config.top_k, 2),
         reached=ints(config.max_tokens),
         counts=ints(config.ranks),
+        places=ints(2, config.ranks, config.max_tokens),
     )
 
 

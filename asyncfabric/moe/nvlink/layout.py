@@ -1,7 +1,9 @@
-"""NvlinkLayout: where everything lies in the memory that the other GPUs store to. Pure values, any thread.
+"""NvlinkLayout: where everything lies in the memory that one rank stores to for another. Pure values, any thread.
 
-A region is [verdicts][turn 0][turn 1]...; a turn has a place for every token of every rank, so nothing about room is
-ever agreed on: a token's number is its place. What rows there are is told by records, what has arrived by words.
+From each rank to each other there is a block: [verdict][parcel of turn 0][parcel of turn 1]... A parcel has a place for
+every token, so nothing about room is ever agreed on. Among the GPUs of a host a token's number is its place, and words
+tell what has arrived. Behind a proxy rows are packed, the first `private_tokens` leave with what stands before them,
+and arrivals are counted.
 """
 
 from __future__ import annotations
@@ -12,32 +14,31 @@ from functools import cached_property
 from asyncfabric.moe.config import MoeConfig
 
 VERDICT_BYTES = 256
-GRAIN = 256
-MAX_RANKS, MAX_EXPERTS, MAX_TOP_K = 8, 1023, 32
+GRAIN, LINE_BYTES = 256, 128
+MAX_RANKS, MAX_HOST_RANKS, MAX_EXPERTS, MAX_TOP_K = 32, 8, 1023, 32
 ORDINALS = 1 << 22
 STAGE_BYTES = 14336
 """Of a row that a warp moves at once: so many that a block with all its warps fits a multiprocessor."""
 PIECE_CHOICES, MOST_PIECES = 4096, 8
 SEND_WARPS, RECEIVE_WARPS, BACK_WARPS, RING_BYTES = 4, 8, 8, 8192
 PAIR_BYTES = 8
-WORD_BYTES = 4
+WORD_BYTES, HEAD_BYTES = 4, 8
 FEW_TOKENS, PARTS, LEAST_PART_BYTES = 512, 4, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes of each part of a turn, in their order; also the offsets of them."""
+    """Bytes of each part of a parcel, in their order; also the offsets of them."""
 
-    slots: int
-    scale_slots: int
+    head: int
+    record_words: int
     counts: int
     pairs: int
-    back: int
-    tokens: int
-    record_words: int
     token_words: int
-    head_words: int
+    slots: int
+    head_word: int
     back_words: int
+    back: int
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class NvlinkLayout:
     def row_bytes(self) -> int:
         """Bytes of a token."""
         return self.config.hidden * self.config.in_torch.itemsize
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a token and its scales on the way: whole lines where there are scales."""
+        if not self.config.scales:
+            return self.row_bytes
+        return -(-(self.row_bytes + self.config.scales * WORD_BYTES) // LINE_BYTES) * LINE_BYTES
 
     @property
     def back_row_bytes(self) -> int:
@@ -107,25 +115,24 @@ class NvlinkLayout:
 
     @cached_property
     def sizes(self) -> Parts:
-        """Bytes of each part of a turn."""
+        """Bytes of each part of a parcel."""
         config = self.config
-        ranks, tokens = config.ranks, config.ranks * config.max_tokens
+        tokens = config.max_tokens
         return Parts(
-            slots=tokens * self.row_bytes,
-            scale_slots=tokens * config.scales * WORD_BYTES,
-            counts=ranks * self.routers * self.most_experts * WORD_BYTES,
+            head=HEAD_BYTES,
+            record_words=self.routers * WORD_BYTES,
+            counts=self.routers * self.most_experts * WORD_BYTES,
             pairs=tokens * config.top_k * PAIR_BYTES,
-            back=tokens * self.back_row_bytes,
-            tokens=ranks * WORD_BYTES,
-            record_words=ranks * self.routers * WORD_BYTES,
             token_words=tokens * WORD_BYTES,
-            head_words=ranks * WORD_BYTES,
+            slots=tokens * self.slot_bytes,
+            head_word=WORD_BYTES,
             back_words=tokens * self.parts * WORD_BYTES,
+            back=tokens * self.back_row_bytes,
         )
 
     @cached_property
     def offsets(self) -> Parts:
-        """Where in a turn each part begins."""
+        """Where in a parcel each part begins."""
         found, at = {}, 0
         for each in fields(Parts):
             found[each.name] = at
@@ -134,13 +141,37 @@ class NvlinkLayout:
 
     @property
     def turn_bytes(self) -> int:
-        """Bytes of a turn."""
-        return self.offsets.back_words + _grains(self.sizes.back_words)
+        """Bytes of a parcel."""
+        return self.offsets.back + _grains(self.sizes.back)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that one rank stores to for another."""
+        return VERDICT_BYTES + self.config.in_flight * self.turn_bytes
 
     @property
     def region_bytes(self) -> int:
-        """Bytes that other ranks store to."""
-        return VERDICT_BYTES + self.config.in_flight * self.turn_bytes
+        """Bytes that the ranks of a host store to."""
+        return self.config.ranks * self.block_bytes
+
+    def parcel(self, step: int) -> int:
+        """Return where in a block the parcel of a step begins; steps are counted from 1."""
+        return VERDICT_BYTES + (step - 1) % self.config.in_flight * self.turn_bytes
+
+    def first_span(self, step: int) -> tuple[int, int]:
+        """Return (begin, end) in a block of what a dispatch sends through a proxy at once: routes and private rows."""
+        at = self.parcel(step)
+        return at, at + self.offsets.slots + self.config.private * self.slot_bytes
+
+    def rest_span(self, step: int, rows: int) -> tuple[int, int]:
+        """Return (begin, end) of the packed rows that the first write left; empty where all were private."""
+        at = self.parcel(step) + self.offsets.slots
+        return at + self.config.private * self.slot_bytes, at + max(rows, self.config.private) * self.slot_bytes
+
+    def back_span(self, step: int, rows: int) -> tuple[int, int]:
+        """Return (begin, end) of the sums that go back through a proxy for as many rows as came."""
+        at = self.parcel(step) + self.offsets.back
+        return at, at + rows * self.back_row_bytes
 
     def row_capacity(self, rank: int) -> int:
         """Rows that experts of a rank can get at most, with padding."""
@@ -154,7 +185,8 @@ class NvlinkLayout:
         """Bytes of what a step hands out: rows, scales, where each came from, and the rows of all choices."""
         config = self.config
         row = self.row_bytes + config.scales * WORD_BYTES + 3 * WORD_BYTES
-        return self.row_capacity(rank) * row + self.sizes.pairs + config.max_tokens * WORD_BYTES
+        choices = config.ranks * self.sizes.pairs
+        return self.row_capacity(rank) * row + choices + (2 * config.ranks + 1) * config.max_tokens * WORD_BYTES
 
 
 def cuda_buffer_bytes(config: MoeConfig) -> int:

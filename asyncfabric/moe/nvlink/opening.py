@@ -1,10 +1,11 @@
-"""Opening an exchange among the GPUs of one host. Runs on the event loop's thread."""
+"""Opening an exchange among GPUs. Runs on the event loop's thread."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import anyio
 import torch
 
 from asyncfabric import Fabric
@@ -12,6 +13,7 @@ from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.nvlink.exchange import CudaMoeExchange
 from asyncfabric.moe.nvlink.layout import NvlinkLayout, cuda_buffer_bytes
+from asyncfabric.moe.nvlink.site import Site, hosts_of
 
 DEADLINE_S = 10.0
 
@@ -22,25 +24,31 @@ def open_moe_cuda(
     config: MoeConfig,
     *,
     device: torch.device | str,
+    hosts: Sequence[Hashable] | None = None,
     blocks: int | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> AbstractAsyncContextManager[CudaMoeExchange]:
-    """Open an exchange among GPUs of one host, as `async with` does.
+    """Open an exchange among GPUs, as `async with` does.
 
-    Allocates all memory that it will need and maps that of the other ranks, which must reach each other by NVLink or be
-    on one GPU.
+    Allocates all memory that it will need and maps that of the other ranks of its host, which must reach each other by
+    NVLink or be on one GPU. Ranks of other hosts are reached over the fabric: what goes there is packed in pinned
+    memory, and the engine's worker, which then spins, writes it by the kernels' word. Tasks of the exchange submit
+    these writes a step ahead, so the event loop has to run: one that is blocked holds the GPUs up.
 
     Args:
-        fabric: of this rank, on any rail: ranks meet over its messages, nothing else of a step uses it.
-        group: who takes part; 8 ranks at most.
-        config: equal on all ranks. node_size must be 1, and private_tokens is not used: each token has a place.
+        fabric: of this rank, on any rail: ranks meet over its messages, and it reaches the ranks of other hosts.
+        group: who takes part; 32 ranks at most, 8 on one host.
+        config: equal on all ranks. node_size must be 1. `private_tokens` rows for each rank of another host leave in
+            one write with the routes, whether there are as many or not; the event loop sends what is beyond them.
         device: of this rank, "cuda:0" for example.
+        hosts: a name for the host of each rank, grouped alike on all ranks; None: all are on one host.
         blocks: of each launch, each on a multiprocessor of its own; None: as many as there are. All blocks of all ranks
             on one GPU must fit on it at once.
         deadline_s: how long a kernel waits for another rank, in seconds of the GPU's clock.
 
     Raises:
-        ValueError: a config that the kernels cannot do, or buffers of more than config.buffer_limit_bytes.
+        ValueError: a config or hosts that the kernels cannot do, or buffers of more than config.buffer_limit_bytes.
+        BusyError: the fabric has no watch word or counter flag left for ranks of other hosts.
         DeviceError: no memory left, or no GPU that can do it.
         MissingRankError: a rank is lost, or did not open before the caller's deadline.
         RemoteProtocolError: a rank opened with another configuration.
@@ -62,14 +70,23 @@ def open_moe_cuda(
             f"the exchange needs {needed} bytes on each GPU, config.buffer_limit_bytes is {config.buffer_limit_bytes};"
             " raise it, or lower max_tokens or in_flight"
         )
-    return _opening(CudaMoeExchange(fabric, group, layout, found, blocks, deadline_s))
+    site = Site(layout, group.rank, found, blocks, deadline_s, hosts_of(config.ranks, hosts))
+    return _opening(fabric, group, site)
 
 
 @asynccontextmanager
-async def _opening(moe: CudaMoeExchange) -> AsyncIterator[CudaMoeExchange]:
-    async with moe._stack:
-        await moe._open()
+async def _opening(fabric: Fabric, group: MoeGroup, site: Site) -> AsyncIterator[CudaMoeExchange]:
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:  # of the proxy; whatever else fails is told as it is, not as a group
+        moe = CudaMoeExchange(fabric, group, site, tasks)
         try:
-            yield moe
-        finally:
-            moe._session = None
+            async with moe._stack:
+                await moe._open()
+                try:
+                    yield moe
+                finally:
+                    moe._shut()
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise failure

@@ -20,6 +20,7 @@ struct Combine {
   const Pair* pairs;
   const uint32_t* reached;
   const uint32_t* counts;
+  const uint32_t* places;  // as in Dispatch
   uint32_t roles, unused;
 };
 
@@ -141,8 +142,9 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
     if (lane < ex.top_k) pair = go.pairs[slot * ex.top_k + lane];
     if (__ballot_sync(kAll, pair.place != kNone) == 0) continue;
-    const uint64_t back = static_cast<uint64_t>(ex.rank) * ex.max_tokens + token;
-    char* const target = part<char>(ex, source, step, ex.back) + back * ex.back_row_bytes;
+    const bool packed = is_proxied(ex, source);
+    const uint64_t sum_row = packed ? go.places[static_cast<uint64_t>(ex.ranks) * ex.max_tokens + slot] : token;
+    char* const target = out<char>(ex, source, step, ex.back) + sum_row * ex.back_row_bytes;
     const Span span = span_of(ex, number);
     for (uint32_t at = span.begin; at < span.end; at += kColumns * 32) {
       float sums[kColumns][kWidth] = {};
@@ -159,7 +161,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     if (lane == 0) {
       wait_stores();
       fence_copies();
-      store_release(part<uint32_t>(ex, source, step, ex.back_words) + back * ex.parts + number, step);
+      if (!packed) store_release(out<uint32_t>(ex, source, step, ex.back_words) + token * ex.parts + number, step);
     }
     __syncwarp();
   }
@@ -173,8 +175,8 @@ __device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t
   for (uint32_t item = first; item < tokens * ex.parts; item += stride) {
     const uint32_t number = item % ex.parts, token = item / ex.parts;
     const uint32_t reached = go.reached[token] & ex.present;
-    const uint64_t words = (static_cast<uint64_t>(lane) * ex.max_tokens + token) * ex.parts + number;
-    const bool mine = lane < ex.ranks && lane != ex.rank && reached >> lane & 1;
+    const bool mine = lane < ex.ranks && lane != ex.rank && reached >> lane & 1 && !is_proxied(ex, lane);
+    const uint32_t* const words = mine ? in<uint32_t>(ex, lane, step, ex.back_words) : nullptr;
     Pair pair{kNone, 0};
     const uint64_t slot = static_cast<uint64_t>(ex.rank) * ex.max_tokens + token;
     if (lane < ex.top_k) pair = go.pairs[slot * ex.top_k + lane];
@@ -192,15 +194,14 @@ __device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t
           for (uint32_t e = 0; e < kWidth; ++e) total[c][e] = __fadd_rn(total[c][e], 0.0f);
         }
       }
-      if (at == span.begin + lane &&
-          !await(ex, mine, part<uint32_t>(ex, ex.rank, step, ex.back_words) + words, step, lane, kBack))
-        return;
+      if (at == span.begin + lane && !await(ex, mine, words + token * ex.parts + number, step, lane, kBack)) return;
 #pragma unroll 1
       for (uint32_t far = 1; far < ex.ranks; ++far) {
         const uint32_t rank = (ex.rank + far) % ex.ranks;
         if (!(reached >> rank & 1)) continue;
-        const uint64_t back = static_cast<uint64_t>(rank) * ex.max_tokens + token;
-        const char* const from = part<char>(ex, ex.rank, step, ex.back) + back * ex.back_row_bytes;
+        const uint64_t place =
+            is_proxied(ex, rank) ? go.places[static_cast<uint64_t>(rank) * ex.max_tokens + token] : token;
+        const char* const from = in<char>(ex, rank, step, ex.back) + place * ex.back_row_bytes;
         uint4 bits[kColumns];
 #pragma unroll
         for (uint32_t c = 0; c < kColumns; ++c)
@@ -236,18 +237,18 @@ __device__ inline void combine(const Exchange& ex, const Combine& go, char* shar
   }
   if (broken) return;
   const uint32_t warp = threadIdx.x / 32, lane = lane_of();
-  const bool other = lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank;
+  const bool other = lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank && !is_proxied(ex, lane);
   const uint32_t number = warp % kBackWarps, first = number * gridDim.x + blockIdx.x, stride = kBackWarps * gridDim.x;
   if (warp < kBackWarps) {
     if (!(go.roles & kSend)) return;
-    // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1).
-    if (blockIdx.x == 0 && warp == 0 && other)
-      store_release(part<uint32_t>(ex, lane, steps[0], ex.head_words) + ex.rank, steps[0]);
+    // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1). What a proxy
+    // carries back says the same.
+    if (blockIdx.x == 0 && warp == 0 && other) store_release(out<uint32_t>(ex, lane, steps[0], ex.head_word), steps[0]);
     send_sums<T>(ex, go, steps[0], first, stride, shared + warp * kRing * kBlockBytes);
   } else if (go.roles & kReceive) {
     take_sums<T>(ex, go, steps[1], first, stride);
     if (blockIdx.x == 0 && number == 0)
-      await(ex, other, part<uint32_t>(ex, ex.rank, steps[1], ex.head_words) + lane, steps[1], lane, kHead);
+      await(ex, other, other ? in<uint32_t>(ex, lane, steps[1], ex.head_word) : nullptr, steps[1], lane, kHead);
   }
 }
 

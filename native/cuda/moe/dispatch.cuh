@@ -27,6 +27,8 @@ struct Dispatch {
   Pair* pairs;        // [ranks][max_tokens][top_k]: the row of each choice here, kNone for others
   uint32_t* reached;  // [max_tokens]: the ranks of each own token
   uint32_t* counts;   // [ranks]: tokens of each rank
+  uint32_t*
+      places;  // [2][ranks][max_tokens]: which row of the parcel a token is behind a proxy: own ones sent, those that came
   uint32_t tokens, wide_indices, roles, unused;
 };
 
@@ -78,9 +80,7 @@ __device__ inline void send_record(const Exchange& ex, const Dispatch& go, uint3
     }
     const uint32_t rank = owners[expert];
     if (rank != kNone)
-      part<uint32_t>(
-          ex, rank, step,
-          ex.counts)[(ex.rank * ex.routers + piece) * ex.most_experts + expert - experts_of(ex, rank).first] = sum;
+      out<uint32_t>(ex, rank, step, ex.counts)[piece * ex.most_experts + expert - experts_of(ex, rank).first] = sum;
   }
   __syncthreads();
   for (uint32_t begin = low; begin < high; begin += kBatch * 32) {
@@ -107,14 +107,13 @@ __device__ inline void send_record(const Exchange& ex, const Dispatch& go, uint3
       if (at >= high) continue;
       const Pair pair{valid ? key << kOrdinalBits | (base + before) : kNone, weights[i]};
       for (uint32_t rank = 0; rank < ex.ranks; ++rank)
-        if (ex.present >> rank & 1)
-          part<Pair>(ex, rank, step, ex.pairs)[static_cast<uint64_t>(ex.rank) * ex.max_tokens * ex.top_k + at] = pair;
+        if (ex.present >> rank & 1) out<Pair>(ex, rank, step, ex.pairs)[at] = pair;
     }
   }
   __syncthreads();
   if (threadIdx.x < ex.ranks && ex.present >> threadIdx.x & 1) {
-    if (piece == 0) part<uint32_t>(ex, threadIdx.x, step, ex.tokens)[ex.rank] = tokens;
-    store_release(part<uint32_t>(ex, threadIdx.x, step, ex.record_words) + ex.rank * ex.routers + piece, step);
+    if (piece == 0) out<Head>(ex, threadIdx.x, step, ex.head)->tokens = tokens;
+    store_release(out<uint32_t>(ex, threadIdx.x, step, ex.record_words) + piece, step);
   }
 }
 
@@ -145,13 +144,20 @@ __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint3
       continue;
     }
     const bool sends = lane < ex.ranks && far >> lane & 1;
-    const uint64_t slot = static_cast<uint64_t>(ex.rank) * ex.max_tokens + token;
-    char* const target = sends ? part<char>(ex, lane, step, ex.slots) + slot * ex.row_bytes : nullptr;
-    for (uint32_t i = lane; i < ex.scales; i += 32) {
-      const float scale = go.scales[static_cast<uint64_t>(token) * ex.scales + i];
-      for (uint32_t left = far; left != 0; left &= left - 1)
-        part<float>(ex, __ffs(left) - 1, step, ex.scale_slots)[slot * ex.scales + i] = scale;
-    }
+    // Where a GPU reaches the other, a token's number is its place; for a proxy rows are packed, in no certain order.
+    const bool packs = sends && is_proxied(ex, lane);
+    const uint32_t place = packs ? atomicAdd(&ex.state->packed[lane], 1) : token;
+    if (packs) go.places[static_cast<uint64_t>(lane) * ex.max_tokens + token] = place;
+    char* const target =
+        sends ? out<char>(ex, lane, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes : nullptr;
+    if (ex.scales != 0)
+      for (uint32_t left = far; left != 0; left &= left - 1) {
+        const uint32_t rank = __ffs(left) - 1;
+        const uint64_t slot = static_cast<uint64_t>(__shfl_sync(kAll, place, rank)) * ex.slot_bytes + ex.row_bytes;
+        float* const scales = reinterpret_cast<float*>(out<char>(ex, rank, step, ex.slots) + slot);
+        for (uint32_t i = lane; i < ex.scales; i += 32)
+          scales[i] = go.scales[static_cast<uint64_t>(token) * ex.scales + i];
+      }
     for (uint32_t at = 0; at < ex.row_bytes; at += ex.stage_bytes) {
       const uint32_t bytes = min(ex.stage_bytes, ex.row_bytes - at);
       if (lane == 0 && at != 0) bulk_load(stage.at, row + at, bytes, stage.barrier);
@@ -168,7 +174,10 @@ __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint3
       fence_copies();
     }
     __syncwarp();  // the scales that other lanes stored go with the word that this lane releases
-    if (sends) store_release(part<uint32_t>(ex, lane, step, ex.token_words) + slot, step);
+    if (packs)
+      out<uint32_t>(ex, lane, step, ex.token_words)[token] = place;
+    else if (sends)
+      store_release(out<uint32_t>(ex, lane, step, ex.token_words) + token, step);
   }
 }
 
@@ -178,7 +187,6 @@ struct Places {
   uint32_t* offsets;  // of experts
   uint32_t tokens[kMaxRanks];
   uint32_t alive;
-  uint32_t told;  // whether the records were waited for, with or without success
 };
 
 __device__ inline void meet_receivers() {
@@ -194,28 +202,11 @@ __device__ inline Item item_of(const Exchange& ex, uint32_t number) {
   return {number / ex.ranks, (ex.rank + number % ex.ranks) % ex.ranks};
 }
 
-// Begins to load the row of the warp's first item if it is there before the records are; returns whether it did. A token's word is
-// stored only if this rank has experts of it. An own token may turn out to have none here. (racecheck reports the polls of `told`
-// beside its store: they are meant, a barrier follows, and nothing else is read by them.)
-__device__ inline bool load_early(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first, Stage stage,
-                                  const Places& places) {
-  const Item item = item_of(ex, first);
-  if (item.token >= ex.max_tokens || !(ex.present >> item.source & 1)) return false;
-  const uint64_t slot = static_cast<uint64_t>(item.source) * ex.max_tokens + item.token;
-  const char* row = part<char>(ex, ex.rank, step, ex.slots) + slot * ex.row_bytes;
-  if (item.source == ex.rank) {
-    if (item.token >= tokens_of(ex, go)) return false;
-    row = go.x + static_cast<uint64_t>(item.token) * ex.row_bytes;
-  } else {
-    const uint32_t* const word = part<uint32_t>(ex, ex.rank, step, ex.token_words) + slot;
-    while (!__any_sync(kAll, lane_of() == 0 && load_acquire(word) == step))
-      if (__any_sync(kAll, *static_cast<const volatile uint32_t*>(&places.told) != 0)) return false;
-  }
-  if (lane_of() == 0) {
-    fence_copies();
-    bulk_load(stage.at, row, ex.stage_bytes, stage.barrier);
-  }
-  return true;
+// The rows that a source, which is a piece of the tokens of a rank, has for an expert of this rank.
+__device__ inline uint32_t rows_from(const Exchange& ex, uint32_t step, uint32_t source, uint32_t expert) {
+  const uint32_t rank = source / ex.routers, piece = source % ex.routers;
+  if (!(ex.present >> rank & 1)) return 0;
+  return in<uint32_t>(ex, rank, step, ex.counts)[piece * ex.most_experts + expert];
 }
 
 // Receiving warps of a block; `number` among them. Returns whether all records came.
@@ -227,24 +218,19 @@ __device__ inline bool take_records(const Exchange& ex, const Dispatch& go, uint
     bool all = true;
     for (uint32_t block = 0; all && block < sources; block += 32) {
       const uint32_t source = block + lane, rank = source / ex.routers;
-      const bool mine = source < sources && ex.present >> rank & 1;
-      all = await(ex, mine, part<uint32_t>(ex, ex.rank, step, ex.record_words) + source, step, rank, kRecord);
+      const bool mine = source < sources && ex.present >> rank & 1 && !is_proxied(ex, rank);
+      const uint32_t* const words = mine ? in<uint32_t>(ex, rank, step, ex.record_words) : nullptr;
+      all = await(ex, mine, words + source % ex.routers, step, rank, kRecord);
     }
-    if (lane < kMaxRanks)
-      places.tokens[lane] =
-          all && lane < ex.ranks && ex.present >> lane & 1 ? part<uint32_t>(ex, ex.rank, step, ex.tokens)[lane] : 0;
+    places.tokens[lane] =
+        all && lane < ex.ranks && ex.present >> lane & 1 ? __ldcg(&in<Head>(ex, lane, step, ex.head)->tokens) : 0;
     if (lane == 0) places.alive = all;
-    __syncwarp();
-    if (lane == 0) *static_cast<volatile uint32_t*>(&places.told) = 1;
   }
   meet_receivers();
   if (!places.alive) return false;
   for (uint32_t i = thread; i < own.count * sources; i += kReceiveWarps * 32) {
     const uint32_t source = i / own.count, expert = i % own.count;
-    places.base[expert * sources + source] =
-        ex.present >> source / ex.routers & 1
-            ? part<uint32_t>(ex, ex.rank, step, ex.counts)[source * ex.most_experts + expert]
-            : 0;
+    places.base[expert * sources + source] = rows_from(ex, step, source, expert);
   }
   meet_receivers();
   if (number == 0) {
@@ -291,8 +277,7 @@ __device__ inline void clear_padding(const Exchange& ex, const Dispatch& go, uin
   for (uint32_t expert = first; expert < own.count; expert += stride) {
     uint32_t rows = 0;
     for (uint32_t source = lane; source < ex.ranks * ex.routers; source += 32)
-      if (ex.present >> source / ex.routers & 1)
-        rows += part<uint32_t>(ex, ex.rank, step, ex.counts)[source * ex.most_experts + expert];
+      rows += rows_from(ex, step, source, expert);
     rows = __reduce_add_sync(kAll, rows);
     for (uint32_t row = places.offsets[expert] + rows; row < places.offsets[expert + 1]; ++row) {
       uint4* const at = reinterpret_cast<uint4*>(go.rows + static_cast<uint64_t>(row) * ex.row_bytes);
@@ -304,27 +289,20 @@ __device__ inline void clear_padding(const Exchange& ex, const Dispatch& go, uin
 }
 
 __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first,
-                                   uint32_t stride, Stage stage, bool early, const Places& places) {
+                                   uint32_t stride, Stage stage, const Places& places) {
   const Experts own = experts_of(ex, ex.rank);
   const uint32_t lane = lane_of();
   const uint32_t piece = piece_tokens(ex);
   uint32_t most = 0;
   for (uint32_t rank = 0; rank < ex.ranks; ++rank) most = max(most, places.tokens[rank]);
-  const auto finish_load = [&] {
-    wait_load(stage.barrier, stage.phase);
-    stage.phase ^= 1;
-  };
   for (uint32_t number = first; number < most * ex.ranks; number += stride) {
     const auto [token, source] = item_of(ex, number);
-    const bool loading = early;
-    early = false;
-    if (token >= places.tokens[source]) {
-      if (loading) finish_load();
-      continue;
-    }
+    if (token >= places.tokens[source]) continue;
+    const bool far = source != ex.rank, packed = is_proxied(ex, source);
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
     Pair pair{kNone, 0};
-    if (lane < ex.top_k) pair = part<Pair>(ex, ex.rank, step, ex.pairs)[slot * ex.top_k + lane];
+    if (lane < ex.top_k) pair = in<Pair>(ex, source, step, ex.pairs)[static_cast<uint64_t>(token) * ex.top_k + lane];
+    const uint32_t place = packed ? in<uint32_t>(ex, source, step, ex.token_words)[token] : token;
     const uint32_t expert = (pair.place >> kOrdinalBits) - own.first;
     const bool local = pair.place != kNone && expert < own.count;
     uint32_t row = kNone;
@@ -332,22 +310,19 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
       row = places.base[(expert * ex.ranks + source) * ex.routers + token / piece] +
             (pair.place & ((1u << kOrdinalBits) - 1));
     if (lane < ex.top_k) go.pairs[slot * ex.top_k + lane] = Pair{row, pair.weight};
+    if (packed && lane == 0) go.places[static_cast<uint64_t>(ex.ranks) * ex.max_tokens + slot] = place;
     const uint32_t wanted = __ballot_sync(kAll, local);
-    if (wanted == 0) {
-      if (loading) finish_load();
-      continue;
-    }
-    const bool far = source != ex.rank;
-    if (far && !loading &&
-        !await(ex, lane == 0, part<uint32_t>(ex, ex.rank, step, ex.token_words) + slot, step, source, kToken))
+    if (wanted == 0) continue;
+    if (far && !packed &&
+        !await(ex, lane == 0, in<uint32_t>(ex, source, step, ex.token_words) + token, step, source, kToken))
       break;
-    const char* const from = far ? part<char>(ex, ex.rank, step, ex.slots) + slot * ex.row_bytes
+    const char* const from = far ? in<char>(ex, source, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes
                                  : go.x + static_cast<uint64_t>(token) * ex.row_bytes;
-    if (lane == 0 && !loading) {
+    if (lane == 0) {
       fence_copies();
       bulk_load(stage.at, from, ex.stage_bytes, stage.barrier);
     }
-    const float* const scales = far ? part<float>(ex, ex.rank, step, ex.scale_slots) + slot * ex.scales
+    const float* const scales = far ? reinterpret_cast<const float*>(from + ex.row_bytes)
                                     : go.scales + static_cast<uint64_t>(token) * ex.scales;
     for (uint32_t left = wanted; ex.scales != 0 && left != 0; left &= left - 1) {
       const uint64_t to = static_cast<uint64_t>(__shfl_sync(kAll, row, __ffs(left) - 1)) * ex.scales;
@@ -361,7 +336,8 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
     for (uint32_t at = 0; at < ex.row_bytes; at += ex.stage_bytes) {
       const uint32_t bytes = min(ex.stage_bytes, ex.row_bytes - at);
       if (lane == 0 && at != 0) bulk_load(stage.at, from + at, bytes, stage.barrier);
-      finish_load();
+      wait_load(stage.barrier, stage.phase);
+      stage.phase ^= 1;
       if (local) {
         bulk_store(go.rows + static_cast<uint64_t>(row) * ex.row_bytes + at, stage.at, bytes);
         wait_stage_read<0>();
@@ -382,7 +358,6 @@ __device__ inline void dispatch(const Exchange& ex, const Dispatch& go, char* sh
     broken = is_broken(ex);  // one answer for the whole block
     steps[0] = step_now(ex, kDispatchSend);
     steps[1] = step_now(ex, kDispatchReceive);
-    places.told = 0;
     places.base = reinterpret_cast<uint32_t*>(shared + kDispatchWarps * ex.stage_bytes);
     places.offsets = places.base + ex.most_experts * ex.ranks * ex.routers;
   }
@@ -406,13 +381,8 @@ __device__ inline void dispatch(const Exchange& ex, const Dispatch& go, char* sh
   if (!(go.roles & kReceive)) return;
   const uint32_t number = warp - kSendWarps, stride = kReceiveWarps * workers;
   const uint32_t first = (kReceiveWarps - 1 - number) * workers + worker;
-  // The warp that waits for the records has no time for rows before; it gets the last items.
-  const bool early = number != 0 && load_early(ex, go, steps[1], first, stage, places);
-  if (!take_records(ex, go, steps[1], number, places)) {
-    if (early) wait_load(stage.barrier, stage.phase);  // a block leaves nothing under way
-    return;
-  }
-  take_tokens(ex, go, steps[1], first, stride, stage, early, places);
+  if (!take_records(ex, go, steps[1], number, places)) return;
+  take_tokens(ex, go, steps[1], first, stride, stage, places);
   clear_padding(ex, go, steps[1], first, stride, places);
 }
 

@@ -1,8 +1,9 @@
-// kernels.cu: dispatch and combine among the GPUs of one host, as one launch each. `make ptx` turns this file into
-// asyncfabric/moe/nvlink/kernels.ptx, which is what the package carries: no CUDA compiler is needed to install it.
-// How a step goes, and what keeps ranks from writing to what was not read: docs/explain/moe.md.
+// kernels.cu: dispatch and combine among GPUs, as one launch each; as two with a gate in between where ranks are on other hosts.
+// `make ptx` turns this file into asyncfabric/moe/nvlink/kernels.ptx, which is what the package carries: no CUDA compiler is needed
+// to install it. How a step goes, and what keeps ranks from writing to what was not read: docs/explain/moe.md.
 #include "combine.cuh"
 #include "dispatch.cuh"
+#include "gate.cuh"
 
 extern "C" __global__ void __launch_bounds__(moe::kDispatchWarps * 32, 1)
     moe_dispatch(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Dispatch go) {
@@ -26,4 +27,9 @@ extern "C" __global__ void __launch_bounds__(moe::kCombineWarps * 32, 1)
     moe_combine_float32(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Combine go) {
   extern __shared__ __align__(128) char shared[];
   moe::combine<float>(ex, go, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(32, 1)
+    moe_gate(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Gate go) {
+  moe::gate(ex, go);
 }

@@ -5,7 +5,7 @@
 
 namespace moe {
 
-constexpr uint32_t kMaxRanks = 8;
+constexpr uint32_t kMaxRanks = 32;
 constexpr uint32_t kMaxExperts = 1023;
 constexpr uint32_t kOrdinalBits = 22;
 constexpr uint32_t kNone = 0xffffffffu;
@@ -19,26 +19,50 @@ struct Pair {
   float weight;
 };
 
-// State of this rank in its own memory: steps begun by each half, and how many blocks of the kernel now running have read that.
+// State of this rank in its own memory: steps begun by each half, how many blocks of the kernel now running have read that, and rows
+// packed so far by the send half that runs now for each rank behind a proxy.
 enum Half : uint32_t { kDispatchSend, kDispatchReceive, kCombineSend, kCombineReceive, kHalves };
 struct State {
   uint32_t step[kHalves];
   uint32_t readers[kHalves];
   uint32_t broken;
+  uint32_t packed[kMaxRanks];
 };
 
 // What waits are for; the host names it.
 enum Wait : uint32_t { kRecord = 1, kToken, kBack, kHead };
 
+// What comes by way of a proxy: counted by the engine in the word at `flag`; `seen` were waited for before.
+enum Kind : uint32_t { kThere, kRest, kReturn, kKinds };
+struct Arrival {
+  const uint64_t* flag;
+  uint64_t seen;
+};
+
+// Between two ranks lies a block for each direction: [verdict][parcel of turn 0][parcel of turn 1]... The sender stores to `outbox` of
+// the receiver, the receiver reads `inbox` of the sender. Where one GPU reaches the other, both are the same memory of the receiver's
+// GPU. For ranks behind a proxy they are pinned memory of this host, and the proxy writes the one to the other.
 struct Exchange {
-  uint64_t region[kMaxRanks];  // of each rank, as mapped here; 0: not present
+  uint64_t outbox[kMaxRanks];  // for each rank, as mapped here; 0: not present
+  uint64_t inbox[kMaxRanks];
   State* state;
   uint32_t* missing;  // host words: what was waited for from each rank when a kernel gave up
   uint64_t deadline_ns;
-  uint64_t turn_bytes;  // offsets below are inside a turn; a region is [verdicts][turn 0][turn 1]...
-  uint64_t slots, scale_slots, counts, pairs, back, tokens, record_words, token_words, head_words, back_words;
-  uint32_t rank, ranks, present, experts, top_k, max_tokens, in_flight, alignment;
-  uint32_t row_bytes, scales, back_row_bytes, parts, stage_bytes, most_experts, routers, unused;
+  uint64_t turn_bytes;  // of a parcel; offsets below are inside of it
+  uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back;
+  Arrival* arrivals;       // [kinds][ranks][in_flight]
+  uint64_t* told[2];       // watch words of the proxy: the step whose dispatch, combine has been packed
+  uint64_t* verdict_told;  // the same: verdicts are there
+  const uint32_t*
+      notes;  // host words of the proxy for each rank: [lost][settled there, by turns][settled back, by turns]
+  uint32_t rank, ranks, present, proxied, experts, top_k, max_tokens, in_flight, alignment;
+  uint32_t row_bytes, scales, slot_bytes, back_row_bytes, parts, stage_bytes, most_experts, routers, private_tokens;
+};
+
+// The head of a parcel.
+struct Head {
+  uint32_t tokens;
+  uint32_t rows;  // packed: behind a proxy only
 };
 
 constexpr uint64_t kVerdictBytes = 256;
@@ -65,11 +89,22 @@ __device__ inline uint32_t owner_of(const Exchange& ex, int64_t expert) {
   return ex.present >> rank & 1 ? rank : kNone;
 }
 
-// A part of the turn that `step` uses, in the region of `rank`.
+__device__ inline bool is_proxied(const Exchange& ex, uint32_t rank) { return ex.proxied >> rank & 1; }
+
+__device__ inline uint64_t parcel_of(const Exchange& ex, uint32_t step) {
+  return kVerdictBytes + (step - 1) % ex.in_flight * ex.turn_bytes;
+}
+
+// A part of the parcel of `step` for a rank, to be filled.
 template <typename T>
-__device__ inline T* part(const Exchange& ex, uint32_t rank, uint32_t step, uint64_t offset) {
-  const uint32_t turn = (step - 1) % ex.in_flight;
-  return reinterpret_cast<T*>(ex.region[rank] + kVerdictBytes + turn * ex.turn_bytes + offset);
+__device__ inline T* out(const Exchange& ex, uint32_t rank, uint32_t step, uint64_t offset) {
+  return reinterpret_cast<T*>(ex.outbox[rank] + parcel_of(ex, step) + offset);
+}
+
+// A part of the parcel of `step` from a rank, to be read.
+template <typename T>
+__device__ inline const T* in(const Exchange& ex, uint32_t rank, uint32_t step, uint64_t offset) {
+  return reinterpret_cast<const T*>(ex.inbox[rank] + parcel_of(ex, step) + offset);
 }
 
 __device__ inline uint32_t load_acquire(const uint32_t* word) {
@@ -79,6 +114,14 @@ __device__ inline uint32_t load_acquire(const uint32_t* word) {
 }
 __device__ inline void store_release(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+__device__ inline uint64_t load_acquire(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ inline void store_release(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 __device__ inline uint64_t now_ns() {
   uint64_t value;
@@ -110,34 +153,46 @@ __device__ inline void give_up(const Exchange& ex, uint32_t absent, Wait what) {
   if (lane < kMaxRanks && absent >> lane & 1) static_cast<volatile uint32_t*>(ex.missing)[lane] = what;
   __threadfence_system();
   if (lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank)
-    store_release(reinterpret_cast<uint32_t*>(ex.region[lane]) + ex.rank, absent);
-  if (lane == 0) *static_cast<volatile uint32_t*>(&ex.state->broken) = 1;
+    store_release(reinterpret_cast<uint32_t*>(ex.outbox[lane]), absent);
+  __syncwarp();
+  if (lane == 0) {
+    if (ex.proxied != 0) store_release(ex.verdict_told, 1);
+    *static_cast<volatile uint32_t*>(&ex.state->broken) = 1;
+  }
   __threadfence_system();
 }
 
-// Whole warp: returns once the word of each lane that has one (`mine`) says `step`; false once the deadline has passed or another
-// rank gave up. Equality is right: nobody writes the next step's word to a turn that was not combined (MOE-1).
-__device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
-                             Wait what) {
-  bool ready = !mine;
+// Whole warp: returns once `ready()` of each lane that has something to wait for (`mine`) is true; false once the deadline has passed,
+// another rank gave up, or the proxy lost a rank (`lost()`: asked with `ready()` once more, since what came before the loss counts).
+template <typename Ready, typename Lost>
+__device__ inline bool wait_until(const Exchange& ex, bool mine, uint32_t rank, Wait what, Ready ready, Lost lost) {
+  bool done = !mine;
   uint64_t begin = 0;
   for (uint32_t round = 1;; ++round) {
-    if (!ready) ready = load_acquire(word) == step;
-    if (__all_sync(kAll, ready)) return true;
+    if (!done) done = ready();
+    if (__all_sync(kAll, done)) return true;
     if (round % 64 != 0) continue;
     const uint64_t now = __shfl_sync(kAll, now_ns(), 0);
     if (begin == 0) begin = now;
     if (is_broken(ex)) return false;
     // A rank that gave up tells whom it missed: it is not missing itself.
     const uint32_t lane = lane_of();
-    const bool ask = lane < ex.ranks && ex.present >> lane & 1;
-    uint32_t absent = ask ? load_acquire(reinterpret_cast<const uint32_t*>(ex.region[ex.rank]) + lane) : 0;
+    const bool ask = lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank;
+    uint32_t absent = ask ? load_acquire(reinterpret_cast<const uint32_t*>(ex.inbox[lane])) : 0;
+    if (!done && lost() && !(done = ready())) absent |= 1u << rank;
     absent = __reduce_or_sync(kAll, absent) & ~(1u << ex.rank);
-    if (absent == 0 && now - begin > ex.deadline_ns) absent = __reduce_or_sync(kAll, ready ? 0 : 1u << rank);
+    if (absent == 0 && now - begin > ex.deadline_ns) absent = __reduce_or_sync(kAll, done ? 0 : 1u << rank);
     if (absent == 0) continue;
     give_up(ex, absent, what);
     return false;
   }
+}
+
+// Whole warp: waits until the word of each lane that has one says `step`. Equality is right: nobody writes the next step's word to a
+// turn that was not combined (MOE-1).
+__device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
+                             Wait what) {
+  return wait_until(ex, mine, rank, what, [&] { return load_acquire(word) == step; }, [] { return false; });
 }
 
 // ---- bulk copies: one thread starts them, 16-byte aligned, any multiple of 16 bytes
