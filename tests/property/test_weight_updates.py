@@ -12,7 +12,7 @@ from weight_cases import Case, cases
 from weight_scene import open_scene, run
 
 from asyncfabric.weights import Relay, plan_weights
-from asyncfabric.weights.update import rows
+from asyncfabric.weights.update import device, rows, threads
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
@@ -38,11 +38,13 @@ def updated(case: Case, relay: Relay, chunk_bytes: int, rail: str) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None, phases=[Phase.generate])
-@given(cases(), RELAYS, st.integers(1, 200), st.sampled_from([1, 256]))
-def test_updates_equal_the_reference(case: Case, relay: Relay, chunk_bytes: int, shortest: int) -> None:
-    """Also where what lies in the shard is written in the shortest runs."""
+@given(cases(), RELAYS, st.integers(1, 200), st.sampled_from([1, 256]), st.sampled_from([2, 8]))
+def test_updates_equal_the_reference(case: Case, relay: Relay, chunk_bytes: int, shortest: int, busy: int) -> None:
+    """Also in the shortest runs of what lies in the shard, and with small units that are filled and checked at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "DIRECT_RUN_BYTES", shortest)
+        patch.setattr(threads, "threads", lambda: busy)
+        patch.setattr(device.HostDevice, "unit_bytes", 64)
         updated(case, relay, chunk_bytes, "local")
 
 

@@ -19,6 +19,7 @@ from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
 from asyncfabric.weights.formats import STORED_AS
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update.rows import Strided
+from asyncfabric.weights.update.threads import ways
 from asyncfabric.weights.update.tiles import Floats, convert_into, measure
 
 HOST = "cpu"
@@ -85,12 +86,14 @@ class Device(Protocol):
         checksum: the kind that it does quickest; it can do all.
         unit_bytes: boxes go through the pipeline together up to about this.
         fills: units that are converted at once.
+        checks: batches of rows that are hashed at once.
     """
 
     name: str
     checksum: ChecksumKind
     unit_bytes: int
     fills: int
+    checks: int
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region of this device."""
@@ -172,7 +175,11 @@ class HostDevice:
     name: str = HOST
     checksum: ChecksumKind = "xxh3"
     unit_bytes: int = HOST_UNIT_BYTES
-    fills: int = 1
+
+    def __init__(self) -> None:
+        """Have as many threads for units and for batches as the cores of this process are good for."""
+        self.fills: int = ways()
+        self.checks: int = ways()
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import anyio
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
+from asyncfabric._groups import unwrapped
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
@@ -200,19 +202,32 @@ class Intake:
             await verified(rows, sums, kind)
 
     async def _check_all(self, verified: Verified) -> None:
-        async for first in self._line:
-            together: dict[ChecksumKind, tuple[list[int], list[int]]] = {}
-            for rows, sums, kind in (first, *self._line.take_nowait()):  # one trip to a thread for all that waits
-                columns = together.setdefault(kind, ([], []))
-                columns[0].extend(rows)
-                columns[1].extend(sums)
-            for kind, (rows, sums) in together.items():
-                right = await in_thread(self._right, rows, sums, kind)
-                found = list(zip(rows, sums, right, strict=True))
-                self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
-                if any(right):
-                    good = [(row, told) for row, told, fine in found if fine]
-                    await verified([row for row, _ in good], [told for _, told in good], kind)
+        turns = anyio.Semaphore(self._copy.device.checks)
+        with unwrapped():
+            async with anyio.create_task_group() as tasks:
+                async for first in self._line:
+                    await turns.acquire()
+                    together: dict[ChecksumKind, tuple[list[int], list[int]]] = {}
+                    for rows, sums, kind in (first, *self._line.take_nowait()):  # one trip to a thread for all
+                        columns = together.setdefault(kind, ([], []))
+                        columns[0].extend(rows)
+                        columns[1].extend(sums)
+                    tasks.start_soon(self._check_batch, together, verified, turns)
+
+    async def _check_batch(
+        self, together: dict[ChecksumKind, tuple[list[int], list[int]]], verified: Verified, turns: anyio.Semaphore
+    ) -> None:
+        good: list[tuple[list[int], list[int], ChecksumKind]] = []
+        for kind, (rows, sums) in together.items():
+            right = await in_thread(self._right, rows, sums, kind)
+            found = list(zip(rows, sums, right, strict=True))
+            self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
+            fine = [(row, told) for row, told, fine in found if fine]
+            if fine:
+                good.append(([row for row, _ in fine], [told for _, told in fine], kind))
+        turns.release()
+        for each in good:
+            await verified(*each)
 
     def _right(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> list[bool]:
         found = self._copy.device.sums(kind)

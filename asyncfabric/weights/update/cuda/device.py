@@ -35,6 +35,7 @@ class TorchDevice:
     checksum: ChecksumKind = "words"
     unit_bytes: int = 128 << 20
     fills: int = 2  # while one waits for the GPU another one is made ready
+    checks: int = 1  # a kernel fills the GPU
 
     def __init__(self, name: str) -> None:
         """Work on a device, "cuda:N"."""
