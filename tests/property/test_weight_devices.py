@@ -150,6 +150,42 @@ def tensors_over(held: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
+def test_tensors_in_host_memory_are_shards_as_arrays_are(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(
+            small_plan(), random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
+        ) as scene:
+            for version in (1, 2):
+                await scene.bring(version)
+                scene.change(version)
+
+    run(body)
+
+
+def test_shards_that_nothing_can_read_are_refused() -> None:
+    plan = small_plan()
+    held = tensors_over({name: random_shard(0, name) for name in ("gate", "up", "down")})
+    with pytest.raises(ValueError, match=r"weights are on 'cpu' or 'cuda:N', got 'meta'"):
+        shards.Shards(plan, 0, {name: tensor.to("meta") for name, tensor in held.items()})
+    with pytest.raises(ValueError, match=r"are on \['cpu', 'meta'\]: give all of them on one device"):
+        shards.Shards(plan, 0, {**held, "up": held["up"].to("meta")})
+    for wrong, said in (
+        ({"up": held["up"].T}, "up of rank 0: expected C-contiguous"),
+        ({"up": held["up"].view(torch.float16)}, "up of rank 0: expected .* got .* of float16"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            shards.Shards(plan, 0, {**held, **wrong})
+    with torch_everywhere():
+        for wrong, said in (
+            ({"up": held["up"].T}, "up of rank 0: expected contiguous .* not contiguous"),
+            ({"up": held["up"].view(torch.int16)}, "up of rank 0: expected contiguous .* of bfloat16, got .* of int16"),
+            ({"up": held["up"][1:]}, "up of rank 0: expected contiguous"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                shards.Shards(plan, 0, {**held, **wrong})
+
+
 @contextmanager
 def torch_everywhere(trainers: bool = True, receivers: bool = True) -> Iterator[None]:
     """Let shards, or replicas, be worked on by the code of GPUs; no bytes may come to the host to be hashed."""
