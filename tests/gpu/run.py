@@ -23,6 +23,7 @@ ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
 QUICK = ("--region", "1GiB", "--duration", "0.2s", "--deadline", "300s")
 BUSY = ("--polling", "busy", "--spin", "300us")
 PAGES = ("pages", "--page-bytes", "32KiB", *BUSY)
+WEIGHTS = ("--trainers", "1", "--rollouts", "1", "--side", "8192", "--model", "8GiB")
 BENCHES = (
     ("limits", "limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB"),
     ("write", "write", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB", *BUSY),
@@ -31,6 +32,8 @@ BENCHES = (
     ("10,000 pages", *PAGES, "--pages", "10000"),
     ("10,000 pages, 3 in flight", *PAGES, "--pages", "10000", "--window", "3"),
     ("notify", "notify", *BUSY),
+    ("weights as they are", "weights", *WEIGHTS, "--form", "copy"),
+    ("weights to float8", "weights", *WEIGHTS, "--form", "fp8"),
 )
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 

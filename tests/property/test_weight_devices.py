@@ -31,6 +31,7 @@ from asyncfabric.weights.update.tiles import measure
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 torch = pytest.importorskip("torch", reason="NO TEST OF WEIGHTS IN TENSORS WAS RUN: torch is not installed")
 from asyncfabric.weights.update.cuda import arithmetic  # noqa: E402  # needs torch
+from asyncfabric.weights.update.cuda import device as gpu_device  # noqa: E402
 from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
 
 Host, Torch = device.HostDevice(), TorchDevice("cpu")
@@ -103,7 +104,7 @@ def test_maxima_and_quantised_blocks_have_the_bits_of_numpy(
 
 @given(st.lists(st.integers(0, 600), min_size=1, max_size=3), st.integers(0, 1000), st.data())
 def test_a_word_sum_is_the_same_everywhere_and_finds_changes(lengths: list[int], seed: int, data: Any) -> None:
-    """WT-5: a changed word and two words that changed places are found for certain."""
+    """WT-6: a changed word and two words that changed places are found for certain."""
     random = np.random.default_rng(seed)
     parts = [random.integers(0, 256, length, dtype=np.uint8) & random.integers(0, 256, dtype=np.uint8)
              for length in lengths]  # fmt: skip
@@ -149,10 +150,47 @@ def tensors_over(held: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
+def test_tensors_in_host_memory_are_shards_as_arrays_are(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(
+            small_plan(), random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
+        ) as scene:
+            for version in (1, 2):
+                await scene.bring(version)
+                scene.change(version)
+
+    run(body)
+
+
+def test_shards_that_nothing_can_read_are_refused() -> None:
+    plan = small_plan()
+    held = tensors_over({name: random_shard(0, name) for name in ("gate", "up", "down")})
+    with pytest.raises(ValueError, match=r"weights are on 'cpu' or 'cuda:N', got 'meta'"):
+        shards.Shards(plan, 0, {name: tensor.to("meta") for name, tensor in held.items()})
+    with pytest.raises(ValueError, match=r"are on \['cpu', 'meta'\]: give all of them on one device"):
+        shards.Shards(plan, 0, {**held, "up": held["up"].to("meta")})
+    for wrong, said in (
+        ({"up": held["up"].T}, "up of rank 0: expected C-contiguous"),
+        ({"up": held["up"].view(torch.float16)}, "up of rank 0: expected .* got .* of float16"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            shards.Shards(plan, 0, {**held, **wrong})
+    with torch_everywhere():
+        for wrong, said in (
+            ({"up": held["up"].T}, "up of rank 0: expected contiguous .* not contiguous"),
+            ({"up": held["up"].view(torch.int16)}, "up of rank 0: expected contiguous .* of bfloat16, got .* of int16"),
+            ({"up": held["up"][1:]}, "up of rank 0: expected contiguous"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                shards.Shards(plan, 0, {**held, **wrong})
+
+
 @contextmanager
 def torch_everywhere(trainers: bool = True, receivers: bool = True) -> Iterator[None]:
-    """Let shards, or replicas, be worked on by the code of GPUs."""
+    """Let shards, or replicas, be worked on by the code of GPUs; no bytes may come to the host to be hashed."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_device, "BroughtSums", None)
         for wanted, module in ((trainers, shards), (receivers, replica)):
             patch.setattr(module, "device_of", TorchDevice if wanted else device.device_of)
         yield

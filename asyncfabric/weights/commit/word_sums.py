@@ -4,8 +4,11 @@ Pure; kernels and torch equal it bit for bit. With m, a bijection of 32-bit word
 `t(word) * (2 * m(place) + 1)` modulo 2**64 is taken, then the length is mixed in.
 
 What it finds for certain: any change within one word, so any flipped byte, since an odd factor takes nothing from a
-difference; any two different words that change places, since two factors differ by less than 2**33. What it finds but
-for one chance in about 2**60: everything else, as long as nobody looks for collisions; there is no secret in it.
+difference; any two different words that change places, since two factors differ by less than 2**33 and two words by
+less than 2**32, so that the product of both differences has fewer than 64 factors of two. Everything else is left to
+chance, about one in 2**60 if the factors are as good as random; there is no secret in it, so collisions can be made on
+purpose.
+
 Rows of 2**34 bytes and more would repeat factors; no row is as long.
 """
 
