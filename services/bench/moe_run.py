@@ -24,26 +24,27 @@ COUNTED_STEPS = 4
 """Steps whose work requests, immediates and bytes are compared with the protocol's."""
 
 
-def run_moe(options: Options, report: Report, shape: dict[str, Any], token_counts: tuple[int, ...]) -> None:
-    """Measure each number of tokens."""
-    report.expect(len(token_counts))
+def run_moe(options: Options, report: Report, shapes: list[dict[str, Any]]) -> None:
+    """Measure each shape; they differ in the number of tokens."""
+    report.expect(len(shapes))
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         ranks = [
-            stack.enter_context(Process("moe", f"rank {rank}", options.deadline_at)) for rank in range(shape["ranks"])
+            stack.enter_context(Process("moe", f"rank {rank}", options.deadline_at))
+            for rank in range(shapes[0]["ranks"])
         ]
-        opened = _all(ranks, "open", config=options.engine)
+        opened = on_all(ranks, "open", config=options.engine)
         addresses = [each["address"] for each in opened]
         for rank, process in enumerate(ranks):
             process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "gloo"))
         for process in ranks:
             process.finish()
-        for tokens in token_counts:
-            report.step(f"{tokens} tokens")
-            _one_size(options, report, ranks, shape | {"max_tokens": tokens}, opened[0])
+        for shape in shapes:
+            report.step(f"{shape['max_tokens']} tokens")
+            _one_size(options, report, ranks, shape, opened[0])
 
 
-def _all(ranks: list[Process], command: str, **arguments: Any) -> list[Any]:
+def on_all(ranks: list[Process], command: str, **arguments: Any) -> list[Any]:
     """Make the same call in all processes at once."""
     for process in ranks:
         process.start(command, **arguments)
@@ -54,19 +55,19 @@ def _one_size(
     options: Options, report: Report, ranks: list[Process], shape: dict[str, Any], rail: dict[str, Any]
 ) -> None:
     tokens = shape["max_tokens"]
-    plans = _all(ranks, "shape", shape=shape, tag=f"{tokens} tokens", seed=options.seed)
-    verdicts = _all(ranks, "check", seed=options.seed + 1)
+    plans = on_all(ranks, "shape", shape=shape, tag=f"{tokens} tokens", seed=options.seed)
+    verdicts = on_all(ranks, "check", seed=options.seed + 1)
     samples: dict[str, list[int]] = {"dispatch_ns": [], "combine_ns": []}
 
     def steps(count: int) -> float:
-        runs = _all(ranks, "steps", count=count)
+        runs = on_all(ranks, "steps", count=count)
         for name, pooled in samples.items():
             for run in runs:
                 pooled.extend(run[name])
         return max(float(run["seconds"]) for run in runs)
 
     def gloo(command: str, **arguments: Any) -> Repeat:
-        return lambda count: max(float(run["seconds"]) for run in _all(ranks, command, count=count, **arguments))
+        return lambda count: max(float(run["seconds"]) for run in on_all(ranks, command, count=count, **arguments))
 
     def forget(_: Contender) -> None:
         for pooled in samples.values():
@@ -82,7 +83,7 @@ def _one_size(
         count=options.count,
         on_start=forget,
     )
-    verdicts += _all(ranks, "check", seed=options.seed + 2)
+    verdicts += on_all(ranks, "check", seed=options.seed + 2)
     verdicts.append(_counted(ranks, plans))
     rows_bytes = sum(plan["rows_bytes"] for plan in plans)
     gbytes_per_s, steps_per_s = rates(ours.seconds, ours.count, ours.count * rows_bytes)
@@ -128,9 +129,9 @@ def _one_size(
 
 def _counted(ranks: list[Process], plans: list[dict[str, int]]) -> str:
     """Compare what the engines count in some steps with what the protocol says; "" is good."""
-    before = _all(ranks, "statistics")
-    _all(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
-    after = _all(ranks, "statistics")
+    before = on_all(ranks, "statistics")
+    on_all(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
+    after = on_all(ranks, "statistics")
     for rank, plan in enumerate(plans):
         # Immediates tell how many writes there were; a long write may be several work requests of the rail.
         found = after[rank]["immediates_sent"] - before[rank]["immediates_sent"]

@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentUnfit
 
-StationKind = Literal["limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "gpu", "gpu-limits", "weights"]
+StationKind = Literal[
+    "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "moe-gpu", "gpu", "gpu-limits", "weights"
+]
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})
 """Errors of a measured process that mean: this machine cannot do it."""
