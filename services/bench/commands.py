@@ -12,7 +12,7 @@ import click
 from asyncfabric_services.bench import mesh_command
 from asyncfabric_services.bench.group import bench, measured, options_of
 from asyncfabric_services.bench.options import PROVIDERS, device_option, fabric_options, shared_options, sizes_option
-from asyncfabric_services.quantities import SizeType, format_size
+from asyncfabric_services.quantities import SizeListType, SizeType, format_size
 
 WRITE_SIZES = "64KiB,1MiB,16MiB,64MiB"
 PAGE_SIZES = "4KiB,16KiB,64KiB"
@@ -156,33 +156,55 @@ def ttft(sizes: tuple[int, ...], **arguments: Any) -> int:
 
 @bench.command()
 @fabric_options
-@click.option("--processes", type=click.IntRange(2, 64), default=4, show_default=True, help="Ranks, a process each.")
-@sizes_option("128,1024", "Numbers of tokens of each rank.", "--tokens")
-@click.option("--hidden", type=click.IntRange(16), default=2048, show_default=True, help="Elements of a token.")
+@device_option
+@click.option("--processes", type=click.IntRange(1, 64), help="Ranks, a process each; default 4, or one for each GPU.")
+@click.option("--tokens", "sizes", type=SizeListType(), help="Of each rank; default 128,1024, on GPUs 128,4096.")
+@click.option("--hidden", type=click.IntRange(16), help="Elements of a token; default 2048, on GPUs 7168.")
 @click.option("--top-k", type=click.IntRange(1, 64), default=8, show_default=True, help="Experts of a token.")
-@click.option("--experts", type=click.IntRange(1), default=32, show_default=True, help="Experts of all ranks.")
+@click.option("--experts", type=click.IntRange(1), help="Experts of all ranks; default 32, on GPUs 256.")
 @click.option("--private", type=click.IntRange(0), help="Tokens pushed without waiting for routes; default: its own.")
+@click.option("--dtype", "dtypes", type=click.Choice(["bf16", "fp8"]), multiple=True, help="Of tokens; on GPUs.")
+@click.option("--apart", is_flag=True, help="On GPUs: each rank as if on a host of its own, over --provider.")
 def moe(
-    sizes: tuple[int, ...], processes: int, hidden: int, top_k: int, experts: int, private: int | None, **arguments: Any
+    sizes: tuple[int, ...] | None,
+    device: str,
+    processes: int | None,
+    hidden: int | None,
+    top_k: int,
+    experts: int | None,
+    private: int | None,
+    dtypes: tuple[str, ...],
+    apart: bool,
+    **arguments: Any,
 ) -> int:
-    """Measure dispatch and combine of a mixture of experts, against gloo's all_to_all of the same rows."""
+    """Measure dispatch and combine of a mixture of experts, against gloo, or on GPUs against the wire and NCCL."""
     from asyncfabric.moe import MoeConfig
-    from asyncfabric_services.bench.moe_run import run_moe
+    from asyncfabric_services.bench.moe_shapes import shapes_of
 
-    shape: dict[str, Any] = {
-        "num_experts": experts, "top_k": top_k, "hidden": hidden, "ranks": processes, "private_tokens": private,
-        "in_dtype": "bfloat16", "out_dtype": "bfloat16",
-    }  # fmt: skip
+    on_gpu = device == "cuda"
+    if not on_gpu and (dtypes or apart):
+        raise click.UsageError("--dtype and --apart are for --device cuda")
+    sizes = sizes or ((128, 4096) if on_gpu else (128, 1024))
+    shapes = shapes_of(
+        sizes, dtypes if on_gpu else ("bf16",), processes, hidden, top_k, experts, private, on_gpu=on_gpu
+    )
     try:
-        for tokens in sizes:
-            MoeConfig(**shape, max_tokens=tokens)
+        for shape in shapes:
+            MoeConfig(**shape)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if top_k > experts:
-        raise click.UsageError(f"a token has {top_k} distinct experts, there are {experts}")
+    if top_k > shapes[0]["num_experts"]:
+        raise click.UsageError(f"a token has {top_k} distinct experts, there are {shapes[0]['num_experts']}")
     options = options_of(arguments)
-    title = f"mixture of experts over {options.provider}, {options.polling}"
-    return measured(title, lambda report: run_moe(options, report, shape, sizes), arguments)
+    if not on_gpu:
+        from asyncfabric_services.bench.moe_run import run_moe
+
+        title = f"mixture of experts over {options.provider}, {options.polling}"
+        return measured(title, lambda report: run_moe(options, report, shapes), arguments)
+    from asyncfabric_services.bench.moe_gpu_run import run_moe_gpu
+
+    title = f"mixture of experts among GPUs{f' apart, over {options.provider}' if apart else ''}"
+    return measured(title, lambda report: run_moe_gpu(options, report, shapes, apart), arguments)
 
 
 @bench.command()

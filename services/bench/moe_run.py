@@ -24,13 +24,14 @@ COUNTED_STEPS = 4
 """Steps whose work requests, immediates and bytes are compared with the protocol's."""
 
 
-def run_moe(options: Options, report: Report, shape: dict[str, Any], token_counts: tuple[int, ...]) -> None:
-    """Measure each number of tokens."""
-    report.expect(len(token_counts))
+def run_moe(options: Options, report: Report, shapes: list[dict[str, Any]]) -> None:
+    """Measure each shape; they differ in the number of tokens."""
+    report.expect(len(shapes))
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         ranks = [
-            stack.enter_context(Process("moe", f"rank {rank}", options.deadline_at)) for rank in range(shape["ranks"])
+            stack.enter_context(Process("moe", f"rank {rank}", options.deadline_at))
+            for rank in range(shapes[0]["ranks"])
         ]
         opened = all_of(ranks, "open", config=options.engine)
         addresses = [each["address"] for each in opened]
@@ -38,9 +39,9 @@ def run_moe(options: Options, report: Report, shape: dict[str, Any], token_count
             process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "gloo"))
         for process in ranks:
             process.finish()
-        for tokens in token_counts:
-            report.step(f"{tokens} tokens")
-            _one_size(options, report, ranks, shape | {"max_tokens": tokens}, opened[0])
+        for shape in shapes:
+            report.step(f"{shape['max_tokens']} tokens")
+            _one_size(options, report, ranks, shape, opened[0])
 
 
 def _one_size(

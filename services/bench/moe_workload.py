@@ -6,6 +6,7 @@ Pure functions over tensors. The expert of the check depends on its number, so a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,11 +16,27 @@ from asyncfabric.moe.reference import reference_combine
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What one rank dispatches in one step."""
+    """What one rank dispatches in one step; scales only where the config has them."""
 
     x: torch.Tensor
     indices: torch.Tensor
     weights: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of dispatch."""
+        return self.x, self.indices, self.weights, self.scales
+
+    def on(self, device: torch.device) -> Tokens:
+        """Return the same on a GPU."""
+        x, indices, weights = (each.to(device) for each in self.arguments[:3])
+        return Tokens(x, indices, weights, None if self.scales is None else self.scales.to(device))
+
+    def part(self, some: slice) -> Tokens:
+        """Return some of the tokens."""
+        x, indices, weights = (each[some] for each in self.arguments[:3])
+        return Tokens(x, indices, weights, None if self.scales is None else self.scales[some])
 
 
 def tokens_of(config: MoeConfig, rank: int, seed: int) -> Tokens:
@@ -29,12 +46,26 @@ def tokens_of(config: MoeConfig, rank: int, seed: int) -> Tokens:
     x = torch.randn(count, config.hidden, generator=random).to(config.in_torch)
     scores = torch.rand(count, config.num_experts, generator=random)
     indices = scores.topk(config.top_k, dim=1).indices.to(torch.int32)
-    return Tokens(x, indices, torch.rand(count, config.top_k, generator=random))
+    weights = torch.rand(count, config.top_k, generator=random)
+    scales = torch.rand(count, config.scales, generator=random) + 0.5 if config.scales else None
+    return Tokens(x, indices, weights, scales)
 
 
-def expert(number: int, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what an expert makes of rows: a multiple that depends on its number."""
-    return (rows.float() * (number % 7 - 2.5)).to(dtype)
+def expert(
+    number: int | torch.Tensor, rows: torch.Tensor, scales: torch.Tensor | None, config: MoeConfig
+) -> torch.Tensor:
+    """Return what experts make of rows: a multiple that depends on the expert's number, and the scales if any.
+
+    Args:
+        number: of the expert, or of that of each row, shape [rows, 1].
+        rows: shape [rows, hidden].
+        scales: of the rows.
+        config: the shape.
+    """
+    wide = rows.float()
+    if scales is not None:
+        wide = wide * scales.repeat_interleave(config.scale_block, dim=-1)
+    return (wide * (number % 7 - 2.5)).to(config.out_torch)
 
 
 def run_experts(config: MoeConfig, experts: range, handle: MoeHandle) -> torch.Tensor:
@@ -44,12 +75,14 @@ def run_experts(config: MoeConfig, experts: range, handle: MoeHandle) -> torch.T
     bounds = handle.offsets.tolist()
     for place, number in enumerate(experts):
         low, high = bounds[place], bounds[place + 1]
-        outputs[low:high] = expert(number, handle.rows[low:high], config.out_torch)
+        outputs[low:high] = expert(number, handle.rows[low:high], None, config)
     return outputs
 
 
 def expected(config: MoeConfig, rank: int, tokens: Tokens) -> torch.Tensor:
     """Return what combine must give for these tokens, bit for bit."""
-    factors = tokens.indices.float() % 7 - 2.5
-    outputs = (tokens.x.float()[:, None, :] * factors[:, :, None]).to(config.out_torch)
-    return reference_combine(config, rank, outputs, tokens.indices, tokens.weights)
+    choices = [
+        expert(tokens.indices[:, choice, None].float(), tokens.x, tokens.scales, config)
+        for choice in range(config.top_k)
+    ]
+    return reference_combine(config, rank, torch.stack(choices, dim=1), tokens.indices, tokens.weights)

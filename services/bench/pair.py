@@ -21,7 +21,8 @@ from typing import Any, Literal
 from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentUnfit
 
 StationKind = Literal[
-    "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "gpu", "gpu-limits", "weights", "gpu-weights", "mesh"
+    "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "moe-gpu", "gpu", "gpu-limits", "weights",
+    "gpu-weights", "mesh",
 ]  # fmt: skip
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})

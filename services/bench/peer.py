@@ -23,6 +23,7 @@ STATIONS = {
     "limits": ("asyncfabric_services.bench.limit_station", "LimitStation"),
     "fabric": ("asyncfabric_services.bench.fabric_station", "FabricStation"),
     "moe": ("asyncfabric_services.bench.moe_station", "MoeStation"),
+    "moe-gpu": ("asyncfabric_services.bench.moe_gpu_station", "MoeGpuStation"),
     "kv": ("asyncfabric_services.bench.kv_station", "KvStation"),
     "engine": ("asyncfabric_services.bench.engine_station", "EngineStation"),
     "gpu": ("asyncfabric_services.bench.gpu_station", "GpuStation"),

@@ -34,6 +34,8 @@ BENCHES = (
     ("notify", "notify", *BUSY),
     ("weights as they are", "weights", *WEIGHTS, "--form", "copy"),
     ("weights to float8", "weights", *WEIGHTS, "--form", "fp8"),
+    ("moe", "moe"),
+    ("moe apart", "moe", "--apart"),
 )
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 
@@ -121,7 +123,6 @@ def main() -> None:
     step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda")
     for name, *arguments in BENCHES:
         step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
-    step("figures of MoE", sys.executable, "tests/gpu/nvlink_figures.py", str(OUT / "nvlink.json"))
     if shutil.which("compute-sanitizer"):
         pages = "test_writes_reads_and_pages and trio and allocated-allocated"
         step(
@@ -146,8 +147,13 @@ def main() -> None:
             "-k",
             pages,
         )
-        step("memcheck of MoE", "compute-sanitizer", "--error-exitcode", "9", *PYTEST, "tests/gpu/test_nvlink_moe.py",
-             "-k", "trio and halves and (plain or alignment)")  # fmt: skip
+        for tool in ("memcheck", "racecheck"):
+            for file, few in (
+                ("nvlink", "trio and halves and (plain or alignment)"),
+                ("proxied", "trio and halves and local and -01"),
+            ):
+                step(f"{tool} of MoE, {file}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *PYTEST,
+                     f"tests/gpu/test_{file}_moe.py", "-k", few)  # fmt: skip
     else:
         left_out("memcheck", "no compute-sanitizer here")
     finish()

@@ -36,7 +36,7 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
         device: of this rank.
     """
 
-    def __init__(self, fabric: Fabric, group: MoeGroup, site: Site, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, fabric: Fabric, group: MoeGroup, site: Site, tasks: anyio.abc.TaskGroup | None) -> None:
         """Not for users: `async with open_moe_cuda(...)`."""
         super().__init__(fabric, group, site.layout.config)
         self.device: torch.device = site.device

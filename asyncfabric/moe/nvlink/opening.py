@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import anyio
 import torch
@@ -33,7 +33,8 @@ def open_moe_cuda(
     Allocates all memory that it will need and maps that of the other ranks of its host, which must reach each other by
     NVLink or be on one GPU. Ranks of other hosts are reached over the fabric: what goes there is packed in pinned
     memory, and the engine's worker, which then spins, writes it by the kernels' word. Tasks of the exchange submit
-    these writes a step ahead, so the event loop has to run: one that is blocked holds the GPUs up.
+    these writes a step ahead, so the event loop has to run: one that is blocked holds the GPUs up. As they live in a
+    task group, such an exchange is closed by the task that opened it, before any scope round the opening.
 
     Args:
         fabric: of this rank, on any rail: ranks meet over its messages, and it reaches the ranks of other hosts.
@@ -77,7 +78,9 @@ def open_moe_cuda(
 @asynccontextmanager
 async def _opening(fabric: Fabric, group: MoeGroup, site: Site) -> AsyncIterator[CudaMoeExchange]:
     failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:  # of the proxy; whatever else fails is told as it is, not as a group
+    far = site.far(range(site.layout.config.ranks))
+    # Tasks of the proxy, if there is one; whatever fails beside them is told as it is, not as a group.
+    async with anyio.create_task_group() if far else nullcontext() as tasks:
         moe = CudaMoeExchange(fabric, group, site, tasks)
         try:
             async with moe._stack:

@@ -60,11 +60,11 @@ class NvlinkSession:
 
 @asynccontextmanager
 async def open_nvlink(
-    fabric: Fabric, group: MoeGroup, site: Site, epoch: int, present: Sequence[int], tasks: anyio.abc.TaskGroup
+    fabric: Fabric, group: MoeGroup, site: Site, epoch: int, present: Sequence[int], tasks: anyio.abc.TaskGroup | None
 ) -> AsyncIterator[NvlinkSession]:
     """Allocate, meet the other ranks, map their pages; on leaving the device is waited for and all is unmapped.
 
-    The proxy of ranks on other hosts runs in `tasks`, which outlive the session.
+    The proxy of ranks on other hosts runs in `tasks`, which outlive the session; None where there are no such ranks.
 
     Raises:
         DeviceError: no memory left, no GPU of Hopper's kind, or one that cannot reach another's memory.
@@ -94,6 +94,7 @@ async def open_nvlink(
         session = NvlinkSession(kernels, words, outputs, proxy.losses if proxy else {})
         torch.cuda.synchronize(device)
         if proxy is not None:
+            assert tasks is not None
             tasks.start_soon(proxy.run)
         try:
             yield session

@@ -1,0 +1,123 @@
+"""`bench moe --device cuda`: dispatch and combine among the GPUs of this machine, beside the wire, memory and NCCL.
+
+The GPUs are one host's, or with --apart each rank is as if on a host of its own, and rows go by way of the fabric.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from asyncfabric.bench.measure import Rate, percentiles_us
+from asyncfabric.bench.rows import Point
+from asyncfabric.moe import MoeConfig
+from asyncfabric_services.bench.options import Options
+from asyncfabric_services.bench.pair import Process, all_of
+from asyncfabric_services.bench.report import Report
+
+BATCHES, ROUNDS, MANY_ROUNDS, MANY_TOKENS = 4, 60, 20, 512
+WORD_BYTES = 4
+
+
+def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], apart: bool) -> None:
+    """Measure each shape."""
+    report.expect(len(shapes))
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        ranks = [
+            stack.enter_context(Process("moe-gpu", f"rank {rank}", options.deadline_at))
+            for rank in range(shapes[0]["ranks"])
+        ]
+        addresses = [each["address"] for each in all_of(ranks, "open", config=options.engine)]
+        for rank, process in enumerate(ranks):
+            process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "nccl"), apart=apart)
+        names = [process.finish() for process in ranks]
+        limits = all_of(ranks, "limits")
+        least = {name: min(each[name] for each in limits) for name in limits[0]}
+        for shape in shapes:
+            config = MoeConfig(**shape)
+            report.step(f"{config.max_tokens} tokens, {config.in_dtype}")
+            detail = {"gpu": f"{len(names)} x {names[0]}", "apart": apart, "empty_us": least["empty_us"]}
+            _one_shape(options, report, ranks, config, shape, least, detail)
+
+
+def floors_of(config: MoeConfig, moved: float, rates: dict[str, float], apart: bool) -> dict[str, tuple[float, float]]:
+    """Return the least microseconds that each half can take, by the wire and by memory of GPUs, when routes are even.
+
+    Args:
+        config: the shape.
+        moved: rows that leave a GPU, and as many that come.
+        rates: bytes per microsecond of `wire`, `memory` and `pcie`.
+        apart: the wire is no faster than the way from GPU to pinned memory.
+    """
+    row = config.hidden * config.in_torch.itemsize + WORD_BYTES * config.scales
+    back = config.hidden * config.out_torch.itemsize
+    rows, own = config.max_tokens * config.top_k, config.max_tokens
+    wire = rates["pcie" if apart else "wire"]
+    # Own tokens are read, what comes is written and read, each row is written; back, each row is read.
+    there = (moved * row / wire, (own + 2 * moved + rows) * row / rates["memory"])
+    again = (moved * back / wire, (rows + 2 * moved + own) * back / rates["memory"])
+    return {"dispatch": there, "combine": again, "both": (there[0] + again[0], there[1] + again[1])}
+
+
+def _one_shape(
+    options: Options,
+    report: Report,
+    ranks: list[Process],
+    config: MoeConfig,
+    shape: dict[str, Any],
+    limits: dict[str, float],
+    detail: dict[str, Any],
+) -> None:
+    tokens, apart = config.max_tokens, detail["apart"]
+    plans = all_of(ranks, "shape", shape=shape, tag=f"{tokens} {config.in_dtype}", seed=options.seed)
+    verdicts = all_of(ranks, "check", seed=options.seed + 1)
+    rounds = options.count or (ROUNDS if tokens <= MANY_TOKENS else MANY_ROUNDS)
+    runs = all_of(ranks, "steps", batches=BATCHES, rounds=rounds)
+    verdicts += all_of(ranks, "check", seed=options.seed + 3)
+    nccl = [sample for each in all_of(ranks, "nccl", tokens=tokens, top_k=config.top_k, hidden=config.hidden)
+            for sample in each]  # fmt: skip
+    verified = report.check(f"{tokens} tokens, {config.in_dtype}", "; ".join(each for each in verdicts if each))
+    moved = statistics.mean(plan["moved"] for plan in plans)
+    floors = floors_of(config, moved, limits, apart)
+    row = config.hidden * config.in_torch.itemsize + WORD_BYTES * config.scales
+    sent = {"dispatch": moved * row, "combine": moved * config.hidden * config.out_torch.itemsize}
+    sent["both"] = sent["dispatch"] + sent["combine"]
+    for run in runs:
+        run["both"] = [there + back for there, back in zip(run["dispatch"], run["combine"], strict=True)]
+    for figure, (wire, memory) in floors.items():
+        pooled = [sample * 1e3 for run in runs for sample in run[figure]]
+        slowest = [max(each) * 1e3 for each in zip(*(run[figure] for run in runs), strict=True)]
+        (p50, p99), (slow_p50, slow_p99) = percentiles_us(pooled), percentiles_us(slowest)
+        report.row(
+            Point(
+                bench="moe",
+                figure=f"{figure}, {tokens} x {config.in_dtype}",
+                provider=options.provider if apart else "nvlink",
+                bytes=round(sent[figure]),
+                processes=len(ranks),
+                gbytes_per_s=Rate.of(sent[figure] / sample for sample in slowest),
+                ops_per_s=Rate.of(1e9 / sample for sample in slowest),
+                p50_us=p50,
+                p99_us=p99,
+                verified=verified,
+                limit="wire" if wire >= memory else "memory",
+                ratio=p50 / max(wire, memory),
+                detail=detail
+                | {name: getattr(config, name) for name in ("hidden", "top_k", "num_experts", "in_dtype", "out_dtype")}
+                | {
+                    "tokens": tokens,
+                    "slowest_p50_us": slow_p50,
+                    "slowest_p99_us": slow_p99,
+                    "samples": len(pooled),
+                    "wire_us": wire,
+                    "memory_us": memory,
+                    "nccl_us": percentiles_us([sample * 1e3 for sample in nccl])[0],
+                    "private_tokens": config.private,
+                    "buffer_bytes": max(plan["buffer_bytes"] for plan in plans),
+                },
+            )
+        )
