@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
-from asyncfabric.errors import FabricError
+from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.arrivals import Arrivals, Kind
 from asyncfabric.moe.buffers import LaneShape
 from asyncfabric.moe.faults import missing
@@ -29,6 +29,9 @@ from asyncfabric.moe.passes import PassPlan, Segment
 from asyncfabric.moe.record import Bytes, Rows
 from asyncfabric.moe.routing import Ints, Route
 from asyncfabric.moe.shelf import Shelf
+
+_Posted = tuple[Transfer, tuple[int, ...]]
+"""A transfer, and the members that it goes to."""
 
 
 @dataclass(slots=True)
@@ -89,30 +92,30 @@ class Lane:
         self.names: tuple[int, ...] = tuple(names)
         self._peers = peers
         self._keys = keys
-        self._posted: dict[str, list[Transfer]] = {}
+        self._posted: dict[str, list[_Posted]] = {}
 
     async def settle(self, what: str) -> None:
         """Return when nothing that was posted as `what` reads the staging memory any more.
 
         Raises:
-            MissingRankError: a write failed since its peer is lost.
+            MissingRankError: a write failed since its peer is lost, or has gone on without this rank.
             TransferError: a write failed.
 
         Cancellation: shielded; the fabric bounds it by its drain and peer deadlines. What is posted must arrive whole.
         """
         pending = self._posted.pop(what, ())
-        if all(transfer.done for transfer in pending):
-            for transfer in pending:
-                self._result(transfer)
+        if all(transfer.done for transfer, _ in pending):
+            for transfer, members in pending:
+                self._result(transfer, members)
             return
         with anyio.CancelScope(shield=True):
-            for transfer in pending:
+            for transfer, _ in pending:
                 try:
                     await transfer
                 except FabricError:
                     pass  # told below, when all have ended
-        for transfer in pending:
-            self._result(transfer)
+        for transfer, members in pending:
+            self._result(transfer, members)
 
     async def close(self) -> None:
         """Drain what is posted, whatever became of it, and close the counters.
@@ -139,13 +142,15 @@ class Lane:
             targets: (member, offset in the source, offset in the receiver's region, length in bytes).
 
         Raises:
-            MissingRankError: a member is lost.
+            MissingRankError: a member is lost, or has gone on without this rank.
 
         Cancellation: nothing was posted.
         """
-        listed = [ScatterTarget(self._keys[member], begin, at, size) for member, begin, at, size in targets]
-        if not listed:
+        targets = list(targets)
+        if not targets:
             return
+        listed = [ScatterTarget(self._keys[member], begin, at, size) for member, begin, at, size in targets]
+        members = tuple(member for member, *_ in targets)
         imm = self.arrivals.imm(kind, turn)
         while True:
             try:
@@ -154,8 +159,8 @@ class Lane:
             except BusyError:
                 await self.fabric.wait_writable()
             except FabricError as error:
-                raise self._lost(error) from error
-        self._posted.setdefault(what, []).append(transfer)
+                raise self._lost(error, members) from error
+        self._posted.setdefault(what, []).append((transfer, members))
 
     async def tell(self, kind: Kind, turn: int, members: Iterable[int]) -> None:
         """Send one arrival of `kind` without data to each of these members, but not to this one.
@@ -165,7 +170,8 @@ class Lane:
         group = PeerGroup(self._peers[member] for member in members if member != self.me)
         while len(group):
             try:
-                self._posted.setdefault("told", []).append(self.fabric.barrier(group, self.arrivals.imm(kind, turn)))
+                transfer = self.fabric.barrier(group, self.arrivals.imm(kind, turn))
+                self._posted.setdefault("told", []).append((transfer, ()))
                 break
             except BusyError:
                 await self.fabric.wait_writable()
@@ -201,12 +207,15 @@ class Lane:
             return step.counts, self.shape.back_rows
         return np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
 
-    def _result(self, transfer: Transfer) -> None:
+    def _result(self, transfer: Transfer, members: Iterable[int]) -> None:
         try:
             transfer.result()
         except FabricError as error:
-            raise self._lost(error) from error
+            raise self._lost(error, members) from error
 
-    def _lost(self, error: FabricError) -> FabricError:
+    def _lost(self, error: FabricError, members: Iterable[int] = ()) -> FabricError:
+        """Return what the failure of a write to members says of them; a dead key of one fails the whole scatter."""
         lost = [self.names[member] for member, peer in self._peers.items() if peer.lost]
+        if not lost and isinstance(error, StaleKeyError):  # they closed the exchange, or excluded this rank
+            lost = [self.names[member] for member in members if member != self.me]
         return missing(f"writing to the other ranks ({error})", lost, lost=True) if lost else error

@@ -25,6 +25,19 @@ async def open_group(
 
     Cancellation: nodes that were brought together stay so.
     """
+    async with open_conductor(directory, nodes, ipc_folder=ipc_folder, patience=patience) as conductor:
+        await conductor.seat()
+        yield conductor
+
+
+@asynccontextmanager
+async def open_conductor(
+    directory: str, nodes: int, *, ipc_folder: str = "", patience: float = 10.0
+) -> AsyncIterator[Conductor]:
+    """Wait for so many expert nodes of a directory on this host; they are not brought together yet.
+
+    Cancellation: nothing was said to the nodes.
+    """
     failure: Exception | None = None
     async with (
         open_link("conductor", bind="ipc", config=LinkConfig(ipc_folder=ipc_folder)) as link,
@@ -39,7 +52,6 @@ async def open_group(
             await link.connect(member.address)
         conductor = Conductor(node, nursery, members, secrets.token_hex(8), patience)
         try:
-            await conductor.seat()
             yield conductor
         except Exception as error:
             failure = error  # raised below: a nursery would wrap it

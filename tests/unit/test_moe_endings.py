@@ -166,6 +166,47 @@ def test_the_others_go_on_without_a_rank_that_is_gone(size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("half", ["dispatch", "combine"])
+def test_who_was_excluded_while_it_stood_still_hears_that_the_others_are_gone(half: str) -> None:
+    """Its writes meet dead keys. That is no accident of one transfer: for it the others are lost."""
+    config = MoeConfig(**SMALL)
+    go: dict[str, Any] = {}
+    ended: list[int] = []
+
+    async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
+        excluded = go.setdefault("excluded", [anyio.Event(), anyio.Event()])
+        tokens = tokens_of(config, moe.rank, 2, 12)
+        if moe.rank == 0:
+            tokens.indices[tokens.indices >= config.experts_of(2).start] = -1  # nothing for rank 2, nothing back
+        if moe.rank == 2:
+            handle = await moe.dispatch(*tokens) if half == "combine" else None
+            for each in excluded:
+                await each.wait()
+            if handle is None:  # what came before is good, what is sent goes nowhere, and the next one has heard why
+                await moe.dispatch(*tokens)
+                with pytest.raises(MissingRankError) as error:
+                    await moe.dispatch_send(*tokens)
+            else:
+                with anyio.fail_after(SOON_S), pytest.raises(MissingRankError) as error:
+                    await moe.combine(run_experts(moe, handle), handle)
+            assert error.value.lost and 0 in error.value.ranks and 2 not in error.value.ranks
+        else:
+            with anyio.fail_after(SOON_S), pytest.raises(MissingRankError) as error:
+                handle = await moe.dispatch(*tokens)
+                await moe.combine(run_experts(moe, handle), handle)
+            assert error.value.ranks == (2,) and not error.value.lost
+            await moe.exclude([2])
+            excluded[moe.rank].set()
+            handle = await moe.dispatch(*tokens)
+            result = await moe.combine(run_experts(moe, handle), handle)
+            assert same_bits(result, expected(config, moe.rank, tokens, (2,)))
+        ended.append(moe.rank)
+
+    check(config, body)
+    assert sorted(ended) == [0, 1, 2]
+
+
+@pytest.mark.slow
 def test_ranks_of_another_mind_are_told_apart() -> None:
     """Another configuration does not open; a second exchange on the same fabrics has immediates of its own."""
     config = MoeConfig(**SMALL)
