@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from asyncfabric.moe import MoeConfig
+
 HOST: dict[str, Any] = {"ranks": 4, "hidden": 2048, "num_experts": 32}
 GPUS: dict[str, Any] = {"hidden": 7168, "num_experts": 256, "buffer_limit_bytes": 1 << 36}
 DTYPES: dict[str, dict[str, Any]] = {
@@ -31,6 +33,9 @@ def shapes_of(
     """Return arguments of MoeConfig for each number of tokens and dtype; None stands for a default.
 
     Many tokens on GPUs are one step in flight, as in prefill.
+
+    Raises:
+        ValueError: no exchange has such a shape, or a token more distinct experts than there are.
     """
     if on_gpu and ranks is None:
         import torch
@@ -39,8 +44,13 @@ def shapes_of(
     given = {"ranks": ranks, "hidden": hidden, "num_experts": experts}
     base = (GPUS if on_gpu else HOST) | {name: value for name, value in given.items() if value is not None}
     base |= {"top_k": top_k, "private_tokens": private, "out_dtype": "bfloat16"}
-    return [
+    if top_k > base["num_experts"]:
+        raise ValueError(f"a token has {top_k} distinct experts, there are {base['num_experts']}")
+    shapes = [
         base | DTYPES[dtype] | {"max_tokens": tokens} | ({"in_flight": 1} if on_gpu and tokens > MANY_TOKENS else {})
         for tokens in token_counts
         for dtype in dtypes or DTYPES
     ]
+    for shape in shapes:
+        MoeConfig(**shape)
+    return shapes

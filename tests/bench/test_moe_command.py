@@ -41,6 +41,8 @@ def test_shapes_follow_the_options_and_where_they_run() -> None:
         (4096, "bfloat16", 1),
     ]
     assert {(each["ranks"], each["hidden"], each["num_experts"]) for each in gpus} == {(2, 7168, 64)}
+    with pytest.raises(ValueError, match="9 distinct experts, there are 8"):
+        shapes_of((128,), (), 2, None, 9, 8, None, on_gpu=True)
 
 
 def test_floors_of_gpus_are_bytes_over_rates() -> None:

@@ -1,6 +1,7 @@
-"""asyncfabric.moe.nvlink: the same exchange among the GPUs of one host, by kernels that store to each other's memory.
+"""asyncfabric.moe.nvlink: the same exchange among GPUs, by kernels that store to each other's memory.
 
-The public door; no logic. How it works, and its invariants: docs/explain/moe.md, "On GPUs".
+The public door; no logic. With `hosts=` ranks of other hosts take part, by a proxy over the fabric. How it works, and
+its invariants: docs/explain/moe.md, "On GPUs".
 
     async with open_moe_cuda(fabric, MoeGroup(rank, addresses), config, device="cuda:0") as moe:
         handle = moe.dispatch(x, indices, weights)      # both calls return at once: the stream does the rest
