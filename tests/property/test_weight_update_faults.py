@@ -270,18 +270,20 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                 left: list[int] = []
 
                 async def cut(version: int = version, steps: int = steps, left: list[int] = left) -> None:
-                    with anyio.CancelScope() as scope:
-                        async with anyio.create_task_group() as tasks:
+                    try:
+                        with anyio.CancelScope() as scope:
+                            async with anyio.create_task_group() as tasks:
 
-                            async def stop() -> None:
-                                for _ in range(steps):
-                                    await anyio.lowlevel.checkpoint()
-                                scope.cancel()
+                                async def stop() -> None:
+                                    for _ in range(steps):
+                                        await anyio.lowlevel.checkpoint()
+                                    scope.cancel()
 
-                            tasks.start_soon(stop)
-                            await scene.publishers[0].publish(version)
-                            tasks.cancel_scope.cancel()
-                    left.append(sum(peer.ops_in_flight for peer in scene.fabrics["trainer-0"].statistics().peers))
+                                tasks.start_soon(stop)
+                                await scene.publishers[0].publish(version)
+                                tasks.cancel_scope.cancel()
+                    finally:  # also when the update was told to be over before this task was
+                        left.append(sum(peer.ops_in_flight for peer in scene.fabrics["trainer-0"].statistics().peers))
 
                 async def other(version: int = version) -> None:
                     try:
