@@ -38,6 +38,7 @@ async def _serve(pipe: Connection, device: str, rail: str) -> None:
     from asyncfabric.moe.nvlink import open_moe_cuda
 
     torch.cuda.set_device(device)
+    torch.set_num_threads(4)  # several ranks compute what is right on the same cores
     async with af.open_fabric(af.FabricConfig(rails=(rail,))) as fabric:
         pipe.send(bytes(fabric.address))
         rank, addresses, shape, hosts = await anyio.to_thread.run_sync(pipe.recv)

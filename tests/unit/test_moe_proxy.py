@@ -11,11 +11,13 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncfabric as af
-from asyncfabric.moe import MoeConfig
+from asyncfabric.moe import MoeConfig, MoeGroup
+from asyncfabric.moe.nvlink import open_moe_cuda
 from asyncfabric.moe.nvlink.layout import NvlinkLayout
 from asyncfabric.moe.nvlink.proxy import STEP_KINDS, Kind, Notes, Proxy, imm_of, immediates
 
@@ -215,6 +217,17 @@ async def test_a_rank_that_goes_is_noted_for_kernels_that_wait(rail: str) -> Non
             await one.until(lambda: one.lost)
             assert list(one.proxy.losses) == [1] and one.proxy.losses[1]
             await one.proxy.finish(30)  # what it owes to the lost is not waited for
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 1]])
+async def test_what_fails_beside_the_proxy_is_told_as_it_is(hosts: list[int] | None) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("OPENING WITHOUT A GPU WAS NOT TESTED: there is one")
+    async with af.open_fabric(af.FabricConfig(rails=("local",))) as one, af.open_fabric() as two:
+        group = MoeGroup(0, [one.address, two.address])
+        with pytest.raises(af.DeviceError):  # no group of exceptions, although the proxy has tasks
+            async with open_moe_cuda(one, group, CONFIG, device="cuda:0", hosts=hosts):
+                pytest.fail("opened without a GPU")
 
 
 @given(st.integers(1, 32), st.sampled_from([1, 2, 4, 16]))

@@ -141,7 +141,6 @@ __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint3
     if (far == 0) {
       wait_load(stage.barrier, stage.phase);
       stage.phase ^= 1;
-      __syncwarp();  // nobody looks at the barrier any more when the next load moves its phase on
       continue;
     }
     const bool sends = lane < ex.ranks && far >> lane & 1;
