@@ -2,7 +2,11 @@
 #include "libfabric_pair.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
+#include <memory>
+#include <thread>
 
 namespace asyncfabric::testing {
 namespace {
@@ -251,6 +255,94 @@ TEST_P(LibfabricRail, DestroyedWithWorkInFlight) {
   const size_t before = b.imms.size();
   again.post(again.signal(1, 77), {&b, &c});
   ASSERT_TRUE(pump_until({&b, &c}, [&] { return b.imms.size() > before && b.imms.back() == 77; }));
+}
+
+// The answer leaves behind the target's word on what was written before it. Nobody asks for that word but the rail itself: not while it
+// polls, and not while it is asking others, as here, where the question may come before it begins or later.
+TEST_P(LibfabricRail, TwoRailsThatReleaseAtOnceAnswerEachOther) {
+  Side a(spec()), b(spec());
+  Link there(a, b), back(b, a);
+  std::vector<uint8_t> bytes(8192);
+  const auto settled = [&](size_t count) {
+    return pump_until({&a, &b}, [&] { return a.done.size() == count && b.done.size() == count; });
+  };
+  size_t written = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::string key;
+    std::unique_ptr<LocalMemory> from_a, from_b;
+    const Memory one{bytes.data(), 4096, kHostDevice, -1, kAccessRemoteWrite};
+    const Memory other{bytes.data() + 4096, 4096, kHostDevice, -1, kAccessRemoteWrite};
+    ASSERT_TRUE(a.rail->register_memory(one, &from_a, &key).ok());
+    ASSERT_TRUE(b.rail->register_memory(other, &from_b, &key).ok());
+    for (uint64_t i = 0; i < 3; ++i, ++written) {
+      there.post(there.write(0, 0, 64, written), {&a, &b});
+      back.post(back.write(0, 0, 64, written), {&a, &b});
+      if (round == 0) ASSERT_TRUE(settled(written + 1));  // connected
+    }
+    Status status;
+    std::atomic<int> ended{0};  // partners: the two loops below; who was faster is still asked
+    std::thread releasing([&] {
+      status = a.rail->release_memory(from_a, 3 * kSecond);
+      for (++ended; ended < 2;) a.pump();
+    });
+    for (int polls = round % 10; polls > 0; --polls) b.pump();
+    const Status mine = b.rail->release_memory(from_b, 3 * kSecond);
+    for (++ended; ended < 2;) b.pump();
+    releasing.join();
+    ASSERT_TRUE(status.ok() && mine.ok())
+        << round << ": " << status_text(status.code) << ", " << status_text(mine.code);
+    ASSERT_TRUE(settled(written));
+  }
+}
+
+TEST_P(LibfabricRail, ReleasedWhileTheWriterAsksForNothingMore) {
+  Side a(spec()), b(spec());
+  Link there(a, b), back(b, a);
+  std::vector<uint8_t> bytes(4096);
+  std::unique_ptr<LocalMemory> released;
+  std::string key;
+  ASSERT_TRUE(b.rail->register_memory({bytes.data(), 4096, kHostDevice, -1, kAccessRemoteWrite}, &released, &key).ok());
+  there.post(there.write(0, 0, 64, 0), {&a, &b});
+  back.post(back.write(0, 0, 64, 0), {&a, &b});
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 1 && b.done.size() == 1; }));
+  for (uint64_t tag = 1; tag < 4; ++tag) there.post(there.write(0, 0, 64, tag), {});
+  Status status = StatusCode::kInternal;
+  std::atomic<bool> ended{false};  // partner: the loop below
+  std::thread releasing([&] {
+    status = b.rail->release_memory(released, 3 * kSecond);
+    ended = true;
+  });
+  while (!ended) a.pump();
+  releasing.join();
+  EXPECT_TRUE(status.ok()) << status_text(status.code);
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 4; }));
+}
+
+// The answers come behind more messages than there are receives, and nobody polls; the messages come with the next polls.
+TEST_P(LibfabricRail, ReleasedWhileMessagesPourIn) {
+  Side hub(spec());
+  Side a(spec()), b(spec()), c(spec());
+  std::vector<std::unique_ptr<Link>> links;
+  for (Side* side : {&a, &b, &c}) {
+    links.push_back(std::make_unique<Link>(*side, hub));
+    links.back()->post(links.back()->write(0, 0, 64, 1), {side, &hub});
+    ASSERT_TRUE(pump_until({side, &hub}, [&] { return side->done.size() == 1; }));
+  }
+  const std::string text(kMaxMessageBytes, 'x');
+  for (const auto& link : links)
+    for (uint64_t i = 0; i < 64; ++i) link->post(link->message(text, 2 + i), {});
+  Status status = StatusCode::kInternal;
+  std::atomic<bool> ended{false};  // partner: the loop below
+  std::thread releasing([&] {
+    status = hub.rail->release_memory(hub.memory, 3 * kSecond);
+    ended = true;
+  });
+  while (!ended)
+    for (Side* side : {&a, &b, &c}) side->pump();
+  releasing.join();
+  EXPECT_TRUE(status.ok()) << status_text(status.code);
+  ASSERT_TRUE(pump_until({&hub, &a, &b, &c}, [&] { return hub.messages.size() == 3 * 64; }));
+  for (const std::string& message : hub.messages) EXPECT_EQ(message, text);
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, LibfabricRail, kProfiles,

@@ -92,6 +92,36 @@ async def check_messages_of_many(factory: FabricFactory) -> None:
         assert len(set().union(*senders.values())) == count
 
 
+async def check_release_while_messages_pour_in(factory: FabricFactory) -> None:
+    """What is released has to hear from all who wrote to it; messages that came before their answers are in no way.
+
+    As many as senders may have under way, from more of them than a rail has receives for; none is lost by it.
+    """
+    count, each = min(4, factory.peers), 64
+    async with factory.open() as hub, open_many(factory, count) as members:
+        region = await hub.allocate(4096)
+        peers = []
+        for member in members:
+            peers.append(await member.connect(carried_address(hub)))
+            source = await member.allocate(4096)
+            await member.write(source, region.key("write"), 0)
+            await source.release()
+        sent = [
+            member.send(peer, number.to_bytes(2, "little") * 2048)
+            for member, peer in zip(members, peers, strict=True)
+            for number in range(each)
+        ]
+        await region.release()
+        received: list[bytes] = []
+        async for message in hub.messages():
+            received.append(bytes(message.payload[:2]))
+            if len(received) == len(sent):
+                break
+        for transfer in sent:
+            await transfer
+        assert sorted(received) == sorted(number.to_bytes(2, "little") for number in range(each) for _ in members)
+
+
 async def check_unreachable_peers(factory: FabricFactory) -> None:
     """A fabric that is gone is a PeerError within the deadline, by `connect` and in the report of `warm`."""
     async with factory.open() as fabric:

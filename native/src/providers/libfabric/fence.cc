@@ -69,6 +69,7 @@ Status LibfabricRail::fence(uint64_t patience_ns) {
   for (Inbound& inbound : inbound_) (void)ask(inbound);
   const auto open = [this](const Inbound& inbound) { return !inbound.gone && inbound.answered < fence_number_; };
   while (std::any_of(inbound_.begin(), inbound_.end(), open)) {
+    cover();  // who asks us may be in a fence too: no poll, no heartbeat, nothing else asks for the word that our answer waits for
     progress_into_stash();
     const Clock::time_point now = Clock::now();
     if (now >= next_probe) {

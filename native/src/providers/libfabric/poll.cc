@@ -3,6 +3,8 @@
 // earlier ones are complete, whatever order the provider's CQ has.
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <memory>
 
 #include "base/clock.h"
 #include "providers/libfabric/errors.h"
@@ -14,12 +16,21 @@ namespace {
 constexpr size_t kReadAtOnce = 64;
 constexpr uint32_t kPollsPerWatch = 32;  // a process check costs a system call
 constexpr uint64_t kProbeAgainNs = 20'000'000;
+constexpr size_t kMostStashed = 4096;  // hostile peers must not make the stash grow without bound
 
 }  // namespace
 
+// A message that has to wait for the next poll is copied and its receive posted again at once: a fence runs without polls and waits for
+// answers that are behind such messages, of which there may be more than receives.
 void LibfabricRail::emit(const RailEvent& event, ReceiveSlot* slot) {
   if (filled_ == room_.size()) {
-    stash_.push_back({event, slot});
+    Stashed& kept = stash_.emplace_back(Stashed{event, slot, nullptr});
+    if (slot == nullptr || stash_.size() > kMostStashed) return;
+    kept.copy = std::make_unique_for_overwrite<uint8_t[]>(event.length);
+    if (event.length != 0) std::memcpy(kept.copy.get(), event.data, event.length);
+    kept.event.data = kept.copy.get();
+    kept.slot = nullptr;
+    buffers_->repost(slot);
     return;
   }
   room_[filled_++] = event;
@@ -115,11 +126,13 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   filled_ = 0;
   for (ReceiveSlot* slot : handed_out_) buffers_->repost(slot);
   handed_out_.clear();
+  copies_handed_out_.clear();
   buffers_->retry_reposts();
   while (!stash_.empty() && filled_ < room_.size()) {
-    const Stashed stashed = stash_.front();
+    Stashed stashed = std::move(stash_.front());
     stash_.pop_front();
     emit(stashed.event, stashed.slot);
+    if (stashed.copy) copies_handed_out_.push_back(std::move(stashed.copy));
   }
   cover();
   advance_backlogs();
@@ -253,6 +266,7 @@ void LibfabricRail::progress_into_stash() {
   room_ = {};  // everything goes to the stash; the next poll hands it out
   filled_ = 0;
   while (read_cq(kReadAtOnce) == kReadAtOnce) {}
+  buffers_->retry_reposts();
   advance_backlogs();
   room_ = room;
   filled_ = filled;

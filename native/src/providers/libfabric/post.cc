@@ -122,15 +122,18 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
   return batch.size();
 }
 
-// The newest requests of a peer wait for the target's word and nothing that was posted since asks for it: ask by an empty write.
+// The newest requests of a peer wait for the target's word and nothing that was posted since asks for it: ask by an empty write. What is in
+// the backlog asks when it leaves, but a barrier leaves behind that word only, so the question goes before it.
 void LibfabricRail::cover() {
   if (!cover_wanted_) return;
   cover_wanted_ = false;
   for (const std::shared_ptr<PeerState>& peer : peers_) {
-    if (peer->closed || peer->lost || peer->backlog != nullptr || peer->asks_in_flight > 0 ||
+    const bool queued = peer->backlog != nullptr;
+    if (peer->closed || peer->lost || (queued && !peer->backlog->barrier) || peer->asks_in_flight > 0 ||
         peer->asked == peer->last_sequence)
       continue;
     WorkRequest request;
+    request.urgent = queued;
     Context* context = enlist(*peer, request, true);
     if (context == nullptr) {
       cover_wanted_ = true;
@@ -252,7 +255,11 @@ void skip_done(PeerState& peer) {
 void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
   while (peer.backlog != nullptr && *budget > 0) {
     Context* context = peer.backlog;
-    if ((context->barrier && peer.requests.head != context) || !has_room(peer, *context)) return;
+    if (context->barrier && peer.requests.head != context) {
+      if (peer.asks_in_flight == 0 && peer.asked != peer.last_sequence) cover_later();
+      return;
+    }
+    if (!has_room(peer, *context)) return;
     const ssize_t error = submit(*context, context->request);
     if (error == -FI_EAGAIN) {
       if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));

@@ -61,6 +61,7 @@ class LibfabricRail final : public Rail {
   struct Stashed {
     RailEvent event;
     ReceiveSlot* slot = nullptr;
+    std::unique_ptr<uint8_t[]> copy;  // of the message; then no slot
   };
 
   LibfabricRail(std::shared_ptr<Device> device, Pace pace);
@@ -127,7 +128,8 @@ class LibfabricRail final : public Rail {
   std::vector<PeerState*> backlogged_;
   std::deque<Stashed> stash_;             // events without room; empty in the steady state
   std::vector<ReceiveSlot*> handed_out_;  // messages of the last poll
-  std::span<RailEvent> room_;             // of the poll that runs
+  std::vector<std::unique_ptr<uint8_t[]>> copies_handed_out_;
+  std::span<RailEvent> room_;  // of the poll that runs
   size_t filled_ = 0;
   uint32_t polls_ = 0;
   uint32_t post_mark_ = 0;
