@@ -277,7 +277,9 @@ TEST_P(LibfabricRail, TwoRailsThatReleaseAtOnceAnswerEachOther) {
     for (uint64_t i = 0; i < 3; ++i, ++written) {
       there.post(there.write(0, 0, 64, written), {&a, &b});
       back.post(back.write(0, 0, 64, written), {&a, &b});
-      if (round == 0) ASSERT_TRUE(settled(written + 1));  // connected
+      if (round == 0) {
+        ASSERT_TRUE(settled(written + 1));  // connected
+      }
     }
     Status status;
     std::atomic<int> ended{0};  // partners: the two loops below; who was faster is still asked
