@@ -132,7 +132,10 @@ def whole_again(made: World, victim: str) -> dict[str, Story]:
 
 
 def test_a_trainer_dies(tmp_path: Path) -> None:
-    """The version is aborted; what it had overwritten is fetched again from who kept the old one."""
+    """The version is aborted; what it had overwritten is fetched again from who kept the old one.
+
+    Once it has written everything the replicas may have verified it before the loss is known: then it is decided.
+    """
     with world(tmp_path) as made:
         for victim, way, word, other in (
             ("trainer-1", "receive", "Roster", ""),
@@ -142,12 +145,14 @@ def test_a_trainer_dies(tmp_path: Path) -> None:
         ):
             before = made.decided()[-1]
             version, ends = made.die(victim, way, word, other)
-            assert {end["error"] for end in ends.values()} == {"BrokenError"}
-            assert f"sender {victim}" in ends["coordinator"]["text"]
+            now = version if word == "Wrote" and "error" not in ends["coordinator"] else before
+            if now == before:
+                assert {end["error"] for end in ends.values()} == {"BrokenError"}
+                assert victim in ends["coordinator"]["text"]
             stories = whole_again(made, victim)
-            assert made.decided()[-1] == before < version
+            assert made.decided()[-1] == now
             for name in RECEIVERS["b"]:
-                assert word in ("Roster", "Opened") or stories[name][-3:] == [before, 0, before], stories[name]
+                assert word in ("Roster", "Opened") or stories[name][-3:] == [before, 0, now], stories[name]
 
 
 def test_a_rollout_dies_that_is_updated_in_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Coordination: drives the coordinator of the commit: who is there, who takes part, the log, and how updates end.
+"""Coordination: drives the coordinator of the commit: who takes part, the log, and how updates end.
 
 Runs on the event loop's thread; the log's file calls run on a worker thread.
 """
@@ -6,7 +6,7 @@ Runs on the event loop's thread; the log's file calls run on a worker thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,14 +15,13 @@ from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
 from asyncfabric._groups import beside
-from asyncfabric._notice import Notice
-from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Effect, Phase, Say
+from asyncfabric.weights.commit.coordinator import Decide, Effect, Phase, Say
 from asyncfabric.weights.commit.decision_log import DecisionLog
 from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Stopped, Verified
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.attendance import Attendance
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
-from asyncfabric.weights.update.offers import Offers
 from asyncfabric.weights.update.progress import Progress
 from asyncfabric.weights.update.reports import UpdateReport
 from asyncfabric.weights.update.rosters import roster_of
@@ -36,40 +35,21 @@ GRACE_S = 5.0
 """How long a receiver that cannot be written to may take to be known as dead, before it fails the update."""
 
 
-class WeightCoordinator:
+class WeightCoordinator(Attendance):
     """The coordinator; made by `async with open_coordinator(...)`."""
 
     def __init__(
         self, messenger: Messenger, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
     ) -> None:
         """Not for users: `async with open_coordinator(...)`."""
+        super().__init__(tuple(trainer_name(rank) for rank in range(plan.trainers)), log)
         self._messenger = messenger
-        self._log = log
         self._tasks = tasks
         self._grace_s = grace_s
-        self._machine = Coordinator(begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1])
         self._seating = Seating(plan)
-        self._trainers = tuple(trainer_name(rank) for rank in range(plan.trainers))
-        self._offers = Offers(self._trainers)
         self._here: set[str] = set()
         self._update: Progress | None = None
-        self._changed = Notice()
         self._words = Words(messenger, "the coordinator")
-
-    @property
-    def committed(self) -> int:
-        """The latest decided version, 0 for none."""
-        return self._machine.committed
-
-    @property
-    def begun(self) -> int:
-        """The latest version that was begun, as the log says: also one that nobody was there for. The next is later."""
-        return self._log.begun
-
-    @property
-    def receivers(self) -> dict[str, int]:
-        """The receivers that are there, and the complete version that each holds."""
-        return self._machine.receivers
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -77,36 +57,6 @@ class WeightCoordinator:
         if self._update is not None and self._machine.phase is Phase.WRITING:
             return (*sorted(set(self._trainers) - self._update.wrote), *self._machine.awaited)
         return self._machine.awaited
-
-    async def wait_receivers(self, names: Iterable[str]) -> None:
-        """Return when these receivers are there.
-
-        Cancellation: only this wait ends.
-        """
-        wanted = set(names)
-        while not wanted <= set(self._machine.receivers):
-            await self._changed.wait()
-
-    async def wait_held(self, names: Iterable[str], version: int) -> None:
-        """Return when these receivers hold this version or a later one.
-
-        Cancellation: only this wait ends.
-        """
-        wanted = set(names)
-        while not all(self._machine.receivers.get(name, 0) >= version for name in wanted):
-            await self._changed.wait()
-
-    async def offers(self) -> AsyncIterator[int]:
-        """Yield each version that all trainers offer, for a loop that updates to it.
-
-        Cancellation: nothing is lost.
-        """
-        while True:
-            while (version := self._offers.agreed) is None:
-                await self._changed.wait()
-            yield version
-            while self._offers.agreed == version:  # until it was taken up, or refused
-                await self._changed.wait()
 
     async def update(self, version: int) -> UpdateReport:
         """Wait until every trainer offers a version, and bring it to every receiver that is there, or to none.

@@ -1,0 +1,126 @@
+"""What a participant of an update says: in order for each who hears it, and nobody waits for somebody else."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from asyncfabric.errors import PeerError
+from asyncfabric.weights.commit.messages import Commit
+from asyncfabric.weights.update.messages import WeightMessage
+from asyncfabric.weights.update.messenger import Event
+from asyncfabric.weights.update.words import SPEAKERS, Words
+
+pytestmark = pytest.mark.anyio
+
+
+class Post:
+    """A messenger whose sends wait for a gate: that of the one who is spoken to, or that of everybody."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+        self.gates: dict[str, anyio.Event] = {}
+        self.gone: set[str] = set()
+        self.under_way = self.most = 0
+        self._changed = anyio.Event()
+
+    async def send(self, to: str, message: WeightMessage) -> None:
+        assert isinstance(message, Commit)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self._tell()
+        if to in self.gates:
+            await self.gates[to].wait()
+        else:
+            await anyio.lowlevel.checkpoint()
+        self.under_way -= 1
+        if to in self.gone:
+            raise PeerError(f"{to} is gone")
+        self.heard.append((to, message.version))
+        self._tell()
+
+    async def receive(self) -> tuple[str, Event]:
+        raise NotImplementedError
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def until(self, heard: int = 0, under_way: int = 0) -> None:
+        with anyio.fail_after(10):
+            while len(self.heard) < heard or self.under_way < under_way:
+                await self._changed.wait()
+
+
+async def test_each_hears_what_is_said_to_it_in_order_also_what_was_said_before_and_meanwhile() -> None:
+    post = Post()
+    words = Words(post, "me")
+    for version in range(5):
+        for name in ("a", "b", "c"):
+            words.say(name, Commit(version))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(words.run)
+        for version in range(5, 20):
+            for name in ("c", "a"):
+                words.say(name, Commit(version))
+            await anyio.lowlevel.checkpoint()
+        await post.until(heard=5 + 20 + 20)
+        tasks.cancel_scope.cancel()
+    for name, count in (("a", 20), ("b", 5), ("c", 20)):
+        assert [version for to, version in post.heard if to == name] == list(range(count))
+
+
+async def test_who_cannot_be_reached_soon_keeps_nobody_from_hearing() -> None:
+    post = Post()
+    post.gates = {"stuck": anyio.Event()}
+    words = Words(post, "me")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(words.run)
+        for version in range(3):
+            words.say("stuck", Commit(version))
+            for number in range(SPEAKERS + 5):
+                words.say(f"other {number}", Commit(version))
+        await post.until(heard=3 * (SPEAKERS + 5))
+        assert all(to != "stuck" for to, _ in post.heard)
+        post.gates.pop("stuck").set()
+        await post.until(heard=3 * (SPEAKERS + 6))
+        assert [version for to, version in post.heard if to == "stuck"] == [0, 1, 2]
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_is_said_to_many_goes_side_by_side_but_not_all_at_once() -> None:
+    post = Post()
+    gate = anyio.Event()
+    names = [f"r/{number}" for number in range(3 * SPEAKERS)]
+    post.gates = dict.fromkeys(names, gate)
+    words = Words(post, "me")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(words.run)
+        for name in names:
+            words.say(name, Commit(7))
+        await post.until(under_way=SPEAKERS)
+        assert post.heard == []
+        gate.set()
+        await post.until(heard=len(names))
+        tasks.cancel_scope.cancel()
+    assert post.most == SPEAKERS
+    assert sorted(post.heard) == sorted((name, 7) for name in names)
+
+
+async def test_who_did_not_hear_is_told_and_the_next_words_are_tried() -> None:
+    post, unsaid = Post(), list[tuple[str, int]]()
+    post.gone = {"a"}
+
+    def note(to: str, message: WeightMessage, error: Exception) -> None:
+        assert isinstance(message, Commit) and "a is gone" in str(error)
+        unsaid.append((to, message.version))
+        post.gone.discard("a")  # it is back
+
+    words = Words(post, "me", note)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(words.run)
+        words.say("a", Commit(1))
+        words.say("a", Commit(2))
+        await post.until(heard=1)
+        tasks.cancel_scope.cancel()
+    assert unsaid == [("a", 1)] and post.heard == [("a", 2)]
