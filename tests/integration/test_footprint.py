@@ -37,7 +37,10 @@ def test_idle_fabric_sleeps(rail: str) -> None:
 
 @pytest.mark.parametrize("rails", [("local",), ("local", "local"), ("tcp",), ("shm",), ("fault+local?reorder=8",)])
 def test_open_and_close_leak_nothing(rails: tuple[str, ...]) -> None:
-    """Threads and descriptors after the fourth round are those after the first."""
+    """Threads and descriptors after the fourth round are those after the first.
+
+    But for Python's: trio ends a worker thread of an earlier test when it had nothing to do for ten seconds.
+    """
     need(*rails)
 
     async def life() -> None:
@@ -53,8 +56,10 @@ def test_open_and_close_leak_nothing(rails: tuple[str, ...]) -> None:
     counts = []
     for _ in range(4):
         anyio.run(life, backend="trio")
-        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), threading.active_count()))
-    assert counts[3] == counts[0], counts
+        python = threading.active_count()
+        counts.append((len(os.listdir("/proc/self/task")) - python, len(os.listdir("/proc/self/fd")), python))
+    first, last = counts[0], counts[3]
+    assert last[:2] == first[:2] and last[2] <= first[2], counts
 
 
 def test_regions_are_returned() -> None:
