@@ -11,13 +11,13 @@ import ctypes
 import json
 import math
 import os
-import sys
 import time
 from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
 import trio
+from json_lines import answer, lines
 
 import asyncfabric as af
 from asyncfabric.kv import FabricMessenger, KvJob, KvLayout, deliver, open_inbox, open_outbox, open_pool
@@ -157,21 +157,6 @@ class Node:
         report = self.pool.report()
         free = report.free == report.pages
         return {"served": self.served, "unclean": self.unclean, "free": free, "refused": self.refused}
-
-
-def answer(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
-
-
-async def lines() -> Any:
-    buffer = b""
-    async with trio.lowlevel.FdStream(os.dup(0)) as stream:
-        async for chunk in stream:
-            buffer += chunk
-            while b"\n" in buffer:
-                line, buffer = buffer.split(b"\n", 1)
-                yield line
 
 
 async def main() -> None:

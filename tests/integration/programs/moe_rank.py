@@ -16,6 +16,7 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit"))
 
+from json_lines import answer
 from moe_scene import expected, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
@@ -91,11 +92,6 @@ async def main() -> None:
             except Exception as error:
                 answer({"error": type(error).__name__, "text": str(error)})
     answer({"closed": True})
-
-
-def answer(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
 
 
 trio.run(main)

@@ -12,11 +12,11 @@ import json
 import os
 import random
 import resource
-import sys
 import time
 from typing import Any
 
 import trio
+from json_lines import answer, lines
 
 import asyncfabric as af
 
@@ -166,23 +166,6 @@ class Party:
 def _cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-def answer(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
-
-
-async def lines() -> Any:
-    """Yield lines of standard input without a thread, so that a signal finds the process in the event loop."""
-    stream = trio.lowlevel.FdStream(os.dup(0))
-    buffer = b""
-    async with stream:
-        async for chunk in stream:
-            buffer += chunk
-            while b"\n" in buffer:
-                line, buffer = buffer.split(b"\n", 1)
-                yield line
 
 
 async def main() -> None:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import trio
 import weight_versions as versions
+from json_lines import answer, lines
 
 import asyncfabric as af
 from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
@@ -182,21 +183,6 @@ async def take_part(first: dict[str, Any], link: Any, fate: Fate, stack: AsyncEx
     nursery.start_soon(post.run, client, ROLES)
     await client.register(role, link.address)
     return party
-
-
-def answer(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
-
-
-async def lines() -> Any:
-    buffer = b""
-    async with trio.lowlevel.FdStream(os.dup(0)) as stream:
-        async for chunk in stream:
-            buffer += chunk
-            while b"\n" in buffer:
-                line, buffer = buffer.split(b"\n", 1)
-                yield line
 
 
 async def main() -> None:
