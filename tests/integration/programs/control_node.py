@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import anyio
 import trio
+from json_lines import answer, lines
 
 from asyncfabric._control import DirectoryClient, Identity, LinkConfig, LinkKeys, open_link, serve_directory
 
@@ -119,43 +119,26 @@ def plain(identity: Identity) -> tuple[str, int]:
     return identity.name, identity.incarnation
 
 
-async def lines() -> Any:
-    """Yield the lines of standard input."""
-    os.set_blocking(0, False)
-    waiting = b""
-    while True:
-        await trio.lowlevel.wait_readable(0)
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            return
-        *whole, waiting = (waiting + chunk).split(b"\n")
-        for line in whole:
-            yield json.loads(line)
-
-
 async def main() -> None:
     commands = lines()
-    first = await anext(commands)
+    first = json.loads(await anext(commands))
     keys = LinkKeys(*first["keys"], frozenset(first["trusted"])) if first.get("keys") else None
     config = LinkConfig(**first.get("config", {}))
     async with open_link(first["name"], bind=first["bind"], keys=keys, config=config) as link:
         async with AsyncExitStack() as stack:
             node = Node(link, stack)
-            say(await node.about())
-            async for command in commands:
+            answer(await node.about())
+            async for line in commands:
+                command = json.loads(line)
                 what = command.pop("do")
                 if what == "close":
                     break
                 try:
-                    say(await getattr(node, what)(**command))
+                    answer(await getattr(node, what)(**command))
                 except Exception as error:
-                    say({"error": type(error).__name__, "text": str(error)})
+                    answer({"error": type(error).__name__, "text": str(error)})
         await stack.aclose()
-    say({"closed": True})
-
-
-def say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
+    answer({"closed": True})
 
 
 if __name__ == "__main__":
