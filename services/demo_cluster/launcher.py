@@ -79,7 +79,7 @@ class Launcher:
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ASYNCFABRIC_CLUSTER__")},
             "ASYNCFABRIC_HTTP__PORT": "0",
-            "ASYNCFABRIC_CLUSTER__IPC_FOLDER": self.ipc_folder,
+            "ASYNCFABRIC_CLUSTER__BIND": f"ipc://{self.ipc_folder}/",
             **settings,
         }
 

@@ -47,6 +47,16 @@ class Rollout:
         gauge(registry, "rollout", "torn", "Versions whose weights changed while they served.").set_function(
             lambda: sum(row["torn"] for row in self.versions())
         )
+        text = "Whether generation waits while what served is written over (weights.memory in-place)."
+        gauge(registry, "rollout", "paused", text).set_function(
+            lambda: self.generator is not None and self.generator.paused
+        )
+        gauge(registry, "rollout", "paused_seconds", "Seconds of all such waits.").set_function(
+            lambda: self.generator.paused_s if self.generator is not None else 0.0
+        )
+        gauge(registry, "rollout", "weight_bytes", "Memory of all copies of the weights.").set_function(
+            lambda: sum(row["bytes"] for row in self.ranks())
+        )
 
     def _version(self) -> int:
         return self.generator.version if self.generator is not None else 0
@@ -59,12 +69,15 @@ class Rollout:
         own = self._participant
         blueprint = await blueprint_of(own.node, own.link, own.membership)
         plan = from_bytes(blueprint.plan)
-        name, names = own.stage.condition.name, own.stage.settings.weights.coding_names
+        name, weights = own.stage.condition.name, own.stage.settings.weights
         model = await trio.to_thread.run_sync(lambda: FusedModel(blueprint.model_config(), blueprint.layout))
         async with AsyncExitStack() as stack:
             for receiver in range(plan.receivers):
                 messenger = own.post.open(receiver_name(name, receiver))
-                opened = open_replica(own.fabric, messenger, plan, name, receiver, codings=names)
+                opened = open_replica(
+                    own.fabric, messenger, plan, name, receiver,
+                    shadow=weights.memory == "shadow", codings=weights.coding_names,
+                )  # fmt: skip
                 self.replicas.append(await stack.enter_async_context(opened))
             self.generator = Generator(model, self.replicas, blueprint.tensors, self._tokens.add)
             nursery = await stack.enter_async_context(trio.open_nursery())
@@ -75,10 +88,26 @@ class Rollout:
         """Return the versions that served, the present one last."""
         return [one.row() for one in self.generator.served] if self.generator else []
 
+    def ranks(self) -> list[Row]:
+        """Return each rank of the replica: its memory, what serves from it, and why it gave up a version last."""
+        return [
+            {
+                "rank": one.receiver,
+                "copies": len(one.copies),
+                "bytes": len(one.copies) * one.layout.total_bytes,
+                "version": one.current_version(),
+                "failure": one.failure,
+            }
+            for one in self.replicas
+        ]
+
     def waits(self) -> list[Waiting]:
         """Return what this replica waits for."""
         if self.generator is None:
             return [Waiting("the replica", "the coordinator's blueprint", 0, 1, ("coordinator",), 0.0, {})]
+        if self.generator.paused:
+            since = self.generator.paused_since
+            return [Waiting("generation", "the version that is written in place", 0, 1, ("coordinator",), since, {})]
         if not self.generator.version:
             return [Waiting("the replica", "its first version", 0, 1, ("coordinator",), 0.0, {})]
         return self._participant.fabric.why()
@@ -110,7 +139,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         rollout = Rollout(participant)
         participant.nursery.start_soon(rollout.run)
         peers = partial(link_rows, participant.link)
-        view = View(rollout.waits, peers, participant.regions, {"versions": rollout.versions})
+        view = View(rollout.waits, peers, participant.regions, {"versions": rollout.versions, "ranks": rollout.ranks})
         yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
 
 

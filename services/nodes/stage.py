@@ -99,13 +99,16 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
     """
     cluster = stage.settings.cluster
     link: Link | None = None
+    bind, folder = cluster.bind, ""
+    if bind.startswith("ipc:///") and bind.endswith("/"):
+        bind, folder = "ipc", bind.removeprefix("ipc://")
     try:
         async with open_link(
             stage.condition.name,
-            bind=cluster.bind,
+            bind=bind,
             keys=read_keys(cluster.keys) if cluster.keys is not None else None,
             insecure=cluster.plain_tcp == "allow",
-            config=LinkConfig(ipc_folder=cluster.ipc_folder, advertise_host=cluster.advertise),
+            config=LinkConfig(ipc_folder=folder, advertise_host=cluster.advertise),
         ) as link:
             stage.told["link"] = link.address
             yield link

@@ -1,7 +1,8 @@
 """The loop of a rollout: token after token with the version that serves, which changes between two tokens only.
 
 On the event loop; the model runs on a worker thread, and nothing else touches the weights meanwhile. All ranks of the
-replica are here, and they flip together: a step never sees two versions.
+replica are here, and they flip together: a step never sees two versions. Replicas with one copy of their weights have
+none while the next version is written over it: generation waits then, and says how long.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Served:
         logits: hash of its logits of a fixed prompt.
         tokens: generated with it.
         torn: whether its tensors were others when it ceased.
+        paused_s: how long generation had waited for it, since the version before it ceased; 0 with a shadow.
         since: when it began, seconds of the monotonic clock.
     """
 
@@ -45,6 +47,7 @@ class Served:
     logits: str
     tokens: int = 0
     torn: bool = False
+    paused_s: float = 0.0
     since: float = field(default_factory=time.monotonic)
 
     def row(self) -> dict[str, Any]:
@@ -55,6 +58,7 @@ class Served:
             "logits": self.logits,
             "tokens": self.tokens,
             "torn": self.torn,
+            "paused_s": round(self.paused_s, 6),
         }
 
 
@@ -84,11 +88,28 @@ class Generator:
         ]
         self._on_tokens = on_tokens
         self._version = 0
+        self._paused_at = 0.0
+        self._paused_s = 0.0
 
     @property
     def version(self) -> int:
         """The version that serves, 0 for none."""
         return self._version
+
+    @property
+    def paused(self) -> bool:
+        """Whether generation waits because what served is being written over."""
+        return bool(self.served) and not self._version
+
+    @property
+    def paused_since(self) -> float:
+        """When that began, seconds of the monotonic clock; 0 when it does not wait."""
+        return self._paused_at if self.paused else 0.0
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds of all such waits, the present one included."""
+        return self._paused_s + (time.monotonic() - self._paused_at if self.paused else 0.0)
 
     async def run(self) -> None:
         """Generate for ever.
@@ -131,6 +152,8 @@ class Generator:
         if self._version:
             ending = self.served[-1]
             ending.torn = await trio.to_thread.run_sync(bytes_digest, self._ranks()) != ending.weights
+            if not all(one.waits_for_boundary for one in waiting):
+                return  # the update was aborted meanwhile, and not all have heard: who has not would stop alone
         for one in waiting:
             one.step_boundary()
         versions = {one.current_version() for one in self._replicas}
@@ -138,12 +161,16 @@ class Generator:
             if self._version:
                 raise InternalError(f"the ranks of one replica flipped to {sorted(versions)}")
             return  # some have begun, the others will
+        if self._version and versions == {0}:
+            self._paused_at = time.monotonic()
+        paused_s = time.monotonic() - self._paused_at if self.paused else 0.0
         self._version = versions.pop()
         if self._version:
+            self._paused_s += paused_s
             ranks = self._ranks()
             weights = await trio.to_thread.run_sync(bytes_digest, ranks)
             logits = await trio.to_thread.run_sync(logits_digest, self._model, ranks)
-            self.served.append(Served(self._version, weights, logits))
+            self.served.append(Served(self._version, weights, logits, paused_s=paused_s))
             del self.served[:-MOST_ROWS]
 
 

@@ -103,7 +103,7 @@ def trainer(loaded: Loaded) -> int:
 @serve.command()
 @settings_options
 def rollout(loaded: Loaded) -> int:
-    """Generate with the published weights, while the next version arrives.
+    """Generate with the published weights, while the next version arrives, or in one copy that it is written over.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
     """

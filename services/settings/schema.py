@@ -87,11 +87,14 @@ class ClusterSection:
     """How nodes find and reach each other."""
 
     directory: str = key("", "address of the directory, as it prints it when it starts")
-    bind: str = key("ipc", "where this node is reached: ipc, ipc:///folder/name.sock, tcp or tcp://host:port")
+    bind: str = key(
+        "ipc",
+        "where this node is reached: ipc, ipc:///folder/ (a socket of its own in it), ipc:///folder/name.sock, tcp or "
+        "tcp://host:port",
+    )
     advertise: str = key("", "host name that others use when `bind` is all interfaces")
     keys: Path | None = key(None, "key file for tcp, see `asyncfabric keys`")
     plain_tcp: Literal["refuse", "allow"] = key("refuse", "allow: tcp without keys, which protects nothing")
-    ipc_folder: str = key("", "folder of ipc sockets; empty: the one of this user")
     rails: str = key("local", "rails of the fabric, joined by commas")
     patience: Duration = key(10.0, "how long a request waits for a node that can take it", 0, 3600)
 
@@ -112,6 +115,11 @@ class WeightsSection:
     tp: int = key(1, "tensor parallelism of a replica", 1, 1024)
     form: Literal["bfloat16", "float8"] = key("bfloat16", "what a replica keeps; float8: in blocks with scales")
     log: Path | None = key(None, "file that the coordinator keeps its decisions in")
+    memory: Literal["shadow", "in-place"] = key(
+        "shadow",
+        "of a rollout; shadow: two copies, a version serves while the next one arrives; in-place: one copy, generation "
+        "waits while the next one is written over it",
+    )
     codings: Literal["none", "delta", "exponent", "all"] = key(
         "none", "lossless codings of trainers and rollouts, used between two that both know one, where measured to pay"
     )

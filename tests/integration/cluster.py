@@ -125,7 +125,7 @@ class Cluster:
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self.folder = folder
-        self.settings = SMALL | {"CLUSTER__IPC_FOLDER": str(folder / "ipc")} | settings
+        self.settings = SMALL | {"CLUSTER__BIND": f"ipc://{folder}/ipc/"} | settings
         self.nodes: dict[str, Service] = {}
         self.started: list[Service] = []  # those of earlier lives of a name too
 

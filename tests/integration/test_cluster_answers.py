@@ -137,7 +137,7 @@ def test_a_cluster_over_tcp_with_keys(tmp_path: Path, one_process: OneProcess) -
 )
 def test_a_node_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, str], text: str) -> None:
     log = tmp_path / "router.log"
-    router = Service("router", "router", log, SMALL | {"CLUSTER__IPC_FOLDER": str(tmp_path / "ipc")} | settings)
+    router = Service("router", "router", log, SMALL | {"CLUSTER__BIND": f"ipc://{tmp_path}/ipc/"} | settings)
     out, _ = router.child.communicate(timeout=PATIENCE)
     assert (router.child.returncode, out) == (2, "")
     assert text in log.read_text()

@@ -69,7 +69,7 @@ def prompts_of(pair: Pair, count: int, draws: random.Random) -> list[list[int]]:
 
 
 async def answers_of(made: Cluster, pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
-    async with open_asker(made.settings["CLUSTER__IPC_FOLDER"], made.settings["CLUSTER__DIRECTORY"]) as asker:
+    async with open_asker(str(made.folder / "ipc"), made.settings["CLUSTER__DIRECTORY"]) as asker:
         await asker.membership.wait_for("prefill")
         await asker.membership.wait_for("decode")
         return await asker.crowd(prompts, ANSWER, TOGETHER)

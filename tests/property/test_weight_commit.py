@@ -74,6 +74,10 @@ class World:
         if coordinator is None or coordinator.phase is not Phase.IDLE or not coordinator.receivers:
             return
         version = self.log.begun + 1
+        if coordinator.endangered:  # nobody hears of it, so nobody stops for it
+            with pytest.raises(ValueError, match="needs a shadow"):
+                coordinator.begin(version, "m", [SENDER])
+            return
         self.log.begin(version, "m")
         self.run(coordinator.begin(version, "m", [SENDER]))
 
@@ -354,6 +358,27 @@ def test_someone_keeps_the_version_that_is_overwritten_elsewhere() -> None:
         "a", "b", SENDER,
     }  # fmt: skip
     assert "needs a shadow" in coordinator.failure
+
+
+def test_an_update_that_nobody_could_keep_the_old_version_of_stops_nobody() -> None:
+    """With rollouts in place only, each second update was aborted after all had stopped for it."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        world = World(Path(folder), frozenset(NAMES))
+        try:
+            world.settle()
+            rush(world, 1)
+            world.settle()
+            rush(world, 4)
+            world.settle()
+            assert [node.machine.serving for node in world.nodes.values()] == [1] * 3
+            world.in_place = frozenset(NAMES[1:])
+            world.kill(NAMES[0])  # starts again with a shadow, and fetches the version that serves
+            world.settle()
+            rush(world, 1)
+            world.settle()
+            assert [node.machine.serving for node in world.nodes.values()] == [2] * 3
+        finally:
+            world.log.close()
 
 
 def test_a_commit_of_what_is_not_here_is_a_protocol_error() -> None:

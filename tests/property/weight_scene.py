@@ -217,7 +217,7 @@ async def open_scene(
                         one.name,
                         receiver,
                         shadow=shadow(name),
-                        **({"codings": codings} | reads(name)),
+                        **({"codings": codings, "coding": coding} | reads(name)),
                     )
                 )
         for rank in range(plan.trainers):

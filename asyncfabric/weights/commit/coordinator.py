@@ -64,6 +64,7 @@ class _Receiver:
     """What is known of a receiver: the complete version that it holds, and what it was told to fetch."""
 
     held: int
+    in_place: bool = False
     fetching: int = 0
 
 
@@ -118,10 +119,21 @@ class Coordinator:
             return tuple(sorted(name for name, ready in self._update.ready.items() if not ready))
         return tuple(sorted(set(self._update.ready) - self._update.verified))
 
+    @property
+    def endangered(self) -> str:
+        """Why an update would be the end of the committed version, before anybody stops for it; empty if it would not.
+
+        Who has room for one version only stops serving it: one receiver of each seat that holds it has to keep it.
+        """
+        kept = {self._seat(name) for name, one in self._receivers.items() if self._keeps(one) and not one.in_place}
+        lost = self._keeping() - kept
+        return f"nobody would hold version {self.committed} any more: one receiver needs a shadow" if lost else ""
+
     def begin(self, version: int, manifest: str, senders: Iterable[str]) -> list[Effect]:
         """Open an update to all receivers that are there; the log has its beginning already.
 
-        Raises ValueError when an update is open, the version is not later than all before, or nobody is there.
+        Raises ValueError when an update is open, the version is not later than all before, nobody is there, or nobody
+        could keep the committed version meanwhile.
         """
         if self._update is not None:
             raise ValueError(f"version {self._update.version} is still open ({self.phase.value})")
@@ -130,6 +142,8 @@ class Coordinator:
         wanted = frozenset(senders)
         if not wanted or not self._receivers:
             raise ValueError(f"an update needs senders and receivers, got {len(wanted)} and {len(self._receivers)}")
+        if self.endangered:
+            raise ValueError(self.endangered)
         self.begun = version
         self.failure = ""
         self._update = _Update(version, manifest, wanted, dict.fromkeys(self._receivers, False), self._keeping())
@@ -219,8 +233,10 @@ class Coordinator:
         """Return the seats of which somebody holds the committed version."""
         if not self.committed:
             return frozenset()
-        held = (name for name, receiver in self._receivers.items() if receiver.held == self.committed)
-        return frozenset(self._seat(name) for name in held)
+        return frozenset(self._seat(name) for name, receiver in self._receivers.items() if self._keeps(receiver))
+
+    def _keeps(self, receiver: _Receiver) -> bool:
+        return receiver.held == self.committed
 
     def _abort(self, reason: str) -> list[Effect]:
         update = self._update
@@ -251,7 +267,7 @@ class Coordinator:
                 waits = True  # it hears what the record decides
             else:
                 update.verified.discard(name)  # another life, or it gave up
-        receiver = self._receivers[name] = _Receiver(standing.held)
+        receiver = self._receivers[name] = _Receiver(standing.held, standing.in_place)
         if standing.verified and standing.verified == self.committed:
             receiver.held = self.committed
             effects.append(Say(name, Commit(self.committed)))

@@ -90,10 +90,12 @@ class Standing(Struct, frozen=True, tag="weights.standing"):
     Attributes:
         held: the version that is complete in its memory, 0 for none.
         verified: the version that waits there for a decision, 0 for none.
+        in_place: it has room for one version only: what it holds is gone once the next one is written.
     """
 
     held: Version
     verified: Version
+    in_place: bool = False
 
 
 ToReceiver = Prepare | Commit | Abort | CatchUp

@@ -105,7 +105,7 @@ class Receiver:
     def session_began(self) -> list[Effect]:
         """Say where we stand; the first word to a coordinator, the same one or a new one."""
         verified = self.version if self.state is State.VERIFIED else 0
-        return [Tell(Standing(self.held, verified))]
+        return [Tell(Standing(self.held, verified, self._in_place))]
 
     def session_lost(self) -> list[Effect]:
         """The coordinator is gone: what is not verified is given up, what is verified stays in doubt."""

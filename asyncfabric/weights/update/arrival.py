@@ -41,7 +41,7 @@ class Arrival:
         if isinstance(message, Written) and self.intake is not None:
             self.intake.take(sender, message)
         elif isinstance(message, Opened) and self.forwarding is not None:
-            self.forwarding.open(sender, Gate(RegionKey.from_bytes(message.key), message.imm))
+            self.forwarding.open(sender, Gate(RegionKey.from_bytes(message.key), message.imm), message.landing)
         elif isinstance(message, Coded) and self.coded is not None:
             self.coded.take(sender, message)
         else:

@@ -109,6 +109,11 @@ class WeightCoordinator(Attendance):
             raise BrokenError(
                 f"an update needs all trainers and a receiver; there are {len(present)} receivers, {gone} are gone"
             )
+        if self._machine.endangered:
+            raise BrokenError(
+                self._machine.endangered,
+                remedy="start a receiver with a shadow for each rank of the replicas; nobody has stopped serving",
+            )
         plan, forwards = self._seating.plan(present)
         roster = roster_of(plan, update.version, forwards)
         for name in (*self._trainers, *present):

@@ -17,9 +17,11 @@ from asyncfabric._notice import Notice
 from asyncfabric.weights.batch import forwarded_by
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.coded_forwarding import CodedForwarding, Forms, Passed
 from asyncfabric.weights.update.copies import Copy
 from asyncfabric.weights.update.device import Device, Stretch
 from asyncfabric.weights.update.intake import RowPlaces
+from asyncfabric.weights.update.messages import Landing
 from asyncfabric.weights.update.messenger import receiver_name
 from asyncfabric.weights.update.rows import Strided, written_run_bytes
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
@@ -31,7 +33,11 @@ BATCHES = 4
 
 
 class Forwarding:
-    """What one receiver passes on of one version."""
+    """What one receiver passes on of one version.
+
+    Attributes:
+        coded: what sends them coded to whoever reads that, None when this receiver writes no coding.
+    """
 
     def __init__(
         self,
@@ -42,12 +48,14 @@ class Forwarding:
         copy: Copy,
         written: Callable[[str, list[int], list[int], ChecksumKind], Awaitable[None]],
         failed: Callable[[str, FabricError], Awaitable[None]],
+        coded: CodedForwarding | None = None,
     ) -> None:
         """Look up who wants what; see Sending for the two calls."""
         self._fabric = fabric
         self._copy = copy
         self._written = written
         self._failed = failed
+        self.coded: CodedForwarding | None = coded
         self._gates: dict[str, Gate] = {}
         self._given_up: set[str] = set()
         self._changed = Notice()
@@ -59,13 +67,23 @@ class Forwarding:
         for replica, to, here, there in zip(
             told.replica.tolist(), told.receiver.tolist(), told.from_row.tolist(), told.to_row.tolist(), strict=True
         ):
-            self._wanted[here].append((receiver_name(plan.replicas[replica].name, to), to, there))
+            name_there = receiver_name(plan.replicas[replica].name, to)
+            self._wanted[here].append((name_there, to, there))
+            if coded is not None:
+                coded.want(name_there, here)
             if to not in self._there:
                 self._there[to] = RowPlaces(plan, to)
 
-    def open(self, receiver: str, gate: Gate) -> None:
-        """Take the key of a receiver."""
+    @property
+    def rows(self) -> list[int]:
+        """The rows of this receiver that are wanted elsewhere."""
+        return list(self._wanted)
+
+    def open(self, receiver: str, gate: Gate, landing: Landing | None) -> None:
+        """Take the key of a receiver, and where it takes coded rows."""
         self._gates[receiver] = gate
+        if self.coded is not None:
+            self.coded.open(receiver, landing)
         self._changed.tell()
 
     async def forward(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
@@ -73,17 +91,25 @@ class Forwarding:
 
         Cancellation: stops posting, and goes on when what was posted has drained.
         """
-        by_receiver: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+        by_receiver: dict[str, list[Passed]] = defaultdict(list)
         for row, checksum in zip(rows, sums, strict=True):
             for name, receiver, there in self._wanted.get(row, ()):
                 by_receiver[name].append((row, receiver, there, checksum))
+        forms: Forms = {}
         for name, wanted in by_receiver.items():
             while name not in self._gates and name not in self._given_up:
                 await self._changed.wait()
-            async with self._room:
-                await self._pass_on(name, wanted, kind)
+            if self.coded is None:
+                async with self._room:
+                    await self._pass_on(name, wanted, kind)
+            elif name not in self._given_up and self.coded.codes(name):
+                await self.coded.pass_on(name, wanted, kind, forms)
+            else:
+                async with self._room:
+                    with self.coded.timed(name):
+                        await self._pass_on(name, wanted, kind)
 
-    async def _pass_on(self, name: str, wanted: list[tuple[int, int, int, int]], kind: ChecksumKind) -> None:
+    async def _pass_on(self, name: str, wanted: list[Passed], kind: ChecksumKind) -> None:
         borrowed: list[Region] = []
         transfers: list[Transfer] = []
         try:

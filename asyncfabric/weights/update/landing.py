@@ -74,7 +74,7 @@ class LandingMemory:
         Cancellation: shielded while keys are taken back.
         """
         await self.region.revoke()
-        arrivals = Arrivals(self, fabric, version, intake.trainers, base, into, intake, places, say)
+        arrivals = Arrivals(self, fabric, version, list(intake.names), base, into, intake, places, say)
         try:
             with unwrapped():
                 yield arrivals

@@ -32,6 +32,7 @@ class Lane:
 
     Attributes:
         coding: that rows are tried in.
+        kind: of the checksums of rows that are put next; what is in the slot was put with the same.
         sent_bytes: of the rows so far.
     """
 
@@ -44,6 +45,7 @@ class Lane:
         `tell` is called for each filling; `failed` once when the receiver cannot be written to.
         """
         self.coding: Coding = coding
+        self.kind: ChecksumKind = kind
         self.sent_bytes: int = 0
         self._fabric = fabric
         self._region = memory
@@ -56,7 +58,6 @@ class Lane:
         self._key = RegionKey.from_bytes(landing.key)
         self._tell = tell
         self._failed = failed
-        self._kind: ChecksumKind = kind
         self._transfers: list[Transfer | None] = [None] * len(landing.imms)
         self._taken = [True] * len(landing.imms)
         self._slot = self._filled = self._work = 0
@@ -117,7 +118,7 @@ class Lane:
             rows, sums, codings, lengths = zip(*self._rows, strict=True)
             told = Coded(
                 self._version, self._slot, np.array(rows, "<i8").tobytes(), np.array(sums, "<u8").tobytes(),
-                bytes(codings), np.array(lengths, "<i8").tobytes(), self._kind,
+                bytes(codings), np.array(lengths, "<i8").tobytes(), self.kind,
             )  # fmt: skip
             self._slot, self._filled, self._work = (self._slot + 1) % len(self._taken), 0, 0
             self._rows = []

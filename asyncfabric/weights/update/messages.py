@@ -141,7 +141,10 @@ class Maxima(Struct, frozen=True, tag="weights.maxima"):
 
 
 class Wrote(Struct, frozen=True, tag="weights.wrote"):
-    """From a trainer to the coordinator: all its writes have ended; it stays until the outcome."""
+    """From a trainer to the coordinator: all its writes have ended; it stays until the outcome.
+
+    From a receiver that forwards to some that read codings: what it passed on, said before Verified.
+    """
 
     version: Version
     codings: list[CodingReport] = []

@@ -14,13 +14,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncfabric.weights.coding import KNOWN, Coding, Costs, choose
+import msgspec
+
+from asyncfabric.weights.coding import KNOWN, Coding, Costs, choose, measure
+from asyncfabric.weights.update.rows import Bytes
 
 Rule = Literal["auto", "always"]
 """When a coding is used: where it was measured to be faster, or wherever both ends can."""
 
 MEASURE_EVERY = 16
 """Versions from one sample to the next: a sample takes some tens of milliseconds of one core."""
+
+TRIES = 3
+"""A sample is coded so often, and the fastest try counts: a core that others took for a moment is no slow coding."""
 
 MOST_SLOWER = 2
 """Once may be chance: a busy moment of either end."""
@@ -118,6 +124,18 @@ class Paying:
         without = Offer(offer.codings - {Coding.DELTA}, False, offer.share, offer.senders)
         best, _ = self.choose(receiver, without)
         return best, "it does not hold the version that is kept here"
+
+
+def fastest_of(coding: Coding, new: Bytes, item_bytes: int, old: Bytes | None) -> Costs | None:
+    """Return the best rates of several tries of a sample; None when the coding does not make it shorter. Blocking."""
+    good = [one for _ in range(TRIES) if (one := measure(coding, new, item_bytes, old)) is not None]
+    if not good:
+        return None
+    return msgspec.structs.replace(
+        good[0],
+        encode_bytes_per_s=max(one.encode_bytes_per_s for one in good),
+        decode_bytes_per_s=max(one.decode_bytes_per_s for one in good),
+    )
 
 
 def known_codings(names: Iterable[str]) -> frozenset[Coding]:

@@ -21,6 +21,7 @@ from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, Te
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.catching_up import Fetching, give
+from asyncfabric.weights.update.coded_forwarding import CodedForwarding, ForwardCodings
 from asyncfabric.weights.update.copies import Copy, open_copies
 from asyncfabric.weights.update.device import HOST, device_of
 from asyncfabric.weights.update.forwarding import Forwarding
@@ -33,13 +34,15 @@ from asyncfabric.weights.update.messages import (
     Gone,
     Opened,
     Roster,
+    Taken,
     Unreachable,
     Want,
     WeightMessage,
     Written,
+    Wrote,
 )
-from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger
-from asyncfabric.weights.update.paying import known_codings
+from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, receiver_name
+from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.rosters import RosterPlans
 from asyncfabric.weights.update.serving import Serving
 from asyncfabric.weights.update.telling import rows_told
@@ -59,7 +62,7 @@ class WeightReplica(Serving):
 
     def __init__(
         self, fabric: Fabric, messenger: Messenger, plan: Plan, name: str, receiver: int, copies: list[Copy],
-        landing: LandingMemory | None, tasks: TaskGroup,
+        landing: LandingMemory | None, forwards: ForwardCodings | None, tasks: TaskGroup,
     ) -> None:  # fmt: skip
         """Not for users: `async with open_replica(...)`."""
         super().__init__(copies)
@@ -71,6 +74,7 @@ class WeightReplica(Serving):
         self._messenger = messenger
         self._plans = RosterPlans(plan)
         self._landing = landing
+        self._forwards = forwards
         self._tasks = tasks
         self._plan: Plan | None = None
         self._plan_version = 0
@@ -119,6 +123,8 @@ class WeightReplica(Serving):
                 self._notify()
             case Written() | Opened() | Coded():
                 self._hand_over(sender, event)
+            case Taken() if (coded := self._coded_forwarding(event.version)) is not None:
+                coded.take(sender, event)
             case Want():
                 self._tasks.start_soon(self._give, sender, event)
             case Given():
@@ -140,6 +146,15 @@ class WeightReplica(Serving):
     def _source_lost(self, name: str, reason: str) -> None:
         if self._arrival is not None and self._arrival.fetching is not None:
             self._arrival.fetching.lost(name, reason)
+        if self._arrival is not None and (coded := self._coded_forwarding(self._arrival.version)) is not None:
+            coded.lost(name)
+
+    def _coded_forwarding(self, version: int) -> CodedForwarding | None:
+        """Return what passes on a version in coded rows, None when nothing does."""
+        arrival = self._arrival
+        if arrival is None or arrival.version != version or arrival.forwarding is None:
+            return None
+        return arrival.forwarding.coded
 
     # ---- effects
 
@@ -183,15 +198,25 @@ class WeightReplica(Serving):
         key = await copy.open()
         intake = Intake(self._fabric, plan, self._places[1], self.name, self.receiver, copy)
         try:
-            arrival.forwarding = Forwarding(
-                self._fabric, plan, self.name, self.receiver, copy, self._written, self._unreachable
+            base = self._base()
+            passing = None
+            if self._forwards is not None:
+                passing = CodedForwarding(
+                    self._forwards, effect.version, base, copy, self._places[1], self._tell, self._unreachable
+                )
+            forwarding = arrival.forwarding = Forwarding(
+                self._fabric, plan, self.name, self.receiver, copy, self._written, self._unreachable, passing
             )
             arrival.intake = intake
             early, self._early = self._early, []
             for sender, message in early:
                 self._hand_over(sender, message)
             async with AsyncExitStack() as ending:
-                coded = arrival.coded = await ending.enter_async_context(self._coded(effect.version, copy, intake))
+                if passing is not None:
+                    ending.push_async_callback(passing.aclose)
+                coded = arrival.coded = await ending.enter_async_context(
+                    self._coded(effect.version, base, copy, intake)
+                )
                 for name in intake.names:
                     landing = coded.offer(name) if coded is not None else None
                     self._words.say(
@@ -203,13 +228,18 @@ class WeightReplica(Serving):
                 if coded is not None:
                     tasks.start_soon(coded.run)
 
-                async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
-                    assert arrival.forwarding is not None
-                    tasks.start_soon(arrival.forwarding.forward, rows, sums, kind)
+                with unwrapped():
+                    async with anyio.create_task_group() as forwards:
 
-                await intake.run(forward)
-                if coded is not None:
-                    coded.finish()
+                        async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
+                            forwards.start_soon(forwarding.forward, rows, sums, kind)
+
+                        await intake.run(forward)
+                        if coded is not None:
+                            coded.finish()
+                if passing is not None and (reports := passing.end()):
+                    self._words.say(COORDINATOR, Wrote(effect.version, reports))  # ahead of what may end the update
+                    self._tasks.start_soon(self._measure, base, copy, forwarding.rows)
                 copy.version = effect.version
                 self._carry_out(self._machine.verified(effect.version))
         finally:
@@ -217,11 +247,20 @@ class WeightReplica(Serving):
             with anyio.CancelScope(shield=True):
                 await copy.close()
 
-    def _coded(self, version: int, into: Copy, intake: Intake) -> AbstractAsyncContextManager[Arrivals | None]:
-        """Return what takes coded rows of a version; deltas are against what serves, if that stays."""
+    def _base(self) -> Copy | None:
+        """Return the copy that serves and stays while another one is filled: what deltas are against."""
+        return self._copies[self._serving_copy] if self._serving_copy >= 0 else None
+
+    async def _measure(self, base: Copy | None, copy: Copy, rows: list[int]) -> None:
+        if self._forwards is not None and self._places is not None:
+            await self._forwards.measure(base, copy, self._places[1], rows)
+
+    def _coded(
+        self, version: int, base: Copy | None, into: Copy, intake: Intake
+    ) -> AbstractAsyncContextManager[Arrivals | None]:
+        """Return what takes coded rows of a version."""
         if self._landing is None or self._places is None:
             return nullcontext()
-        base = self._copies[self._serving_copy] if self._serving_copy >= 0 else None
         return self._landing.arrivals(self._fabric, version, base, into, intake, self._places[1], self._words.say)
 
     async def _fetch(self, arrival: Arrival, effect: Fetch, copy: Copy) -> None:
@@ -260,6 +299,9 @@ class WeightReplica(Serving):
         for message in rows_told(self._arrival.version, rows, sums, kind):
             self._words.say(receiver, message)
 
+    async def _tell(self, receiver: str, message: Coded) -> None:
+        self._words.say(receiver, message)
+
     async def _unreachable(self, receiver: str, error: FabricError) -> None:
         assert self._arrival is not None
         self._words.say(COORDINATOR, Unreachable(self._arrival.version, receiver, str(error)[:2000]))
@@ -272,7 +314,7 @@ class WeightReplica(Serving):
 @asynccontextmanager
 async def open_replica(
     fabric: Fabric, messenger: Messenger, plan: Plan, name: str, receiver: int, *, shadow: bool = True,
-    codings: Iterable[str] = (), landing_bytes: int = LANDING_BYTES, device: str = HOST,
+    codings: Iterable[str] = (), coding: Rule = "auto", landing_bytes: int = LANDING_BYTES, device: str = HOST,
 ) -> AsyncIterator[WeightReplica]:  # fmt: skip
     """Open one receiver of a replica: memory for its tensors, and its part in every update.
 
@@ -283,9 +325,11 @@ async def open_replica(
         name: of the replica.
         receiver: rank within it.
         shadow: two copies, a version serves while the next one arrives. Else one: steps stop meanwhile.
-        codings: that trainers may use: "delta" (with a shadow only), "exponent". They do where they measure that it
-            pays; see `open_publisher`.
-        landing_bytes: memory for coded rows beside the copies, shared out to the trainers in two slots each.
+        codings: that trainers, and receivers that forward to this one, may use: "delta" (with a shadow only),
+            "exponent". They do where they measure that it pays; see `open_publisher`. What this one forwards may be in
+            the same ones.
+        coding: of what it forwards: "auto" uses one where it was measured to be faster, "always" where both ends can.
+        landing_bytes: memory for coded rows beside the copies, shared out to those who send in two slots each.
         device: where the tensors are: "cpu", or "cuda:N" of a fabric that has a rail of that GPU; `tensors()` are
             tensors of torch there. Codings are for "cpu" only.
 
@@ -307,6 +351,7 @@ async def open_replica(
         open_landing(fabric, reads, landing_bytes) as landing,
         beside() as tasks,
     ):
-        replica = WeightReplica(fabric, messenger, plan, name, receiver, copies, landing, tasks)
+        forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None
+        replica = WeightReplica(fabric, messenger, plan, name, receiver, copies, landing, forwards, tasks)
         tasks.start_soon(replica.run)
         yield replica

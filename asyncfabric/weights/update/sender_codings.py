@@ -8,24 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import anyio
-import msgspec
 
 from asyncfabric import Fabric, Region
-from asyncfabric.weights.coding import Coding, Costs, measure
+from asyncfabric.weights.coding import Coding, Costs
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.bases import Bases, sample_of
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.lane import Failed, Lane, Tell
 from asyncfabric.weights.update.messages import Landing, Taken
-from asyncfabric.weights.update.paying import Offer, Paying, Rule
+from asyncfabric.weights.update.paying import Offer, Paying, Rule, fastest_of
 from asyncfabric.weights.update.program import Box, Program
 from asyncfabric.weights.update.reports import CodingReport
 from asyncfabric.weights.update.rows import Bytes
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
-
-TRIES = 3
-"""A sample is coded so often, and the fastest try counts: a core that others took for a moment is no slow coding."""
 
 SLOT_BYTES = 4 << 20
 """Slots are not made longer than this, unless a row is."""
@@ -169,7 +165,7 @@ class SenderCodings:
         return sample_of(program.boxes)[0] if self._paying.wants_sample(ahead=1) else ()
 
     def _costs(self, new: Bytes, old: Bytes | None, item: int) -> dict[Coding, Costs | None]:
-        return {one: _fastest([measure(one, new, item, old) for _ in range(TRIES)]) for one in self._codings}
+        return {one: fastest_of(one, new, item, old) for one in self._codings}
 
     async def _memory(self, wanted: Mapping[str, int]) -> Region | None:
         """Return local memory for the slots; it is kept from version to version."""
@@ -178,18 +174,6 @@ class SenderCodings:
             await self.aclose()
             self._region = await self._fabric.allocate(length, access="local")
         return self._region
-
-
-def _fastest(tries: list[Costs | None]) -> Costs | None:
-    """Return the best rates of several tries; None when the coding does not make the sample shorter."""
-    good = [one for one in tries if one is not None]
-    if not good:
-        return None
-    return msgspec.structs.replace(
-        good[0],
-        encode_bytes_per_s=max(one.encode_bytes_per_s for one in good),
-        decode_bytes_per_s=max(one.decode_bytes_per_s for one in good),
-    )
 
 
 def _bytes_for(program: Program) -> tuple[dict[str, int], dict[str, int]]:
