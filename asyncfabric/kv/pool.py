@@ -115,7 +115,7 @@ class KvPool:
         except BaseException:
             if ticket.granted is not None:
                 ticket.granted.release()
-            else:
+            elif not ticket.event.is_set():  # closing the pool empties the queue
                 self._queue.remove(ticket)
                 self._serve()
             raise

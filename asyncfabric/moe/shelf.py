@@ -23,7 +23,7 @@ MOST_BYTES = 128 << 20
 """Above this memory is not kept: what one unlucky step needed must not stay."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a place is itself: arrays in it have no truth value to compare by
 class _Place:
     memory: Bytes
     holder: ref[Bytes]

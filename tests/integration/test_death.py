@@ -146,6 +146,32 @@ def test_who_lost_the_other_alone_begins_anew_with_it(rail: str) -> None:
         target.close()
 
 
+def test_who_waits_for_a_stopped_writer_is_alive_for_the_others() -> None:
+    """A release over tcp waits for the word of each writer; meanwhile the engine goes on with everybody else."""
+    need("tcp")
+    with (
+        party("tcp", peer_deadline_host=60.0, drain_deadline=6.0) as target,
+        party("tcp") as writer,
+        party("tcp", peer_deadline_host=2.0) as other,
+    ):
+        address, _, home = (one.hear()["address"] for one in (target, writer, other))
+        key = target.ask("expose", length=MIB)["key"]
+        writer.ask("expose", length=MIB, name="source", seed=1)
+        writer.ask("write", key=key, length=MIB)
+        imm = other.ask("counter")["imm"]
+        target.ask("connect", address=home)
+        other.tell(do="wait", imm=imm, value=1, address=address)  # fails by name when it loses the target
+        writer.send_signal(signal.SIGSTOP)
+        os.waitpid(writer.child.pid, os.WUNTRACED)
+        error = target.fail("release")
+        assert "for good" in error["text"] and error["seconds"] >= 6.0, error
+        target.ask("signal", address=home, imm=imm)
+        assert other.hear() == {"value": 1}
+        writer.send_signal(signal.SIGCONT)
+        for one in (other, target, writer):
+            one.close()
+
+
 def test_stopped_peer_of_one_host() -> None:
     """Local writes need nothing from a stopped peer but room for their counts: none is lost."""
     need("local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -58,6 +59,25 @@ async def test_memory_of_the_caller() -> None:
     with pytest.raises(ValueError, match=r"the buffer has 100 bytes, 8 pages need 4096"):
         async with pool_of(buffer=bytearray(100)):
             pass
+
+
+@pytest.mark.anyio
+async def test_a_wait_for_pages_is_cancelled_while_the_pool_is_closed() -> None:
+    """Whoever leaves the pool by cancelling its users gets the cancellation, not an error of the queue."""
+
+    async def hold(pool: KvPool) -> None:
+        async with await pool.lease("holds", pages=1):
+            await anyio.sleep_forever()
+
+    async with (
+        open_fake(FakeNetwork()) as fabric,
+        anyio.create_task_group() as tasks,
+        open_pool(fabric, LAYOUT, pages=1) as pool,
+    ):
+        for use in (hold, partial(KvPool.lease, owner="waits", pages=1)):
+            tasks.start_soon(use, pool)
+            await settled()
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+
 import asyncfabric as af
 from asyncfabric.testing.conformance.setting import (
     MIB,
@@ -80,6 +82,28 @@ async def check_revoke_under_fire(factory: FabricFactory) -> None:
                 except (af.StaleKeyError, af.TransferError):
                     continue
             assert bytes(memory) == bytes([SCORCH]) * len(memory), "written after revoke() returned"
+
+
+async def check_releases_of_two_fabrics_at_once(factory: FabricFactory) -> None:
+    """Two fabrics that wrote to each other release at once, again and again: neither waits for the other's rails."""
+    rounds = 12
+
+    async def release(fabric: af.Fabric) -> None:
+        for number in range(rounds):
+            region = await memory_of(factory, fabric, 64, "read-write")
+            if number % 2:
+                await region.revoke()
+            await region.release()
+
+    async with open_pair(factory) as pair:
+        for writer, target in ((pair.writer, pair.target), (pair.target, pair.writer)):
+            exposed = await memory_of(factory, target, 64, "read-write")
+            source = await memory_of(factory, writer, 64, "local")
+            await writer.write(source, carried_key(exposed), 0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(release, pair.writer)
+            tasks.start_soon(release, pair.target)
+        assert not pair.writer.statistics().quarantined_regions + pair.target.statistics().quarantined_regions
 
 
 async def check_keys_of_a_released_region(factory: FabricFactory) -> None:

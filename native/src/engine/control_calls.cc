@@ -57,7 +57,7 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
     // All or nothing: a region that only some rails know would hand out keys that do not work.
     for (uint32_t rail = 0; rail < handles.size(); ++rail)
       if (handles[rail])
-        core_.at_rail(rail, [&](Rail& at) { return at.release_memory(handles[rail], core_.config.drain_deadline_ns); });
+        core_.at_rail_in_turns(rail, [&](Rail& at, uint64_t ns) { return at.release_memory(handles[rail], ns); });
   }
   answer(cookie, status, handle);
 }
@@ -128,8 +128,8 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
     core_.announce_revoked(region, entry.generation);
     for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
       std::string key;
-      const Status revoked = core_.at_rail(
-          rail, [&](Rail& at) { return at.revoke_memory(*entry.memory[rail], core_.config.drain_deadline_ns, &key); });
+      const Status revoked = core_.at_rail_in_turns(
+          rail, [&](Rail& at, uint64_t ns) { return at.revoke_memory(*entry.memory[rail], ns, &key); });
       if (!revoked.ok()) {
         status = revoked;
         continue;

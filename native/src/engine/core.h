@@ -31,8 +31,9 @@ namespace asyncfabric {
 
 constexpr uint64_t kShortestNapNs = 50'000;
 constexpr uint64_t kLongestNapNs = 5'000'000;
-constexpr uint64_t kIdleNapNs = 20'000'000;  // what naps grow to within a second of silence
-constexpr uint64_t kLoopNaps = 10;           // naps are so much longer while the loop has the rails
+constexpr uint64_t kIdleNapNs = 20'000'000;     // what naps grow to within a second of silence
+constexpr uint64_t kLoopNaps = 10;              // naps are so much longer while the loop has the rails
+constexpr uint64_t kControlTurnNs = 1'000'000;  // at the helm, of a control call that waits for peers
 constexpr uint64_t kPulseNs = 50'000'000;
 constexpr uint64_t kBulkBytes = 256 * 1024;  // completions of so much may reach the loop a few passes later
 constexpr uint32_t kRingDelay = 3;           // passes
@@ -259,6 +260,25 @@ struct Core {
     auto result = call(*rails[rail]->rail);
     gate.notify();  // the rail may have met events meanwhile
     return result;
+  }
+
+  // The same for a call that may wait for peers, call(rail, patience_ns): in turns, with a step of the engine after each. Those peers
+  // may wait for a word of another of our rails, and all others for signs of life.
+  template <class Call>
+  Status at_rail_in_turns(uint32_t rail, Call call) {
+    if (rails[rail]->capabilities.concurrent_control) return call(*rails[rail]->rail, config.drain_deadline_ns);
+    Helm::Guest guest(helm);
+    for (const uint64_t until = now_ns() + config.drain_deadline_ns;;) {
+      const std::lock_guard lock(guest);
+      const uint64_t begun = now_ns();
+      const Status status = call(*rails[rail]->rail, kControlTurnNs);
+      const bool waits = status.code == StatusCode::kDrainTimeout && now_ns() - begun >= kControlTurnNs;
+      if (!waits || begun >= until) {
+        gate.notify();  // the rail may have met events meanwhile
+        return status;
+      }
+      (void)step();
+    }
   }
 };
 

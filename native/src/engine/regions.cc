@@ -17,8 +17,8 @@ void Core::end_region(RegionTable::Slot* slot) {
   announce_revoked(slot->handle, 0);
   for (uint32_t rail = 0; rail < region.memory.size(); ++rail) {
     if (!region.memory[rail]) continue;
-    const Status released =
-        at_rail(rail, [&](Rail& at) { return at.release_memory(region.memory[rail], config.drain_deadline_ns); });
+    const Status released = at_rail_in_turns(
+        rail, [&](Rail& at, uint64_t patience_ns) { return at.release_memory(region.memory[rail], patience_ns); });
     if (!released.ok()) status = released;
   }
   uint64_t cookie = 0;

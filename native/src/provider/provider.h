@@ -137,6 +137,7 @@ class Rail {
 
   // [control]
   virtual Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) = 0;
+  // These two may answer kDrainTimeout when their patience is over: called again they go on with the same wait.
   virtual Status revoke_memory(LocalMemory& memory, uint64_t patience_ns,
                                std::string* new_key) = 0;  // old keys dead on return
   virtual Status release_memory(std::unique_ptr<LocalMemory>& memory,

@@ -61,6 +61,10 @@ class Party:
         await self.regions[name].revoke()
         return {"key": bytes(self.regions[name].key()).hex()}
 
+    async def release(self, name: str = "target") -> dict[str, Any]:
+        await self.regions[name].release()
+        return {}
+
     async def counter(self, imm: int | None = None) -> dict[str, Any]:
         counter = self.fabric.counter(imm)
         self.counters[counter.imm] = counter

@@ -166,8 +166,9 @@ Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, s
   auto& registration = static_cast<Registration&>(memory);
   registration.close();
   if (registration.remotely_accessible())
-    if (const Status status = fence(patience_ns); !status.ok())
+    if (const Status status = fence(patience_ns, &registration.fence); !status.ok())
       return status;  // it has no key now; revoking again may succeed
+  registration.fence = 0;
   return registration.renew(new_key);
 }
 
@@ -175,7 +176,7 @@ Status LibfabricRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint6
   auto& registration = static_cast<Registration&>(*memory);
   registration.close();
   if (registration.remotely_accessible())
-    if (const Status status = fence(patience_ns); !status.ok()) return status;
+    if (const Status status = fence(patience_ns, &registration.fence); !status.ok()) return status;
   memory.reset();
   return StatusCode::kOk;
 }

@@ -60,20 +60,23 @@ Status LibfabricRail::introduce(PeerState& peer) {
   return send_control(peer, MessageKind::kIntroduce, peer.connection, address(), false);
 }
 
-Status LibfabricRail::fence(uint64_t patience_ns) {
+Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   if (!device_->profile().fence_on_release) return StatusCode::kOk;
   using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + std::chrono::nanoseconds(patience_ns);
-  Clock::time_point next_probe = Clock::now() + kProbeEvery;
-  ++fence_number_;
-  for (Inbound& inbound : inbound_) (void)ask(inbound);
-  const auto open = [this](const Inbound& inbound) { return !inbound.gone && inbound.answered < fence_number_; };
+  if (*number == 0) {
+    *number = ++fence_number_;
+    next_probe_ = Clock::now() + kProbeEvery;
+    for (Inbound& inbound : inbound_) (void)ask(inbound);
+  }
+  const uint64_t wanted = *number;
+  const auto open = [wanted](const Inbound& inbound) { return !inbound.gone && inbound.answered < wanted; };
   while (std::any_of(inbound_.begin(), inbound_.end(), open)) {
     cover();  // who asks us may be in a fence too: no poll, no heartbeat, nothing else asks for the word that our answer waits for
     progress_into_stash();
     const Clock::time_point now = Clock::now();
-    if (now >= next_probe) {
-      next_probe = now + kProbeEvery;
+    if (now >= next_probe_) {
+      next_probe_ = now + kProbeEvery;
       for (Inbound& inbound : inbound_) {
         if (!open(inbound)) continue;
         if (refuses_connections(inbound.sender))

@@ -21,6 +21,7 @@ class Registration final : public LocalMemory {
   void close();                    // from now on the target refuses the key
   bool remotely_accessible() const { return memory_.access != kAccessLocal; }
   void* descriptor() const { return descriptor_; }
+  uint64_t fence = 0;  // the number that its end waits for; 0: nobody was asked yet
   bool contains(const void* address, uint64_t length) const {
     const auto offset = reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(memory_.base);
     return offset <= memory_.length && length <= memory_.length - offset;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <bitset>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <span>
@@ -111,7 +112,7 @@ class LibfabricRail final : public Rail {
 
   // fence.cc
   Status introduce(PeerState& peer);
-  Status fence(uint64_t patience_ns);
+  Status fence(uint64_t patience_ns, uint64_t* number);  // 0: a new one; it is kept for the next call otherwise
   void take_control_message(const MessageHead& head, std::string_view body);
   bool ask(Inbound& inbound);
   bool refuses_connections(const RailAddress& address) const;
@@ -137,6 +138,7 @@ class LibfabricRail final : public Rail {
   bool any_broken_ = false;
   std::vector<Inbound> inbound_;
   uint64_t fence_number_ = 0;
+  std::chrono::steady_clock::time_point next_probe_;  // of the fence that waits
 };
 
 }  // namespace asyncfabric::libfabric
