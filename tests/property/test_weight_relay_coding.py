@@ -196,9 +196,9 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
             chain(), random_shard, tmp_path / "log", reads=lambda name: {"codings": BOTH}
         ) as scene:  # fmt: skip
             tried = [
-                measured_at(replica._forwards.paying, wire_bytes_per_s)
+                measured_at(forwards.paying, wire_bytes_per_s)
                 for replica in scene.replicas.values()
-                if replica._forwards is not None and replica.name != "c"
+                if (forwards := replica._receiving._forwards) is not None and replica.name != "c"
             ]
             found: list[set[str]] = []
             for version in range(1, 6):

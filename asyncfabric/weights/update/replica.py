@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,18 +15,15 @@ from anyio.abc import TaskGroup
 from asyncfabric import ClosedError, Fabric, FabricError, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric.weights.coding import Coding
-from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Prepare
 from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, Tell
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.catching_up import Fetching, give
-from asyncfabric.weights.update.coded_forwarding import CodedForwarding, ForwardCodings
+from asyncfabric.weights.update.coded_forwarding import ForwardCodings
 from asyncfabric.weights.update.copies import Copy, open_copies
 from asyncfabric.weights.update.device import HOST, device_of
-from asyncfabric.weights.update.forwarding import Forwarding
-from asyncfabric.weights.update.intake import Intake, RowPlaces
-from asyncfabric.weights.update.landing import LANDING_BYTES, Arrivals, LandingMemory, open_landing
+from asyncfabric.weights.update.landing import LANDING_BYTES, LandingMemory, open_landing
 from asyncfabric.weights.update.layout import TensorLayout, layout_of
 from asyncfabric.weights.update.messages import (
     Coded,
@@ -35,17 +32,15 @@ from asyncfabric.weights.update.messages import (
     Opened,
     Roster,
     Taken,
-    Unreachable,
     Want,
     WeightMessage,
     Written,
-    Wrote,
 )
 from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, receiver_name
 from asyncfabric.weights.update.paying import Rule, known_codings
+from asyncfabric.weights.update.receiving import Receiving, Stages
 from asyncfabric.weights.update.rosters import RosterPlans
 from asyncfabric.weights.update.serving import Serving
-from asyncfabric.weights.update.telling import rows_told
 from asyncfabric.weights.update.words import Words
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
@@ -73,16 +68,14 @@ class WeightReplica(Serving):
         self._fabric = fabric
         self._messenger = messenger
         self._plans = RosterPlans(plan)
-        self._landing = landing
-        self._forwards = forwards
         self._tasks = tasks
         self._plan: Plan | None = None
         self._plan_version = 0
-        self._places: tuple[Plan, RowPlaces] | None = None
         self._arrival: Arrival | None = None
         self._early: list[tuple[str, Opened]] = []
         self._turn = anyio.Lock()
         self._words = Words(messenger, f"{name}/{receiver}", self._unsaid)
+        self._receiving = Receiving(fabric, name, receiver, landing, forwards, self._words, tasks)
 
     # ---- messages
 
@@ -121,10 +114,8 @@ class WeightReplica(Serving):
                 if isinstance(event, Commit) and self._arrival is not None:
                     self._arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
                 self._notify()
-            case Written() | Opened() | Coded():
+            case Written() | Opened() | Coded() | Taken():
                 self._hand_over(sender, event)
-            case Taken() if (coded := self._coded_forwarding(event.version)) is not None:
-                coded.take(sender, event)
             case Want():
                 self._tasks.start_soon(self._give, sender, event)
             case Given():
@@ -133,7 +124,7 @@ class WeightReplica(Serving):
             case _:
                 pass
 
-    def _hand_over(self, sender: str, message: Written | Opened | Coded) -> None:
+    def _hand_over(self, sender: str, message: Written | Opened | Coded | Taken) -> None:
         arrival = self._arrival
         if isinstance(message, Opened) and (arrival is None or arrival.version < message.version):
             self._early.append((sender, message))  # they were faster than we are
@@ -144,17 +135,8 @@ class WeightReplica(Serving):
             self._early.append((sender, message))
 
     def _source_lost(self, name: str, reason: str) -> None:
-        if self._arrival is not None and self._arrival.fetching is not None:
-            self._arrival.fetching.lost(name, reason)
-        if self._arrival is not None and (coded := self._coded_forwarding(self._arrival.version)) is not None:
-            coded.lost(name)
-
-    def _coded_forwarding(self, version: int) -> CodedForwarding | None:
-        """Return what passes on a version in coded rows, None when nothing does."""
-        arrival = self._arrival
-        if arrival is None or arrival.version != version or arrival.forwarding is None:
-            return None
-        return arrival.forwarding.coded
+        if self._arrival is not None:
+            self._arrival.lost(name, reason)
 
     # ---- effects
 
@@ -193,75 +175,21 @@ class WeightReplica(Serving):
                 f"version {effect.version} is of plan {effect.manifest}, this receiver has {self._plans.geometry}",
                 remedy="all participants must be given the same moves and the same chunk_bytes",
             )
-        if self._places is None or self._places[0] is not plan:
-            self._places = (plan, RowPlaces(plan, self.receiver))
-        key = await copy.open()
-        intake = Intake(self._fabric, plan, self._places[1], self.name, self.receiver, copy)
-        try:
-            base = self._base()
-            passing = None
-            if self._forwards is not None:
-                passing = CodedForwarding(
-                    self._forwards, effect.version, base, copy, self._places[1], self._tell, self._unreachable
-                )
-            forwarding = arrival.forwarding = Forwarding(
-                self._fabric, plan, self.name, self.receiver, copy, self._written, self._unreachable, passing
-            )
-            arrival.intake = intake
+
+        def opened() -> None:
             early, self._early = self._early, []
             for sender, message in early:
                 self._hand_over(sender, message)
-            async with AsyncExitStack() as ending:
-                if passing is not None:
-                    ending.push_async_callback(passing.aclose)
-                coded = arrival.coded = await ending.enter_async_context(
-                    self._coded(effect.version, base, copy, intake)
-                )
-                for name in intake.names:
-                    landing = coded.offer(name) if coded is not None else None
-                    self._words.say(
-                        name,
-                        Opened(effect.version, key.to_bytes(), intake.imm(name), landing, copy.device.checksum),
-                    )
-                self._carry_out(self._machine.opened(effect.version))
-                tasks = await ending.enter_async_context(anyio.create_task_group())
-                if coded is not None:
-                    tasks.start_soon(coded.run)
+            self._carry_out(self._machine.opened(effect.version))
 
-                with unwrapped():
-                    async with anyio.create_task_group() as forwards:
+        def verified() -> None:
+            self._carry_out(self._machine.verified(effect.version))
 
-                        async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
-                            forwards.start_soon(forwarding.forward, rows, sums, kind)
-
-                        await intake.run(forward)
-                        if coded is not None:
-                            coded.finish()
-                if passing is not None and (reports := passing.end()):
-                    self._words.say(COORDINATOR, Wrote(effect.version, reports))  # ahead of what may end the update
-                    self._tasks.start_soon(self._measure, base, copy, forwarding.rows)
-                copy.version = effect.version
-                self._carry_out(self._machine.verified(effect.version))
-        finally:
-            intake.close()
-            with anyio.CancelScope(shield=True):
-                await copy.close()
+        await self._receiving.run(arrival, plan, copy, self._base(), Stages(opened, verified))
 
     def _base(self) -> Copy | None:
         """Return the copy that serves and stays while another one is filled: what deltas are against."""
         return self._copies[self._serving_copy] if self._serving_copy >= 0 else None
-
-    async def _measure(self, base: Copy | None, copy: Copy, rows: list[int]) -> None:
-        if self._forwards is not None and self._places is not None:
-            await self._forwards.measure(base, copy, self._places[1], rows)
-
-    def _coded(
-        self, version: int, base: Copy | None, into: Copy, intake: Intake
-    ) -> AbstractAsyncContextManager[Arrivals | None]:
-        """Return what takes coded rows of a version."""
-        if self._landing is None or self._places is None:
-            return nullcontext()
-        return self._landing.arrivals(self._fabric, version, base, into, intake, self._places[1], self._words.say)
 
     async def _fetch(self, arrival: Arrival, effect: Fetch, copy: Copy) -> None:
         key = await copy.open()
@@ -291,20 +219,6 @@ class WeightReplica(Serving):
             return
         with copy.lend():
             self._words.say(to, await give(self._fabric, copy, want))
-
-    # ---- words
-
-    async def _written(self, receiver: str, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
-        assert self._arrival is not None
-        for message in rows_told(self._arrival.version, rows, sums, kind):
-            self._words.say(receiver, message)
-
-    async def _tell(self, receiver: str, message: Coded) -> None:
-        self._words.say(receiver, message)
-
-    async def _unreachable(self, receiver: str, error: FabricError) -> None:
-        assert self._arrival is not None
-        self._words.say(COORDINATOR, Unreachable(self._arrival.version, receiver, str(error)[:2000]))
 
     def _unsaid(self, to: str, message: WeightMessage, error: FabricError) -> None:
         if isinstance(message, Want):
