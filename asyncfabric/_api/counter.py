@@ -30,12 +30,13 @@ MAX_TARGET = (1 << 63) - 1
 class CountWaiter(Waiter):
     """A task that waits for a count; `peers` are those whose loss ends the wait."""
 
-    __slots__ = ("peers", "target")
+    __slots__ = ("peers", "target", "value")
 
     def __init__(self, target: int, peers: tuple[Peer, ...]) -> None:
         super().__init__()
         self.target = target
         self.peers = peers
+        self.value: int = 0  # of the counter when it was enough
 
 
 class ImmCounter:
@@ -214,6 +215,8 @@ class ImmCounter:
                 self._waiters.remove(waiter)
         if waiter.error is not None:
             raise waiter.error
+        if self._closed or stairwell.closed:  # since then: nobody is left to ask
+            return waiter.value
         return stairwell.engine.counter_value(self._id)
 
     def _arm(self, target: int) -> None:
@@ -229,6 +232,7 @@ class ImmCounter:
         left: list[CountWaiter] = []
         for waiter in self._waiters:
             if waiter.target <= value:
+                waiter.value = value
                 self._stairwell.landing.wake(waiter)
             else:
                 left.append(waiter)
