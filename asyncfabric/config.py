@@ -6,6 +6,7 @@ Hall: imported by every floor, imports none. Reading files and the environment i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 from urllib.parse import parse_qsl
 
@@ -28,6 +29,8 @@ class RailSpec:
     @classmethod
     def parse(cls, text: str) -> RailSpec:
         """Parse the text form; raises ValueError naming the text."""
+        if not isinstance(text, str):
+            raise TypeError(f"a rail is a text or a RailSpec, got {type(text).__name__} {text!r}")
         head, _, query = text.partition("?")
         provider, _, device = head.partition(":")
         if not provider or any(ch.isspace() for ch in text):
@@ -76,8 +79,15 @@ class FabricConfig:
 
     def __post_init__(self) -> None:
         """Check every value and say which one is wrong."""
-        if isinstance(self.rails, str):
-            raise TypeError(f"rails must be a tuple of rail texts, got the string {self.rails!r}")
+        for name in ("rails", "require"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} must be a tuple of texts, got the string {getattr(self, name)!r}")
+        for name in ("max_ops", "max_messages", "stripe_bytes", "inline_bytes", "worker_cpu"):
+            _check_kind(name, getattr(self, name), Integral)
+        for name in ("drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host", "spin_us"):
+            _check_kind(name, getattr(self, name), Real)
+        if not isinstance(self.rails, (tuple, list)):
+            raise TypeError(f"rails must be a tuple of rail texts, got {type(self.rails).__name__}")
         if not 1 <= len(self.rails) <= 32:
             raise ValueError(f"rails must name 1..32 rails, got {len(self.rails)}")
         if self.polling not in POLLING_NUMBERS:
@@ -94,8 +104,16 @@ class FabricConfig:
         for name in ("stripe_bytes", "inline_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
+        if self.worker_cpu < -1:
+            raise ValueError(f"worker_cpu must be >= -1, got {self.worker_cpu!r}")
         self.rail_specs()
 
     def rail_specs(self) -> tuple[RailSpec, ...]:
         """Return the rails as parsed specs; raises ValueError naming a malformed one."""
         return tuple(rail if isinstance(rail, RailSpec) else RailSpec.parse(rail) for rail in self.rails)
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        wanted = "an integer" if kind is Integral else "a number"
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__} {value!r}")

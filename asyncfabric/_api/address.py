@@ -10,6 +10,8 @@ import base64
 import binascii
 import struct
 
+from asyncfabric._api.checks import checked_bytes
+
 MAX_ENGINE_BYTES = 4096
 """Most bytes that an engine puts into an address or a key (kMaxAddressBytes, kMaxKeyBytes)."""
 
@@ -36,7 +38,7 @@ class FabricAddress:
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> FabricAddress:
         """Parse what `to_bytes` made; raises ValueError for anything else."""
-        raw = bytes(data)
+        raw = checked_bytes("a fabric address", data)
         if not _FRAME.size < len(raw) <= _FRAME.size + MAX_ENGINE_BYTES:
             most = _FRAME.size + MAX_ENGINE_BYTES
             raise ValueError(f"a fabric address has {_FRAME.size + 1}..{most} bytes, got {len(raw)}")
@@ -52,6 +54,8 @@ class FabricAddress:
     @classmethod
     def parse(cls, text: str) -> FabricAddress:
         """Parse what `str(address)` made; raises ValueError for anything else."""
+        if not isinstance(text, str):
+            raise TypeError(f"parse() reads text, got {type(text).__name__}; from_bytes() reads bytes")
         if not text.startswith(_TEXT_HEAD):
             raise ValueError(f"a fabric address as text begins with {_TEXT_HEAD!r}, got {text[:16]!r}")
         body = text[len(_TEXT_HEAD) :]

@@ -10,6 +10,9 @@ from typing import Any
 
 from asyncfabric.types import ACCESS_BITS, MAX_IMM
 
+MAX_BYTES = 1 << 46
+"""Largest region; beyond it the engine refuses, and numbers would leave 64 bits."""
+
 
 def checked_index(name: str, value: object, low: int = 0, high: int | None = None) -> int:
     """Return an integer within low..high; numpy integers are fine, bool and float are not.
@@ -25,9 +28,16 @@ def checked_index(name: str, value: object, low: int = 0, high: int | None = Non
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
     if number < low or (high is not None and number > high):
-        bound = f">= {low}" if high is None else f"in {low}..{high}"
+        bound = f">= {low}" if high is None or (high == MAX_BYTES and number < low) else f"in {low}..{high}"
         raise ValueError(f"{name} must be {bound}, got {number}")
     return number
+
+
+def checked_bytes(name: str, data: object) -> bytes:
+    """Return what came over the wire as bytes; raises TypeError for anything else, also for text and for numbers."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise TypeError(f"{name} is parsed from bytes, got {type(data).__name__}")
 
 
 def checked_imm(imm: object) -> int:

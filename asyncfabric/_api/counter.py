@@ -30,12 +30,13 @@ MAX_TARGET = (1 << 63) - 1
 class CountWaiter(Waiter):
     """A task that waits for a count; `peers` are those whose loss ends the wait."""
 
-    __slots__ = ("peers", "target")
+    __slots__ = ("peers", "target", "value")
 
     def __init__(self, target: int, peers: tuple[Peer, ...]) -> None:
         super().__init__()
         self.target = target
         self.peers = peers
+        self.value: int = 0  # of the counter when it was enough
 
 
 class ImmCounter:
@@ -82,13 +83,14 @@ class ImmCounter:
             peers: peers that the arrivals come from; losing one of them before the target is reached ends the wait.
 
         Raises:
+            TypeError, ValueError: a bad target, or peers that are not of this fabric.
             PeerError: one of `peers` is lost; it names the peer.
             ClosedError: the counter or the fabric is closed, also when that happens during the wait.
 
         Cancellation: only this wait ends; the counter goes on counting. A target that is already reached checks for a
         pending cancellation but does not let other tasks run.
         """
-        goal = target if type(target) is int and target >= 0 else checked_index("target", target, 0, MAX_TARGET)
+        goal = target if type(target) is int and 0 <= target <= MAX_TARGET else checked_target(target)
         stairwell = self._stairwell
         if self._closed or stairwell.closed:
             raise faults.closed(repr(self))
@@ -96,7 +98,7 @@ class ImmCounter:
         if value >= goal:
             await stairwell.checkpoint()
             return value
-        return await self._wait(goal, _as_peers(peers) if peers is not None else ())
+        return await self._wait(goal, _as_peers(stairwell, peers) if peers is not None else ())
 
     def spin(self, target: SupportsIndex, deadline: float) -> int:
         """Return the value once it is at least `target`; for threads without an event loop.
@@ -112,7 +114,7 @@ class ImmCounter:
             TransferError: the deadline passed.
             ClosedError: the counter or the fabric is closed, also when that happens during the spin.
         """
-        goal = checked_index("target", target, 0, MAX_TARGET)
+        goal = checked_target(target)
         if not 0 <= deadline <= 1e9:
             raise ValueError(f"deadline must be in 0..1e9 seconds, got {deadline!r}")
         self._check_open()
@@ -138,7 +140,7 @@ class ImmCounter:
             BusyError: too many counters have a flag.
             ClosedError: the counter or the fabric is closed.
         """
-        goal = checked_index("target", target, 0, MAX_TARGET)
+        goal = checked_target(target)
         handle = stream_handle(stream)
         self._check_open()
         engine = self._stairwell.engine
@@ -213,6 +215,8 @@ class ImmCounter:
                 self._waiters.remove(waiter)
         if waiter.error is not None:
             raise waiter.error
+        if self._closed or stairwell.closed:  # since then: nobody is left to ask
+            return waiter.value
         return stairwell.engine.counter_value(self._id)
 
     def _arm(self, target: int) -> None:
@@ -228,6 +232,7 @@ class ImmCounter:
         left: list[CountWaiter] = []
         for waiter in self._waiters:
             if waiter.target <= value:
+                waiter.value = value
                 self._stairwell.landing.wake(waiter)
             else:
                 left.append(waiter)
@@ -303,9 +308,18 @@ class _Progress:
         return self._seen
 
 
-def _as_peers(peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
+def checked_target(target: SupportsIndex) -> int:
+    """Return a count to wait for; raises TypeError or ValueError."""
+    return checked_index("target", target, 0, MAX_TARGET)
+
+
+def _as_peers(stairwell: Stairwell, peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
+    if isinstance(peers, Peer):
+        raise TypeError(f"peers must be a list of Peer objects or a PeerGroup, got the one {peers!r}")
     named = tuple(peers)
     for peer in named:
         if not isinstance(peer, Peer):
             raise TypeError(f"peers must be Peer objects from `await fabric.connect(...)`, got {type(peer).__name__}")
+        if peer._stairwell is not stairwell:
+            raise ValueError(f"{peer!r} belongs to another fabric of this process, so its loss is not heard of here")
     return named

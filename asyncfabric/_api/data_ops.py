@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
-from asyncfabric._api.checks import checked_imm, checked_index
+from asyncfabric._api.checks import MAX_BYTES, checked_imm, checked_index
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.messages import MAX_MESSAGE_BYTES
 from asyncfabric._api.pages import check_pages, page_array
@@ -139,11 +139,11 @@ class DataOps:
         count = len(sources)
         if count != len(targets):
             raise ValueError(f"{count} source pages, but {len(targets)} target pages")
-        size = checked_index("page_bytes", page_bytes, 1)
-        from_stride = size if source_stride is None else checked_index("source_stride", source_stride)
-        to_stride = size if target_stride is None else checked_index("target_stride", target_stride)
-        from_offset = checked_index("source_offset", source_offset)
-        to_offset = checked_index("target_offset", target_offset)
+        size = checked_index("page_bytes", page_bytes, 1, MAX_BYTES)
+        from_stride = size if source_stride is None else checked_index("source_stride", source_stride, 0, MAX_BYTES)
+        to_stride = size if target_stride is None else checked_index("target_stride", target_stride, 0, MAX_BYTES)
+        from_offset = checked_index("source_offset", source_offset, 0, MAX_BYTES)
+        to_offset = checked_index("target_offset", target_offset, 0, MAX_BYTES)
         number = checked_imm(imm)
         stairwell = self._stairwell
         transfer = Transfer(stairwell, f"write of {count} pages", (source, key), count * size)

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, SupportsIndex, get_args
 
 from asyncfabric._api.address import FabricAddress
-from asyncfabric._api.checks import checked_access, checked_imm, checked_index
+from asyncfabric._api.checks import MAX_BYTES, checked_access, checked_imm, checked_index
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.counter import ImmCounter
@@ -94,13 +94,13 @@ class Fabric(DataOps):
         """Allocate pages of the engine's own: the fastest memory for every provider. Filled with zeros.
 
         Raises:
-            ValueError: not a positive length.
+            TypeError, ValueError: not a positive length, or more than 64 TiB.
             DeviceError: no memory left, or no provider for the device in this build.
 
         Cancellation: shielded until the engine answered; what was allocated is released again, then it goes on.
         """
         self._check_open()
-        length = checked_index("length_bytes", length_bytes, 1)
+        length = checked_index("length_bytes", length_bytes, 1, MAX_BYTES)
         return await allocate_region(self._stairwell, length, checked_device(device), checked_access(access))
 
     async def connect(self, address: FabricAddress | bytes) -> Peer:
@@ -129,11 +129,13 @@ class Fabric(DataOps):
         """Connect to many fabrics at once and report for each; never raises for a peer that cannot be reached.
 
         Raises:
-            ValueError: one of them is no address; then nothing was connected.
+            TypeError, ValueError: one of them is no address; then nothing was connected.
 
         Cancellation: the connecting goes on in the engine; only the wait for it ends.
         """
         self._check_open()
+        if isinstance(addresses, (FabricAddress, bytes, str)):
+            raise TypeError(f"warm() takes a list of addresses, got one {type(addresses).__name__}")
         begin = monotonic()
         parsed = [_address(address) for address in addresses]
         submitted: list[tuple[FabricAddress, ControlCall | None, FabricError | None]] = []

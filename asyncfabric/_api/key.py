@@ -7,10 +7,11 @@ may use it, until its owner revokes the generation or ends.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.address import MAX_ENGINE_BYTES
-from asyncfabric._api.checks import access_name
+from asyncfabric._api.checks import access_name, checked_bytes
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.opened_key import OpenedKey, open_key
@@ -47,8 +48,8 @@ class RegionKey:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> RegionKey:
-        """Parse what `to_bytes` made; raises ValueError for anything else."""
-        raw = bytes(data)
+        """Parse what `to_bytes` made; raises ValueError for other bytes, TypeError for no bytes."""
+        raw = checked_bytes("a region key", data)
         if not _FRAME.size < len(raw) <= _FRAME.size + MAX_ENGINE_BYTES:
             most = _FRAME.size + MAX_ENGINE_BYTES
             raise ValueError(f"a region key has {_FRAME.size + 1}..{most} bytes, got {len(raw)}")
@@ -117,6 +118,10 @@ class RegionKey:
 
     def __bytes__(self) -> bytes:
         return self.to_bytes()
+
+    def __reduce__(self) -> tuple[Callable[[bytes], RegionKey], tuple[bytes]]:
+        # A copy is the right alone: what an engine of this process knows of it stays behind.
+        return RegionKey.from_bytes, (self.to_bytes(),)
 
     def __repr__(self) -> str:
         return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.fabric import Fabric
@@ -75,6 +75,15 @@ class _Opening(AbstractAsyncContextManager[Fabric]):
         except BaseException:
             engine.close()
             raise
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("open a fabric by `async with open_fabric() as fabric`, not by `with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Never called; without it `with` would not come to the sentence above."""
+
+    def __await__(self) -> NoReturn:
+        raise TypeError("open a fabric by `async with open_fabric() as fabric`, not by `await`")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

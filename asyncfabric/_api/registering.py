@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.region import HOST, Region, make_region
 from asyncfabric._api.streams import first_gpu
+from asyncfabric._bridge import faults
 from asyncfabric._bridge.buffers import SOME_GPU, ResolvedBuffer, resolve_buffer
 from asyncfabric.errors import DeviceError
 from asyncfabric.types import ACCESS_BITS
@@ -105,4 +106,7 @@ async def _answered(stairwell: Stairwell, call: ControlCall) -> int:
             release.keepalive = call.keepalive
             await release.settle_shielded()
         raise
-    return call.value()
+    region_id = call.value()
+    if stairwell.closed:  # between the answer and this task's turn: the engine has released the region
+        raise faults.closed(f"the fabric of {call.what}")
+    return region_id

@@ -146,12 +146,18 @@ async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:
     """Wait until every transfer has ended and return their results in order.
 
     Raises:
+        TypeError: something else than transfers; then nothing was waited for.
         TransferError, PeerError, DeviceError, StaleKeyError: the first failure in the order given, when all have ended.
 
     Cancellation: as if each transfer had been awaited: those that no other task awaits are cancelled, all are drained,
     then the cancellation goes on.
     """
+    if isinstance(transfers, Transfer):
+        raise TypeError("wait_all() takes a list of transfers; one is awaited by itself")
     everything = list(transfers)
+    for transfer in everything:
+        if not isinstance(transfer, Transfer):
+            raise TypeError(f"wait_all() takes Transfers of a fabric, got {type(transfer).__name__} {transfer!r}")
     for position, transfer in enumerate(everything):
         if transfer.done:
             continue

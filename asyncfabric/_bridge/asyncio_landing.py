@@ -50,6 +50,8 @@ class AsyncioLanding:
             return
         if self._stairwell.closed:
             raise faults.closed("the fabric")
+        if asyncio._get_running_loop() is not self._loop:
+            raise faults.another_loop()
         future = waiter.handle = self._loop.create_future()
         self._parked += 1
         try:

@@ -108,6 +108,14 @@ def closed(what: str) -> ClosedError:
     return ClosedError(f"{what} is closed", remedy=_REMEDIES[StatusCode.CLOSED])
 
 
+def another_loop() -> RuntimeError:
+    """Return the error of a call that waits in another event loop, or another thread, than the fabric was opened in."""
+    return RuntimeError(
+        "a fabric is used from the event loop and the thread that opened it, and this is another one; threads have "
+        "ImmCounter.spin and WatchWord.store, or ask the fabric's loop (trio.from_thread, loop.call_soon_threadsafe)"
+    )
+
+
 def peer_lost(what: str, peer: str, completion: Completion | None) -> PeerError:
     """Return the error of a wait that declared it waits for a peer which is lost."""
     text = StatusCode(completion.code).text if completion is not None and completion.code else "the peer is lost"

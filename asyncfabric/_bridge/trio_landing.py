@@ -8,6 +8,7 @@ kernel wakes. When nobody waits nothing runs: completions stay in the ring for t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -36,6 +37,7 @@ class TrioLanding:
         self._stairwell = stairwell
         self._engine = stairwell.engine
         self._fd = stairwell.engine.completion_fd()
+        self._thread = get_ident()
         self._leader: Waiter | None = None
         self._asleep = False
         self._followers: dict[Waiter, None] = {}
@@ -53,6 +55,8 @@ class TrioLanding:
 
         Cancellation: raises Cancelled at once; the lead, if this task had it, goes to another waiting task.
         """
+        if get_ident() != self._thread:
+            raise faults.another_loop()
         try:
             while not waiter.ready:
                 if self._stairwell.closed:

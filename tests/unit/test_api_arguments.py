@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 from fabrics import LENGTH, Pair, open_fake, open_pair
@@ -106,6 +111,70 @@ async def test_bad_arguments_are_refused_at_the_call(
         assert p.writer.statistics().ops_submitted == 0
         assert p.writer.why() == []
         await p.writer.write(p.source[:8], p.key, 0)
+
+
+AWAITED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
+    (
+        "length of no machine",
+        ValueError,
+        "length_bytes .* got 1180591620717411303424",
+        lambda p: p.writer.allocate(1 << 70),
+    ),
+    ("warm one address", TypeError, "list of addresses", lambda p: p.writer.warm(p.reader.address)),  # type: ignore[arg-type]
+    ("wait beyond 63 bits", ValueError, "target must be", lambda p: p.writer.counter().wait(1 << 63)),
+    ("wait for one peer", TypeError, "list of Peer", lambda p: p.writer.counter().wait(1, peers=only_peer(p))),  # type: ignore[arg-type]
+    ("wait for a stranger", ValueError, "another fabric", lambda p: p.reader.counter().wait(1, peers=[only_peer(p)])),
+    ("wait for one transfer", TypeError, "takes a list", lambda p: af.wait_all(p.writer.write(p.source[:4], p.key, 0))),  # type: ignore[arg-type]
+    ("wait for no transfer", TypeError, "int 1", lambda p: af.wait_all([1])),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("error", "says", "call"), [row[1:] for row in AWAITED], ids=[row[0] for row in AWAITED])
+async def test_bad_arguments_of_what_is_awaited(error: type[Exception], says: str, call: Callable[[Pair], Any]) -> None:
+    async with open_pair() as p:
+        with pytest.raises(error, match=says):
+            await call(p)
+        assert p.writer.why() == p.reader.why() == []
+
+
+async def test_strides_beyond_64_bits_are_refused_by_name() -> None:
+    async with open_pair() as p:
+        for name in ("page_bytes", "source_stride", "target_stride", "source_offset", "target_offset"):
+            shape = {"page_bytes": 4, name: 1 << 70}
+            with pytest.raises(ValueError, match=f"{name} must be in"):
+                p.writer.write_pages(p.source, [0], p.key, [0], **shape)
+
+
+async def test_a_key_in_use_is_copied_as_its_bytes() -> None:
+    """By copy and by pickle, which multiprocessing uses: what an engine knows of the key stays behind."""
+    async with open_pair() as p:
+        await p.writer.write(p.source[:8], p.key, 0)
+        for twin in (copy.deepcopy(p.key), pickle.loads(pickle.dumps(p.key))):
+            assert twin == p.key
+            await p.writer.write(p.source[:8], twin, 0)
+
+
+async def test_a_fabric_is_opened_by_async_with_alone() -> None:
+    opening = open_fake(FakeNetwork())
+    with pytest.raises(TypeError, match="by `async with open_fabric"), opening:
+        pass
+    with pytest.raises(TypeError, match="by `async with open_fabric"):
+        await opening
+
+
+async def test_who_waits_in_another_loop_is_told() -> None:
+    """In a thread with a loop of its own, of either kind, while the fabric's loop runs on."""
+
+    async def wait(counter: af.ImmCounter) -> None:
+        await counter.wait(1)
+
+    async with open_pair() as p:
+        with p.reader.counter() as counter:
+            for backend in ("trio", "asyncio"):
+                with pytest.raises(RuntimeError, match="the thread that opened it"):
+                    await anyio.to_thread.run_sync(partial(anyio.run, wait, counter, backend=backend))
+            await p.writer.signal(only_peer(p), counter.imm)
+            assert await counter.wait(1) == 1
 
 
 async def test_numpy_integers_are_integers() -> None:

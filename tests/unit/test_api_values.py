@@ -68,6 +68,15 @@ def test_each_damaged_byte_of_the_frames_is_refused(position: int) -> None:
             parse(damaged)
 
 
+def test_what_is_no_bytes_is_refused_by_its_kind() -> None:
+    for parse in (af.RegionKey.from_bytes, af.FabricAddress.from_bytes):
+        for value in ("text", 5, None):
+            with pytest.raises(TypeError, match=f"parsed from bytes, got {type(value).__name__}"):
+                parse(value)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="reads text, got bytes"):
+        af.FabricAddress.parse(b"af1-")  # type: ignore[arg-type]
+
+
 @given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused_with_a_value_error(data: bytes) -> None:
     for parse in (af.FabricAddress.from_bytes, af.RegionKey.from_bytes):

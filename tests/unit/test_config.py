@@ -74,6 +74,7 @@ def test_any_text_is_a_rail_or_a_value_error(text: str) -> None:
         ("max_messages", (1 << 20) + 1, "1048576"),
         ("stripe_bytes", -1, "0"),
         ("inline_bytes", -1, "0"),
+        ("worker_cpu", -2, "-1"),
     ],
 )  # fmt: skip
 def test_bad_values_are_named_with_their_bound(field: str, bad: Any, bound: str) -> None:
@@ -86,6 +87,27 @@ def test_bad_values_are_named_with_their_bound(field: str, bad: Any, bound: str)
 def test_rails_as_one_string_are_a_type_error() -> None:
     with pytest.raises(TypeError, match="'local'"):
         FabricConfig(rails="local")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("require", "tcp"),
+        ("rails", None),
+        ("rails", (5,)),
+        ("drain_deadline", "5"),
+        ("spin_us", None),
+        ("max_ops", 10.5),
+        ("max_messages", True),
+        ("stripe_bytes", "64k"),
+        ("worker_cpu", "0"),
+    ],
+)
+def test_values_of_another_kind_are_named(field: str, bad: Any) -> None:
+    shown = repr(bad[0] if isinstance(bad, tuple) else bad) if bad is not None else "NoneType"
+    with pytest.raises(TypeError, match="rail" if field == "rails" else field) as caught:
+        FabricConfig(**{field: bad})
+    assert shown in str(caught.value)
 
 
 @given(

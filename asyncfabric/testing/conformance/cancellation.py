@@ -6,6 +6,7 @@ The test of it: overwrite the source with SCORCH the moment the await ended, the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import anyio
@@ -277,6 +278,30 @@ async def check_cancelled_close(factory: FabricFactory) -> None:
                 await other.signal(peer, counter.imm)
                 await counter.wait(number)
         assert bytes([SCORCH]) not in bytes(memory), "read after the fabric was closed"
+
+
+async def check_closing_under_waiting_calls(factory: FabricFactory) -> None:
+    """Whoever waits while another task closes the fabric gets an answer or ClosedError, at whatever moment it is."""
+
+    async def attempt(call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await call()
+        except (af.ClosedError, af.PeerError):
+            pass
+
+    async with factory.open() as other:
+        for moment in range(24 if factory.peers > 16 else 8):  # slow transports open slowly
+            async with factory.target() as fabric:
+                counter, peer = fabric.counter(), await other.connect(carried_address(fabric))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(attempt, partial(memory_of, factory, fabric, 4096, "read-write"))
+                    tasks.start_soon(attempt, partial(fabric.connect, carried_address(other)))
+                    tasks.start_soon(attempt, partial(counter.wait, 1))
+                    for _ in range(moment % 8):
+                        await anyio.lowlevel.checkpoint()
+                    transfer = other.signal(peer, counter.imm)
+                    await fabric.aclose()
+                await attempt(partial(_awaiting, transfer))
 
 
 async def check_exceptions_in_user_code(factory: FabricFactory) -> None:
