@@ -12,7 +12,7 @@ from asyncfabric.weights.update.catching_up import Fetching
 from asyncfabric.weights.update.forwarding import Forwarding
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.landing import Arrivals
-from asyncfabric.weights.update.messages import Coded, Opened, Written
+from asyncfabric.weights.update.messages import Coded, Opened, Taken, Written
 from asyncfabric.weights.update.runs import Gate
 
 
@@ -33,7 +33,7 @@ class Arrival:
         self.coded: Arrivals | None = None
         self.fetching: Fetching | None = None
 
-    def take(self, sender: str, message: Written | Opened | Coded) -> bool:
+    def take(self, sender: str, message: Written | Opened | Coded | Taken) -> bool:
         """Hand a message of this version on; return whether there was somebody to take it.
 
         Raises RemoteProtocolError for what is not the sender's to say.
@@ -44,6 +44,8 @@ class Arrival:
             self.forwarding.open(sender, Gate(RegionKey.from_bytes(message.key), message.imm), message.landing)
         elif isinstance(message, Coded) and self.coded is not None:
             self.coded.take(sender, message)
+        elif isinstance(message, Taken) and self.forwarding is not None and self.forwarding.coded is not None:
+            self.forwarding.coded.take(sender, message)
         else:
             return False
         return True

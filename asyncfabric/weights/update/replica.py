@@ -121,10 +121,8 @@ class WeightReplica(Serving):
                 if isinstance(event, Commit) and self._arrival is not None:
                     self._arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
                 self._notify()
-            case Written() | Opened() | Coded():
+            case Written() | Opened() | Coded() | Taken():
                 self._hand_over(sender, event)
-            case Taken() if (coded := self._coded_forwarding(event.version)) is not None:
-                coded.take(sender, event)
             case Want():
                 self._tasks.start_soon(self._give, sender, event)
             case Given():
@@ -133,7 +131,7 @@ class WeightReplica(Serving):
             case _:
                 pass
 
-    def _hand_over(self, sender: str, message: Written | Opened | Coded) -> None:
+    def _hand_over(self, sender: str, message: Written | Opened | Coded | Taken) -> None:
         arrival = self._arrival
         if isinstance(message, Opened) and (arrival is None or arrival.version < message.version):
             self._early.append((sender, message))  # they were faster than we are
@@ -146,15 +144,6 @@ class WeightReplica(Serving):
     def _source_lost(self, name: str, reason: str) -> None:
         if self._arrival is not None and self._arrival.fetching is not None:
             self._arrival.fetching.lost(name, reason)
-        if self._arrival is not None and (coded := self._coded_forwarding(self._arrival.version)) is not None:
-            coded.lost(name)
-
-    def _coded_forwarding(self, version: int) -> CodedForwarding | None:
-        """Return what passes on a version in coded rows, None when nothing does."""
-        arrival = self._arrival
-        if arrival is None or arrival.version != version or arrival.forwarding is None:
-            return None
-        return arrival.forwarding.coded
 
     # ---- effects
 
