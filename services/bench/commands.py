@@ -246,6 +246,7 @@ def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> 
     help="What the plan moves at once; default 4MiB, on GPUs 64MiB.",
 )
 @device_option
+@click.option("--chain", is_flag=True, help="Trainers feed the first replica only, and each replica the next one.")
 @click.option(
     "--coding",
     "codings",
@@ -255,7 +256,7 @@ def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> 
 )
 def weights(
     trainers: int, rollouts: int, replicas: int, model_bytes: int, side: int, form: str, scratch_bytes: int | None,
-    chunk_bytes: int | None, codings: tuple[str, ...], **arguments: Any,
+    chunk_bytes: int | None, chain: bool, codings: tuple[str, ...], **arguments: Any,
 ) -> int:  # fmt: skip
     """Measure updates of weights from trainers to replicas, against bare copies by as many copiers."""
     from asyncfabric_services.bench.weights_run import run_weights
@@ -272,7 +273,7 @@ def weights(
     model: dict[str, Any] = {
         "trainers": trainers, "receivers": rollouts // replicas, "replicas": replicas,
         "matrices": max(2, -(-model_bytes // each) // 2 * 2), "side": side, "form": form,
-        "chunk_bytes": chunk_bytes,
+        "chunk_bytes": chunk_bytes, "chain": chain,
     }  # fmt: skip
     try:
         plan_of(**model)

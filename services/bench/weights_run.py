@@ -103,18 +103,19 @@ def run_weights(
                     },
                     "cpu_s": {role: round(_median([each[role] for each in cpu_s]), 3) for role in roles},
                     "writes": sum(part["stages"]["writes"] for part in published[-model["trainers"] :]),
-                    "codings": _used(published[-model["trainers"] :]),
+                    "codings": _used(updates[-1]["codings"]),
                     "staged_bytes": max(part["staged_bytes"] for part in published),
                 },
             )
         )
 
 
-def _used(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the share of the bytes that was sent, by coding, and why."""
+def _used(codings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the bytes and what was sent of them, by coding and by whether a replica forwarded it, and why."""
     found: dict[str, Any] = {}
-    for one in (one for part in parts for one in part["codings"]):
-        entry = found.setdefault(one["coding"], {"pairs": 0, "plain_bytes": 0, "sent_bytes": 0, "why": one["why"]})
+    for one in codings:
+        name = f"forwarded {one['coding']}" if "/" in one["sender"] else one["coding"]
+        entry = found.setdefault(name, {"pairs": 0, "plain_bytes": 0, "sent_bytes": 0, "why": one["why"]})
         entry["pairs"] += 1
         entry["plain_bytes"] += one["plain_bytes"]
         entry["sent_bytes"] += one["sent_bytes"]

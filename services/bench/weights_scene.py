@@ -22,11 +22,13 @@ class WeightsScene:
         moved: bytes of weights that the last update brought.
     """
 
-    def __init__(self, started: dict[str, Process], trainers: list[str], receivers: list[str]) -> None:
+    def __init__(self, started: dict[str, Process], trainers: list[str], receivers: list[str], copies: int) -> None:
+        """Begin with processes that have joined; each byte that trainers send ends in `copies` replicas."""
         self.started = started
         self.trainers = trainers
         self.receivers = receivers
         self.moved: int = 0
+        self._copies = copies
         self._version = 0
 
     @property
@@ -43,7 +45,7 @@ class WeightsScene:
         parts = [self.started[name].finish() for name in self.trainers]
         self.ask(self.receivers, "flip", version=self._version)
         coded = sum(one["plain_bytes"] for part in parts for one in part["codings"] if one["coding"] != "full")
-        self.moved = coded + sum(part["stages"]["bytes"] for part in parts)
+        self.moved = self._copies * (coded + sum(part["stages"]["bytes"] for part in parts))
         return told, parts
 
     def nudge(self) -> None:
@@ -81,7 +83,7 @@ def open_scene(
             name: stack.enter_context(Process(kind, name, options.deadline_at))
             for name in (COORDINATOR, *trainers, *receivers)
         }
-        scene = WeightsScene(started, trainers, receivers)
+        scene = WeightsScene(started, trainers, receivers, model["replicas"] if model.get("chain") else 1)
         config = options.engine | {"peer_deadline_host": 30.0}
         for name, process in started.items():
             process.start("open", config=config | ({"rails": rails.get(name, ["cuda:0"])} if options.on_gpu else {}))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncfabric.weights import CHUNK_BYTES, Mesh, Move, Plan, Shard, alone, place, plan_weights
+from asyncfabric.weights import CHUNK_BYTES, Mesh, Move, Plan, Relay, Shard, alone, place, plan_weights
 
 Form = Literal["copy", "cast", "fp8"]
 FORMS: dict[str, tuple[str, str, int]] = {
@@ -21,9 +21,13 @@ FORMS: dict[str, tuple[str, str, int]] = {
 
 
 def plan_of(
-    trainers: int, receivers: int, replicas: int, matrices: int, side: int, form: str, chunk_bytes: int = CHUNK_BYTES
-) -> Plan:
-    """Return the plan; every other matrix is cut in columns at the replica, where runs are short."""
+    trainers: int, receivers: int, replicas: int, matrices: int, side: int, form: str, chunk_bytes: int = CHUNK_BYTES,
+    chain: bool = False,
+) -> Plan:  # fmt: skip
+    """Return the plan; every other matrix is cut in columns at the replica, where runs are short.
+
+    `chain`: trainers feed the first replica, and each replica the next one.
+    """
     trainer, replica = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": receivers})
     source = place((side, side), trainer, {"fsdp": Shard(0)})
     dtype, to, block = FORMS[form]
@@ -33,7 +37,10 @@ def plan_of(
         for number in range(matrices)
     ]
     names = [f"replica {number}" for number in range(replicas)]
-    return plan_weights(moves, trainers=trainers, receivers=receivers, replicas=names, chunk_bytes=chunk_bytes)
+    return plan_weights(
+        moves, trainers=trainers, receivers=receivers, replicas=names, relay=Relay(0, 1) if chain else None,
+        chunk_bytes=chunk_bytes,
+    )  # fmt: skip
 
 
 def rows_of(number: int, side: int, begin: int, end: int, seed: int, form: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import trio
@@ -83,6 +84,7 @@ class Coordinating:
                 "write_s": round(report.write_s, 6),
                 "verify_s": round(report.verify_s, 6),
                 "decide_s": round(report.decide_s, 6),
+                "links": [asdict(each) for each in report.codings],
             }
         )
 

@@ -6,118 +6,24 @@ read was always one whole version that was decided, `a` was never without one, a
 
 from __future__ import annotations
 
-import json
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from processes import Process
-from weight_versions import digests
+from weight_world import Story, WeightWorld, open_world
 
-DEADLINE_S = 10.0
-TRAINERS, REPLICAS = ("trainer-0", "trainer-1"), ("a", "b")
+REPLICAS = ("a", "b")
 RECEIVERS = {"a": ["a/0", "a/1"], "b": ["b/0", "b/1"]}
 EVERYBODY = [*RECEIVERS["a"], *RECEIVERS["b"]]
-Story = list[list[int]]
 
 pytestmark = pytest.mark.slow
 
 
-class World:
-    """The processes of a training, its coordinator and two replicas."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.log = folder / "decisions"
-        self.nodes: dict[str, Process] = {}
-        self._stack = stack
-        self._folder = str(folder / "s")
-        self._directory = ""
-        self._begin("directory")
-        self._directory = self.nodes["directory"].hear()["address"]
-        self.start("coordinator", *TRAINERS, *REPLICAS)
-
-    def __getitem__(self, name: str) -> Process:
-        return self.nodes[name]
-
-    def _begin(self, name: str) -> None:
-        node = self.nodes[name] = self._stack.enter_context(Process("weight_party.py"))
-        node.tell(
-            name=name, folder=self._folder, directory=self._directory, log=str(self.log), shadow=name == "a",
-            deadline=DEADLINE_S,
-        )  # fmt: skip
-
-    def start(self, *names: str) -> None:
-        for name in names:
-            self._begin(name)
-        for name in names:
-            self[name].hear()
-        self["coordinator"].ask("present", receivers=EVERYBODY)
-
-    def begin(self) -> int:
-        """Let an update begin; returns its version."""
-        version: int = self["coordinator"].ask("next")["version"]
-        for name in TRAINERS:
-            self[name].tell(do="publish", version=version)
-        self["coordinator"].tell(do="update", version=version)
-        return version
-
-    def bring(self) -> int:
-        """Bring a version everywhere."""
-        version = self.begin()
-        for name in ("coordinator", *TRAINERS):
-            answer = self[name].hear()
-            assert "error" not in answer, (name, answer)
-        for name in REPLICAS:
-            self[name].ask("until", version=version)
-        return version
-
-    def die(self, victim: str, way: str, word: str, other: str) -> tuple[int, dict[str, dict[str, Any]]]:
-        """Let an update begin in which somebody dies; returns its version and how it ended for the others."""
-        self[victim].ask("arm", way=way, word=word, other=other)
-        version = self.begin()
-        assert self[victim].child.wait(60) == -signal.SIGKILL
-        return version, {name: self[name].hear() for name in ("coordinator", *TRAINERS) if name != victim}
-
-    def decided(self) -> list[int]:
-        records = [json.loads(line)["record"] for line in self.log.read_text().splitlines()]
-        return [record["version"] for record in records if record["kind"] == "commit"]
-
-    def stories(self) -> dict[str, Story]:
-        """Return what each receiver served since its process began, 0 for none, after checking each byte of it."""
-        found: dict[str, Story] = {}
-        decided = set(self.decided())
-        for replica in REPLICAS:
-            for name, story in self[replica].ask("served")["served"].items():
-                for version, digest in story:
-                    assert version == 0 or version in decided, (name, story, "serves what was not decided")
-                    assert version == 0 or digest == digests(version, replica)[name], (name, version, "is a mixture")
-                found[name] = [version for version, _ in story]
-                served = [version for version in found[name] if version]
-                assert served == sorted(served), (name, story, "a version went back")
-        return found
+def world(folder: Path) -> AbstractContextManager[WeightWorld]:
+    return open_world(folder, {"a": {"shadow": True}, "b": {"shadow": False}})
 
 
-@contextmanager
-def world(folder: Path) -> Iterator[World]:
-    with ExitStack() as stack:
-        made = World(folder, stack)
-        made.bring()
-        yield made
-        made.bring()
-        made.stories()
-        for node in made.nodes.values():
-            node.tell(do="close")
-        for node in made.nodes.values():
-            assert node.hear() == {"closed": True}
-            assert node.child.stdin is not None
-            node.child.stdin.close()
-            assert node.child.wait(60) == 0
-
-
-def whole_again(made: World, victim: str) -> dict[str, Story]:
+def whole_again(made: WeightWorld, victim: str) -> dict[str, Story]:
     """Start the victim again; everybody comes to what was decided last. Returns what the survivors had served then."""
     made.start(victim)
     version = made["coordinator"].ask("held", receivers=EVERYBODY)["version"]
@@ -167,7 +73,7 @@ def test_a_rollout_dies_that_is_updated_in_place(tmp_path: Path) -> None:
             ("receive", "Commit", ""),
         ):
             version, ends = made.die("b", way, word, other)
-            assert ends["coordinator"] == {"receivers": EVERYBODY}, "who began, also those that were lost"
+            assert ends["coordinator"]["receivers"] == EVERYBODY, "who began, also those that were lost"
             assert made.decided()[-1] == version
             assert whole_again(made, "b")["b/0"] == [0, version]
 

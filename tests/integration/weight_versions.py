@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from asyncfabric.weights import Mesh, Move, Plan, ReplicaMemory, Shard, alone, execute, fused, place, plan_weights
+from asyncfabric.weights import (
+    Mesh,
+    Move,
+    Plan,
+    Relay,
+    ReplicaMemory,
+    Shard,
+    alone,
+    execute,
+    fused,
+    place,
+    plan_weights,
+)
 from asyncfabric.weights.update import receiver_name
 
 TRAINERS, RECEIVERS = 2, 2
@@ -18,7 +30,7 @@ NAMES = ("gate", "up", "down")
 
 
 @cache
-def plan_for(*replicas: str) -> Plan:
+def plan_for(*replicas: str, relay: Relay | None = None) -> Plan:
     """Two fused matrices, quantised, and one that is copied as it is; FSDP to TP, in small pieces."""
     trainer, replica = Mesh.of({"fsdp": TRAINERS}), Mesh.of({"tp": RECEIVERS})
     held, split = place(SHAPE, trainer, {"fsdp": Shard(0)}), {"tp": Shard(0)}
@@ -28,7 +40,9 @@ def plan_for(*replicas: str) -> Plan:
         for name, target in zip(NAMES, gate_up, strict=False)
     ]
     moves.append(Move("down", "bfloat16", held, "down", "bfloat16", alone(place(SHAPE, replica, {"tp": Shard(1)}))))
-    return plan_weights(moves, trainers=TRAINERS, receivers=RECEIVERS, replicas=replicas, chunk_bytes=1 << 14)
+    return plan_weights(
+        moves, trainers=TRAINERS, receivers=RECEIVERS, replicas=replicas, relay=relay, chunk_bytes=1 << 14
+    )  # fmt: skip
 
 
 def shard(rank: int, name: str, version: int) -> Any:

@@ -49,10 +49,3 @@ class Arrival:
         else:
             return False
         return True
-
-    def lost(self, name: str, reason: str) -> None:
-        """Somebody who takes part in it is gone."""
-        if self.fetching is not None:
-            self.fetching.lost(name, reason)
-        if self.forwarding is not None and self.forwarding.coded is not None:
-            self.forwarding.coded.lost(name)

@@ -89,7 +89,6 @@ class _Link:
     why: str = ""
     landing: Landing | None = None
     lane: Lane | None = None
-    gone: bool = False
     turn: anyio.Lock = field(default_factory=anyio.Lock)
     at_work: int = 0
     since: float = 0.0
@@ -146,14 +145,6 @@ class CodedForwarding:
         link = self._links.get(sender)
         if link is not None and link.lane is not None:
             link.lane.take(message)
-
-    def lost(self, name: str) -> None:
-        """A receiver is gone: what is still to come for it goes nowhere."""
-        link = self._links.get(name)
-        if link is not None:
-            link.gone = True
-            if link.lane is not None:
-                link.lane.lost()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -227,8 +218,6 @@ class CodedForwarding:
             self._codings.fabric, region, 0, size, self._version, name, link.coding, link.landing, self._tell,
             self._failed, "xxh3",
         )  # fmt: skip
-        if link.gone:
-            link.lane.lost()
         return link.lane
 
     def _form(self, row: int, coding: Coding) -> Form:

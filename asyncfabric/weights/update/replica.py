@@ -135,8 +135,8 @@ class WeightReplica(Serving):
             self._early.append((sender, message))
 
     def _source_lost(self, name: str, reason: str) -> None:
-        if self._arrival is not None:
-            self._arrival.lost(name, reason)
+        if self._arrival is not None and self._arrival.fetching is not None:
+            self._arrival.fetching.lost(name, reason)
 
     # ---- effects
 

@@ -24,6 +24,7 @@ from json_lines import answer, lines
 
 import asyncfabric as af
 from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
+from asyncfabric.weights import Relay
 from asyncfabric.weights.update import (
     COORDINATOR,
     Messenger,
@@ -98,7 +99,9 @@ class CoordinatorParty(Party):
         return {"version": self._coordinator.committed}
 
     async def update(self, version: int) -> dict[str, Any]:
-        return {"receivers": (await self._coordinator.update(version)).receivers}
+        report = await self._coordinator.update(version)
+        links = [[one.sender, one.receiver, one.plain_bytes, one.sent_bytes] for one in report.codings]
+        return {"receivers": report.receivers, "links": links}
 
 
 class TrainerParty(Party):
@@ -152,7 +155,8 @@ class ReplicaParty(Party):
 
 async def take_part(first: dict[str, Any], link: Any, fate: Fate, stack: AsyncExitStack) -> Party:
     """Open one's part; the messengers of the process are open before the others hear of it."""
-    name, post, plan = first["name"], LinkPost(link), versions.plan_for()
+    name, post, plan = first["name"], LinkPost(link), versions.plan_for(relay=Relay(*first.get("relay", ())))
+    codings = {"codings": first.get("codings", ()), "coding": "always"}
     client = await stack.enter_async_context(DirectoryClient(link, first["directory"]))
     nursery = await stack.enter_async_context(trio.open_nursery())
     stack.callback(nursery.cancel_scope.cancel)
@@ -168,14 +172,18 @@ async def take_part(first: dict[str, Any], link: Any, fate: Fate, stack: AsyncEx
             role, rank = "trainer", int(name[-1])
             shards = {each: versions.shard(rank, each, 0) for each in versions.NAMES}
             messenger = Mortal(post.open(trainer_name(rank)), fate)
-            publisher = await stack.enter_async_context(open_publisher(fabric, messenger, plan, rank, shards))
+            publisher = await stack.enter_async_context(
+                open_publisher(fabric, messenger, plan, rank, shards, **codings)
+            )
             party = TrainerParty(fate, publisher, shards)
         else:
             role, replicas = "replica", {}
             for receiver in range(versions.RECEIVERS):
                 each = receiver_name(name, receiver)
                 replicas[each] = await stack.enter_async_context(
-                    open_replica(fabric, Mortal(post.open(each), fate), plan, name, receiver, shadow=first["shadow"])
+                    open_replica(
+                        fabric, Mortal(post.open(each), fate), plan, name, receiver, shadow=first["shadow"], **codings
+                    )
                 )
             party = ReplicaParty(fate, replicas)
             for each in replicas:
