@@ -18,7 +18,7 @@ import click
 
 from asyncfabric.sim.calibration import Run
 from asyncfabric.sim.labour import Thread
-from asyncfabric.weights.update.device import HOST_UNIT_BYTES
+from asyncfabric.weights.update.device import HostDevice
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
 from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
@@ -28,7 +28,7 @@ from asyncfabric_services.exits import CheckFailed, EnvironmentUnfit
 from asyncfabric_services.plan.runs import sent_runs
 from asyncfabric_services.quantities import SizeType
 
-SCRATCH_BYTES = 256 << 20
+SCRATCH_BYTES = 320 << 20
 
 ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
 """Bytes of the shard for each that is written."""
@@ -95,7 +95,7 @@ def measure(text: str, options: Options) -> Run:
             others += busy_after - busy - sum(spent[-1].values())
     free = max(0.1, cores - max(0.0, others) / between)
     means = {name: fmean(each[name] for each in spent) for name in spent[0]}
-    return Run(text, plan, sent_runs(plan), HOST_UNIT_BYTES * ITEMS[shape.form], free, fmean(seconds), means)
+    return Run(text, plan, sent_runs(plan), HostDevice().unit_bytes * ITEMS[shape.form], free, fmean(seconds), means)
 
 
 def threads(scene: WeightsScene) -> dict[Thread, float]:

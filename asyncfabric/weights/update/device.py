@@ -30,8 +30,9 @@ Memory = Any
 Elements = Any
 """Elements as stored, any dimensions: an array, or a tensor of the integers of their width."""
 
-HOST_UNIT_BYTES = 16 << 20
-"""Boxes go through the pipeline together up to about this many bytes: what one trip to a thread is worth."""
+HOST_UNIT_BYTES, LEAST_UNIT_BYTES = 64 << 20, 16 << 20
+"""Boxes go through the pipeline together up to about this many bytes, shared out to the threads that fill units.
+Each costs the event loops of both ends milliseconds, so few cores want them large; many would wait for the first."""
 
 
 class Stretch(NamedTuple):
@@ -84,16 +85,19 @@ class Device(Protocol):
     Attributes:
         name: "cpu" or "cuda:N", as fabrics allocate.
         checksum: the kind that it does quickest; it can do all.
-        unit_bytes: boxes go through the pipeline together up to about this.
         fills: units that are converted at once.
         checks: batches of rows that are hashed at once.
     """
 
     name: str
     checksum: ChecksumKind
-    unit_bytes: int
     fills: int
     checks: int
+
+    @property
+    def unit_bytes(self) -> int:
+        """Boxes go through the pipeline together up to about this."""
+        ...
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region of this device."""
@@ -174,12 +178,16 @@ class HostDevice:
 
     name: str = HOST
     checksum: ChecksumKind = "xxh3"
-    unit_bytes: int = HOST_UNIT_BYTES
 
     def __init__(self) -> None:
         """Have as many threads for units and for batches as the cores of this process are good for."""
         self.fills: int = ways()
         self.checks: int = ways()
+
+    @property
+    def unit_bytes(self) -> int:
+        """Boxes go through the pipeline together up to about this."""
+        return max(HOST_UNIT_BYTES // self.fills, LEAST_UNIT_BYTES)
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""

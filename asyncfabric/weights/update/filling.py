@@ -79,12 +79,9 @@ class Filler:
         assert self.memory is not None
         staged = stretch(self.memory, at, box.weight_bytes)
         source = self._shards.box(box.parameter, box.local_start, box.size)
-        order = box.rows[0].shape.order
-        whole = [dim for dim in range(len(box.size)) if dim not in order] + order  # those of length 1 anywhere
         maxima, origin = found if found is not None else (None, box.origin)
         self.device.convert(
-            self.memory[at : at + box.weight_bytes], [box.size[dim] for dim in whole], np.argsort(whole).tolist(),
-            source, box.kind, maxima, box.start, origin,
+            self.memory[at : at + box.weight_bytes], box.sizes, box.axes, source, box.kind, maxima, box.start, origin,
         )  # fmt: skip
         return staged
 

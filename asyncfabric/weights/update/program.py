@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 
 import numpy as np
@@ -52,6 +53,12 @@ class Box:
         start: in the parameter; origin: where the shard begins in it; size: in elements.
         shard_shape: of the shard; direct: how the box lies in it, when it is written from there.
         rows: at least one.
+        local_start: where it begins in the shard.
+        sizes, axes: of the elements as they lie at the receivers, and which of those each dimension of the box is.
+        weight_bytes, scale_bytes: of the weights as they are written, and of the scales that this box writes.
+        scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
+            there.
+        staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
 
     parameter: str
@@ -63,28 +70,26 @@ class Box:
     size: tuple[int, ...]
     shard_shape: tuple[int, ...]
     direct: Strided | None
-    rows: list[SentRow] = field(default_factory=list)
+    rows: list[SentRow]
+    local_start: tuple[int, ...] = field(init=False)
+    sizes: list[int] = field(init=False)
+    axes: list[int] = field(init=False)
+    weight_bytes: int = field(init=False)
+    scale_bytes: int = field(init=False)
+    scales_staged_at: int = field(init=False)
+    staged_bytes: int = field(init=False)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights as they are written."""
-        return prod(self.size) * STORED_AS[self.kind.to].itemsize
-
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes of the scales that this box writes."""
-        scales = self.rows[0].shape.scales
-        return 0 if scales is None else scales.nbytes
-
-    @property
-    def scales_staged_at(self) -> int:
-        """Where the scales begin in its place in the staging memory: behind the weights, unless those are not there."""
-        return 0 if self.direct is not None else padded(self.weight_bytes)
-
-    @property
-    def staged_bytes(self) -> int:
-        """What it takes of the staging memory: weights unless they are written from the shard, then scales."""
-        return self.scales_staged_at + padded(self.scale_bytes)
+    def __post_init__(self) -> None:
+        """Work out what every version asks for."""
+        shape = self.rows[0].shape
+        self.local_start = tuple((self.start - self.origin).tolist())
+        whole = [dim for dim in range(len(self.size)) if dim not in shape.order] + shape.order  # of length 1: anywhere
+        self.sizes = [self.size[dim] for dim in whole]
+        self.axes = np.argsort(whole).tolist()
+        self.weight_bytes = prod(self.size) * STORED_AS[self.kind.to].itemsize
+        self.scale_bytes = 0 if shape.scales is None else shape.scales.nbytes
+        self.scales_staged_at = 0 if self.direct is not None else padded(self.weight_bytes)
+        self.staged_bytes = self.scales_staged_at + padded(self.scale_bytes)
 
     def source(self, shards: Shards) -> tuple[Region, int]:
         """Return where it begins, when it is written from the shard: the region, and a byte of it."""
@@ -94,11 +99,6 @@ class Box:
         for begin, length in zip(reversed(self.local_start), reversed(self.shard_shape), strict=True):
             at, step = at + begin * step, step * length
         return place[0], at
-
-    @property
-    def local_start(self) -> tuple[int, ...]:
-        """Where it begins in the shard."""
-        return tuple((self.start - self.origin).tolist())
 
 
 class Unit:
@@ -161,31 +161,27 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
     pieces = plan.pieces
     columns = (batch.box, batch.replica, batch.receiver, batch.kind, batch.parameter, batch.region, batch.scales,
                batch.piece, batch.row)  # fmt: skip
-    number, box = -1, None
-    for index, (mark, replica, receiver, kind, parameter, region, scales, piece, row) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        shape = shapes.get(piece)
-        if shape is None:
-            shape = shapes[piece] = PieceShape(pieces, piece, plan.kinds[kind].to)
-        if mark != number or box is None:
-            if box is not None:
-                yield box
-            number = mark
-            size = tuple(pieces.size[piece].tolist())
-            box = Box(
-                plan.parameters[parameter], parameter, kind, plan.kinds[kind], pieces.start[piece],
-                pieces.start[piece] - batch.local_start[index], size,
-                shards.shapes[plan.parameters[parameter]], None,
-            )  # fmt: skip
-            lies = in_shard(plan, box.kind, batch.rank, piece, shape.order)
-            box.direct = lies if shards.place(box.parameter) is not None else None
-        layout = layout_of(plan, receiver).by_region
-        scales_at = int(layout[scales]) + shape.scales_at if scales >= 0 and shape.scales is not None else 0
-        run_bytes = written_run_bytes(lies, shape.run_bytes)
-        if not is_direct(box.direct, run_bytes):
-            box.direct = None
-        weights_at = int(layout[region]) + shape.weights_at
-        box.rows.append(SentRow(row, names[replica, receiver], shape, run_bytes, weights_at, scales_at))
-    if box is not None:
-        yield box
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for _, together in groupby(enumerate(rows), lambda entry: entry[1][0]):
+        sent: list[SentRow] = []
+        direct = True
+        for index, (_, replica, receiver, kind, parameter, region, scales, piece, row) in together:
+            shape = shapes.get(piece)
+            if shape is None:
+                shape = shapes[piece] = PieceShape(pieces, piece, plan.kinds[kind].to)
+            if not sent:
+                first = index, kind, parameter, piece
+                lies = in_shard(plan, plan.kinds[kind], batch.rank, piece, shape.order)
+            run_bytes = written_run_bytes(lies, shape.run_bytes)
+            direct = direct and is_direct(lies, run_bytes)
+            layout = layout_of(plan, receiver).by_region
+            scales_at = int(layout[scales]) + shape.scales_at if scales >= 0 and shape.scales is not None else 0
+            weights_at = int(layout[region]) + shape.weights_at
+            sent.append(SentRow(row, names[replica, receiver], shape, run_bytes, weights_at, scales_at))
+        index, kind, parameter, piece = first
+        name = plan.parameters[parameter]
+        yield Box(
+            name, parameter, kind, plan.kinds[kind], pieces.start[piece],
+            pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
+            lies if direct and shards.place(name) is not None else None, sent,
+        )  # fmt: skip

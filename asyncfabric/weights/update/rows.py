@@ -29,29 +29,22 @@ class Strided:
     Attributes:
         sizes, strides: tuples; dimensions of length 1 are left out.
         item: bytes of an element.
+        nbytes: of the elements.
+        run_bytes: of the longest contiguous runs that the box consists of.
     """
 
-    __slots__ = ("item", "sizes", "strides")
+    __slots__ = ("item", "nbytes", "run_bytes", "sizes", "strides")
 
     def __init__(self, sizes: tuple[int, ...], strides: tuple[int, ...], item: int) -> None:
         self.sizes: tuple[int, ...] = sizes
         self.strides: tuple[int, ...] = strides
         self.item: int = item
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return prod(self.sizes) * self.item
-
-    @property
-    def run_bytes(self) -> int:
-        """Bytes of the longest contiguous runs that the box consists of."""
-        run = self.item
-        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
-            if stride != run:
+        self.nbytes: int = prod(sizes) * item
+        self.run_bytes: int = item
+        for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+            if stride != self.run_bytes:
                 break
-            run *= size
-        return run
+            self.run_bytes *= size
 
     def offsets(self, run_bytes: int) -> Ints:
         """Return where each run of this length begins, in order, from the first element.
