@@ -23,7 +23,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         unit_ms: of a trainer's event loop, for each unit of boxes.
         message_ms, told_ms: of the sender's and of the receiver's event loop, for telling one receiver of one unit.
         process_ms: of each trainer and receiver, for taking part in an update at all.
-        participant_ms: of the coordinator, for each trainer and receiver: one after the other.
+        participant_ms: of the coordinator, for each trainer and receiver: it speaks to many at once, on one core.
+        update_ms: of the coordinator, for an update, however many take part: its log, its thread, its report.
     """
 
     write_s_per_gb: float
@@ -38,6 +39,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     told_ms: float
     process_ms: float
     participant_ms: float
+    update_ms: float
 
     def __post_init__(self) -> None:
         for name in COSTS:

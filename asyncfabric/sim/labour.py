@@ -106,6 +106,7 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None) -> Labou
     put("receiver loop", "told_ms", MS, np.bincount(work.entry_receiver, minlength=receivers))
     put("receiver loop", "process_ms", MS, 1.0)
     put("coordinator", "participant_ms", MS, float(plan.trainers + receivers))
+    put("coordinator", "update_ms", MS, 1.0)
     return Labour(counts)
 
 

@@ -30,7 +30,7 @@ SHAPE = "TRAINERS:RECEIVERS:BYTES:FORM[:ROWS]"
 
 @click.command()
 @click.option("--provider", type=click.Choice(PROVIDERS), default="local", show_default=True)
-@click.option("--fit", "fitted", multiple=True, metavar=SHAPE, help="An update to fit; repeat. Default: eight shapes.")
+@click.option("--fit", "fitted", multiple=True, metavar=SHAPE, help="An update to fit; repeat. Default: nine shapes.")
 @click.option(
     "--hold", "held", multiple=True, metavar=SHAPE, help="An update to predict; repeat. Default: eight others."
 )

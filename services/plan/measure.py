@@ -34,7 +34,7 @@ ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
 """Bytes of the shard for each that is written."""
 
 TRAIN = ("2:2:64MiB:copy", "2:2:256MiB:copy:1024", "2:1:128MiB:copy", "4:2:128MiB:copy", "2:2:64MiB:cast",
-         "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024")  # fmt: skip
+         "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024", "8:6:32MiB:copy:1024")  # fmt: skip
 HOLD = ("2:2:512MiB:copy", "2:2:128MiB:copy:4096", "2:1:256MiB:copy", "4:2:256MiB:copy", "4:2:128MiB:cast",
         "2:2:128MiB:cast:1024", "2:1:32MiB:fp8", "2:2:64MiB:fp8")  # fmt: skip
 

@@ -45,6 +45,7 @@ def test_units_and_messages() -> None:
     assert counted("told_ms", "receiver loop", unit_bytes=1 << 14) == pytest.approx(6e-3)
     assert counted("process_ms", "trainer loop") == counted("process_ms", "receiver loop") == pytest.approx(2e-3)
     assert counted("participant_ms", "coordinator", replicas=2) == pytest.approx(6e-3)
+    assert counted("update_ms", "coordinator", replicas=2) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(("form", "name"), [("cast", "cast_s_per_gb"), ("fp8", "fp8_s_per_gb")])
