@@ -10,7 +10,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 PYTEST_FLAGS ?=
-WORKERS ?= 1
+WORKERS ?= 2
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 BIN := .venv/bin
@@ -74,8 +74,8 @@ demo: build  ## KvCache moves from prefill to decode; a cluster serves, scales, 
 
 test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
 
-# WORKERS=2 shares files out to two processes: quicker, but tests that wait for deadlines are less sure then. Sockets in the
-# folder for temporary files want a short name.
+# Files are shared out to WORKERS processes: most tests wait for others. Sockets in the folder for temporary files want a
+# short name.
 test-python: build
 	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
 

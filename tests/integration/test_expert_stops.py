@@ -53,8 +53,8 @@ def missed(made: Cluster, name: str, because: str) -> float:
 def until_over(made: Cluster, name: str) -> None:
     """Wait until a node has found others missing, for whatever reason.
 
-    Or until it has long waited for nothing: who stood still until sessions with it ended, as it may on a busy machine, has
-    a call that is cancelled before it can find anybody missing.
+    Or until it has long waited for nothing: who stood still until sessions with it ended, as it may on a busy machine,
+    has a call that is cancelled before it can find anybody missing.
     """
     deadline, idle = time.monotonic() + PATIENCE_S, 0
     while not missed(made, name, "lost") + missed(made, name, "late") and idle < IDLE_LOOKS:
