@@ -6,6 +6,7 @@ hear that the version was aborted, so nothing but the publisher keeps what is he
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from asyncfabric.weights.update import device, rows
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow
 
+HELD_S = 0.3
 POISON = 0xA7
 """Twice, a bfloat16 that no test draws; the bytes of each weight are written as they are."""
 
@@ -69,7 +71,7 @@ async def until_all_that_was_held_has_left(scene: Scene) -> None:
     await source.release()
 
 
-@pytest.mark.parametrize("rail", ["fault+local?delay_us=150000", "fault+tcp?delay_us=150000"])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
 @pytest.mark.parametrize("where", ["shards", "staging"])
 def test_what_is_posted_is_not_read_after_a_cancelled_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rail: str, where: str
@@ -79,8 +81,10 @@ def test_what_is_posted_is_not_read_after_a_cancelled_publish(
     if where == "shards":
         monkeypatch.setattr(rows, "DIRECT_RUN_BYTES", 1)
 
+    held = f"fault+{rail}?delay_us={HELD_S * 1e6:.0f}"
+
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", rail=rail) as scene:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", rail=held) as scene:
             before = await scene.begin()
             deafen(scene)
 
@@ -92,10 +96,13 @@ def test_what_is_posted_is_not_read_after_a_cancelled_publish(
                 with anyio.CancelScope() as scope:
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(scene.publishers[0].publish, 2)
-                        seen = {0}
-                        while len(seen) < 4:  # units that were posted at three moments leave at three
+                        seen, late = {0}, math.inf
+                        # Units that were posted at three moments leave at three; a busy machine may post them at fewer.
+                        while len(seen) < 4 and anyio.current_time() < late:
                             await anyio.lowlevel.checkpoint()
                             seen.add(in_flight(scene))
+                            if len(seen) == 2:
+                                late = min(late, anyio.current_time() + HELD_S / 3)
                         scope.cancel()
                 assert in_flight(scene) == 0
                 for array in sources(scene):

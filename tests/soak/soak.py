@@ -141,8 +141,10 @@ class Soak:
             self.seen["bytes"] += told["bytes"]
             for error in told["errors"]:
                 self.seen[f"{'calm ' if calm else ''}{end} {error.split(': ')[1]}"] += 1
-                # Over tcp a refused write ends the connection, and what was behind it fails with that as the reason.
-                refused = end and ("StaleKeyError" in error or "TransferError" in error)
+                # Over tcp a refused write ends the connection: what was behind it fails with that, of other lanes too.
+                refused = (end and "StaleKeyError" in error) or (
+                    (end or "tcp" in self.rails) and "TransferError" in error
+                )
                 if calm and not refused:
                     raise Broken(f"lane {lane} ({end}) from {writer.number} to {target.number}, in no trouble: {error}")
         checked = await target.ask("check_lane", lane=lane, report=report, calm=calm and not end)

@@ -235,6 +235,9 @@ struct Core {
   void send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload);
   size_t flush_outgoing();
   void on_message(std::string_view bytes);
+  bool say_again(Op& op, Leg& leg, Status status);
+  void remind_later(Peer& peer);
+  uint64_t remind(Peer& peer, uint64_t now);
   void on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload);
   void message_taken(PeerId peer);
   void announce_generation(uint32_t imm, uint32_t generation);

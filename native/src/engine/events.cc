@@ -63,7 +63,7 @@ void Core::on_done(uint64_t tag, Status status) {
   Peer& peer = *op.targets[leg.target].peer;
   if (status.ok())
     peer.heard = true;  // it answers, even if its answers to heartbeats stand in a long queue
-  else
+  else if (!say_again(op, leg, status))
     fail_target(op, leg.target, status);
   if (leg.queued && leg.outstanding == 0 && peer.lanes[leg.lane].down) go_round(leg);
   if (leg.cursor == leg.end && leg.outstanding == 0 && !leg.queued) leg_ended(leg);
@@ -117,7 +117,7 @@ void Core::finish(Op& op) {
   trace.point(TracePoint::kFinish, op.cookie, completion.bytes);
   publish(completion);
   if (op.drain_until_ns != 0) --draining;
-  op.drain_until_ns = 0;
+  op.drain_until_ns = op.say_until_ns = 0;
   if (op.outstanding.load(std::memory_order_relaxed) == 0) retire(op);
   tallies.ops_completed.add(1);  // last: who sees this number finds the slot free
 }

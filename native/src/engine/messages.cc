@@ -9,6 +9,12 @@
 
 namespace asyncfabric {
 
+namespace {
+
+constexpr uint64_t kRemindNs = 200'000'000;
+
+}  // namespace
+
 void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload) {
   if (lane >= peer.lanes.size()) return;
   OutgoingMessage message;
@@ -82,9 +88,10 @@ void Core::on_message(std::string_view bytes) {
         send_message(*peer, static_cast<uint32_t>(header.value % peer->lanes.size()), MessageType::kPong, 0, {});
       break;
     case MessageType::kUser: on_user_message(*peer, header, payload); break;
+    case MessageType::kAskCredit: send_message(*peer, 0, MessageType::kCredit, peer->taken_here, {}); break;
     case MessageType::kCredit: {
-      peer->credits += static_cast<uint32_t>(
-          std::min<uint64_t>(header.value, kMessageCredits - std::min(peer->credits, kMessageCredits)));
+      if (header.value <= peer->taken_there || header.value > peer->next_sequence) break;
+      peer->taken_there = header.value;
       std::vector<Op*> waiting;
       waiting.swap(peer->waiting_for_credit);
       for (Op* op : waiting) start(*op);
@@ -114,8 +121,8 @@ void Core::on_message(std::string_view bytes) {
 }
 
 void Core::on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload) {
-  if (header.value < peer.next_expected || header.value >= peer.next_expected + kMessageCredits ||
-      payload.size() > kMaxMessageBytes) {
+  if (header.value < peer.next_expected) return;  // said again by a sender that could not know that it came
+  if (header.value >= peer.next_expected + kMessageCredits || payload.size() > kMaxMessageBytes) {
     tallies.messages_refused.add(1);
     return;
   }
@@ -137,7 +144,51 @@ void Core::on_user_message(Peer& peer, const MessageHeader& header, std::string_
 
 void Core::message_taken(PeerId id) {
   if (Peer* peer = find_peer(id); peer != nullptr && peer->state == PeerState::kConnected)
-    send_message(*peer, 0, MessageType::kCredit, 1, {});
+    send_message(*peer, 0, MessageType::kCredit, ++peer->taken_here, {});
+}
+
+// The connection broke under a message, or may have: it has its number, so the receiver would wait for it for ever, and takes it once
+// however often it comes. Who does not get it within the deadline is lost.
+bool Core::say_again(Op& op, Leg& leg, Status status) {
+  Peer& peer = *op.targets[leg.target].peer;
+  if (op.kind != OpKind::kSend || status.code != StatusCode::kTransport || peer.state != PeerState::kConnected)
+    return false;
+  const uint64_t now = now_ns();
+  if (op.say_until_ns == 0) op.say_until_ns = now + config.peer_deadline_network_ns;
+  if (now >= op.say_until_ns) {
+    lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
+    return true;
+  }
+  if (leg.queued) queue_of(leg).remove(&leg);
+  leg.cursor = leg.begin;
+  op.bytes_posted.store(0, std::memory_order_relaxed);
+  if (!usable(peer.lanes[leg.lane]))
+    if (const uint32_t other = way_round(peer, leg.lane); other < peer.lanes.size()) leg.lane = other;
+  queue_of(leg).push_back(&leg);
+  return true;
+}
+
+// Engine messages have no number: those that nobody else would miss are said again until they are answered.
+void Core::remind_later(Peer& peer) {
+  if (peer.next_reminder_ns != 0) return;
+  peer.next_reminder_ns = now_ns() + kRemindNs;
+  next_tick_ns = 0;
+}
+
+// Returns when to look again.
+uint64_t Core::remind(Peer& peer, uint64_t now) {
+  if (peer.next_reminder_ns == 0) return ~0ull;
+  if (now < peer.next_reminder_ns) return peer.next_reminder_ns;
+  peer.next_reminder_ns = 0;
+  if (!peer.waiting_for_credit.empty()) {
+    send_message(peer, 0, MessageType::kAskCredit, 0, {});
+    peer.next_reminder_ns = now + kRemindNs;
+  }
+  for (const auto& [imm, generation] : peer.unconfirmed) {
+    send_message(peer, 0, MessageType::kCounter, imm << 2 | generation, {});
+    peer.next_reminder_ns = now + kRemindNs;
+  }
+  return peer.next_reminder_ns != 0 ? peer.next_reminder_ns : ~0ull;
 }
 
 // A counter of this imm was open before: peers must stamp their immediates with the new generation before it may be used again.
@@ -148,6 +199,7 @@ void Core::announce_generation(uint32_t imm, uint32_t generation) {
     if (peer->state == PeerState::kConnected && peer->incarnation != incarnation) {
       peer->unconfirmed[imm] = generation;
       send_message(*peer, 0, MessageType::kCounter, imm << 2 | generation, {});
+      remind_later(*peer);
     } else if (peer->incarnation == incarnation) {
       peer->counter_generations[imm] = generation;  // ourselves
     }

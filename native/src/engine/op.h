@@ -92,6 +92,7 @@ struct Op : MailLink {
   uint64_t rails = 0;
   uint64_t started_ns = 0;
   uint64_t drain_until_ns = 0;  // 0: not draining
+  uint64_t say_until_ns = 0;    // of a message that broke off once
   Op* live_before = nullptr;
   Op* live_after = nullptr;
 

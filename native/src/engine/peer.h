@@ -64,12 +64,15 @@ struct Peer {
   uint32_t next_pulse = 0;    // lane of the next heartbeat
   std::vector<KeyId> asking;  // keys that they have not judged yet; asked again until they answer
   uint64_t next_ask_ns = 0;
-  uint64_t outstanding = 0;                              // signalled work requests
+  uint64_t next_reminder_ns = 0;  // when what a broken connection may have swallowed is said again; 0: nothing is open
+  uint64_t outstanding = 0;       // signalled work requests
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
 
   // Two-sided user messages: numbered, put in order again at the receiver, held back by credits.
+  uint32_t credits() const { return static_cast<uint32_t>(taken_there + kMessageCredits - next_sequence); }
   uint64_t next_sequence = 0;
-  uint32_t credits = kMessageCredits;
+  uint64_t taken_there = 0;  // of our messages, by their program
+  uint64_t taken_here = 0;
   std::vector<Op*> waiting_for_credit;
   uint64_t next_expected = 0;
   std::map<uint64_t, std::string> out_of_order;

@@ -189,6 +189,7 @@ void Core::tick(uint64_t now) {
           ask_again(peer, now);
           next = std::min(next, peer.next_ask_ns);
         }
+        next = std::min(next, remind(peer, now));
         next = std::min(next, check_pulse(peer, now));
         break;
       case PeerState::kLost:

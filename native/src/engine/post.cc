@@ -179,7 +179,7 @@ size_t Core::post(uint32_t rail_index) {
   if (result.accepted != 0) trace.point(TracePoint::kPost, rail_index, result.accepted);
   if (refused != nullptr) {
     if (result.status.code != StatusCode::kBusy) {
-      fail_target(*refused->op, refused->target, result.status);
+      if (!say_again(*refused->op, *refused, result.status)) fail_target(*refused->op, refused->target, result.status);
       return result.accepted + 1;
     }
     // Busy for this peer: let the others of the queue go first next time.

@@ -76,12 +76,12 @@ void Core::start(Op& op) {
       return;
     }
     if (op.kind == OpKind::kSend && op.legs.empty()) {
-      if (peer.credits == 0) {
+      if (peer.credits() == 0) {
         op.parked = true;
         peer.waiting_for_credit.push_back(&op);
+        remind_later(peer);
         return;
       }
-      --peer.credits;
       MessageHeader header{MessageType::kUser, incarnation, peer.incarnation, peer.next_sequence++, peer.their_life};
       encode_header(header, reinterpret_cast<char*>(op.payload.data()));
     }

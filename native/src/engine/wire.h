@@ -45,13 +45,14 @@ enum class MessageType : uint8_t {
   kPing = 4,
   kPong = 5,
   kUser = 6,     // value = sequence number
-  kCredit = 7,   // value = user messages that were taken
+  kCredit = 7,   // value = user messages that were taken so far
   kCounter = 8,  // value = imm << 2 | generation
   kCounterAck = 9,
   kBye = 10,
   kAskKey = 11,      // value = region; payload = generation, then a word to give back: is this key still good?
   kKeyVerdict = 12,  // value = the word; payload = one byte, 1: good
   kRevoked = 13,     // value = region; payload = first generation that is good, 0: none
+  kAskCredit = 14,   // how many of our user messages were taken?
 };
 
 // A life is one entry for a peer, from meeting it to losing it. One side may lose the other alone, and begin anew while the other still
