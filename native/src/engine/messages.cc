@@ -11,7 +11,7 @@ namespace asyncfabric {
 
 namespace {
 
-constexpr uint64_t kRemindNs = 200'000'000;
+constexpr uint64_t kRemindNs = 50'000'000;
 
 }  // namespace
 
