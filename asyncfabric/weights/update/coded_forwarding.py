@@ -21,15 +21,12 @@ from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.bases import SAMPLE_BOXES
 from asyncfabric.weights.update.copies import Copy
 from asyncfabric.weights.update.intake import RowPlaces
-from asyncfabric.weights.update.lane import Failed, Lane, Tell
+from asyncfabric.weights.update.lane import Failed, Lane, Tell, slot_length
 from asyncfabric.weights.update.messages import Landing, Taken
 from asyncfabric.weights.update.paying import Offer, Paying, Rule, fastest_of
 from asyncfabric.weights.update.reports import CodingReport
 from asyncfabric.weights.update.rows import Bytes
 from asyncfabric.weights.update.threads import in_thread
-
-SLOT_BYTES = 4 << 20
-"""Slots are not made longer than this, unless a row is."""
 
 Form = tuple[Coding, Bytes | bytes]
 Forms = dict[tuple[int, Coding], Form]
@@ -211,7 +208,7 @@ class CodedForwarding:
 
     async def _open_lane(self, name: str, link: _Link) -> Lane:
         assert link.landing is not None and link.coding is not None
-        size = min(link.landing.slot_bytes, max(link.largest, SLOT_BYTES))
+        size = slot_length(link.landing, link.largest)
         region = await self._codings.fabric.allocate(size * len(link.landing.imms), access="local")
         self._regions.append(region)
         link.lane = Lane(

@@ -23,8 +23,16 @@ CODING_NUMBERS = {Coding(name): number for number, name in enumerate(KNOWN)}
 WORK_BYTES = 4 << 20
 """A slot is sent when it stands for so many bytes of weights, however short they got: the receiver can begin."""
 
+SLOT_BYTES = 4 << 20
+"""Slots are not made longer than this, unless a row is."""
+
 Tell = Callable[[str, Coded], Awaitable[None]]
 Failed = Callable[[str, FabricError], Awaitable[None]]
+
+
+def slot_length(landing: Landing, largest: int) -> int:
+    """Return how long the sender's slots are, whose largest row has so many bytes."""
+    return min(landing.slot_bytes, max(largest, SLOT_BYTES))
 
 
 class Lane:

@@ -14,7 +14,7 @@ from asyncfabric.weights.coding import Coding, Costs
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.bases import Bases, sample_of
 from asyncfabric.weights.update.coded_sending import CodedSending
-from asyncfabric.weights.update.lane import Failed, Lane, Tell
+from asyncfabric.weights.update.lane import Failed, Lane, Tell, slot_length
 from asyncfabric.weights.update.messages import Landing, Taken
 from asyncfabric.weights.update.paying import Offer, Paying, Rule, fastest_of
 from asyncfabric.weights.update.program import Box, Program
@@ -22,9 +22,6 @@ from asyncfabric.weights.update.reports import CodingReport
 from asyncfabric.weights.update.rows import Bytes
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
-
-SLOT_BYTES = 4 << 20
-"""Slots are not made longer than this, unless a row is."""
 
 
 class SenderCodings:
@@ -76,7 +73,7 @@ class SenderCodings:
                 need = largest[name] * max(1, len(landing.imms)) * landing.senders
                 self._chosen[name] = (Coding.FULL, f"its landing_bytes are too few: give {need} or smaller chunk_bytes")
                 continue
-            slots[name] = min(landing.slot_bytes, max(largest[name], SLOT_BYTES))
+            slots[name] = slot_length(landing, largest[name])
         self._bases.begin(self._collected(program, set(best.values())) if offers else ())
         memory = await self._memory({name: size * len(_imms(landings[name])) for name, size in slots.items()})
         lanes, at = {}, 0
