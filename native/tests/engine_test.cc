@@ -389,5 +389,19 @@ TEST(EngineTest, DeadPeerFailsByName) {
   EXPECT_EQ(pair.wait(*pair.a, late).status.kind, StatusKind::kPeer);
 }
 
+TEST(Wire, EveryKindOfMessageIsRead) {
+  for (uint32_t kind = 0; kind <= static_cast<uint32_t>(MessageType::kAskCredit) + 1; ++kind) {
+    std::string bytes(kHeaderBytes, '\0');
+    encode_header({static_cast<MessageType>(kind), 1, 2, 3, 4}, bytes.data());
+    MessageHeader header;
+    std::string_view payload;
+    const bool known =
+        kind >= static_cast<uint32_t>(MessageType::kHello) && kind <= static_cast<uint32_t>(MessageType::kAskCredit);
+    EXPECT_EQ(decode_header(bytes, &header, &payload), known) << kind;
+    if (!known) continue;
+    EXPECT_EQ(static_cast<uint32_t>(header.type), kind);
+  }
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing
