@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from math import inf
+
+import anyio
+from anyio.lowlevel import checkpoint
 
 from asyncfabric import Fabric, ImmCounter, Peer, PeerError
 from asyncfabric.moe.faults import missing, shortly_before_deadline
@@ -85,26 +89,32 @@ class Arrivals:
         """
         if absent := self.absent(kind, turn, members):
             await self._wait(kind, turn, absent, what, names)
+        else:
+            await checkpoint()
         for member in members:
             if member != self._me:
                 self._seen[kind, turn, member] += 1
 
     async def _wait(self, kind: Kind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
+        if anyio.current_effective_deadline() == inf:
+            await self._until(kind, turn, absent, what, names)
+            return
         with shortly_before_deadline() as scope:
-            while absent:
-                first = absent[0]
-                counter = self._counters[kind, turn, first]
-                try:
-                    await counter.wait(
-                        self._seen[kind, turn, first] + 1, peers=[self._peers[member] for member in absent]
-                    )
-                except PeerError as error:
-                    if absent := self.absent(kind, turn, absent):
-                        lost = [member for member in absent if self._peers[member].lost] or absent
-                        raise missing(what, (names[member] for member in lost), lost=True) from error
-                absent = self.absent(kind, turn, absent)
+            await self._until(kind, turn, absent, what, names)
         if scope.cancelled_caught and (absent := self.absent(kind, turn, absent)):
             raise missing(what, (names[member] for member in absent), lost=False)
+
+    async def _until(self, kind: Kind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
+        while absent:
+            first = absent[0]
+            counter = self._counters[kind, turn, first]
+            try:
+                await counter.wait(self._seen[kind, turn, first] + 1, peers=[self._peers[member] for member in absent])
+            except PeerError as error:
+                if absent := self.absent(kind, turn, absent):
+                    lost = [member for member in absent if self._peers[member].lost] or absent
+                    raise missing(what, (names[member] for member in lost), lost=True) from error
+            absent = self.absent(kind, turn, absent)
 
     def _imm(self, kind: Kind, turn: int, member: int) -> int:
         return self._base + (kind * self._in_flight + turn) * self._members + member

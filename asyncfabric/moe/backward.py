@@ -17,10 +17,11 @@ from asyncfabric.moe.arrivals import Kind
 from asyncfabric.moe.lane import Lane, LaneStep
 from asyncfabric.moe.loops import KINDS, as_bytes, row_loops
 from asyncfabric.moe.passes import Segment, circle
+from asyncfabric.moe.record import Bytes
 from asyncfabric.moe.routing import Ints
 
-Fill = Callable[[int, int, torch.Tensor], None]
-"""`fill(begin, end, out)` puts what goes back for the arrived rows [begin, end) into `out`."""
+Fill = Callable[[int, int, Bytes], None]
+"""`fill(begin, end, out)` puts what goes back for the arrived rows [begin, end) into the rows `out`, as bytes."""
 
 
 async def send_back(lane: Lane, step: LaneStep, fill: Fill) -> None:
@@ -60,9 +61,11 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
         await lane.arrivals.wait(Kind.BACK, step.turn, senders, _what(step, "results"), lane.names)
         if mine.passes > 1 and number < mine.passes:
             if step.sums is None:
-                step.sums = torch.zeros((len(step.payload), lane.memory.staged_back.shape[1]))
+                width = lane.shape.back_row_bytes // lane.memory.back_dtype.itemsize
+                step.sums = torch.zeros((len(step.payload), width))
             rows, parts = lane.memory.back[step.turn], _parts(lane, step, number)
-            row_loops().gather_sums(as_bytes(rows), KINDS[rows.dtype], step.route.tokens, parts, step.sums.numpy())
+            kind = KINDS[lane.memory.back_dtype]
+            row_loops().gather_sums(rows, kind, step.route.tokens, parts, step.sums.numpy())
             if number + 1 < mine.passes:
                 with anyio.CancelScope(shield=True):
                     await lane.tell(Kind.BACK_TAKEN, step.turn, mine.senders(number + 1))
@@ -72,12 +75,12 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
 
 def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
     """Return the sums, rounded once."""
-    rows = lane.memory.back[step.turn]
+    rows, dtype = lane.memory.back[step.turn], lane.memory.back_dtype
     if step.sums is not None:
-        return step.sums.to(rows.dtype)
-    result = torch.empty((len(step.payload), rows.shape[1]), dtype=rows.dtype)
+        return step.sums.to(dtype)
+    result = torch.empty((len(step.payload), rows.shape[1] // dtype.itemsize), dtype=dtype)
     parts = _parts(lane, step, 0)
-    row_loops().add_rows(as_bytes(rows), KINDS[rows.dtype], step.route.tokens, parts, as_bytes(result))
+    row_loops().add_rows(rows, KINDS[dtype], step.route.tokens, parts, as_bytes(result))
     return result
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import torch
-from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncfabric import Fabric
 from asyncfabric.moe.arrangement import arranged, filled
@@ -97,7 +97,6 @@ class MoeExchange(StepwiseExchange[MoeHandle]):
         path = self._opened(handle)
         if handle.rows is None:
             self._check_turn("received", handle, lambda older: older.rows is None)
-            await checkpoint()
             rows = await path.receive(handle, lambda about: arranged(self.config, self.rank, handle, about))
             handle.rows = tokens_in(self.config, rows)
         return handle
@@ -139,7 +138,7 @@ class MoeExchange(StepwiseExchange[MoeHandle]):
         await checkpoint_if_cancelled()  # the other half yields
         if not handle.returned:
             self._check_turn("sent back", handle, lambda older: not older.returned)
-            handle.expert_rows = outputs
+            handle.outputs = outputs
             await path.send_back(handle)
             handle.returned = True
 
@@ -157,10 +156,9 @@ class MoeExchange(StepwiseExchange[MoeHandle]):
             state = "was combined already" if handle.combined else "was not sent back; await combine_send(...) first"
             raise ValueError(f"step {handle.number} {state}")
         self._check_turn("combined", handle, lambda older: True)
-        await checkpoint()
         sums = await path.receive_back(handle)
         handle.combined = True
-        handle.expert_rows = None
+        handle.outputs = None
         del self._flying[handle.number]
         return sums
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import anyio
 import numpy as np
+from anyio.lowlevel import checkpoint
 
 from asyncfabric.moe.arrivals import Kind
 from asyncfabric.moe.grouping import Groups
@@ -83,6 +84,8 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
     if step.counts is None:
         await lane.arrivals.wait(Kind.RECORD, step.turn, range(lane.shape.members), _what(step, "records"), lane.names)
         read_all(lane, step)
+    else:
+        await checkpoint()
     assert step.rows is not None
     groups = arrange(step.rows)
     if step.partial is None:

@@ -12,6 +12,7 @@ import torch
 from asyncfabric.moe.grouping import Groups
 from asyncfabric.moe.lane import LaneStep
 from asyncfabric.moe.record import Bytes, Floats
+from asyncfabric.moe.sources import Sources
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +26,6 @@ class MoeHandle:
         scales: the scales of each row, shape [rows, scales]; None where tokens have none.
         tokens_per_expert: rows of each expert of this rank, without padding, int64.
         offsets: row at which each expert begins; the last entry is the number of rows. int64.
-        source_ranks: for each row the rank that it came from, -1 for padding. int64.
-        source_tokens: for each row which token of that rank it is, -1 for padding. int64.
-        source_choices: for each row which of the token's top-k choices it is, -1 for padding. int64.
     """
 
     number: int
@@ -42,9 +40,22 @@ class MoeHandle:
     scales: torch.Tensor | None = None
     tokens_per_expert: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
-    source_ranks: torch.Tensor | None = None
-    source_tokens: torch.Tensor | None = None
-    source_choices: torch.Tensor | None = None
-    expert_rows: torch.Tensor | None = None
+    sources: Sources | None = None
+    outputs: tuple[Bytes, int] | None = None
     returned: bool = False
     combined: bool = False
+
+    @property
+    def source_ranks(self) -> torch.Tensor | None:
+        """For each row the rank that it came from, -1 for padding. Shape [rows], int64."""
+        return None if self.sources is None else self.sources.ranks
+
+    @property
+    def source_tokens(self) -> torch.Tensor | None:
+        """For each row which token of that rank it is, -1 for padding. Shape [rows], int64."""
+        return None if self.sources is None else self.sources.tokens
+
+    @property
+    def source_choices(self) -> torch.Tensor | None:
+        """For each row which of the token's top-k choices it is, -1 for padding. Shape [rows], int64."""
+        return None if self.sources is None else self.sources.choices

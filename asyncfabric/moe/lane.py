@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import anyio
 import numpy as np
@@ -32,6 +33,14 @@ from asyncfabric.moe.shelf import Shelf
 
 _Posted = tuple[Transfer, tuple[int, ...]]
 """A transfer, and the members that it goes to."""
+
+
+class Flow(NamedTuple):
+    """What goes one way: rows that each receiver (first index) gets from each sender, room of its area, most passes."""
+
+    counts: Ints
+    room: int
+    passes: int
 
 
 @dataclass(slots=True)
@@ -66,6 +75,7 @@ class LaneStep:
     back_posted: int = 0
     back_taken: int = 0
     sums: torch.Tensor | None = None
+    flows: dict[str, Flow] = field(default_factory=dict)
     plans: dict[tuple[str, int], PassPlan] = field(default_factory=dict)
 
 
@@ -182,14 +192,13 @@ class Lane:
         """Return the passes of one receiver: of the `rest` that private slots do not hold, or of what goes `back`."""
         found = step.plans.get((which, receiver))
         if found is None:
-            counts, room = self._counts(step, which)
-            found = step.plans[which, receiver] = PassPlan(counts[receiver], receiver, room)
+            flow = self._flow(step, which)
+            found = step.plans[which, receiver] = PassPlan(flow.counts[receiver], receiver, flow.room)
         return found
 
     def passes(self, step: LaneStep, which: str) -> int:
         """Return the most passes that any receiver has."""
-        counts, room = self._counts(step, which)
-        return -(-int(counts.sum(axis=1).max()) // max(1, room))
+        return self._flow(step, which).passes
 
     def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
         """Return what this member sends in a pass: (member, rows), for those that get any."""
@@ -200,12 +209,16 @@ class Lane:
                 found.append((member, segment))
         return found
 
-    def _counts(self, step: LaneStep, which: str) -> tuple[Ints, int]:
-        """Return the rows that each receiver (first index) gets from each sender, and what its area has room for."""
-        assert step.counts is not None
-        if which == "back":
-            return step.counts, self.shape.back_rows
-        return np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
+    def _flow(self, step: LaneStep, which: str) -> Flow:
+        found = step.flows.get(which)
+        if found is None:
+            assert step.counts is not None
+            if which == "back":
+                counts, room = step.counts, self.shape.back_rows
+            else:
+                counts, room = np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
+            found = step.flows[which] = Flow(counts, room, -(-int(counts.sum(axis=1).max()) // max(1, room)))
+        return found
 
     def _result(self, transfer: Transfer, members: Iterable[int]) -> None:
         try:

@@ -34,9 +34,10 @@ class LaneMemory:
         self.staged: Bytes = self._outgoing[: staged_rows * width].reshape(-1, width)
         self.staged_back_offset: int = staged_rows * width
         back_bytes = shape.back_rows * shape.back_row_bytes
-        self.staged_back: torch.Tensor = self._back(self._outgoing, self.staged_back_offset, back_bytes, back_dtype)
-        self.back: list[torch.Tensor] = [
-            self._back(incoming, shape.back_offset(turn), back_bytes, back_dtype) for turn in range(shape.in_flight)
+        self.back_dtype: torch.dtype = back_dtype
+        self.staged_back: Bytes = self._back(self._outgoing, self.staged_back_offset, back_bytes)
+        self.back: list[Bytes] = [
+            self._back(incoming, shape.back_offset(turn), back_bytes) for turn in range(shape.in_flight)
         ]
 
     def front(self, turn: int, member: int) -> Bytes:
@@ -58,9 +59,8 @@ class LaneMemory:
         """The staging row at which the rows of a pass begin."""
         return self.shape.members * self.shape.slot_rows
 
-    def _back(self, memory: Bytes, at: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-        rows = torch.from_numpy(memory[at : at + length]).view(dtype)
-        return rows.view(self.shape.back_rows, -1)
+    def _back(self, memory: Bytes, at: int, length: int) -> Bytes:
+        return memory[at : at + length].reshape(self.shape.back_rows, -1)
 
 
 @asynccontextmanager

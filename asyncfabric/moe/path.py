@@ -15,6 +15,7 @@ from asyncfabric.moe.backward import receive_back, send_back
 from asyncfabric.moe.forward import Arrange, receive_rows, send_rows
 from asyncfabric.moe.handle import MoeHandle
 from asyncfabric.moe.lane import Lane
+from asyncfabric.moe.loops import as_bytes
 from asyncfabric.moe.record import Bytes, Rows
 from asyncfabric.moe.routing import Ints, owners
 
@@ -36,10 +37,10 @@ class Path(Protocol):
 
 
 class Filler(Protocol):
-    """Puts what goes back for arrived rows into a tensor."""
+    """Puts what goes back for arrived rows where it is sent from."""
 
-    def __call__(self, handle: MoeHandle, begin: int, end: int, target: torch.Tensor) -> None:
-        """Fill the target for the arrived rows [begin, end)."""
+    def __call__(self, handle: MoeHandle, begin: int, end: int, target: Bytes) -> None:
+        """Fill the target, rows as bytes, for the arrived rows [begin, end)."""
 
 
 class StraightPath:
@@ -112,10 +113,10 @@ class NodePath:
             handle.node_sums = await receive_back(
                 self._inside, inner, lambda begin, end, out: fill(handle, begin, end, out)
             )
-        sums = handle.node_sums
+        sums = as_bytes(handle.node_sums)
 
-        def fill_sums(begin: int, end: int, out: torch.Tensor) -> None:
-            out.copy_(sums[begin:end])
+        def fill_sums(begin: int, end: int, out: Bytes) -> None:
+            out[:] = sums[begin:end]
 
         await send_back(self._across, handle.first, fill_sums)
         return await receive_back(self._across, handle.first, fill_sums)

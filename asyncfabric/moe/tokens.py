@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from asyncfabric.moe.config import MoeConfig
+from asyncfabric.moe.loops import KINDS, as_bytes
 from asyncfabric.moe.record import Bytes, Rows
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -34,8 +35,9 @@ def checked_tokens(
         raise ValueError(f"x has {count} tokens, config.max_tokens is {config.max_tokens}")
     _check("indices", indices, INDEX_DTYPES, config.top_k, count)
     _check("weights", weights, (torch.float32,), config.top_k, count)
-    if count and not -1 <= int(indices.min()) <= int(indices.max()) < config.num_experts:
-        low, high = int(indices.min()), int(indices.max())
+    experts = indices.numpy()
+    low, high = (int(experts.min()), int(experts.max())) if count else (0, 0)
+    if not -1 <= low <= high < config.num_experts:
         raise ValueError(f"indices must be in -1..{config.num_experts - 1}, -1 for none; got {low}..{high}")
     if config.scales:
         if scales is None:
@@ -47,8 +49,7 @@ def checked_tokens(
             raise TypeError("scales were given, but config.scale_block is 0")
         given = np.empty((count, 0), dtype=np.float32)
     origins = np.arange(count, dtype=np.int32) + np.int32(rank * config.max_tokens)
-    payload = x.detach().view(torch.uint8).numpy()
-    return payload, Rows(origins, indices.numpy().astype(np.int32, copy=False), weights.detach().numpy(), given)
+    return as_bytes(x.detach()), Rows(origins, experts.astype(np.int32, copy=False), weights.detach().numpy(), given)
 
 
 def tokens_in(config: MoeConfig, rows: Bytes) -> torch.Tensor:
@@ -58,10 +59,10 @@ def tokens_in(config: MoeConfig, rows: Bytes) -> torch.Tensor:
     return torch.from_numpy(rows).view(config.in_torch)
 
 
-def checked_outputs(config: MoeConfig, outputs: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the outputs of the experts; raises as `checked_tokens`."""
+def checked_outputs(config: MoeConfig, outputs: torch.Tensor, rows: int) -> tuple[Bytes, int]:
+    """Return the outputs of the experts as bytes, and the kind of their elements; raises as `checked_tokens`."""
     _check("expert_rows", outputs, (config.out_torch,), config.hidden, rows)
-    return outputs.detach()
+    return as_bytes(outputs.detach()), KINDS[outputs.dtype]
 
 
 def _check(
