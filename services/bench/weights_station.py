@@ -33,7 +33,7 @@ from asyncfabric.weights.update import (
 )
 from asyncfabric_services.bench.fabric_station import FabricStation
 from asyncfabric_services.bench.weights_post import FabricPost
-from asyncfabric_services.bench.weights_workload import plan_of, rows_of
+from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
 
 
 class WeightsStation(FabricStation):
@@ -84,8 +84,7 @@ class WeightsStation(FabricStation):
                 self._replica = await stack.enter_async_context(opening)
             else:
                 rank = next(rank for rank in range(self._plan.trainers) if trainer_name(rank) == name)
-                side, trainers = self._model["side"], self._plan.trainers
-                self._rows = (rank * side // trainers, (rank + 1) * side // trainers)
+                self._rows = rows_at(rank, self._plan.trainers, self._model["side"])
                 self._shards = {f"matrix {number}": self._part(number, 0) for number in range(self._model["matrices"])}
                 self._publisher = await stack.enter_async_context(
                     open_publisher(

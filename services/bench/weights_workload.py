@@ -43,11 +43,18 @@ def plan_of(
     )  # fmt: skip
 
 
+def rows_at(rank: int, trainers: int, side: int) -> tuple[int, int]:
+    """Return the rows that a trainer holds, as (first, end): FSDP2 gives each the same number but the last ones."""
+    each = -(-side // trainers)
+    return min(side, rank * each), min(side, (rank + 1) * each)
+
+
 def rows_of(number: int, side: int, begin: int, end: int, seed: int, form: str) -> Any:
     """Return rows of a matrix as the trainer stores them."""
     source = np.random.Philox(key=[seed, number])
-    source.advance(begin * side // 16)  # 4 numbers of 64 bits a step, 4 elements each
-    bits = np.random.Generator(source).integers(0, 1 << 16, (end - begin) * side, dtype=np.uint16)
+    steps, skipped = divmod(begin * side, 16)  # 4 numbers of 64 bits a step, 4 elements each
+    source.advance(steps)
+    bits = np.random.Generator(source).integers(0, 1 << 16, skipped + (end - begin) * side, dtype=np.uint16)[skipped:]
     bits &= np.uint16(0x83FF)
     bits |= np.uint16(0x3C00)  # sizes from 2**-7 to 2
     if FORMS[form][0] == "float32":

@@ -88,7 +88,7 @@ Status NativeEngine::start(std::string* detail) {
   }
   core_.control.start();
   if (core_.config.polling != PollingMode::kManual)
-    if (const Status status = worker_.start(); !status.ok()) return status;
+    if (const Status status = worker_.start(detail); !status.ok()) return status;
   return {};
 }
 

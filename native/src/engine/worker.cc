@@ -5,14 +5,23 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace asyncfabric {
 
-Status Worker::start() {
+Status Worker::start(std::string* detail) {
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "af-worker");
-  return {};
+  const int32_t cpu = core_.config.worker_cpu;
+  if (cpu < 0) return {};
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  CPU_SET(static_cast<size_t>(cpu), &cpus);  // beyond its size: stays empty, and is refused
+  if (pthread_setaffinity_np(thread_.native_handle(), sizeof cpus, &cpus) == 0) return {};
+  stop();
+  *detail = "worker_cpu " + std::to_string(cpu) + " is no core that this process may use";
+  return StatusCode::kInvalidArgument;
 }
 
 void Worker::stop() {
@@ -22,12 +31,6 @@ void Worker::stop() {
 }
 
 void Worker::run() {
-  if (core_.config.worker_cpu >= 0) {
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    CPU_SET(static_cast<size_t>(core_.config.worker_cpu), &cpus);
-    sched_setaffinity(0, sizeof cpus, &cpus);  // a core that is not ours to use is no reason to fail
-  }
   const bool busy = core_.config.polling == PollingMode::kBusy;
   const bool polls =
       std::any_of(core_.rails.begin(), core_.rails.end(), [](const auto& rail) { return rail->rail->wait_fd() < 0; });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 #include <thread>
 
 #include "engine/core.h"
@@ -14,7 +15,7 @@ class Worker {
   explicit Worker(Core& core) : core_(core), spin_ns_(core.config.spin_ns) {}
   ~Worker() { stop(); }
 
-  Status start();
+  Status start(std::string* detail);  // kInvalidArgument: the worker cannot be pinned where the config says
   void stop();
 
  private:
