@@ -22,7 +22,8 @@ STEPS: list[dict[str, Any]] = []
 ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
 QUICK = ("--region", "1GiB", "--duration", "0.2s", "--deadline", "300s")
 BUSY = ("--polling", "busy", "--spin", "300us")
-PAGES = ("pages", "--page-bytes", "32KiB", *BUSY)
+AWAKE = ("--polling", "busy", "--spin", "2ms")  # longer than a list of 10,000 pages takes: its end is met awake
+PAGES = ("pages", "--page-bytes", "32KiB", *AWAKE)
 WEIGHTS = ("--trainers", "1", "--rollouts", "1", "--side", "8192", "--model", "8GiB")
 BENCHES = (
     ("limits", "limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB"),
@@ -41,10 +42,10 @@ BENCHES = (
 NEED_TWO_GPUS = ("mesh", "moe", "moe apart")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 SANITIZED = (
-    ("page lists", "gpu_two_processes", "test_writes_reads_and_pages and trio and allocated-allocated"),
-    ("words and flags", "streams_and_words", "trio"),
-    ("MoE, nvlink", "nvlink_moe", "trio and halves and (plain or alignment)"),
-    ("MoE, proxied", "proxied_moe", "trio and halves and local and -01"),
+    ("page lists", sys.executable, "tests/gpu/sanitized.py"),
+    ("words and flags", *PYTEST, "tests/gpu/test_streams_and_words.py", "-k", "trio"),
+    ("MoE, nvlink", *PYTEST, "tests/gpu/test_nvlink_moe.py", "-k", "trio and halves and (plain or alignment)"),
+    ("MoE, proxied", *PYTEST, "tests/gpu/test_proxied_moe.py", "-k", "trio and halves and local and -01"),
 )
 
 
@@ -144,9 +145,8 @@ def main() -> None:
         step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
     if shutil.which("compute-sanitizer"):
         for tool in ("memcheck", "racecheck"):
-            for what, file, few in SANITIZED:
-                step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *PYTEST,
-                     f"tests/gpu/test_{file}.py", "-k", few)  # fmt: skip
+            for what, *command in SANITIZED:
+                step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
     else:
         left_out("memcheck and racecheck", "no compute-sanitizer here")
     finish()

@@ -84,8 +84,9 @@ struct Core {
   std::vector<std::unique_ptr<RailState>> rails;
   bool all_synchronous = false;
   Helm helm;
-  Mailbox mailbox;  // submitted ops
-  Mailbox cancels;  // Op::cancel_link
+  Mailbox mailbox;     // submitted ops
+  Mailbox cancels;     // Op::cancel_link
+  PageRoom page_room;  // outlives the ops, whose lists lie in it
   Slab<Op> ops;
   WakeGate gate;       // wakes the worker
   WakeGate loop_gate;  // wakes the event loop
