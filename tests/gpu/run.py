@@ -136,6 +136,11 @@ def main() -> None:
     step("topo", *ASYNCFABRIC, "topo")
     step("tests", *PYTEST, *workers, "tests/gpu")
     step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda")
+    if Path("/usr/include/gtest/gtest.h").exists():
+        build = "cd native && cmake --preset release && cmake --build --preset release --target cuda_dmabuf_test"
+        step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/cuda_dmabuf_test", limit_s=1200)
+    else:
+        left_out("dma-bufs", "googletest is not installed")
     step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
     gpus = gpu_count()
     for name, *arguments in BENCHES:
