@@ -43,7 +43,7 @@ NEED_TWO_GPUS = ("mesh", "moe", "moe apart")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 SANITIZED = (
     ("page lists", sys.executable, "tests/gpu/sanitized.py"),
-    ("words and flags", *PYTEST, "tests/gpu/test_streams_and_words.py", "-k", "trio"),
+    ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
     ("MoE, nvlink", *PYTEST, "tests/gpu/test_nvlink_moe.py", "-k", "trio and halves and (plain or alignment)"),
     ("MoE, proxied", *PYTEST, "tests/gpu/test_proxied_moe.py", "-k", "trio and halves and local and -01"),
 )
