@@ -46,6 +46,10 @@ cdef class Engine(_CompletionRoom):
         """Return the newest detail text of a failed control call."""
         return text_of(self.get().last_error())
 
+    def reason(self, uint64_t cookie):
+        """Return why a data call ended badly, where more is known than its status; of the newest 64 such calls."""
+        return text_of(self.get().reason(cookie))
+
     def rails(self):
         """Return what was opened, one dict per rail with the fields of asyncfabric.types.RailInfo."""
         cdef vector[RailInfo] rails

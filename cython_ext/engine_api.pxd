@@ -190,6 +190,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         EngineStatistics statistics() except +
         OpProgress progress(uint64_t) except +
         string last_error() except +
+        string reason(uint64_t) except +
 
         Status submit_register(uint64_t, void*, uint64_t, int32_t, uint32_t) except +
         Status submit_allocate(uint64_t, uint64_t, int32_t, uint32_t) except +

@@ -21,6 +21,8 @@ def checked_index(name: str, value: object, low: int = 0, high: int | None = Non
         TypeError: not an integer.
         ValueError: outside the bounds.
     """
+    if type(value) is int and low <= value and (high is None or value <= high):
+        return value
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got the bool {value}")
     try:

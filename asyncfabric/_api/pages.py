@@ -28,11 +28,12 @@ def page_array(name: str, pages: PageList) -> Any:
     """
     if type(pages) is list or type(pages) is tuple:
         return _from_sequence(name, pages)
+    # numpy first: asking whether something is a tensor takes longer than all the rest.
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if torch is not None and isinstance(pages, torch.Tensor):
-        return _from_tensor(name, pages, torch)
     if numpy is not None and isinstance(pages, numpy.ndarray):
         return _from_ndarray(name, pages, numpy)
+    if torch is not None and isinstance(pages, torch.Tensor):
+        return _from_tensor(name, pages, torch)
     if isinstance(pages, array):
         if pages.typecode in "fdu":
             raise TypeError(f"{name} must hold integers, got an array of type {pages.typecode!r}")
@@ -77,6 +78,8 @@ def _number(name: str, position: int, page: Any) -> int:
 
 
 def _from_ndarray(name: str, pages: Any, numpy: Any) -> Any:
+    if pages.dtype == numpy.int64 and pages.ndim == 1 and pages.flags.c_contiguous:
+        return pages
     if pages.dtype.kind not in "iu":
         if pages.size == 0 and pages.dtype.kind == "f":
             return array("q")  # np.array([]) is float64 and holds no float

@@ -102,7 +102,9 @@ class Transfer(Pending):
             raise faults.not_ended(self.describe())
         if completion.code:
             scene = faults.Scene(self.describe(), self._peer_name(completion.peer), completion.bytes, self._total)
-            raise faults.failed(completion, scene)
+            closed = self._stairwell.closed
+            detail = "" if closed else self._stairwell.engine.reason(completion.cookie)
+            raise faults.failed(completion, scene, detail)
         if self._result is None:
             rails = _RAILS.get(completion.rails)
             if rails is None:

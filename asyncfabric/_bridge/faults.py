@@ -157,7 +157,8 @@ def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
         text = f"{text}: {detail}"
     to = f" to {scene.peer}" if scene.peer else ""
     done = f"; {scene.done} of {scene.total} bytes had left" if scene.total >= 0 else ""
-    number = f" [{_number(raw)}]" if raw else ""
+    # A detail that ends a call's name by its number says whose number it is: results of CUDA are no errno.
+    number = f" [{_number(raw)}]" if raw and f"({raw})" not in detail else ""
     return f"{scene.what}{to}: {text}{number}{done}"
 
 

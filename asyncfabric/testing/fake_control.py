@@ -78,6 +78,10 @@ class ControlCalls(EngineCore):
         """Return the newest sentence about a failed control call."""
         return self._last_error
 
+    def reason(self, cookie: int) -> str:
+        """Return why a data call ended badly beyond its status: nothing, the fake refuses no memory for a reason."""
+        return ""
+
     def check_address(self, address: bytes) -> int:
         """Parse an address and return its incarnation."""
         return FakeAddress.unpack(address).incarnation

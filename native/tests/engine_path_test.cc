@@ -179,6 +179,27 @@ TEST_F(TwoRails, MessagesGoRoundARailThatIsDown) {
   }
 }
 
+TEST_F(TwoRails, WhyMemoryOfAPeerCannotBeReachedIsTold) {
+  std::vector<uint8_t> more(4096, 1);
+  const KeyId fresh = pair.give_key(*pair.b, pair.add_region(*pair.b, more), 4096, *pair.a);
+  rails[1]->refuse("rail 1 has no way to that memory");
+  std::vector<uint64_t> cookies;
+  OpId op = 0;
+  for (int write = 0; write < 70; ++write) {
+    cookies.push_back(pair.a->cookie());
+    ASSERT_TRUE(pair.a->engine->submit_write(cookies.back(), from, 0, 64, fresh, 0, kNoImm, &op).ok());
+    EXPECT_EQ(pair.wait(*pair.a, cookies.back()).status.code, StatusCode::kUnsupported);
+  }
+  EXPECT_EQ(pair.a->engine->reason(cookies.back()), "rail 1 has no way to that memory");
+  EXPECT_EQ(pair.a->engine->reason(cookies[6]), "rail 1 has no way to that memory");
+  EXPECT_EQ(pair.a->engine->reason(cookies[5]), "") << "the newest 64 are kept";
+  rails[1]->refuse("");
+  const uint64_t again = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_write(again, from, 0, 64, fresh, 0, kNoImm, &op).ok());
+  EXPECT_TRUE(pair.wait(*pair.a, again).status.ok());
+  EXPECT_EQ(pair.a->engine->reason(again), "");
+}
+
 // Half of the heartbeats go where nothing comes back; the others keep the peer alive.
 TEST(Pulse, ALaneThatSwallowsEverythingIsNoDeath) {
   EngineConfig config;

@@ -103,6 +103,7 @@ class LoopbackRail final : public Rail {
     region.base = static_cast<uint8_t*>(memory.base);
     region.length = memory.length;
     region.access = memory.access;
+    shown_dmabuf_ = memory.dmabuf;
     *key = key_of(local->region, region.generation);
     *out = std::move(local);
     return {};
@@ -135,7 +136,20 @@ class LoopbackRail final : public Rail {
     return {};
   }
 
+  int shown_dmabuf() const { return shown_dmabuf_; }  // with the newest registration
+
+  // From now on attach() refuses, for this reason; "" ends that.
+  void refuse(const std::string& why) {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    why_ = why;
+  }
+  std::string why() const override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    return why_;
+  }
+
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override {
+    if (!why().empty()) return StatusCode::kUnsupported;
     if (key.size() != 28 || key.substr(0, 4) != "lkey") return StatusCode::kInvalidArgument;
     if (number_in(key.substr(4)) != static_cast<LoopbackPeer&>(peer).rail) return StatusCode::kInvalidArgument;
     auto remote = std::make_unique<LoopbackRemote>();
@@ -389,6 +403,8 @@ class LoopbackRail final : public Rail {
   int fd_ = -1;
   bool early_ = false;
   bool flushes_ = true;
+  std::string why_;
+  int shown_dmabuf_ = -1;
   bool held_ = false;
   bool armed_ = false;
 };

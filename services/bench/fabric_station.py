@@ -108,16 +108,22 @@ class FabricStation(Station):
         }
 
     async def do_write_pages(
-        self, page_bytes: int, count: int, list_seed: int, calls: int, imm: int | None
-    ) -> dict[str, float]:
-        """Run one repeat of `write_page_lists`: so many calls in flight, each over its part of one list.
+        self, page_bytes: int, count: int, list_seed: int, calls: int, turns: int, imm: int | None
+    ) -> list[dict[str, float]]:
+        """Run `write_page_lists` turn by turn: so many calls in flight, each over its part of one list.
 
-        Parts have no page in common: what is in flight together lands in any order.
+        Parts have no page in common: what is in flight together lands in any order. Lists are made beforehand, so that
+        turns follow each other as they do in a program that has its lists.
         """
-        sources, targets = lists_of(self.memory_bytes, page_bytes, calls * count, list_seed)
-        lists = list(zip(np.split(sources, calls), np.split(targets, calls), strict=True))
-        run = await pages.write_page_lists(self._fabric, self._region, self._key, lists, page_bytes=page_bytes, imm=imm)
-        return {"seconds": run.seconds, "call_seconds": run.call_seconds}
+        work = []
+        for turn in range(turns):
+            sources, targets = lists_of(self.memory_bytes, page_bytes, calls * count, list_seed + turn)
+            work.append(list(zip(np.split(sources, calls), np.split(targets, calls), strict=True)))
+        runs = [
+            await pages.write_page_lists(self._fabric, self._region, self._key, lists, page_bytes=page_bytes, imm=imm)
+            for lists in work
+        ]
+        return [{"seconds": run.seconds, "call_seconds": run.call_seconds} for run in runs]
 
     async def do_ping_spin(self, imm: int, base: int, count: int) -> list[int]:
         """Play ping with spin; return round trips in ns."""

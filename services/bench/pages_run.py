@@ -57,15 +57,19 @@ def page_writes(
     """Return one write_pages call per op, over a new list each; how long each call kept the loop goes to `calls`."""
 
     def repeat(rounds: int) -> float:
-        seconds = 0.0
-        for turn in range(rounds // window):
-            run = side.pair.initiator.call(
-                "write_pages", page_bytes=page_bytes, count=pages, list_seed=seed + turn, calls=window, imm=side.imm
-            )
-            side.note_sent(window * pages, [run["seconds"] * 1e9])
-            seconds += run["seconds"]
-            calls.append(run["call_seconds"])
-        return seconds
+        turns = side.pair.initiator.call(
+            "write_pages",
+            page_bytes=page_bytes,
+            count=pages,
+            list_seed=seed,
+            calls=window,
+            turns=rounds // window,
+            imm=side.imm,
+        )
+        for turn in turns:
+            side.note_sent(window * pages, [turn["seconds"] * 1e9])
+            calls.append(turn["call_seconds"])
+        return sum(float(turn["seconds"]) for turn in turns)
 
     return Contender("asyncfabric", repeat)
 

@@ -91,12 +91,12 @@ RINGS: tuple[FabricFactory, ...] = (
 )  # fmt: skip
 
 FIVE_GIB = next(check for check in conformance.SUITE if conformance.name_of(check) == "five_gib")
-COUNTING = {
+COUNTING = [
     check
     for check in conformance.SUITE
     if conformance.name_of(check)
     in {"integrity_at_sizes", "counts_of_each_op", "scatter_to_one_peer_many_times", "many_page_batches_in_flight"}
-}
+]  # in order: processes that share the tests out must all find the same list
 
 
 @functools.cache

@@ -22,7 +22,8 @@ STEPS: list[dict[str, Any]] = []
 ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
 QUICK = ("--region", "1GiB", "--duration", "0.2s", "--deadline", "300s")
 BUSY = ("--polling", "busy", "--spin", "300us")
-PAGES = ("pages", "--page-bytes", "32KiB", *BUSY)
+AWAKE = ("--polling", "busy", "--spin", "2ms")  # longer than a list of 10,000 pages takes: its end is met awake
+PAGES = ("pages", "--page-bytes", "32KiB", *AWAKE)
 WEIGHTS = ("--trainers", "1", "--rollouts", "1", "--side", "8192", "--model", "8GiB")
 BENCHES = (
     ("limits", "limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB"),
@@ -32,12 +33,20 @@ BENCHES = (
     ("10,000 pages", *PAGES, "--pages", "10000"),
     ("10,000 pages, 3 in flight", *PAGES, "--pages", "10000", "--window", "3"),
     ("notify", "notify", *BUSY),
+    ("mesh", "mesh", "--size", "16MiB,64MiB,256MiB"),
     ("weights as they are", "weights", *WEIGHTS, "--form", "copy"),
     ("weights to float8", "weights", *WEIGHTS, "--form", "fp8"),
     ("moe", "moe"),
     ("moe apart", "moe", "--apart"),
 )
+NEED_TWO_GPUS = ("mesh", "moe", "moe apart")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
+SANITIZED = (
+    ("page lists", sys.executable, "tests/gpu/sanitized.py"),
+    ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
+    ("MoE, nvlink", *PYTEST, "tests/gpu/test_nvlink_moe.py", "-k", "trio and halves and (plain or alignment)"),
+    ("MoE, proxied", *PYTEST, "tests/gpu/test_proxied_moe.py", "-k", "trio and halves and local and -01"),
+)
 
 
 def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -> bool:
@@ -102,6 +111,12 @@ def finish() -> None:
     sys.exit(1 if any(s["code"] for s in STEPS) else 0)
 
 
+def gpu_count() -> int:
+    """Return how many GPUs a process sees here."""
+    asked = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+
+
 def main() -> None:
     """Build, check, measure, report."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -121,41 +136,24 @@ def main() -> None:
     step("topo", *ASYNCFABRIC, "topo")
     step("tests", *PYTEST, *workers, "tests/gpu")
     step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda")
+    if Path("/usr/include/gtest/gtest.h").exists():
+        build = "cd native && cmake --preset release && cmake --build --preset release --target cuda_dmabuf_test"
+        step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/cuda_dmabuf_test", limit_s=1200)
+    else:
+        left_out("dma-bufs", "googletest is not installed")
+    step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
+    gpus = gpu_count()
     for name, *arguments in BENCHES:
+        if gpus < 2 and name in NEED_TWO_GPUS:
+            left_out(f"bench {name}", f"it needs two GPUs, here is {gpus}")
+            continue
         step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
     if shutil.which("compute-sanitizer"):
-        pages = "test_writes_reads_and_pages and trio and allocated-allocated"
-        step(
-            "memcheck",
-            "compute-sanitizer",
-            "--error-exitcode",
-            "9",
-            *PYTEST,
-            "tests/gpu/test_gpu_two_processes.py",
-            "-k",
-            pages,
-        )
-        step(
-            "racecheck",
-            "compute-sanitizer",
-            "--tool",
-            "racecheck",
-            "--error-exitcode",
-            "9",
-            *PYTEST,
-            "tests/gpu/test_gpu_two_processes.py",
-            "-k",
-            pages,
-        )
         for tool in ("memcheck", "racecheck"):
-            for file, few in (
-                ("nvlink", "trio and halves and (plain or alignment)"),
-                ("proxied", "trio and halves and local and -01"),
-            ):
-                step(f"{tool} of MoE, {file}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *PYTEST,
-                     f"tests/gpu/test_{file}_moe.py", "-k", few)  # fmt: skip
+            for what, *command in SANITIZED:
+                step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
     else:
-        left_out("memcheck", "no compute-sanitizer here")
+        left_out("memcheck and racecheck", "no compute-sanitizer here")
     finish()
 
 

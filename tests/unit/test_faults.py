@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -58,6 +59,13 @@ def test_numbers_of_the_system_are_spelled_out() -> None:
 def test_a_detail_follows_the_sentence_once(detail: str) -> None:
     text = str(faults.failed(ended(8, 6), faults.Scene("write"), detail))
     assert text.startswith("write: the transport reported an error: lane 2")
+
+
+def test_a_number_that_the_detail_names_is_no_number_of_the_system() -> None:
+    scene = faults.Scene("write")
+    text = str(faults.failed(ended(8, 6, 101), scene, "cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE (101)"))
+    assert "[101" not in text, "101 is the driver's, not ENETUNREACH"
+    assert f"[101: {os.strerror(101)}]" in str(faults.failed(ended(8, 6, 101), scene, "lane 1"))
 
 
 def test_statuses_that_nobody_knows_are_our_fault() -> None:

@@ -27,6 +27,8 @@ class Engine {
   virtual EngineStatistics statistics() const = 0;
   virtual OpProgress progress(OpId op) const = 0;
   virtual std::string last_error() const = 0;  // newest detail text of a failed control call
+  // Why a data call ended badly, where more is known than its status; of the newest 64 such calls.
+  virtual std::string reason(uint64_t cookie) const = 0;
 
   // Control calls: run on the control thread, end as CompletionKind::kControl with `value` = the new id.
   virtual Status submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) = 0;

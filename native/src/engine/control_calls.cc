@@ -14,6 +14,12 @@ std::string NativeEngine::last_error() const {
   return core_.last_error;
 }
 
+std::string NativeEngine::reason(uint64_t cookie) const {
+  const std::lock_guard lock(core_.error_mutex);
+  const auto found = core_.reasons.find(cookie);
+  return found != core_.reasons.end() ? found->second : std::string();
+}
+
 void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<DeviceMemory> device_pages, void* base,
                               uint64_t length, int32_t device, uint32_t access) {
   Memory memory{base, length, device, device_pages ? device_pages->handle_fd() : pages.memfd(), access};

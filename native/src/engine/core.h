@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -83,8 +84,9 @@ struct Core {
   std::vector<std::unique_ptr<RailState>> rails;
   bool all_synchronous = false;
   Helm helm;
-  Mailbox mailbox;  // submitted ops
-  Mailbox cancels;  // Op::cancel_link
+  Mailbox mailbox;     // submitted ops
+  Mailbox cancels;     // Op::cancel_link
+  PageRoom page_room;  // outlives the ops, whose lists lie in it
   Slab<Op> ops;
   WakeGate gate;       // wakes the worker
   WakeGate loop_gate;  // wakes the event loop
@@ -100,7 +102,8 @@ struct Core {
   std::mutex writable_mutex;
   std::vector<uint64_t> writable_cookies;  // who waits for room; guarded by writable_mutex
   mutable std::mutex error_mutex;
-  std::string last_error;  // newest failed control call, in words; guarded by error_mutex
+  std::string last_error;                   // newest failed control call, in words; guarded by error_mutex
+  std::map<uint64_t, std::string> reasons;  // why data calls failed, by cookie; the newest few; guarded by error_mutex
   RegionTable regions;
   KeyTable keys;
   SharedWords words;
@@ -149,6 +152,7 @@ struct Core {
   bool has_room() const;  // one more op would be taken
   void tell_writable();
   void note_error(std::string text);  // any thread
+  void note_reason(uint64_t cookie, const std::string& text);
   void flush_completions();
   void ring_loop();
   bool bulk_waits() const;  // a rail has more to post than fitted into this pass
@@ -212,7 +216,7 @@ struct Core {
   void tick(uint64_t now);
   uint64_t check_pulse(Peer& peer, uint64_t now);
   void attach(KeyTable::Slot& key, Peer& peer);
-  void fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status);
+  void fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status, const std::string& why = {});
 
   // handshake.cc
   void wire_peer(PeerId id);  // control thread

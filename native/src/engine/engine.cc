@@ -68,6 +68,10 @@ Status NativeEngine::start(std::string* detail) {
     blob.rails.push_back({state->protocol, state->rail->address()});
     core_.rails.push_back(std::move(state));
   }
+  const auto takes_lists = [](const auto& rail) { return rail->capabilities.list_pages != 0; };
+  // What a rail could not pin it reads with the processor.
+  if (std::any_of(core_.rails.begin(), core_.rails.end(), takes_lists) && core_.page_room.open())
+    for (const auto& rail : core_.rails) (void)rail->rail->share_words(core_.page_room.base(), PageRoom::kBytes);
   core_.address = encode_address(blob);
   if (core_.address.size() > kMaxAddressBytes) {
     *detail = "the address of " + std::to_string(core_.rails.size()) + " rails is longer than " +

@@ -143,7 +143,6 @@ void Core::retire(Op& op) {
   op.targets.clear();
   op.legs.clear();
   op.pages.clear();
-  if (op.pages.capacity() > 65536) op.pages.shrink_to_fit();
   op.payload.clear();
   op.live = op.parked = op.cancelled = op.cut = op.revoked = op.zombie = false;
   op.legs_left = 0;

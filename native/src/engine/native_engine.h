@@ -22,6 +22,7 @@ class NativeEngine final : public Engine {
   EngineStatistics statistics() const override;
   OpProgress progress(OpId op) const override;
   std::string last_error() const override;
+  std::string reason(uint64_t cookie) const override;
 
   Status submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) override;
   Status submit_allocate(uint64_t cookie, uint64_t length, int32_t device, uint32_t access) override;

@@ -9,6 +9,7 @@
 
 #include "asyncfabric/types.h"
 #include "base/mailbox.h"
+#include "engine/page_list.h"
 #include "engine/region.h"
 
 namespace asyncfabric {
@@ -81,7 +82,7 @@ struct Op : MailLink {
   uint64_t cookie = 0;
   RegionTable::Slot* region = nullptr;  // pinned
   std::vector<Target> targets;
-  std::vector<Page> pages;
+  PageList pages;
   uint64_t page_bytes = 0;
   std::unique_ptr<StreamMark> mark;  // a point in a stream of the user that must be passed before the first byte leaves
   std::vector<uint8_t> payload;

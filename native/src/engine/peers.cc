@@ -229,6 +229,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
   control.post([this, found = &slot, id = peer.id] {
     std::vector<std::unique_ptr<RemoteMemory>> lanes;
     Status status;
+    std::string why;
     std::vector<std::pair<uint32_t, RailPeer*>> where;
     std::vector<std::string> rail_keys;
     {
@@ -247,6 +248,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
       lanes.emplace_back();
       status = at_rail(where[i].first,
                        [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
+      if (!status.ok()) why = rails[where[i].first]->rail->why();
     }
     {
       const Moment moment(*this);
@@ -258,7 +260,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
           now.attach = AttachState::kAttached;
         } else {
           now.attach = AttachState::kNone;
-          fail_parked_on(peer_now, found, status);
+          fail_parked_on(peer_now, found, status, why);
         }
       }
       for (auto& left : lanes)
@@ -270,7 +272,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
 }
 
 // An attachment was refused: the ops that need it end, the others of the peer go on.
-void Core::fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status) {
+void Core::fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status, const std::string& why) {
   std::vector<Op*> doomed;
   for (Op* op : peer.parked)
     for (const Target& target : op->targets)
@@ -280,6 +282,7 @@ void Core::fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status) {
       }
   for (Op* op : doomed) {
     std::erase(peer.parked, op);
+    note_reason(op->cookie, why);
     fail_op(*op, status, peer.id);
   }
 }

@@ -75,6 +75,8 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
       if (as_list) {
         request.pages = &page;
         request.page_count = static_cast<uint32_t>(run);
+        request.last_page = op.pages.most();
+        request.page_bits = op.pages.bits();
       }
       if (can.ordered && !as_list && op.page_bytes > can.max_request_bytes) {
         // In parts, one behind the other: the page counts with the last of them.

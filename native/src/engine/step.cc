@@ -65,6 +65,15 @@ void Core::note_error(std::string text) {
   last_error = std::move(text);
 }
 
+// Cookies grow, so the first one is the oldest.
+void Core::note_reason(uint64_t cookie, const std::string& text) {
+  constexpr size_t kMostReasons = 64;
+  if (text.empty()) return;
+  const std::lock_guard lock(error_mutex);
+  reasons[cookie] = text;
+  if (reasons.size() > kMostReasons) reasons.erase(reasons.begin());
+}
+
 void Core::flush_completions() {
   if (!backlog.empty()) {
     size_t moved = 0;

@@ -172,21 +172,15 @@ Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId 
     } else if (batch.page_bytes > source_room || batch.page_bytes > target_room) {
       status = StatusCode::kOutOfBounds;
     } else {
-      // The largest page number that still fits; negative numbers turn into huge ones and fail the same comparison.
+      // The largest page number that still fits.
       const auto last_page = [&](uint64_t room, uint64_t stride) {
         return stride == 0 ? ~0ull >> 1 : (room - batch.page_bytes) / stride;
       };
-      const uint64_t source_last = last_page(source_room, batch.source_stride);
-      const uint64_t target_last = last_page(target_room, batch.target_stride);
-      op->pages.resize(batch.count);
-      bool fits = true;
-      for (uint64_t i = 0; i < batch.count; ++i) {
-        const uint64_t source = static_cast<uint64_t>(batch.source_pages[i]);
-        const uint64_t into = static_cast<uint64_t>(batch.target_pages[i]);
-        fits &= source <= source_last && into <= target_last;
-        op->pages[i] = {batch.source_offset + source * batch.source_stride,
-                        batch.target_offset + into * batch.target_stride};
-      }
+      op->pages.make(batch.count, core_.page_room);
+      const bool fits =
+          op->pages.fill(batch.source_pages, batch.target_pages, {batch.source_offset, batch.target_offset},
+                         {batch.source_stride, batch.target_stride},
+                         {last_page(source_room, batch.source_stride), last_page(target_room, batch.target_stride)});
       if (!fits) status = StatusCode::kOutOfBounds;
     }
   }

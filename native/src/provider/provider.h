@@ -93,8 +93,11 @@ struct WorkRequest {
   uint64_t length = 0;
   const Page* pages =
       nullptr;  // a list: length bytes in `page_count` pages of one size, whose offsets count from `address`
-  uint32_t page_count = 0;  // and `remote_offset`; read before post returns
-  uint64_t tag = 0;         // comes back in RailEvent
+  uint32_t page_count =
+      0;  // and `remote_offset`. Read before post returns, or from shared words until the request is reported
+  uint64_t last_page = 0;  // no target offset of the list is larger
+  uint64_t page_bits = 0;  // every offset of the list, or'ed
+  uint64_t tag = 0;        // comes back in RailEvent
 };
 
 // kPathDown: requests to this one peer do not get through now, and the rail works on it; the peer may live. Until kPathUp what
@@ -128,7 +131,8 @@ class Rail {
   virtual std::string why() const { return {}; }
   // A dma-buf of memory of this GPU, which the rails of NICs are shown; it is open as long as the region is.
   virtual Status export_dmabuf(const void*, uint64_t, UniqueFd*, uint64_t*) { return StatusCode::kUnsupported; }
-  // Lets kernels reach words of the host at their own address until the rail closes. Called once, before the worker runs.
+  // Lets kernels reach words of the host at their own address until the rail closes. Called before the worker runs, for words that they
+  // wait for or store to, and for the room that lists of pages lie in.
   virtual Status share_words(void*, uint64_t) { return {}; }
   // Any thread: makes a stream of the user wait until the shared word is at least `value`.
   virtual Status stream_wait(void*, const uint64_t*, uint64_t) { return StatusCode::kUnsupported; }

@@ -47,8 +47,10 @@ Status CopyDesk::open(std::shared_ptr<Device> device, ListMode mode, uint32_t la
   }
   if (mode == ListMode::kKernel) {
     result = driver.cuModuleLoadData(&desk->module_, kKernelText);
-    if (result == kSuccess) result = driver.cuModuleGetFunction(&desk->kernel_, desk->module_, "copy_pieces");
-    if (result != kSuccess) desk->mode_ = ListMode::kSingle;  // a driver that compiles no PTX: one call per copy
+    if (result == kSuccess) result = driver.cuModuleGetFunction(&desk->copy_pieces_, desk->module_, "copy_pieces");
+    if (result == kSuccess) result = driver.cuModuleGetFunction(&desk->copy_pages_, desk->module_, "copy_pages");
+    desk->kernels_ = result == kSuccess;
+    if (!desk->kernels_) desk->mode_ = ListMode::kSingle;  // a driver that compiles no PTX: one call per copy
     desk->blocks_ = static_cast<unsigned>(std::max(device->attribute(kAttributeMultiprocessors), 1)) * 2;
   }
   if (mode == ListMode::kBatch && driver.cuMemcpyBatchAsync_v2 == nullptr) {
@@ -109,29 +111,49 @@ uint64_t CopyDesk::add(Way way, uint64_t target, uint64_t source, uint64_t bytes
   return desk.issued + 1;
 }
 
-uint64_t CopyDesk::add_list(Way way, uint64_t target, uint64_t source, const Page* pages, uint32_t count,
-                            uint64_t page_bytes) {
+uint64_t CopyDesk::add_list(Way way, const PageStretch& stretch, const Page* pages) {
   Desk& desk = desks_[index(way)];
+  const uint64_t bytes = stretch.count * stretch.page_bytes;
   if (failed_ != kSuccess) return desk.issued + 1;
-  if (!has_room(desk, count * page_bytes)) return 0;
-  if (desk.pending.size() + count > kListPieces) {
+  if (!has_room(desk, bytes)) return 0;
+  if (desk.pending.size() + stretch.count > kListPieces) {
     launch(desk, way);
     if (!desk.pending.empty()) return 0;
   }
-  for (uint32_t i = 0; i < count; ++i) {
-    const Piece piece{target + pages[i].target, source + pages[i].source, page_bytes};
+  for (uint64_t i = 0; i < stretch.count; ++i) {
+    const Piece piece{stretch.target + pages[i].target, stretch.source + pages[i].source, stretch.page_bytes};
     desk.listable += fits_list(piece) ? 1 : 0;
     desk.pending.push_back(piece);
   }
-  desk.pending_bytes += count * page_bytes;
+  desk.pending_bytes += bytes;
   const uint64_t ticket = desk.issued + 1;
   // An idle GPU begins with what there is; all that comes meanwhile is the next launch: few launches have few tails.
   if (desk.flying.empty()) launch(desk, way);
   return ticket;
 }
 
+uint64_t CopyDesk::add_stretch(Way way, const PageStretch& stretch) {
+  Desk& desk = desks_[index(way)];
+  const uint64_t bytes = stretch.count * stretch.page_bytes;
+  if (failed_ != kSuccess) return desk.issued + 1;
+  if (!has_room(desk, bytes)) return 0;
+  PageStretch* const last = desk.stretch_count != 0 ? &desk.stretches.stretch[desk.stretch_count - 1] : nullptr;
+  if (last != nullptr && last->pages + last->count * sizeof(Page) == stretch.pages && last->target == stretch.target &&
+      last->source == stretch.source && last->page_bytes == stretch.page_bytes) {
+    last->count += stretch.count;  // the next part of the same list
+  } else {
+    if (desk.stretch_count == kStretches) {
+      launch(desk, way);
+      if (desk.stretch_count != 0) return 0;
+    }
+    desk.stretches.stretch[desk.stretch_count++] = stretch;
+  }
+  desk.pending_bytes += bytes;
+  return desk.issued + 1;
+}
+
 bool CopyDesk::may_launch(const Desk& desk) const {
-  return !desk.pending.empty() &&
+  return waits(desk) &&
          (desk.flying.size() < 2 || desk.pending_bytes >= kEagerBytes || desk.pending.size() == kListPieces);
 }
 
@@ -147,7 +169,8 @@ void CopyDesk::launch(Desk& desk, Way way) {
   if (as_list && desk.list_tickets[desk.next_list] > desk.landed) return;  // the GPU still reads that list
   const Scope scope(*device_);
   CUresult result = kSuccess;
-  if (!as_list || desk.listable < desk.pending.size()) result = copy_one_by_one(desk, !as_list);
+  if (desk.stretch_count != 0) result = launch_stretches(desk);
+  if (result == kSuccess && (!as_list || desk.listable < desk.pending.size())) result = copy_one_by_one(desk, !as_list);
   if (as_list && result == kSuccess) result = mode_ == ListMode::kKernel ? launch_kernel(desk) : launch_batch(desk);
   const uint64_t ticket = ++desk.issued;
   if (result == kSuccess)
@@ -157,6 +180,7 @@ void CopyDesk::launch(Desk& desk, Way way) {
   desk.flying.push_back({ticket, desk.pending_bytes});
   desk.flying_bytes += desk.pending_bytes;
   desk.pending.clear();
+  desk.stretch_count = 0;
   desk.pending_bytes = 0;
   desk.listable = 0;
 }
@@ -199,8 +223,17 @@ CUresult CopyDesk::launch_kernel(Desk& desk) {
   void* arguments[] = {&list, &count};
   desk.list_tickets[desk.next_list] = desk.issued + 1;
   desk.next_list = (desk.next_list + 1) % kLists;
-  return device_->driver().cuLaunchKernel(kernel_, std::min(count, blocks_), 1, 1, kThreads, 1, 1, 0, desk.streams[0],
-                                          arguments, nullptr);
+  return device_->driver().cuLaunchKernel(copy_pieces_, std::min(count, blocks_), 1, 1, kThreads, 1, 1, 0,
+                                          desk.streams[0], arguments, nullptr);
+}
+
+CUresult CopyDesk::launch_stretches(Desk& desk) {
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < desk.stretch_count; ++i) count += desk.stretches.stretch[i].count;
+  void* arguments[] = {&desk.stretches, &count};
+  const auto blocks = static_cast<unsigned>(std::min<uint64_t>(count, blocks_));
+  return device_->driver().cuLaunchKernel(copy_pages_, blocks, 1, 1, kThreads, 1, 1, 0, desk.streams[0], arguments,
+                                          nullptr);
 }
 
 CUresult CopyDesk::launch_batch(Desk& desk) {
@@ -236,7 +269,7 @@ void CopyDesk::look() {
 
 bool CopyDesk::idle() const {
   return std::all_of(desks_.begin(), desks_.end(),
-                     [](const Desk& desk) { return desk.flying.empty() && desk.pending.empty(); });
+                     [](const Desk& desk) { return desk.flying.empty() && !waits(desk); });
 }
 
 // A fault of the GPU, ours or of a kernel in the same context, stops all streams: the words are then never written.

@@ -27,6 +27,19 @@ struct Piece {  // as copy_pieces.cu reads it
   uint64_t bytes;
 };
 
+// Pages of one size that lie in pinned memory as the engine wrote them down, as copy_pieces.cu reads them.
+struct PageStretch {
+  uint64_t pages;
+  uint64_t target;
+  uint64_t source;
+  uint64_t count;
+  uint64_t page_bytes;
+};
+constexpr uint32_t kStretches = 16;  // of one launch
+struct Stretches {
+  PageStretch stretch[kStretches];
+};
+
 class CopyDesk {
  public:
   static Status open(std::shared_ptr<Device> device, ListMode mode, uint32_t lanes, std::unique_ptr<CopyDesk>* out,
@@ -38,7 +51,13 @@ class CopyDesk {
   // The ticket that will have landed when the copy has; 0: no room now, look again after a while.
   uint64_t add(Way way, uint64_t target, uint64_t source, uint64_t bytes);
   // The same for pages of one size; `count` is at most kListPages.
-  uint64_t add_list(Way way, uint64_t target, uint64_t source, const Page* pages, uint32_t count, uint64_t page_bytes);
+  uint64_t add_list(Way way, const PageStretch& stretch, const Page* pages);
+  // The same for pages that the GPU reads where they lie, which they do until the ticket has landed: no processor looks at them.
+  uint64_t add_stretch(Way way, const PageStretch& stretch);
+  bool takes(Way way, const PageStretch& stretch, uint64_t page_bits) const {
+    return kernels_ && way == Way::kOut && stretch.count >= kListFrom && stretch.page_bytes <= kListLimit &&
+           ((stretch.target | stretch.source | stretch.page_bytes | page_bits) & 15) == 0;
+  }
   void launch();  // what may go now
   bool landed(Way way, uint64_t ticket) const { return desks_[index(way)].landed >= ticket; }
   void look();  // how far the GPU is
@@ -69,6 +88,8 @@ class CopyDesk {
     std::atomic<uint64_t>* flag = nullptr;  // partner: the GPU stores tickets, the helm loads
     std::vector<Piece> pending;
     uint32_t listable = 0;  // of them, how many fit a list
+    Stretches stretches;
+    uint32_t stretch_count = 0;
     uint64_t pending_bytes = 0;
     uint64_t issued = 0;
     uint64_t landed = 0;
@@ -85,12 +106,14 @@ class CopyDesk {
   bool may_launch(const Desk& desk) const;
   void launch(Desk& desk, Way way);
   bool has_room(const Desk& desk, uint64_t bytes) const;
+  static bool waits(const Desk& desk) { return !desk.pending.empty() || desk.stretch_count != 0; }
   static bool fits_list(const Piece& piece) {
     return piece.bytes <= kListLimit && ((piece.target | piece.source | piece.bytes) & 15) == 0;
   }
   CUresult copy_one_by_one(Desk& desk, bool all);
   CUresult copy_split(Desk& desk, const Piece& piece);
   CUresult launch_kernel(Desk& desk);
+  CUresult launch_stretches(Desk& desk);
   CUresult launch_batch(Desk& desk);
 
   std::shared_ptr<Device> device_;
@@ -100,7 +123,9 @@ class CopyDesk {
   void* words_ = nullptr;
   void* lists_ = nullptr;
   CUmodule module_ = nullptr;
-  CUfunction kernel_ = nullptr;
+  CUfunction copy_pieces_ = nullptr;
+  CUfunction copy_pages_ = nullptr;
+  bool kernels_ = false;
   unsigned blocks_ = 0;
   std::vector<CUdeviceptr> batch_targets_, batch_sources_;  // kept for their capacity
   std::vector<size_t> batch_bytes_;

@@ -124,6 +124,150 @@ $L__BB0_8:
 	ret;
 
 }
+	// .globl	copy_pages
+.visible .entry copy_pages(
+	.param .align 8 .b8 copy_pages_param_0[640],
+	.param .u64 copy_pages_param_1
+)
+.maxntid 512, 1, 1
+{
+	.reg .pred 	%p<9>;
+	.reg .b32 	%r<72>;
+	.reg .b64 	%rd<69>;
+
+
+	mov.b64 	%rd23, copy_pages_param_0;
+	ld.param.u64 	%rd24, [copy_pages_param_1];
+	mov.u32 	%r14, %ctaid.x;
+	cvt.u64.u32 	%rd62, %r14;
+	setp.ge.u64 	%p1, %rd62, %rd24;
+	@%p1 bra 	$L__BB1_10;
+
+	mov.u32 	%r16, %ntid.x;
+	mul.lo.s32 	%r17, %r16, 3;
+	cvt.u64.u32 	%rd2, %r16;
+	shl.b32 	%r18, %r16, 1;
+	cvt.u64.u32 	%rd3, %r18;
+	cvt.u64.u32 	%rd4, %r17;
+	mov.u32 	%r68, 0;
+	mov.u64 	%rd66, 0;
+	shl.b64 	%rd56, %rd3, 4;
+
+$L__BB1_2:
+	cvt.u64.u32 	%rd68, %r68;
+	mul.wide.u32 	%rd27, %r68, 40;
+	add.s64 	%rd28, %rd23, %rd27;
+	ld.param.u64 	%rd64, [%rd28+24];
+	sub.s64 	%rd67, %rd62, %rd66;
+	setp.lt.u64 	%p2, %rd67, %rd64;
+	@%p2 bra 	$L__BB1_4;
+
+$L__BB1_3:
+	add.s64 	%rd66, %rd64, %rd66;
+	sub.s64 	%rd67, %rd62, %rd66;
+	add.s32 	%r68, %r68, 1;
+	cvt.u64.u32 	%rd68, %r68;
+	mul.wide.u32 	%rd29, %r68, 40;
+	add.s64 	%rd30, %rd23, %rd29;
+	ld.param.u64 	%rd64, [%rd30+24];
+	setp.ge.u64 	%p3, %rd67, %rd64;
+	@%p3 bra 	$L__BB1_3;
+
+$L__BB1_4:
+	mul.lo.s64 	%rd32, %rd68, 40;
+	add.s64 	%rd33, %rd23, %rd32;
+	ld.param.u64 	%rd34, [%rd33];
+	cvta.to.global.u64 	%rd35, %rd34;
+	shl.b64 	%rd36, %rd67, 4;
+	add.s64 	%rd37, %rd35, %rd36;
+	ld.global.v2.u64 	{%rd38, %rd39}, [%rd37];
+	ld.param.u64 	%rd42, [%rd33+8];
+	add.s64 	%rd20, %rd42, %rd39;
+	ld.param.u64 	%rd43, [%rd33+16];
+	add.s64 	%rd21, %rd43, %rd38;
+	ld.param.u64 	%rd44, [%rd33+32];
+	shr.u64 	%rd45, %rd44, 4;
+	cvt.u32.u64 	%r5, %rd45;
+	mov.u32 	%r70, %tid.x;
+	mad.lo.s32 	%r20, %r16, 3, %r70;
+	setp.ge.u32 	%p4, %r20, %r5;
+	@%p4 bra 	$L__BB1_7;
+
+	mov.u32 	%r70, %tid.x;
+	shl.b32 	%r8, %r16, 2;
+
+$L__BB1_6:
+	mul.wide.u32 	%rd54, %r70, 16;
+	add.s64 	%rd46, %rd21, %rd54;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r22,%r23,%r24,%r25}, [%rd46];
+	// end inline asm
+	shl.b64 	%rd55, %rd2, 4;
+	add.s64 	%rd47, %rd46, %rd55;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r26,%r27,%r28,%r29}, [%rd47];
+	// end inline asm
+	add.s64 	%rd48, %rd46, %rd56;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r30,%r31,%r32,%r33}, [%rd48];
+	// end inline asm
+	shl.b64 	%rd57, %rd4, 4;
+	add.s64 	%rd49, %rd46, %rd57;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r34,%r35,%r36,%r37}, [%rd49];
+	// end inline asm
+	add.s64 	%rd50, %rd20, %rd54;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd50], {%r22,%r23,%r24,%r25};
+	// end inline asm
+	add.s64 	%rd51, %rd50, %rd55;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd51], {%r26,%r27,%r28,%r29};
+	// end inline asm
+	add.s64 	%rd52, %rd50, %rd56;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd52], {%r30,%r31,%r32,%r33};
+	// end inline asm
+	add.s64 	%rd53, %rd50, %rd57;
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd53], {%r34,%r35,%r36,%r37};
+	// end inline asm
+	add.s32 	%r70, %r70, %r8;
+	cvt.u32.u64 	%r54, %rd4;
+	add.s32 	%r55, %r70, %r54;
+	setp.lt.u32 	%p5, %r55, %r5;
+	@%p5 bra 	$L__BB1_6;
+
+$L__BB1_7:
+	setp.ge.u32 	%p6, %r70, %r5;
+	@%p6 bra 	$L__BB1_9;
+
+$L__BB1_8:
+	mul.wide.u32 	%rd60, %r70, 16;
+	add.s64 	%rd59, %rd20, %rd60;
+	add.s64 	%rd58, %rd21, %rd60;
+	// begin inline asm
+	ld.global.cs.v4.u32 {%r56,%r57,%r58,%r59}, [%rd58];
+	// end inline asm
+	// begin inline asm
+	st.global.cs.v4.u32 [%rd59], {%r56,%r57,%r58,%r59};
+	// end inline asm
+	cvt.u32.u64 	%r64, %rd2;
+	add.s32 	%r70, %r70, %r64;
+	setp.lt.u32 	%p7, %r70, %r5;
+	@%p7 bra 	$L__BB1_8;
+
+$L__BB1_9:
+	mov.u32 	%r65, %nctaid.x;
+	cvt.u64.u32 	%rd61, %r65;
+	add.s64 	%rd62, %rd62, %rd61;
+	setp.lt.u64 	%p8, %rd62, %rd24;
+	@%p8 bra 	$L__BB1_2;
+
+$L__BB1_10:
+	ret;
+
+}
 )PTX";
 
 }  // namespace asyncfabric::cuda

@@ -67,6 +67,10 @@ class Pinned {
  public:
   static std::shared_ptr<Pinned> hold(std::shared_ptr<Device> device, void* base, uint64_t length);
   ~Pinned();
+  bool holds(const void* start, uint64_t length) const {
+    const auto begin = reinterpret_cast<uint64_t>(start) - reinterpret_cast<uint64_t>(base_);
+    return begin <= length_ && length <= length_ - begin;
+  }
 
  private:
   Pinned(std::shared_ptr<Device> device, void* base, uint64_t length)

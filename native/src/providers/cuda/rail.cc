@@ -33,9 +33,7 @@ bool inside(const WorkRequest& request, uint64_t bound) {
   const uint64_t room = bound - request.remote_offset;
   if (request.pages == nullptr) return request.length <= room;
   const uint64_t page_bytes = request.length / request.page_count;
-  uint64_t last = 0;
-  for (uint32_t i = 0; i < request.page_count; ++i) last = std::max(last, request.pages[i].target);
-  return page_bytes <= room && last <= room - page_bytes;
+  return page_bytes <= room && request.last_page <= room - page_bytes;
 }
 
 constexpr uint64_t kLookNs = 50'000'000;
@@ -151,10 +149,18 @@ bool CudaRail::take_off(const WorkRequest& request) {
   const bool from_host = write ? !memory.on_gpu : !remote.on_gpu;
   const bool to_host = write ? !remote.on_gpu : !memory.on_gpu;
   flight.way = from_host ? Way::kUp : to_host ? Way::kDown : Way::kOut;
-  flight.ticket = request.pages != nullptr
-                      ? desk_->add_list(flight.way, there, here, request.pages, request.page_count,
-                                        request.length / request.page_count)
-                      : desk_->add(flight.way, write ? there : here, write ? here : there, request.length);
+  if (request.pages == nullptr) {
+    flight.ticket = desk_->add(flight.way, write ? there : here, write ? here : there, request.length);
+  } else {
+    const PageStretch stretch{reinterpret_cast<uint64_t>(request.pages), there, here, request.page_count,
+                              request.length / request.page_count};
+    const bool readable = std::any_of(words_.begin(), words_.end(), [&](const auto& words) {
+      return words->holds(request.pages, request.page_count * sizeof(Page));
+    });
+    flight.ticket = readable && desk_->takes(flight.way, stretch, request.page_bits)
+                        ? desk_->add_stretch(flight.way, stretch)
+                        : desk_->add_list(flight.way, stretch, request.pages);
+  }
   if (flight.ticket == 0) {
     flights.let_go(link, flight.hold);
     return false;

@@ -80,7 +80,7 @@ class CudaRail final : public local::LocalRail {
   Capabilities cuda_capabilities_;
   std::vector<std::shared_ptr<local::Outgoing>> flying_;  // connections with flights
   local::DoneQueue done_;
-  std::shared_ptr<Pinned> words_;
+  std::vector<std::shared_ptr<Pinned>> words_;
   uint64_t looked_ns_ = 0;
   std::string why_;  // [control]
   bool down_ = false;

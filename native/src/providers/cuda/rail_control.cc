@@ -34,12 +34,14 @@ Status CudaRail::export_dmabuf(const void* base, uint64_t length, UniqueFd* out,
 }
 
 Status CudaRail::share_words(void* base, uint64_t length) {
-  words_ = Pinned::hold(device_, base, length);
-  return words_ != nullptr ? Status() : Status(StatusCode::kNoMemory);
+  auto words = Pinned::hold(device_, base, length);
+  if (words == nullptr) return StatusCode::kNoMemory;
+  words_.push_back(std::move(words));
+  return {};
 }
 
 Status CudaRail::stream_wait(void* stream, const uint64_t* word, uint64_t value) {
-  if (words_ == nullptr) return StatusCode::kUnsupported;
+  if (words_.empty()) return StatusCode::kUnsupported;
   const Scope scope(*device_);
   return Device::status(device_->driver().cuStreamWaitValue64_v2(
       static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word), value, kWaitGreaterOrEqual));

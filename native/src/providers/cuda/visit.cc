@@ -93,14 +93,19 @@ Status Visit::see_neighbour(const CUuuid& uuid, std::string* why) {
     int can = 0;
     driver.cuDeviceCanAccessPeer(&can, device_->handle(), other);
     CUcontext context = nullptr;
-    CUresult result = can != 0 ? driver.cuDevicePrimaryCtxRetain(&context, other) : kInvalidValue;
+    const std::string refusal = "cuda:" + std::to_string(device_->ordinal()) +
+                                " has no access to cuda:" + std::to_string(ordinal) + " (nvidia-smi topo -p2p w)";
+    if (can == 0) {
+      *why = refusal;
+      return StatusCode::kUnsupported;
+    }
+    CUresult result = driver.cuDevicePrimaryCtxRetain(&context, other);
     if (result == kSuccess) {
       result = driver.cuCtxEnablePeerAccess(context, 0);
       driver.cuDevicePrimaryCtxRelease_v2(other);  // its own rail holds it
     }
     if (result == kSuccess || result == kPeerAccessAlreadyEnabled) return {};
-    *why = "cuda:" + std::to_string(device_->ordinal()) + " has no access to cuda:" + std::to_string(ordinal) +
-           " (nvidia-smi topo -p2p w)";
+    *why = driver.complaint("cuCtxEnablePeerAccess", result) + ": " + refusal;
     return {StatusCode::kUnsupported, result};
   }
   *why = "the peer's GPU is not visible to this process";

@@ -1,0 +1,12 @@
+"""Page lists of every shape: what the kernels take and what not, alone, many at once, more than there is room for."""
+
+from __future__ import annotations
+
+import pytest
+import sanitized
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_lists_of_every_shape() -> None:
+    assert await sanitized.wrong_lists() == 0
