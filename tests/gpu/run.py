@@ -147,15 +147,18 @@ def main() -> None:
             "-k",
             pages,
         )
-        for tool in ("memcheck", "racecheck"):
-            for file, few in (
-                ("nvlink", "trio and halves and (plain or alignment)"),
-                ("proxied", "trio and halves and local and -01"),
-            ):
-                step(f"{tool} of MoE, {file}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *PYTEST,
-                     f"tests/gpu/test_{file}_moe.py", "-k", few)  # fmt: skip
+        for tool in ("memcheck", "racecheck", "synccheck"):
+            for path in ("nvlink", "proxied"):
+                for case in ("decode", "prefill"):
+                    sanitizer = ("compute-sanitizer", "--tool", tool, "--target-processes", "all")
+                    steps = (sys.executable, "tests/gpu/sanitized.py", path, case)
+                    step(f"{tool} of MoE, {path}, {case}", *sanitizer, "--error-exitcode", "9", *steps)
     else:
         left_out("memcheck", "no compute-sanitizer here")
+    if shutil.which("nvcc"):
+        step("planted faults", sys.executable, "tests/gpu/planted.py", limit_s=1200)
+    else:
+        left_out("planted faults", "no nvcc here")
     finish()
 
 
