@@ -36,14 +36,6 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
-        "a token's word leaves before the token",
-        "dispatch.cuh",
-        "    if (sends) {\n      wait_stores();\n      fence_copies();\n    }\n",
-        "",
-        NVLINK,
-        "prefill or slow or 16384 or 7168",
-    ),
-    Fault(
         "the last token of all is not taken",
         "dispatch.cuh",
         "number < most * ex.ranks;",
@@ -57,7 +49,7 @@ FAULTS = (
         "const bool came = !far || packed || load_acquire(word) == step;",
         "const bool came = true;",
         NVLINK,
-        "slow or prefill",
+        "slow or 7168",
     ),
     Fault(
         "any step's word will do",
@@ -164,6 +156,14 @@ FAULTS = (
         "token;",
         PROXIED,
         "many_steps or private_tokens or without_tokens",
+    ),
+    Fault(
+        "a token's word leaves before the token",
+        "dispatch.cuh",
+        "    if (sends) {\n      wait_stores();\n      fence_copies();\n    }\n",
+        "",
+        NVLINK,
+        "slow or 7168 or prefill",
     ),
 )
 

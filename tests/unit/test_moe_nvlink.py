@@ -230,3 +230,12 @@ def test_ranks_of_one_process_on_one_gpu_have_to_fit_on_it_together() -> None:
         check_shares({0: Share(0, 133)}, 132)
     with pytest.raises(ValueError, match=r"rank 2 90, rank 5 90"):
         check_shares({0: own, 2: other, 5: other}, 132)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "hidden", "parts"),
+    [(2, 132, 7168, 8), (2, 133, 7168, 4), (8, 128, 7168, 4), (2, 512, 7168, 4), (2, 513, 7168, 1), (2, 24, 1024, 1)],
+)
+def test_rows_are_cut_where_there_are_more_warps_than_rows(ranks: int, tokens: int, hidden: int, parts: int) -> None:
+    config = MoeConfig(num_experts=16, top_k=2, hidden=hidden, max_tokens=tokens, ranks=ranks)
+    assert NvlinkLayout(config).parts == parts
