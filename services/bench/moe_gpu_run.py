@@ -42,6 +42,8 @@ def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], 
             report.step(f"{config.max_tokens} tokens, {config.in_dtype}")
             detail = {"gpu": f"{len(names)} x {names[0]}", "apart": apart, "empty_us": least["empty_us"]}
             _one_shape(options, report, ranks, config, shape, least, detail)
+        for process in ranks:
+            process.hang_up()  # a process group of NCCL is left by all at once
 
 
 def floors_of(config: MoeConfig, moved: float, rates: dict[str, float], apart: bool) -> dict[str, tuple[float, float]]:

@@ -6,6 +6,7 @@ test. One JSON object per line each way; a call that the process cannot do comes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -87,6 +88,12 @@ class Process(AbstractContextManager["Process"]):
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
+    def hang_up(self) -> None:
+        """Let the process end by itself, without waiting: several whose ends wait for each other end together."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def _gone(self) -> CheckFailed:
         return CheckFailed(f"the {self.role} process ended with status {self._process.wait()} in the middle of the run")
 
@@ -97,10 +104,7 @@ class Process(AbstractContextManager["Process"]):
         assert self._process.stdin is not None and self._process.stdout is not None
         if error is not None:
             self._process.kill()
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass
+        self.hang_up()
         try:
             self._process.wait(timeout=max(1.0, min(30.0, self._deadline - time.monotonic())))
         except subprocess.TimeoutExpired:

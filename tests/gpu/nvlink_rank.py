@@ -41,11 +41,11 @@ async def _serve(pipe: Connection, device: str, rail: str) -> None:
     torch.set_num_threads(4)  # several ranks compute what is right on the same cores
     async with af.open_fabric(af.FabricConfig(rails=(rail,))) as fabric:
         pipe.send(bytes(fabric.address))
-        rank, addresses, shape, hosts = await anyio.to_thread.run_sync(pipe.recv)
+        rank, addresses, shape, hosts, deadline_s = await anyio.to_thread.run_sync(pipe.recv)
         group = MoeGroup(rank, [af.FabricAddress.from_bytes(each) for each in addresses])
         with anyio.fail_after(PATIENCE_S):
             async with open_moe_cuda(
-                fabric, group, MoeConfig(**shape), device=device, hosts=hosts, blocks=32, deadline_s=DEADLINE_S
+                fabric, group, MoeConfig(**shape), device=device, hosts=hosts, blocks=32, deadline_s=deadline_s
             ) as moe:
                 pipe.send("open")
                 while True:
@@ -91,14 +91,18 @@ class Rank:
 
 @contextlib.contextmanager
 def ranks_of(
-    devices: list[str], shape: dict[str, Any], hosts: list[int] | None = None, rail: str = "local"
+    devices: list[str],
+    shape: dict[str, Any],
+    hosts: list[int] | None = None,
+    rail: str = "local",
+    deadline_s: float = DEADLINE_S,
 ) -> Iterator[list[Rank]]:
     """Start a rank on each of these devices and open an exchange among them."""
     ranks: list[Rank] = []
     try:
         ranks.extend(Rank(device, rail) for device in devices)
         for number, rank in enumerate(ranks):
-            rank.tell(number, [each.address for each in ranks], shape | {"ranks": len(ranks)}, hosts)
+            rank.tell(number, [each.address for each in ranks], shape | {"ranks": len(ranks)}, hosts, deadline_s)
         assert [rank.hear() for rank in ranks] == ["open"] * len(ranks)
         yield ranks
     finally:

@@ -22,6 +22,8 @@ from asyncfabric.moe.reference import reference_combine
 BLOCKS = 96
 """Of all ranks of one GPU together, which has 132 multiprocessors."""
 PATIENCE_S = 120.0
+DEADLINE_S = 20.0
+"""Of kernels, where a test has none of its own."""
 
 
 class Tokens(NamedTuple):
@@ -175,7 +177,7 @@ class Cast(NamedTuple):
 @asynccontextmanager
 async def cast_of(
     config: MoeConfig,
-    deadline_s: float = 20.0,
+    deadline_s: float | None = None,
     blocks: Sequence[int] | None = None,
     hosts: Sequence[int] | None = None,
     rail: str = "local",
@@ -203,7 +205,7 @@ async def cast_of(
                     device=f"cuda:{rank % gpus}",
                     hosts=hosts,
                     blocks=blocks[rank] if blocks else BLOCKS // -(-config.ranks // gpus),
-                    deadline_s=deadline_s,
+                    deadline_s=deadline_s or DEADLINE_S,
                 )
                 async with opened as moe:
                     found[rank] = moe

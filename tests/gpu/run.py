@@ -42,7 +42,7 @@ BENCHES = (
 NEED_TWO_GPUS = ("mesh", "moe", "moe apart")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 SANITIZED = (
-    ("page lists", sys.executable, "tests/gpu/sanitized.py"),
+    ("page lists", sys.executable, "tests/gpu/sanitized_pages.py"),
     ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
     ("MoE, nvlink", *PYTEST, "tests/gpu/test_nvlink_moe.py", "-k", "trio and halves and (plain or alignment)"),
     ("MoE, proxied", *PYTEST, "tests/gpu/test_proxied_moe.py", "-k", "trio and halves and local and -01"),
@@ -152,8 +152,18 @@ def main() -> None:
         for tool in ("memcheck", "racecheck"):
             for what, *command in SANITIZED:
                 step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
+        for tool in ("memcheck", "racecheck", "synccheck"):
+            for path in ("nvlink", "proxied"):
+                for case in ("decode", "prefill"):
+                    sanitizer = ("compute-sanitizer", "--tool", tool, "--target-processes", "all")
+                    steps = (sys.executable, "tests/gpu/sanitized_moe.py", path, case)
+                    step(f"{tool} of MoE, {path}, {case}", *sanitizer, "--error-exitcode", "9", *steps)
     else:
-        left_out("memcheck and racecheck", "no compute-sanitizer here")
+        left_out("compute-sanitizer", "it is not here")
+    if shutil.which("nvcc"):
+        step("planted faults", sys.executable, "tests/gpu/planted.py", limit_s=1200)
+    else:
+        left_out("planted faults", "no nvcc here")
     finish()
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import sanitized
+import sanitized_pages
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_lists_of_every_shape() -> None:
-    assert await sanitized.wrong_lists() == 0
+    assert await sanitized_pages.wrong_lists() == 0

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 STEPS = int(os.environ.get("ASYNCFABRIC_MOE_STEPS", "200"))
 RAILS = os.environ.get("ASYNCFABRIC_MOE_RAILS", "local").split(",")
-"""With CUDA loaded, opening a fabric over libfabric 1.17 ended the process by SIGSEGV: tcp runs when asked for."""
+"""tcp runs when asked for: a machine with GPUs may have no libfabric."""
 SMALL: dict[str, Any] = {"num_experts": 10, "top_k": 4, "hidden": 128, "max_tokens": 24, "ranks": 2}
 FP8: dict[str, Any] = {"in_dtype": "float8_e4m3fn", "scale_block": 64, "expert_alignment": 8}
 CASES: list[tuple[dict[str, Any], list[int]]] = [
@@ -132,7 +132,7 @@ def devices(ranks: int, gpus: int) -> list[str]:
 def test_steps_between_processes_are_right(rail: str, gpus: int, dtype: dict[str, Any]) -> None:
     with ranks_of(devices(2, gpus), SHAPE | dtype, [0, 1], rail) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, max(1, STEPS // 100) if gpus == 1 else STEPS)
+            rank.tell("steps", 0, max(1, STEPS // 4) if gpus == 1 else STEPS)
         assert [rank.hear() for rank in ranks] == [0, 0]
         for rank in ranks:
             rank.tell("leave")

@@ -31,7 +31,7 @@ from asyncfabric.moe.nvlink.layout import (
     Parts,
 )
 from asyncfabric.moe.nvlink.proxy import STEP_KINDS
-from asyncfabric.moe.nvlink.site import hosts_of
+from asyncfabric.moe.nvlink.site import Share, check_shares, hosts_of
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native" / "cuda"
@@ -166,7 +166,7 @@ def test_structs_are_as_large_as_the_kernels_take_them() -> None:
 @pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords])
 def test_structs_have_the_fields_of_the_kernels_in_their_order(struct: type[ctypes.Structure]) -> None:
     name = struct.__name__.removesuffix("Words")
-    source = "".join((NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "dispatch", "combine", "gate"))
+    source = "".join((NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "route", "combine", "gate"))
     body = re.search(rf"struct {name} {{(.*?)\n}};", source, re.DOTALL)
     assert body is not None
     statements = re.sub(r"//.*", "", body[1]).split(";")
@@ -216,3 +216,26 @@ def test_the_text_that_is_carried_is_that_of_the_source(
     subprocess.run([nvcc, "-ptx", *options, "-o", text, NATIVE / source], check=True, timeout=200)
     subprocess.run([sys.executable, NATIVE / "embed.py", text, version, made], check=True, timeout=60)
     assert made.read_text() == (ROOT / carried).read_text(), "run `make ptx`"
+
+
+def test_ranks_of_one_process_on_one_gpu_have_to_fit_on_it_together() -> None:
+    own = Share(1, 66)
+    assert Share.from_bytes(own.to_bytes()) == own
+    other, elsewhere = Share(1, 90, b"another."), Share(0, 132)
+    check_shares({0: own, 1: Share(1, 66), 2: other, 3: elsewhere}, 132)
+    check_shares({0: Share(0, 132), 1: Share(0, 132, b"another.")}, 132)
+    with pytest.raises(ValueError, match=r"on cuda:1 \(rank 0 66, rank 4 67\) than it has multiprocessors \(132\)"):
+        check_shares({0: own, 4: Share(1, 67), 2: other}, 132)
+    with pytest.raises(ValueError, match=r"rank 0 133"):
+        check_shares({0: Share(0, 133)}, 132)
+    with pytest.raises(ValueError, match=r"rank 2 90, rank 5 90"):
+        check_shares({0: own, 2: other, 5: other}, 132)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "hidden", "parts"),
+    [(2, 132, 7168, 8), (2, 133, 7168, 4), (8, 128, 7168, 4), (2, 512, 7168, 4), (2, 513, 7168, 1), (2, 24, 1024, 1)],
+)
+def test_rows_are_cut_where_there_are_more_warps_than_rows(ranks: int, tokens: int, hidden: int, parts: int) -> None:
+    config = MoeConfig(num_experts=16, top_k=2, hidden=hidden, max_tokens=tokens, ranks=ranks)
+    assert NvlinkLayout(config).parts == parts

@@ -23,7 +23,7 @@ PIECE_CHOICES, MOST_PIECES = 4096, 8
 SEND_WARPS, RECEIVE_WARPS, BACK_WARPS, RING_BYTES = 4, 8, 8, 8192
 PAIR_BYTES = 8
 WORD_BYTES, HEAD_BYTES = 4, 8
-FEW_TOKENS, PARTS, LEAST_PART_BYTES = 512, 4, 2048
+FEW_TOKENS, LEAST_PART_BYTES, SENDING_WARPS = 512, 1792, 132 * BACK_WARPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,16 @@ class NvlinkLayout:
 
     @property
     def parts(self) -> int:
-        """Into how many parts a row is cut on the way back: with few tokens there are more warps than rows."""
-        few = self.config.max_tokens <= FEW_TOKENS and self.back_row_bytes >= PARTS * LEAST_PART_BYTES
-        return PARTS if few else 1
+        """Into how many parts a row is cut on the way back: with few tokens there are more warps than rows.
+
+        8 where each warp gets one part at most, otherwise 4: a part costs a warp about as much as a row.
+        """
+        config = self.config
+        if config.max_tokens > FEW_TOKENS:
+            return 1
+        sums = config.max_tokens * max(1, config.ranks - 1)
+        fitting = [8, 4] if 8 * sums <= SENDING_WARPS else [4]
+        return next((parts for parts in fitting if self.back_row_bytes >= parts * LEAST_PART_BYTES), 1)
 
     @property
     def routers(self) -> int:

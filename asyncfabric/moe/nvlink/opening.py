@@ -43,12 +43,13 @@ def open_moe_cuda(
             one write with the routes, whether there are as many or not; the event loop sends what is beyond them.
         device: of this rank, "cuda:0" for example.
         hosts: a name for the host of each rank, grouped alike on all ranks; None: all are on one host.
-        blocks: of each launch, each on a multiprocessor of its own; None: as many as there are. All blocks of all ranks
-            on one GPU must fit on it at once.
+        blocks: of each launch, each on a multiprocessor of its own; None: as many as there are. All blocks of the ranks
+            of one process on one GPU must fit on it at once; processes that share a GPU take turns.
         deadline_s: how long a kernel waits for another rank, in seconds of the GPU's clock.
 
     Raises:
-        ValueError: a config or hosts that the kernels cannot do, or buffers of more than config.buffer_limit_bytes.
+        ValueError: a config, hosts or blocks that the kernels cannot do, or buffers of more than
+            config.buffer_limit_bytes.
         BusyError: the fabric has no watch word or counter flag left for ranks of other hosts.
         DeviceError: no memory left, or no GPU that can do it.
         MissingRankError: a rank is lost, or did not open before the caller's deadline.

@@ -28,7 +28,7 @@ from asyncfabric.moe.nvlink.launch import STATE_WORDS, ExchangeWords, Kernels
 from asyncfabric.moe.nvlink.layout import MAX_RANKS, Parts
 from asyncfabric.moe.nvlink.pages import Pages
 from asyncfabric.moe.nvlink.proxy import Proxy, immediates
-from asyncfabric.moe.nvlink.site import Site
+from asyncfabric.moe.nvlink.site import Share, Site, check_shares
 from asyncfabric.moe.nvlink.staging import Staging, open_staging
 
 HOPPER = 9
@@ -70,6 +70,7 @@ async def open_nvlink(
         DeviceError: no memory left, no GPU of Hopper's kind, or one that cannot reach another's memory.
         MissingRankError: a rank is lost, or did not open before the caller's deadline.
         RemoteProtocolError: a rank opened with another configuration.
+        ValueError: ranks of one process on one GPU launch more blocks than it has multiprocessors.
 
     Cancellation: what was opened is closed again, shielded; then it goes on.
     """
@@ -80,8 +81,9 @@ async def open_nvlink(
             torch.zeros(1, device=device)  # the context exists
             if driver.attribute(device.index, MAJOR) < HOPPER:
                 raise DeviceError(f"{device} has no bulk copies: the kernels need compute capability 9.0 or later")
-            blocks = site.blocks or driver.attribute(device.index, MULTIPROCESSORS)
-            kernels = Kernels(driver, layout, device, blocks)
+            multiprocessors = driver.attribute(device.index, MULTIPROCESSORS)
+            share = Share(device.index, site.blocks or multiprocessors)
+            kernels = Kernels(driver, layout, device, share.blocks)
             stack.callback(kernels.close)
             own = Pages(driver, device.index, layout.region_bytes)
             stack.callback(own.close)
@@ -89,7 +91,8 @@ async def open_nvlink(
         if far:
             staging = await stack.enter_async_context(open_staging(fabric, layout, far, driver, device))
         words = _words(site, present)
-        proxy = await _introduce(fabric, group, site, epoch, present, own, driver, staging, words, stack)
+        crowd = share, multiprocessors
+        proxy = await _introduce(fabric, group, site, epoch, present, own, crowd, driver, staging, words, stack)
         outputs = [output_of(layout, group.rank, device) for _ in range(layout.config.in_flight)]
         session = NvlinkSession(kernels, words, outputs, proxy.losses if proxy else {})
         torch.cuda.synchronize(device)
@@ -112,12 +115,16 @@ async def _introduce(
     epoch: int,
     present: Sequence[int],
     own: Pages,
+    crowd: tuple[Share, int],
     driver: Driver,
     staging: Staging | None,
     words: ExchangeWords,
     stack: AsyncExitStack,
 ) -> Proxy | None:
-    """Meet the other ranks; map the pages of those on this host, and open a proxy for the others."""
+    """Meet the other ranks; map the pages of those on this host, and open a proxy for the others.
+
+    `crowd`: what launches of this rank take of its GPU, and how many multiprocessors that has.
+    """
     what, layout = f"opening the exchange {group.tag!r}", site.layout
     config, far = layout.config, site.far(present)
     peers = await connect_ranks(fabric, group, present)
@@ -132,7 +139,7 @@ async def _introduce(
                 rank=group.rank,
                 digest=hashlib.sha256(repr(shape).encode()).hexdigest()[:16],
                 imm=proposed_imm(fabric),
-                keys=(place.encode(), *keys),
+                keys=(place.encode(), *keys, crowd[0].to_bytes()),
             )
             cards = await (group.meeting or FabricMeeting(fabric)).meet(peers, card)
             odd = [rank for rank, other in cards.items() if other.digest != card.digest]
@@ -141,6 +148,8 @@ async def _introduce(
                     f"ranks {odd} opened the exchange {group.tag!r} with another configuration or without other ranks",
                     remedy="give equal MoeConfig values and hosts on all ranks, and exclude the same ranks everywhere",
                 )
+            shares = {rank: Share.from_bytes(other.keys[-1]) for rank, other in cards.items()}
+            check_shares(shares | {group.rank: crowd[0]}, crowd[1])
             near = {rank: other.keys[0].decode() for rank, other in cards.items() if rank not in far}
             descriptors = await swap_descriptors(what, own.descriptor, listener, near)
     regions = {group.rank: own.address}

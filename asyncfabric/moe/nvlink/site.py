@@ -1,16 +1,71 @@
 """Site: what one rank is opened with, whatever the epoch: layout, GPU, launches, and which ranks are on which host.
 
-Pure values, any thread.
+Pure values, any thread. `Share` tells ranks of one process on one GPU apart from those that take turns on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import os
+import struct
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from asyncfabric.moe.nvlink.layout import MAX_HOST_RANKS, NvlinkLayout
+
+_PROCESS = os.urandom(8)
+"""Of this process; numbers of processes are not unique among containers of a host."""
+_SHARE = struct.Struct("<8sII")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the launches of a rank take of a GPU.
+
+    Attributes:
+        device: number of the GPU in its process.
+        blocks: of a launch, each on a multiprocessor of its own.
+        process: names the process.
+    """
+
+    device: int
+    blocks: int
+    process: bytes = _PROCESS
+
+    def to_bytes(self) -> bytes:
+        """Return it as it travels."""
+        return _SHARE.pack(self.process, self.device, self.blocks)
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Share:
+        """Return what another rank sent."""
+        process, device, blocks = _SHARE.unpack(text)
+        return cls(device, blocks, process)
+
+
+def check_shares(shares: Mapping[int, Share], multiprocessors: int) -> None:
+    """Check that the launches of all ranks of a process on one GPU fit on it at once: each waits for all others.
+
+    Ranks of other processes take turns with them, in slices of time.
+
+    Args:
+        shares: of all ranks.
+        multiprocessors: of a GPU; all are of one kind.
+
+    Raises:
+        ValueError: they do not fit somewhere; kernels would wait for some that cannot start.
+    """
+    places: dict[tuple[bytes, int], dict[int, int]] = {}
+    for rank, share in sorted(shares.items()):
+        places.setdefault((share.process, share.device), {})[rank] = share.blocks
+    for (_, device), blocks in places.items():
+        if sum(blocks.values()) > multiprocessors:
+            told = ", ".join(f"rank {rank} {count}" for rank, count in blocks.items())
+            raise ValueError(
+                f"one process launches more blocks on cuda:{device} ({told}) than it has multiprocessors"
+                f" ({multiprocessors}): kernels would wait for some that cannot start; give fewer blocks="
+            )
 
 
 @dataclass(frozen=True, slots=True)

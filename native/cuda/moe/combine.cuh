@@ -10,7 +10,8 @@ namespace moe {
 
 constexpr uint32_t kBackWarps = 8;  // sending, and as many receiving
 constexpr uint32_t kCombineWarps = 2 * kBackWarps;
-constexpr uint32_t kColumns = 4;  // vectors of 16 bytes that a lane has in hand
+constexpr uint32_t kColumns = 4;  // vectors of 16 bytes of a row that a lane has in hand
+constexpr uint32_t kExperts = 2;  // rows
 constexpr uint32_t kRing = 4;     // blocks of a warp on their way out
 constexpr uint32_t kBlockBytes = kColumns * 32 * 16;
 
@@ -87,16 +88,15 @@ __device__ inline void add_experts(const Exchange& ex, const Combine& go, const 
   constexpr uint32_t kWidth = Vector<T>::kWidth;
   uint32_t left = __ballot_sync(kAll, pair.place != kNone);
   while (left != 0) {
-    // Two experts at once: their loads are under way together, the sums stay in order.
-    uint4 bits[2][kColumns];
-    float weights[2];
-    bool two = false;
+    // Some experts at once: their loads are under way together, the sums stay in order.
+    uint4 bits[kExperts][kColumns];
+    float weights[kExperts];
+    const uint32_t many = min(__popc(left), kExperts);
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      if (left == 0) break;
+    for (uint32_t i = 0; i < kExperts; ++i) {
+      if (i == many) break;
       const uint32_t choice = __ffs(left) - 1;
       left &= left - 1;
-      two = i == 1;
       weights[i] = __shfl_sync(kAll, pair.weight, choice);
       const uint64_t row = __shfl_sync(kAll, pair.place, choice);
       const uint4* const from = reinterpret_cast<const uint4*>(go.expert_rows + row * ex.back_row_bytes);
@@ -104,8 +104,8 @@ __device__ inline void add_experts(const Exchange& ex, const Combine& go, const 
       for (uint32_t c = 0; c < kColumns; ++c) bits[i][c] = at + c * 32 < end ? __ldcs(from + at + c * 32) : uint4{};
     }
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      if (i == 1 && !two) break;
+    for (uint32_t i = 0; i < kExperts; ++i) {
+      if (i == many) break;
 #pragma unroll
       for (uint32_t c = 0; c < kColumns; ++c) {
         float values[kWidth];
@@ -126,21 +126,51 @@ __device__ inline Span span_of(const Exchange& ex, uint32_t number) {  // vector
   return {vectors * number / ex.parts, vectors * (number + 1) / ex.parts};
 }
 
+// A part of the sum for a token of a source; sums of other ranks' tokens in turn.
+struct Piece {
+  uint32_t number, source, token;
+};
+
+__device__ inline Piece piece_to_send(const Exchange& ex, uint32_t item) {
+  const uint32_t place = item / ex.parts, others = ex.ranks - 1;
+  return {item % ex.parts, (ex.rank + 1 + place % others) % ex.ranks, place / others};
+}
+
+__device__ inline Piece piece_to_take(const Exchange& ex, uint32_t item) {
+  return {item % ex.parts, ex.rank, item / ex.parts};
+}
+
+__device__ inline Pair pair_of(const Exchange& ex, const Combine& go, const Piece& piece) {
+  const uint64_t slot = static_cast<uint64_t>(piece.source) * ex.max_tokens + piece.token;
+  return lane_of() < ex.top_k ? go.pairs[slot * ex.top_k + lane_of()] : Pair{kNone, 0};
+}
+
+// What a warp reads before it knows the step, all at once: tokens of each rank, and the pairs of its first piece if there is one.
+struct Ahead {
+  uint32_t counts;
+  Pair pair;
+};
+
+__device__ inline Ahead look_ahead(const Exchange& ex, const Combine& go, bool sends, uint32_t first) {
+  Ahead ahead{lane_of() < ex.ranks ? go.counts[lane_of()] : 0, {kNone, 0}};
+  if (first < (sends ? ex.ranks - 1 : 1) * ex.max_tokens * ex.parts)
+    ahead.pair = pair_of(ex, go, sends ? piece_to_send(ex, first) : piece_to_take(ex, first));
+  return ahead;
+}
+
 template <typename T>
 __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first, uint32_t stride,
-                                 char* ring) {
+                                 const Ahead& ahead, char* ring) {
   constexpr uint32_t kWidth = Vector<T>::kWidth;
   const uint32_t lane = lane_of(), others = ex.ranks - 1;
-  uint32_t most = 0, filled = 0;
-  for (uint32_t rank = 0; rank < ex.ranks; ++rank)
-    if (rank != ex.rank) most = max(most, go.counts[rank]);
+  const uint32_t most = __reduce_max_sync(kAll, lane == ex.rank ? 0 : ahead.counts);
+  uint32_t filled = 0;
   for (uint32_t item = first; item < most * others * ex.parts; item += stride) {
-    const uint32_t number = item % ex.parts, place = item / ex.parts;
-    const uint32_t source = (ex.rank + 1 + place % others) % ex.ranks, token = place / others;
-    if (token >= go.counts[source]) continue;
-    Pair pair{kNone, 0};
+    const Piece piece = piece_to_send(ex, item);
+    const auto [number, source, token] = piece;
+    if (token >= __shfl_sync(kAll, ahead.counts, source)) continue;
+    const Pair pair = item == first ? ahead.pair : pair_of(ex, go, piece);
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
-    if (lane < ex.top_k) pair = go.pairs[slot * ex.top_k + lane];
     if (__ballot_sync(kAll, pair.place != kNone) == 0) continue;
     const bool packed = is_proxied(ex, source);
     const uint64_t sum_row = packed ? go.places[static_cast<uint64_t>(ex.ranks) * ex.max_tokens + slot] : token;
@@ -149,6 +179,14 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     for (uint32_t at = span.begin; at < span.end; at += kColumns * 32) {
       float sums[kColumns][kWidth] = {};
       add_experts<T>(ex, go, pair, at + lane, span.end, sums);
+      if (ex.parts > 1) {
+        // Parts are small and few: straight from registers. A copy would cost a second way over the wire before the word.
+#pragma unroll
+        for (uint32_t c = 0; c < kColumns; ++c)
+          if (at + c * 32 + lane < span.end)
+            reinterpret_cast<uint4*>(target)[at + c * 32 + lane] = Vector<T>::close(sums[c]);
+        continue;
+      }
       uint4* const block = reinterpret_cast<uint4*>(ring + filled++ % kRing * kBlockBytes);
       if (lane == 0) wait_stage_read<kRing - 1>();
       __syncwarp();
@@ -158,9 +196,12 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
       __syncwarp();
       if (lane == 0) bulk_store(target + at * 16, block, min(kColumns * 32, span.end - at) * 16);
     }
+    __syncwarp();  // what other lanes stored goes with the word that the first releases
     if (lane == 0) {
-      wait_stores();
-      fence_copies();
+      if (ex.parts == 1) {
+        wait_stores();
+        fence_copies();
+      }
       if (!packed) store_release(out<uint32_t>(ex, source, step, ex.back_words) + token * ex.parts + number, step);
     }
     __syncwarp();
@@ -168,18 +209,17 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
 }
 
 template <typename T>
-__device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first,
-                                 uint32_t stride) {
+__device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first, uint32_t stride,
+                                 const Ahead& ahead) {
   constexpr uint32_t kWidth = Vector<T>::kWidth;
-  const uint32_t lane = lane_of(), tokens = go.counts[ex.rank];
+  const uint32_t lane = lane_of(), tokens = __shfl_sync(kAll, ahead.counts, ex.rank);
   for (uint32_t item = first; item < tokens * ex.parts; item += stride) {
-    const uint32_t number = item % ex.parts, token = item / ex.parts;
+    const Piece piece = piece_to_take(ex, item);
+    const auto [number, source, token] = piece;
     const uint32_t reached = go.reached[token] & ex.present;
     const bool mine = lane < ex.ranks && lane != ex.rank && reached >> lane & 1 && !is_proxied(ex, lane);
     const uint32_t* const words = mine ? in<uint32_t>(ex, lane, step, ex.back_words) : nullptr;
-    Pair pair{kNone, 0};
-    const uint64_t slot = static_cast<uint64_t>(ex.rank) * ex.max_tokens + token;
-    if (lane < ex.top_k) pair = go.pairs[slot * ex.top_k + lane];
+    const Pair pair = item == first ? ahead.pair : pair_of(ex, go, piece);
     const Span span = span_of(ex, number);
     uint4* const y = reinterpret_cast<uint4*>(go.y + static_cast<uint64_t>(token) * ex.back_row_bytes);
     for (uint32_t at = span.begin + lane; at - lane < span.end; at += kColumns * 32) {
@@ -230,23 +270,24 @@ __device__ inline void combine(const Exchange& ex, const Combine& go, char* shar
     steps[0] = step_now(ex, kCombineSend);
     steps[1] = step_now(ex, kCombineReceive);
   }
+  const uint32_t warp = threadIdx.x / 32, lane = lane_of(), number = warp % kBackWarps;
+  const uint32_t first = number * gridDim.x + blockIdx.x, stride = kBackWarps * gridDim.x;
+  const Ahead ahead = look_ahead(ex, go, warp < kBackWarps, first);
   __syncthreads();
   if (threadIdx.x == blockDim.x - 1) {
     if (go.roles & kSend) pass_step(ex, kCombineSend, steps[0]);
     if (go.roles & kReceive) pass_step(ex, kCombineReceive, steps[1]);
   }
   if (broken) return;
-  const uint32_t warp = threadIdx.x / 32, lane = lane_of();
   const bool other = lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank && !is_proxied(ex, lane);
-  const uint32_t number = warp % kBackWarps, first = number * gridDim.x + blockIdx.x, stride = kBackWarps * gridDim.x;
   if (warp < kBackWarps) {
     if (!(go.roles & kSend)) return;
     // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1). What a proxy
     // carries back says the same.
     if (blockIdx.x == 0 && warp == 0 && other) store_release(out<uint32_t>(ex, lane, steps[0], ex.head_word), steps[0]);
-    send_sums<T>(ex, go, steps[0], first, stride, shared + warp * kRing * kBlockBytes);
+    send_sums<T>(ex, go, steps[0], first, stride, ahead, shared + warp * kRing * kBlockBytes);
   } else if (go.roles & kReceive) {
-    take_sums<T>(ex, go, steps[1], first, stride);
+    take_sums<T>(ex, go, steps[1], first, stride, ahead);
     if (blockIdx.x == 0 && number == 0)
       await(ex, other, other ? in<uint32_t>(ex, lane, steps[1], ex.head_word) : nullptr, steps[1], lane, kHead);
   }

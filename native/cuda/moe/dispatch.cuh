@@ -1,121 +1,11 @@
-// dispatch.cuh: tokens to the ranks of their experts. The first blocks route, a piece of the tokens each: they number each choice among
-// the piece's pairs for the expert, so that receivers find rows without sorting. In all other blocks some warps send tokens, one
+// dispatch.cuh: tokens to the ranks of their experts. The first blocks route (route.cuh). In all other blocks some warps send tokens, one
 // copy for each rank, and the rest take what arrives and fan it out into rows grouped by expert. Each token has a word of its own.
 #pragma once
-#include "words.cuh"
+#include "route.cuh"
 
 namespace moe {
 
-constexpr uint32_t kSendWarps = 4;
-constexpr uint32_t kReceiveWarps = 8;
-constexpr uint32_t kDispatchWarps = kSendWarps + kReceiveWarps;
 constexpr uint32_t kReceiveBarrier = 1;
-
-struct Dispatch {
-  const char* x;
-  const void* indices;
-  const float* weights;
-  const float* scales;
-  const int32_t* count;  // tokens, read when the kernel runs; null: `tokens`
-  char* rows;
-  float* row_scales;
-  int32_t* tokens_per_expert;
-  int32_t* offsets;
-  int32_t* source_ranks;
-  int32_t* source_tokens;
-  int32_t* source_choices;
-  Pair* pairs;        // [ranks][max_tokens][top_k]: the row of each choice here, kNone for others
-  uint32_t* reached;  // [max_tokens]: the ranks of each own token
-  uint32_t* counts;   // [ranks]: tokens of each rank
-  uint32_t*
-      places;  // [2][ranks][max_tokens]: which row of the parcel a token is behind a proxy: own ones sent, those that came
-  uint32_t tokens, wide_indices, roles, unused;
-};
-
-__device__ inline uint32_t tokens_of(const Exchange& ex, const Dispatch& go) {
-  if (go.count == nullptr) return go.tokens;
-  const int32_t count = *go.count;
-  return count < 0 ? 0 : min(static_cast<uint32_t>(count), go.tokens);
-}
-
-__device__ inline int64_t index_at(const Dispatch& go, uint64_t at) {
-  return go.wide_indices ? static_cast<const int64_t*>(go.indices)[at] : static_cast<const int32_t*>(go.indices)[at];
-}
-
-// All warps of a block that routes, one piece of the tokens. `histogram`: a row of ex.experts words for each warp, and one of owners.
-__device__ inline void send_record(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t piece,
-                                   uint32_t* histogram) {
-  constexpr uint32_t kBatch = 8;
-  const uint32_t tokens = tokens_of(ex, go);
-  const uint32_t start = min(piece * piece_tokens(ex), tokens) * ex.top_k;
-  const uint32_t choices = min((piece + 1) * piece_tokens(ex), tokens) * ex.top_k - start;
-  const uint32_t warp = threadIdx.x / 32, lane = lane_of();
-  const uint32_t each = (choices + kDispatchWarps * 32 - 1) / (kDispatchWarps * 32) * 32;
-  const uint32_t low = start + min(warp * each, choices), high = start + min((warp + 1) * each, choices);
-  uint32_t* const mine = histogram + warp * ex.experts;
-  uint32_t* const owners = histogram + kDispatchWarps * ex.experts;
-  for (uint32_t i = threadIdx.x; i < kDispatchWarps * ex.experts; i += blockDim.x) histogram[i] = 0;
-  for (uint32_t i = threadIdx.x; i < ex.experts; i += blockDim.x) owners[i] = owner_of(ex, i);
-  __syncthreads();
-  const auto reachable = [&](int64_t expert) { return expert >= 0 && expert < ex.experts && owners[expert] != kNone; };
-  for (uint32_t begin = low; begin < high; begin += kBatch * 32) {
-    int64_t found[kBatch];
-#pragma unroll
-    for (uint32_t i = 0; i < kBatch; ++i) {
-      const uint32_t at = begin + i * 32 + lane;
-      found[i] = at < high ? index_at(go, at) : -1;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kBatch; ++i)
-      if (reachable(found[i])) atomicAdd(&mine[found[i]], 1);
-  }
-  __syncthreads();
-  for (uint32_t expert = threadIdx.x; expert < ex.experts; expert += blockDim.x) {
-    uint32_t sum = 0;
-#pragma unroll
-    for (uint32_t w = 0; w < kDispatchWarps; ++w) {
-      const uint32_t here = histogram[w * ex.experts + expert];
-      histogram[w * ex.experts + expert] = sum;
-      sum += here;
-    }
-    const uint32_t rank = owners[expert];
-    if (rank != kNone)
-      out<uint32_t>(ex, rank, step, ex.counts)[piece * ex.most_experts + expert - experts_of(ex, rank).first] = sum;
-  }
-  __syncthreads();
-  for (uint32_t begin = low; begin < high; begin += kBatch * 32) {
-    int64_t found[kBatch];
-    float weights[kBatch];
-#pragma unroll
-    for (uint32_t i = 0; i < kBatch; ++i) {
-      const uint32_t at = begin + i * 32 + lane;
-      found[i] = at < high ? index_at(go, at) : -1;
-      weights[i] = at < high ? go.weights[at] : 0;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kBatch; ++i) {
-      if (begin + i * 32 >= high) break;
-      const uint32_t at = begin + i * 32 + lane;
-      const bool valid = reachable(found[i]);
-      const uint32_t key = valid ? static_cast<uint32_t>(found[i]) : kNone;
-      const uint32_t equal = __match_any_sync(kAll, key);
-      const uint32_t before = __popc(equal & ((1u << lane) - 1));
-      // One lane counts for all that have its expert; what it finds there reaches them before the next round counts on.
-      uint32_t base = 0;
-      if (valid && before == 0) base = atomicAdd(&mine[key], __popc(equal));
-      base = __shfl_sync(kAll, base, __ffs(equal) - 1);
-      if (at >= high) continue;
-      const Pair pair{valid ? key << kOrdinalBits | (base + before) : kNone, weights[i]};
-      for (uint32_t rank = 0; rank < ex.ranks; ++rank)
-        if (ex.present >> rank & 1) out<Pair>(ex, rank, step, ex.pairs)[at] = pair;
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < ex.ranks && ex.present >> threadIdx.x & 1) {
-    if (piece == 0) out<Head>(ex, threadIdx.x, step, ex.head)->tokens = tokens;
-    store_release(out<uint32_t>(ex, threadIdx.x, step, ex.record_words) + piece, step);
-  }
-}
 
 // A warp's own place for rows under way, and the barrier by which loads into it end.
 struct Stage {
@@ -186,6 +76,7 @@ struct Places {
   uint32_t* base;     // [expert][source]
   uint32_t* offsets;  // of experts
   uint32_t tokens[kMaxRanks];
+  uint32_t sums[kReceiveWarps];
   uint32_t alive;
 };
 
@@ -210,63 +101,72 @@ __device__ inline uint32_t rows_from(const Exchange& ex, uint32_t step, uint32_t
 }
 
 // Receiving warps of a block; `number` among them. Returns whether all records came.
-__device__ inline bool take_records(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t number,
-                                    Places& places) {
-  const uint32_t lane = lane_of(), thread = number * 32 + lane, sources = ex.ranks * ex.routers;
-  const Experts own = experts_of(ex, ex.rank);
+__device__ inline bool take_records(const Exchange& ex, uint32_t step, uint32_t number, Places& places) {
   if (number == 0) {
+    const uint32_t sources = ex.ranks * ex.routers;
     bool all = true;
     for (uint32_t block = 0; all && block < sources; block += 32) {
-      const uint32_t source = block + lane, rank = source / ex.routers;
+      const uint32_t source = block + lane_of(), rank = source / ex.routers;
       const bool mine = source < sources && ex.present >> rank & 1 && !is_proxied(ex, rank);
       const uint32_t* const words = mine ? in<uint32_t>(ex, rank, step, ex.record_words) : nullptr;
       all = await(ex, mine, words + source % ex.routers, step, rank, kRecord);
     }
+    if (lane_of() == 0) places.alive = all;
+  }
+  meet_receivers();
+  return places.alive;
+}
+
+// Receiving warps of a block: works out where the rows of each (expert, source) begin. A thread has an expert.
+__device__ inline void place_rows(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t number,
+                                  Places& places) {
+  constexpr uint32_t kBatch = 8;
+  const uint32_t lane = lane_of(), sources = ex.ranks * ex.routers;
+  const Experts own = experts_of(ex, ex.rank);
+  if (number == kReceiveWarps - 1)
     places.tokens[lane] =
-        all && lane < ex.ranks && ex.present >> lane & 1 ? __ldcg(&in<Head>(ex, lane, step, ex.head)->tokens) : 0;
-    if (lane == 0) places.alive = all;
-  }
-  meet_receivers();
-  if (!places.alive) return false;
-  for (uint32_t i = thread; i < own.count * sources; i += kReceiveWarps * 32) {
-    const uint32_t source = i / own.count, expert = i % own.count;
-    places.base[expert * sources + source] = rows_from(ex, step, source, expert);
-  }
-  meet_receivers();
-  if (number == 0) {
-    uint32_t begin = 0;
-    for (uint32_t block = 0; block < own.count; block += 32) {
-      const uint32_t expert = block + lane;
-      uint32_t rows = 0;
-      if (expert < own.count)
-        for (uint32_t source = 0; source < sources; ++source) rows += places.base[expert * sources + source];
-      const uint32_t padded = (rows + ex.alignment - 1) / ex.alignment * ex.alignment;
-      uint32_t sum = padded;
-      for (uint32_t distance = 1; distance < 32; distance *= 2) {
-        const uint32_t other = __shfl_up_sync(kAll, sum, distance);
-        if (lane >= distance) sum += other;
+        lane < ex.ranks && ex.present >> lane & 1 ? __ldcg(&in<Head>(ex, lane, step, ex.head)->tokens) : 0;
+  uint32_t begin = 0, block = 0;
+  do {  // also without experts: the end is 0 then
+    const uint32_t expert = block + number * 32 + lane;
+    uint32_t* const base = places.base + expert * sources;
+    uint32_t rows = 0;
+    for (uint32_t source = 0; expert < own.count && source < sources; source += kBatch) {
+      uint32_t here[kBatch];
+#pragma unroll
+      for (uint32_t i = 0; i < kBatch; ++i)
+        here[i] = source + i < sources ? rows_from(ex, step, source + i, expert) : 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kBatch; ++i) {
+        if (source + i < sources) base[source + i] = rows;
+        rows += here[i];
       }
-      if (expert < own.count) {
-        uint32_t at = begin + sum - padded;
-        places.offsets[expert] = at;
-        for (uint32_t source = 0; source < sources; ++source) {
-          const uint32_t here = places.base[expert * sources + source];
-          places.base[expert * sources + source] = at;
-          at += here;
-        }
-        if (blockIdx.x == ex.routers) go.tokens_per_expert[expert] = rows;
-      }
-      begin += __shfl_sync(kAll, sum, 31);
     }
-    if (lane == 0) places.offsets[own.count] = begin;
-    __syncwarp();
-    if (blockIdx.x == ex.routers) {
-      for (uint32_t i = lane; i <= own.count; i += 32) go.offsets[i] = places.offsets[i];
-      if (lane < ex.ranks) go.counts[lane] = places.tokens[lane];
+    const uint32_t padded = (rows + ex.alignment - 1) / ex.alignment * ex.alignment;
+    uint32_t sum = padded;
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+      const uint32_t other = __shfl_up_sync(kAll, sum, distance);
+      if (lane >= distance) sum += other;
     }
-  }
-  meet_receivers();
-  return true;
+    if (lane == 31) places.sums[number] = sum;
+    meet_receivers();
+    uint32_t at = begin + sum - padded;
+    for (uint32_t warp = 0; warp < kReceiveWarps; ++warp) {
+      if (warp < number) at += places.sums[warp];
+      begin += places.sums[warp];
+    }
+    if (expert < own.count) {
+      places.offsets[expert] = at;
+      for (uint32_t source = 0; source < sources; ++source) base[source] += at;
+      if (blockIdx.x == ex.routers) go.tokens_per_expert[expert] = rows;
+    }
+    if (number == 0 && lane == 0) places.offsets[own.count] = begin;
+    meet_receivers();
+    block += kReceiveWarps * 32;
+  } while (block < own.count);
+  if (blockIdx.x != ex.routers) return;
+  for (uint32_t i = number * 32 + lane; i <= own.count; i += kReceiveWarps * 32) go.offsets[i] = places.offsets[i];
+  if (number == 0 && lane < ex.ranks) go.counts[lane] = places.tokens[lane];
 }
 
 // The rows between the last of an expert and the first of the next: zeros, of nobody.
@@ -288,45 +188,83 @@ __device__ inline void clear_padding(const Exchange& ex, const Dispatch& go, uin
   }
 }
 
-__device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first,
-                                   uint32_t stride, Stage stage, const Places& places) {
+// What a receiving warp finds out about a token before it is known where rows begin. Of lanes: each has a choice.
+struct Coming {
+  Pair pair;
+  uint32_t place;   // which row of the parcel it is
+  uint32_t wanted;  // lanes whose expert is here; 0: nothing to do
+  bool starts;      // on its way to the stage
+};
+
+__device__ inline const char* row_of(const Exchange& ex, const Dispatch& go, uint32_t step, const Item& item,
+                                     uint32_t place) {
+  if (item.source == ex.rank) return go.x + static_cast<uint64_t>(item.token) * ex.row_bytes;
+  return in<char>(ex, item.source, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes;
+}
+
+// Records are there. Waits for nothing: a token that has come, as it mostly has, is loaded.
+__device__ inline Coming look_at(const Exchange& ex, const Dispatch& go, uint32_t step, const Item& item, Stage stage) {
+  const auto [token, source] = item;
+  Coming coming{{kNone, 0}, token, 0, false};
+  if (token >= ex.max_tokens || !(ex.present >> source & 1)) return coming;
+  const bool far = source != ex.rank, packed = is_proxied(ex, source);
+  const uint32_t* const word = in<uint32_t>(ex, source, step, ex.token_words) + token;
+  // All at once: the pairs of a token that there is not are not used.
+  if (lane_of() < ex.top_k)
+    coming.pair = in<Pair>(ex, source, step, ex.pairs)[static_cast<uint64_t>(token) * ex.top_k + lane_of()];
+  const uint32_t tokens = __ldcg(&in<Head>(ex, source, step, ex.head)->tokens);
+  if (packed) coming.place = *word;
+  const bool came = !far || packed || load_acquire(word) == step;
   const Experts own = experts_of(ex, ex.rank);
-  const uint32_t lane = lane_of();
-  const uint32_t piece = piece_tokens(ex);
+  const bool local = coming.pair.place != kNone && (coming.pair.place >> kOrdinalBits) - own.first < own.count;
+  coming.wanted = __ballot_sync(kAll, local && token < tokens);
+  coming.starts = __all_sync(kAll, came) && coming.wanted != 0;
+  if (coming.starts && lane_of() == 0) {
+    fence_copies();
+    bulk_load(stage.at, row_of(ex, go, step, item, coming.place), ex.stage_bytes, stage.barrier);
+  }
+  return coming;
+}
+
+__device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first,
+                                   uint32_t stride, Coming coming, Stage stage, const Places& places) {
+  const uint32_t lane = lane_of(), own_first = experts_of(ex, ex.rank).first, piece = piece_tokens(ex);
   uint32_t most = 0;
   for (uint32_t rank = 0; rank < ex.ranks; ++rank) most = max(most, places.tokens[rank]);
   for (uint32_t number = first; number < most * ex.ranks; number += stride) {
-    const auto [token, source] = item_of(ex, number);
+    const Item item = item_of(ex, number);
+    const auto [token, source] = item;
     if (token >= places.tokens[source]) continue;
-    const bool far = source != ex.rank, packed = is_proxied(ex, source);
+    if (number != first) coming = look_at(ex, go, step, item, stage);
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
-    Pair pair{kNone, 0};
-    if (lane < ex.top_k) pair = in<Pair>(ex, source, step, ex.pairs)[static_cast<uint64_t>(token) * ex.top_k + lane];
-    const uint32_t place = packed ? in<uint32_t>(ex, source, step, ex.token_words)[token] : token;
-    const uint32_t expert = (pair.place >> kOrdinalBits) - own.first;
-    const bool local = pair.place != kNone && expert < own.count;
+    const bool local = coming.wanted >> lane & 1;
+    const uint32_t expert = (coming.pair.place >> kOrdinalBits) - own_first;
     uint32_t row = kNone;
     if (local)
       row = places.base[(expert * ex.ranks + source) * ex.routers + token / piece] +
-            (pair.place & ((1u << kOrdinalBits) - 1));
-    if (lane < ex.top_k) go.pairs[slot * ex.top_k + lane] = Pair{row, pair.weight};
-    if (packed && lane == 0) go.places[static_cast<uint64_t>(ex.ranks) * ex.max_tokens + slot] = place;
-    const uint32_t wanted = __ballot_sync(kAll, local);
-    if (wanted == 0) continue;
-    if (far && !packed &&
-        !await(ex, lane == 0, in<uint32_t>(ex, source, step, ex.token_words) + token, step, source, kToken))
-      break;
-    const char* const from = far ? in<char>(ex, source, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes
-                                 : go.x + static_cast<uint64_t>(token) * ex.row_bytes;
-    if (lane == 0) {
-      fence_copies();
-      bulk_load(stage.at, from, ex.stage_bytes, stage.barrier);
+            (coming.pair.place & ((1u << kOrdinalBits) - 1));
+    if (lane < ex.top_k) go.pairs[slot * ex.top_k + lane] = Pair{row, coming.pair.weight};
+    if (is_proxied(ex, source) && lane == 0)
+      go.places[static_cast<uint64_t>(ex.ranks) * ex.max_tokens + slot] = coming.place;
+    if (coming.wanted == 0) continue;
+    const char* const from = row_of(ex, go, step, item, coming.place);
+    if (!coming.starts) {
+      const uint32_t* const word = in<uint32_t>(ex, source, step, ex.token_words) + token;
+      if (!await(ex, lane == 0, word, step, source, kToken)) break;
+      if (lane == 0) {
+        fence_copies();
+        bulk_load(stage.at, from, ex.stage_bytes, stage.barrier);
+      }
     }
-    const float* const scales = far ? reinterpret_cast<const float*>(from + ex.row_bytes)
-                                    : go.scales + static_cast<uint64_t>(token) * ex.scales;
-    for (uint32_t left = wanted; ex.scales != 0 && left != 0; left &= left - 1) {
-      const uint64_t to = static_cast<uint64_t>(__shfl_sync(kAll, row, __ffs(left) - 1)) * ex.scales;
-      for (uint32_t i = lane; i < ex.scales; i += 32) go.row_scales[to + i] = __ldcg(scales + i);
+    const float* const scales = source != ex.rank ? reinterpret_cast<const float*>(from + ex.row_bytes)
+                                                  : go.scales + static_cast<uint64_t>(token) * ex.scales;
+    for (uint32_t begin = 0; begin < ex.scales; begin += 32) {
+      const uint32_t i = begin + lane;
+      const float scale = i < ex.scales ? __ldcg(scales + i) : 0;
+      for (uint32_t left = coming.wanted; left != 0; left &= left - 1) {
+        const uint64_t to = static_cast<uint64_t>(__shfl_sync(kAll, row, __ffs(left) - 1)) * ex.scales;
+        if (i < ex.scales) go.row_scales[to + i] = scale;
+      }
     }
     if (local) {
       go.source_ranks[row] = static_cast<int32_t>(source);
@@ -362,14 +300,21 @@ __device__ inline void dispatch(const Exchange& ex, const Dispatch& go, char* sh
     places.offsets = places.base + ex.most_experts * ex.ranks * ex.routers;
   }
   if (lane_of() == 0) open_barrier(&barriers[warp]);
+  const bool routes = blockIdx.x < ex.routers;
+  Share share{};
+  Batch batch;
+  if (routes && go.roles & kSend) {
+    share = share_of(ex, go, blockIdx.x);
+    load_batch(ex, go, share.low, share.high, batch);
+  }
   __syncthreads();
   if (threadIdx.x == blockDim.x - 1) {
     if (go.roles & kSend) pass_step(ex, kDispatchSend, steps[0]);
     if (go.roles & kReceive) pass_step(ex, kDispatchReceive, steps[1]);
   }
   if (broken) return;
-  if (blockIdx.x < ex.routers) {
-    if (go.roles & kSend) send_record(ex, go, steps[0], blockIdx.x, reinterpret_cast<uint32_t*>(shared));
+  if (routes) {
+    if (go.roles & kSend) send_record(ex, go, steps[0], blockIdx.x, share, batch, reinterpret_cast<uint32_t*>(shared));
     return;
   }
   const Stage stage{shared + warp * ex.stage_bytes, &barriers[warp], 0};
@@ -381,8 +326,10 @@ __device__ inline void dispatch(const Exchange& ex, const Dispatch& go, char* sh
   if (!(go.roles & kReceive)) return;
   const uint32_t number = warp - kSendWarps, stride = kReceiveWarps * workers;
   const uint32_t first = (kReceiveWarps - 1 - number) * workers + worker;
-  if (!take_records(ex, go, steps[1], number, places)) return;
-  take_tokens(ex, go, steps[1], first, stride, stage, places);
+  if (!take_records(ex, steps[1], number, places)) return;
+  const Coming coming = look_at(ex, go, steps[1], item_of(ex, first), stage);
+  place_rows(ex, go, steps[1], number, places);
+  take_tokens(ex, go, steps[1], first, stride, coming, stage, places);
   clear_padding(ex, go, steps[1], first, stride, places);
 }
 

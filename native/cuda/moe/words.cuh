@@ -92,7 +92,7 @@ __device__ inline uint32_t owner_of(const Exchange& ex, int64_t expert) {
 __device__ inline bool is_proxied(const Exchange& ex, uint32_t rank) { return ex.proxied >> rank & 1; }
 
 __device__ inline uint64_t parcel_of(const Exchange& ex, uint32_t step) {
-  return kVerdictBytes + (step - 1) % ex.in_flight * ex.turn_bytes;
+  return kVerdictBytes + ((step - 1) & (ex.in_flight - 1)) * ex.turn_bytes;  // a power of two
 }
 
 // A part of the parcel of `step` for a rank, to be filled.

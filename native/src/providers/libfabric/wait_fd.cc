@@ -7,12 +7,17 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <memory>
 #include <string>
 
 namespace asyncfabric::libfabric {
 namespace {
+
+struct CloseFile {
+  void operator()(FILE* file) const { std::fclose(file); }
+};
 
 constexpr uint32_t kFirstWithTrywait = FI_VERSION(1, 18);
 
@@ -23,12 +28,14 @@ bool is_epoll(int fd) {
   return size > 0 && std::strcmp(target.data(), "anon_inode:[eventpoll]") == 0;
 }
 
-// The epoll set inside of an epoll set, or the outer one where there is none.
+// The epoll set inside of an epoll set, or the outer one where there is none. One line for each member: "tfd: 7 events: ...".
 int inner_epoll(int outer) {
-  std::ifstream members("/proc/self/fdinfo/" + std::to_string(outer));
-  for (std::string word; members >> word;) {
+  const std::string path = "/proc/self/fdinfo/" + std::to_string(outer);
+  const std::unique_ptr<FILE, CloseFile> members(std::fopen(path.c_str(), "re"));
+  std::array<char, 256> line{};
+  while (members && std::fgets(line.data(), line.size(), members.get()) != nullptr) {
     int fd = -1;
-    if (word == "tfd:" && members >> fd && is_epoll(fd)) return fd;
+    if (std::sscanf(line.data(), "tfd: %d", &fd) == 1 && is_epoll(fd)) return fd;
   }
   return outer;
 }

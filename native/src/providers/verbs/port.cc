@@ -2,18 +2,25 @@
 #include "providers/verbs/port.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
-#include <fstream>
+#include <cstdio>
+#include <memory>
 
 namespace asyncfabric::verbs {
 namespace {
 
+struct CloseFile {
+  void operator()(FILE* file) const { std::fclose(file); }
+};
+
 // Entries without a GID cannot be read (EINVAL): the line stays empty.
 std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+  const std::unique_ptr<FILE, CloseFile> file(std::fopen(path.c_str(), "re"));
+  std::array<char, 256> line{};
+  if (!file || std::fgets(line.data(), line.size(), file.get()) == nullptr) return {};
+  const std::string text = line.data();
+  return text.substr(0, text.find('\n'));
 }
 
 // "0000:0000:0000:0000:0000:ffff:0a00:0101"

@@ -1,0 +1,49 @@
+"""A few small steps between two processes, for compute-sanitizer: `python sanitized_moe.py nvlink|proxied decode|prefill`.
+
+Decode is rows in parts and one block that routes; prefill is whole rows and several such blocks. Ranks are processes,
+since a tool may run the kernels of one process one after the other. Ends with 1 if a sum is wrong or a rank fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from nvlink_rank import PATIENCE_S, ranks_of
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "decode": {
+        "num_experts": 10,
+        "top_k": 4,
+        "hidden": 7168,
+        "max_tokens": 16,
+        "in_dtype": "float8_e4m3fn",
+        "scale_block": 128,
+        "expert_alignment": 8,
+        "private_tokens": 5,
+    },
+    "prefill": {"num_experts": 21, "top_k": 8, "hidden": 256, "max_tokens": 1100, "private_tokens": 300},
+}
+STEPS, DEADLINE_S = 3, 60.0
+
+
+def main(path: str, case: str) -> int:
+    """Do the steps; return the number of what went wrong."""
+    devices = [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(2)]
+    with ranks_of(devices, SHAPES[case], [0, 1] if path == "proxied" else None, deadline_s=DEADLINE_S) as ranks:
+        for rank in ranks:
+            rank.tell("steps", 0, STEPS)
+        wrong = [rank.hear() for rank in ranks]
+        for rank in ranks:
+            rank.tell("leave")
+        ends = [rank.hear() for rank in ranks]
+        for rank in ranks:
+            rank.process.join(PATIENCE_S)  # the tool reports when a process ends
+        codes = [rank.process.exitcode for rank in ranks]
+    print(f"{path}, {case}: {wrong} steps wrong, {ends}, exit codes {codes}")
+    return sum(each != good for each, good in ((wrong, [0, 0]), (ends, ["closed"] * 2), (codes, [0, 0])))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
