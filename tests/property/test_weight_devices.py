@@ -103,7 +103,7 @@ def test_maxima_and_quantised_blocks_have_the_bits_of_numpy(
 
 @given(st.lists(st.integers(0, 600), min_size=1, max_size=3), st.integers(0, 1000), st.data())
 def test_a_word_sum_is_the_same_everywhere_and_finds_changes(lengths: list[int], seed: int, data: Any) -> None:
-    """WT-5: a changed word and two words that changed places are found for certain."""
+    """WT-6: a changed word and two words that changed places are found for certain."""
     random = np.random.default_rng(seed)
     parts = [random.integers(0, 256, length, dtype=np.uint8) & random.integers(0, 256, dtype=np.uint8)
              for length in lengths]  # fmt: skip

@@ -7,8 +7,10 @@ GPUs is in `cuda` beside this file, and is imported when the first GPU is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -58,9 +60,21 @@ class Sums(Protocol):
         """Begin one over some stretches, one after the other; they stay as they are until `result`."""
         ...
 
-    def result(self) -> list[int]:
-        """Return all of them, in order."""
+    def begin(self) -> None:
+        """Begin what was added."""
         ...
+
+    def result(self) -> list[int]:
+        """Return all of them, in order, once they have been worked out; on any thread."""
+        ...
+
+
+class Measured(NamedTuple):
+    """A shard whose blocks are measured: its elements, where it begins in the parameter, its types."""
+
+    elements: Elements
+    start: Ints
+    kind: Kind
 
 
 class Root(NamedTuple):
@@ -84,13 +98,15 @@ class Device(Protocol):
         name: "cpu" or "cuda:N", as fabrics allocate.
         checksum: the kind that it does quickest; it can do all.
         unit_bytes: boxes go through the pipeline together up to about this.
-        fills: units that are converted at once.
+        measures: shards that are measured at once.
+        queues: what is begun goes on by itself, and writes wait for it on the device: no thread has to.
     """
 
     name: str
     checksum: ChecksumKind
     unit_bytes: int
-    fills: int
+    measures: int
+    queues: bool
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region of this device."""
@@ -115,8 +131,8 @@ class Device(Protocol):
         """Return what waits, on any thread, for what the calling thread has begun on the device; None for nothing."""
         ...
 
-    def measure(self, shard: Elements, start: Ints, kind: Kind) -> Floats:
-        """Return the maxima of blocks, in host memory; as `tiles.measure`."""
+    def measure(self, shards: Sequence[Measured]) -> list[Floats]:
+        """Return the maxima of blocks of some shards, in host memory; as `tiles.measure`."""
         ...
 
     def convert(
@@ -142,6 +158,22 @@ class Device(Protocol):
         """Return what works out checksums."""
         ...
 
+    def working(self) -> AbstractContextManager[None]:
+        """Return what a thread holds while it begins many things: each of them costs less then."""
+        ...
+
+    def after(self) -> object:
+        """Return what a write waits for, so that what this thread began is done before; None for nothing."""
+        ...
+
+    def mark(self) -> Any:
+        """Return a moment: when what this thread began so far is done."""
+        ...
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Return the seconds between two moments that have passed."""
+        ...
+
     def finish(self) -> None:
         """Return when everything that this thread began has been done."""
         ...
@@ -161,6 +193,9 @@ class HostSums:
         else:
             self._found.append(checksum(piece for memory, lies, at in parts for piece in lies.parts(memory, at)))
 
+    def begin(self) -> None:
+        """They are worked out already."""
+
     def result(self) -> list[int]:
         """Return them."""
         return self._found
@@ -172,7 +207,8 @@ class HostDevice:
     name: str = HOST
     checksum: ChecksumKind = "xxh3"
     unit_bytes: int = HOST_UNIT_BYTES
-    fills: int = 1
+    measures: int = 1
+    queues: bool = False
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""
@@ -206,9 +242,9 @@ class HostDevice:
         """Nothing is ever under way."""
         return None
 
-    def measure(self, shard: Elements, start: Ints, kind: Kind) -> Floats:
+    def measure(self, shards: Sequence[Measured]) -> list[Floats]:
         """Return the maxima of blocks."""
-        return measure(shard, start, kind)
+        return [measure(*one) for one in shards]
 
     def convert(
         self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
@@ -229,6 +265,22 @@ class HostDevice:
     def sums(self, kind: ChecksumKind) -> Sums:
         """Return what works out checksums."""
         return HostSums(kind)
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return nothing to hold."""
+        return nullcontext()
+
+    def after(self) -> object:
+        """Nothing is ever under way."""
+        return None
+
+    def mark(self) -> float:
+        """Return the time."""
+        return monotonic()
+
+    def seconds(self, first: float, second: float) -> float:
+        """Return what lies between two times."""
+        return second - first
 
     def finish(self) -> None:
         """Nothing is ever under way."""
