@@ -17,7 +17,7 @@ from asyncfabric.weights.commit.word_sums import word_sum
 from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update import open_replica
-from asyncfabric.weights.update.device import HostDevice, Stretch, device_of, stretch
+from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, device_of, stretch
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.rows import Strided
 
@@ -65,8 +65,8 @@ def test_quantised_blocks_have_the_bits_of_numpy(
     bits = tensor_of(shard, "cuda:0")
     torch.cuda.synchronize()
     with np.errstate(invalid="ignore", over="ignore"):
-        maxima = host.measure(shard, start, kind)
-        assert np.array_equal(gpu.measure(bits, start, kind), maxima, equal_nan=True)
+        maxima = host.measure([Measured(shard, start, kind)])[0]
+        assert np.array_equal(gpu.measure([Measured(bits, start, kind)])[0], maxima, equal_nan=True)
         for top, left in ((0, 0), (rows // 2, columns // 3)):
             box, begin = shard[:, top:, left:], start + np.array([0, top, left])
             axes = (0, 2, 1) if flip else (0, 1, 2)

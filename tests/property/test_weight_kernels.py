@@ -18,7 +18,7 @@ from asyncfabric.weights.formats import BLOCK, STORED_AS  # noqa: E402
 from asyncfabric.weights.plan import Kind  # noqa: E402
 from asyncfabric.weights.update.cuda import kernels  # noqa: E402
 from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
-from asyncfabric.weights.update.device import HostDevice, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, stretch  # noqa: E402
 from asyncfabric.weights.update.rows import Strided  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -93,8 +93,8 @@ def test_maxima_and_quantised_blocks(
     with np.errstate(invalid="ignore", over="ignore"):
         shard = floats if dtype == "float32" else cast(floats, "float32", dtype)
         bits = torch.from_numpy(shard.view(INTS[STORED_AS[dtype].itemsize]))
-        maxima = host.measure(shard, start, kind)
-        assert np.array_equal(gpu.measure(bits, start, kind), maxima, equal_nan=True)
+        maxima = host.measure([Measured(shard, start, kind)])[0]
+        assert np.array_equal(gpu.measure([Measured(bits, start, kind)])[0], maxima, equal_nan=True)
         for top, left in ((0, 0), (rows // 2, columns // 3), (rows // 2, columns // 16 * 8)):
             box, begin = shard[:, top:, left:], start + np.array([0, top, left])
             for axes in ((0, 1, 2), (0, 2, 1)):

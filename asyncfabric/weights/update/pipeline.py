@@ -1,7 +1,8 @@
 """Sending: one version of one trainer on its way: bring, convert and hash, write, retire, as concurrent stages.
 
-Runs on the event loop's thread; converting runs on worker threads. What is converted and not yet written is bounded by
-the staging memory, what is written and not yet ended by that and by a number of page entries.
+Runs on the event loop's thread; converting runs on worker threads, or on a GPU, which writes wait for by themselves.
+What is converted and not yet written is bounded by the staging memory, what is written and not yet ended by that and by
+a number of page entries.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
@@ -21,7 +23,7 @@ from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.exchange import Exchange, Floats
-from asyncfabric.weights.update.filling import Filler
+from asyncfabric.weights.update.filling import Filled, Filler
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.program import Program, Unit
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
@@ -52,12 +54,12 @@ class Stages:
 
 @dataclass(slots=True)
 class _Ready:
-    """A unit that is being filled, or is: where it is staged, and then the checksum of each box."""
+    """A unit that is being filled, or is: where it is staged."""
 
     unit: Unit
     at: int
-    sums: list[int] = field(default_factory=list)
-    filled: anyio.Event = field(default_factory=anyio.Event)
+    filled: Filled | None = None
+    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class _Posted:
     """A unit whose writes are under way."""
 
     unit: Unit
-    sums: list[int]
+    filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
 
 
@@ -125,7 +127,6 @@ class Sending:
             if self._staging is not None:
                 self._staging.clear()
             self.stages.write_s = monotonic() - began
-            self.stages.convert_s, self.stages.checksum_s = self._filler.convert_s, self._filler.checksum_s
 
     # ---- bring, convert, hash
 
@@ -133,8 +134,8 @@ class Sending:
         turns = anyio.Semaphore(self._filler.device.fills)
 
         async def fill(one: _Ready, maxima: list[tuple[Floats, Ints] | None]) -> None:
-            one.sums = await in_thread(self._filler.fill, one.unit, one.at, maxima)
-            one.filled.set()
+            one.filled = await in_thread(self._filler.fill_here, one.unit, one.at, maxima)
+            one.done.set()
             turns.release()
 
         with unwrapped():
@@ -151,24 +152,31 @@ class Sending:
                         for box in unit.boxes
                     ]
                     self.stages.maxima_wait_s += monotonic() - begin
-                    await turns.acquire()
                     one = _Ready(unit, at)
-                    await ready.put(one)
-                    tasks.start_soon(fill, one, maxima)
+                    if self._filler.quick(unit):
+                        one.filled = self._filler.fill(unit, at, maxima)
+                        one.done.set()
+                        await ready.put(one)
+                        await anyio.lowlevel.checkpoint()  # it is posted before the next one is told to the device
+                    else:
+                        await turns.acquire()
+                        await ready.put(one)
+                        tasks.start_soon(fill, one, maxima)
         ready.close()
 
     # ---- write
 
     async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
         async for prepared in ready:
-            await prepared.filled.wait()
-            unit, at, sums = prepared.unit, prepared.at, prepared.sums
-            one = _Posted(unit, sums)
+            await prepared.done.wait()
+            assert prepared.filled is not None
+            unit, at, filled = prepared.unit, prepared.at, prepared.filled
+            one = _Posted(unit, filled)
             self._in_flight.append(one)
             for (_, receiver, run_bytes), (region, sources, targets) in self._filler.runs(unit, at).items():
                 await self._post(one, region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
             if self._coded is not None:
-                await self._coded.take(unit, self._filler.memory, at, sums)
+                await self._coded.take(unit, self._filler.memory, at, filled.sums.result())
             await posted.put(one)
         if self._coded is not None:
             await self._coded.finish()
@@ -184,7 +192,7 @@ class Sending:
                 await self._page_room.wait()
             while (gate := self._gates.get(receiver)) is not None:
                 try:
-                    transfer = write_runs(self._fabric, region, pages, gate, to, run_bytes)
+                    transfer = write_runs(self._fabric, region, pages, gate, to, run_bytes, one.filled.after)
                 except BusyError:
                     await self._fabric.wait_writable()
                     continue
@@ -208,11 +216,15 @@ class Sending:
                     await self._give_up(receiver, error)
                 self._pages -= pages
                 self._page_room.tell()
+            sums = one.filled.sums.result()
             self._in_flight.popleft()
             if one.unit.staged_bytes:
                 assert self._staging is not None
                 self._staging.give_back()
-            for box, checksum in zip(one.unit.boxes, one.sums, strict=True):
+            convert_s, checksum_s = self._filler.seconds(one.filled)
+            self.stages.convert_s += convert_s
+            self.stages.checksum_s += checksum_s
+            for box, checksum in zip(one.unit.boxes, sums, strict=True):
                 for row in box.rows:
                     if row.receiver in self._gates:
                         self._teller.add(row.receiver, row.row, checksum)
@@ -224,6 +236,7 @@ class Sending:
 
     async def _drain(self) -> None:
         """Return when nothing reads the staging memory or the shards any more."""
+        self._filler.device.finish()
         for one in self._in_flight:
             for _, transfer, _ in one.transfers:
                 transfer.cancel()

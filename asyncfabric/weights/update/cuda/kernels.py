@@ -51,6 +51,26 @@ def kernel_text() -> bytes:
     return resources.files("asyncfabric.weights.update.cuda").joinpath("kernels.ptx").read_bytes()
 
 
+class Brought:
+    """Numbers of a GPU on their way to the host, behind what is on torch's current stream now."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        self._event: Any = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> list[int]:
+        """Return them once they are here; on any thread."""
+        if self._event is not None:
+            self._event.synchronize()
+        found: list[int] = self._numbers.tolist()
+        return found
+
+
 class Kernels:
     """The kernels of one device; they stay loaded as long as the process."""
 
@@ -63,22 +83,23 @@ class Kernels:
         self._device = device
         self._launch: Launch = launch or _Loaded(open_driver(), device)
 
-    def sums(self, stretches: np.ndarray, count: int) -> Tensor:
+    def sums(self, stretches: np.ndarray, count: int) -> Brought:
         """Begin checksums.
 
         Args:
             stretches: of STRETCH; `sum` says which checksum each is a part of.
             count: of the checksums.
 
-        Returns: the sums of products, int64, not finished.
+        Returns: the sums of products, not finished, on their way to the host.
         """
         totals = torch.zeros(count, dtype=torch.int64, device=self._device)
         for low in range(0, len(stretches), MOST_STRETCHES):
             part = stretches[low : low + MOST_STRETCHES]
-            told = torch.from_numpy(part.view(np.uint8)).to(self._device)
+            given = torch.from_numpy(part.view(np.uint8))
+            told = (given.pin_memory() if self._device.type == "cuda" else given).to(self._device, non_blocking=True)
             blocks = min(MOST_BLOCKS, max(1, int(part["words"].max()) // WORDS_OF_A_BLOCK))
             self._launch("sums", (blocks, len(part)), [c_uint64(told.data_ptr()), c_uint64(totals.data_ptr())])
-        return totals
+        return Brought(totals)
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
@@ -109,7 +130,7 @@ class Kernels:
 
 
 class _Loaded:
-    """The kernels, loaded by the driver."""
+    """The kernels, loaded by the driver; launched where the device's context is current."""
 
     def __init__(self, driver: Driver, device: torch.device) -> None:
         self._driver = driver
@@ -123,13 +144,12 @@ class _Loaded:
     def __call__(self, name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
         found = self._functions.get(name)
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(each) for each in arguments])
-        with torch.cuda.device(self._device):
-            if found is None:
-                found = c_void_p()
-                self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
-                self._functions[name] = found
-            stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
+        if found is None:
+            found = c_void_p()
+            self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
+            self._functions[name] = found
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
 
 
 def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scales: int, out: Tensor) -> Matrices:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
 from asyncfabric.weights.commit.word_sums import FIRST, OFFSET, SECOND, finished
-from asyncfabric.weights.update.cuda.kernels import OUTER, STRETCH, Kernels
+from asyncfabric.weights.update.cuda.kernels import OUTER, STRETCH, Brought, Kernels
 from asyncfabric.weights.update.device import Stretch
 from asyncfabric.weights.update.rows import Strided
 
@@ -44,6 +44,9 @@ class TorchSums:
         self._totals.append(torch.stack(totals).sum())
         self._lengths.append(length)
 
+    def begin(self) -> None:
+        """They are begun as they are added."""
+
     def result(self) -> list[int]:
         """Wait for them."""
         if not self._totals:
@@ -62,6 +65,7 @@ class KernelSums:
         self._lies: list[Lies] = []
         self._lengths: list[int] = []
         self._kept: list[Tensor] = []
+        self._totals: Brought | None = None
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Note one."""
@@ -81,16 +85,24 @@ class KernelSums:
             whole += length
         self._lengths.append(whole)
 
-    def result(self) -> list[int]:
-        """Launch, and wait for them."""
+    def begin(self) -> None:
+        """Launch, and let what it finds come to the host."""
         if not self._lengths:
-            return []
+            return
         told = np.zeros(len(self._stretches), STRETCH)
         columns = zip(("address", "words", "place", "sum", "tail"), zip(*self._stretches, strict=True), strict=True)
         shapes = zip(("stride", "size", "run_words", "vector"), zip(*self._lies, strict=True), strict=True)
         for name, column in (*columns, *shapes):
             told[name] = column
-        totals = self._kernels.sums(told, len(self._lengths)).tolist()
+        self._totals = self._kernels.sums(told, len(self._lengths))
+
+    def result(self) -> list[int]:
+        """Wait for them."""
+        if self._totals is None:
+            self.begin()
+        if self._totals is None:
+            return []
+        totals = self._totals.wait()
         self._kept.clear()
         return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
 
@@ -135,6 +147,9 @@ class BroughtSums:
         """Work one out."""
         brought = [self._gathered(part).cpu().numpy() for part in parts]
         self._found.append(checksum(brought, self._kind))
+
+    def begin(self) -> None:
+        """They are worked out already."""
 
     def result(self) -> list[int]:
         """Return them."""
