@@ -1,7 +1,10 @@
-// kernels_on_processor.cc: the kernels of weights as functions of a processor, thread after thread: they have no shared memory
-// and wait for nothing, so any order will do. test_weight_kernels.py compiles this and compares what they write with numpy.
+// kernels_on_processor.cc: the kernels of weights as functions of a processor, thread after thread: what waits for its block is in
+// steps, between which all threads are through with the one before. test_weight_kernels.py compiles this and compares what they write with numpy.
 #include <cstdint>
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #define __global__
 #define __launch_bounds__(threads)
@@ -49,3 +52,30 @@ RUN(maxima_float32)
 RUN(quantise_bfloat16)
 RUN(quantise_float16)
 RUN(quantise_float32)
+
+template <typename Form>
+static void whole(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
+  std::vector<weights::Held<Form>> held(weights::kThreads);
+  std::vector<uint8_t> turned(weights::kBlock * weights::kPitch);
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    const weights::Whole& box = weights::box_of(boxes, count, tile);
+    const weights::Spot spot = weights::spot_of(box, tile);
+    const bool turns = box.out_strides[2] != 1;
+    uint32_t most = 0;
+    for (uint32_t one = 0; one < weights::kThreads; ++one) {
+      most = std::max(most, weights::look<Form>(box, spot, one, held[one]));
+    }
+    for (uint32_t one = 0; one < weights::kThreads; ++one) {
+      weights::write<Form>(box, spot, one, held[one], most, turns ? turned.data() : nullptr);
+    }
+    for (uint32_t one = 0; turns && one < weights::kThreads; ++one) weights::turn(box, spot, one, turned.data());
+  }
+}
+
+#define RUN_WHOLE(name, form)                                                                              \
+  extern "C" void run_whole_##name(const weights::Whole* boxes, uint32_t count, uint32_t tiles) { \
+    whole<weights::form>(boxes, count, tiles);                                                    \
+  }
+RUN_WHOLE(bfloat16, Bfloat16)
+RUN_WHOLE(float16, Float16)
+RUN_WHOLE(float32, Float32)

@@ -79,6 +79,14 @@ class Measured(NamedTuple):
     kind: Kind
 
 
+class Blocks(NamedTuple):
+    """A box of whole quantisation blocks that a device finds the scales of: how it does, and where both go."""
+
+    how: Any
+    out: Memory
+    scales: Memory
+
+
 class Root(NamedTuple):
     """The memory that an array or a tensor is a part of.
 
@@ -153,6 +161,19 @@ class Device(Protocol):
         `out` has exactly the bytes, `sizes` says how the elements lie in it, and `axes` which of those the dimensions
         of the box are. The others are as in `tiles.convert_into`.
         """
+        ...
+
+    def whole(
+        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> Any:
+        """Return how it quantises a box of whole blocks without being told maxima; None if it cannot.
+
+        `sizes` and `axes` are as in `convert`; the scales lie in the order of `scale_axes`, outermost first.
+        """
+        ...
+
+    def quantise(self, boxes: Sequence[Blocks]) -> None:
+        """Quantise boxes that `whole` said it can; writes float8 and scales, as `convert` and `scales_of`."""
         ...
 
     def put(self, out: Memory, data: np.ndarray) -> None:
@@ -271,6 +292,16 @@ class HostDevice:
         """Convert tile by tile."""
         target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
         convert_into(target, box, kind, maxima, start, origin)
+
+    def whole(
+        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> Any:
+        """Maxima are wanted first: they and the weights do not fit into a cache."""
+        return None
+
+    def quantise(self, boxes: Sequence[Blocks]) -> None:
+        """Nobody asks for it."""
+        raise NotImplementedError("boxes in host memory are converted with the maxima of their blocks")
 
     def put(self, out: Memory, data: np.ndarray) -> None:
         """Copy bytes."""

@@ -148,7 +148,7 @@ class Sending:
                     self.stages.staging_wait_s += monotonic() - begin
                     begin = monotonic()
                     maxima = [
-                        await self._exchange.ready((box.parameter_number, box.kind_number)) if box.kind.block else None
+                        await self._exchange.ready((box.parameter_number, box.kind_number)) if box.measured else None
                         for box in unit.boxes
                     ]
                     self.stages.maxima_wait_s += monotonic() - begin

@@ -6,16 +6,17 @@ A box that needs no conversion, and whose runs at the receivers are contiguous i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from asyncfabric import Region
 from asyncfabric.weights.batch import Batch, sent_by
-from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan import Kind, Plan
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.messenger import receiver_name
@@ -58,6 +59,7 @@ class Box:
         weight_bytes, scale_bytes: of the weights as they are written, and of the scales that this box writes.
         scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
             there.
+        whole: how the device quantises it without being told maxima; None when it is.
         staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
 
@@ -78,6 +80,7 @@ class Box:
     scale_bytes: int = field(init=False)
     scales_staged_at: int = field(init=False)
     staged_bytes: int = field(init=False)
+    whole: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Work out what every version asks for."""
@@ -90,6 +93,24 @@ class Box:
         self.scale_bytes = 0 if shape.scales is None else shape.scales.nbytes
         self.scales_staged_at = 0 if self.direct is not None else padded(self.weight_bytes)
         self.staged_bytes = self.scales_staged_at + padded(self.scale_bytes)
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is converted with maxima that the exchange finds."""
+        return self.kind.block > 0 and self.whole is None
+
+    def find_whole(self, shards: Shards, shape: Sequence[int]) -> None:
+        """Let the device find the scales, if every block is in the box; `shape` is of the parameter."""
+        ends = self.start + np.array(self.size)
+        cut = (self.start[-2:] % BLOCK != 0) | ((ends % BLOCK != 0)[-2:] & (ends[-2:] != np.array(shape[-2:])))
+        if not self.kind.block or cut.any() or shards.place(self.parameter) is None:
+            return
+        blocks = [*self.size[:-2], *(-(-side // BLOCK) for side in self.size[-2:])]
+        if self.scale_bytes == prod(blocks) * SCALE_BYTES:
+            order = self.rows[0].shape.scale_order
+            axes = [dim for dim in range(len(blocks)) if dim not in order] + order
+            box = shards.box(self.parameter, self.local_start, self.size)
+            self.whole = shards.device.whole(box, self.kind, self.sizes, self.axes, axes)
 
     def source(self, shards: Shards) -> tuple[Region, int]:
         """Return where it begins, when it is written from the shard: the region, and a byte of it."""
@@ -180,8 +201,10 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
             sent.append(SentRow(row, names[replica, receiver], shape, run_bytes, weights_at, scales_at))
         index, kind, parameter, piece = first
         name = plan.parameters[parameter]
-        yield Box(
+        box = Box(
             name, parameter, kind, plan.kinds[kind], pieces.start[piece],
             pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
             lies if direct and shards.place(name) is not None else None, sent,
         )  # fmt: skip
+        box.find_whole(shards, plan.sources[box.kind.source].shape)
+        yield box

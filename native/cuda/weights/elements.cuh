@@ -17,6 +17,7 @@ constexpr uint32_t kFirst = 0x9E3779B1u;
 constexpr uint32_t kSecond = 0x85EBCA77u;
 constexpr uint32_t kOffset = 0x6A09E667u;
 constexpr uint32_t kBlock = 128;
+constexpr float kSmallestScale = 0x1p-126f;
 
 AF_DEVICE uint64_t product(uint32_t word, uint32_t place) {
   uint32_t factor = (place + kOffset) * kFirst;
@@ -69,13 +70,17 @@ struct Float32 {
 AF_DEVICE bool is_nan(float value) { return (bits_of(value) & 0x7FFFFFFFu) > 0x7F800000u; }
 AF_DEVICE bool is_inf(float value) { return (bits_of(value) & 0x7FFFFFFFu) == 0x7F800000u; }
 
+AF_DEVICE float divided(float value, float scale) {
+#if defined(__CUDACC__)
+  return __fdiv_rn(value, scale);
+#else
+  return value / scale;
+#endif
+}
+
 // A number divided by the scale of its block, as float8_e4m3fn: to nearest even, saturating at 448, NaN stays NaN.
 AF_DEVICE uint32_t quantised(float value, float scale) {
-#if defined(__CUDACC__)
-  const float quotient = __fdiv_rn(value, scale);
-#else
-  const float quotient = value / scale;
-#endif
+  const float quotient = divided(value, scale);
   if (is_nan(quotient)) {
     const bool negative = is_nan(value) ? (bits_of(value) >> 31) != 0 : is_inf(value) && is_inf(scale);
     return negative ? 0xFFu : 0x7Fu;

@@ -27,7 +27,8 @@ from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales,
 from asyncfabric.weights.update.cuda.bits import BITS, BY_BYTES
 from asyncfabric.weights.update.cuda.kernels import Kernels
 from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
-from asyncfabric.weights.update.device import Measured, Root, Stretch, Sums
+from asyncfabric.weights.update.cuda.whole import WholeBox, quantise_whole, whole_box
+from asyncfabric.weights.update.device import Blocks, Measured, Root, Stretch, Sums
 from asyncfabric.weights.update.tiles import Floats
 
 
@@ -105,6 +106,18 @@ class TorchDevice:
                 self._quantise(self._kernels, target, box, kind, scales, start)
             else:
                 convert(target, box, kind, scales, start)
+
+    def whole(
+        self, box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> WholeBox | None:
+        """Return how the kernel takes a box; it is by its addresses, so the box stays where it is."""
+        return None if self._kernels is None else whole_box(box, kind, sizes, axes, scale_axes)
+
+    def quantise(self, boxes: Sequence[Blocks]) -> None:
+        """Launch once for all boxes of a type."""
+        if self._kernels is not None and boxes:
+            with self.working():
+                quantise_whole(self._kernels, boxes)
 
     def put(self, out: Tensor, data: np.ndarray) -> None:
         """Copy bytes of the host."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncfabric._cuda_driver import Driver, open_driver
@@ -26,6 +27,13 @@ STRETCH = np.dtype([
     ("run_words", "<u4"), ("sum", "<u4"), ("tail", "<u4"), ("vector", "<u4"),
 ])  # fmt: skip
 """weights::Stretch."""
+
+WHOLE = np.dtype([
+    ("source", "<u8"), ("lead_stride", "<u8"), ("row_stride", "<u8"), ("out", "<u8"), ("out_strides", "<u8", 3),
+    ("scales", "<u8"), ("scale_strides", "<u8", 3), ("rows", "<u4"), ("columns", "<u4"), ("block_rows", "<u4"),
+    ("block_columns", "<u4"), ("first", "<u4"), ("spare", "<u4"),
+])  # fmt: skip
+"""weights::Whole."""
 
 WORDS_OF_A_BLOCK = 16 * THREADS
 MOST_BLOCKS = 2048
@@ -95,11 +103,15 @@ class Kernels:
         totals = torch.zeros(count, dtype=torch.int64, device=self._device)
         for low in range(0, len(stretches), MOST_STRETCHES):
             part = stretches[low : low + MOST_STRETCHES]
-            given = torch.from_numpy(part.view(np.uint8))
-            told = (given.pin_memory() if self._device.type == "cuda" else given).to(self._device, non_blocking=True)
+            told = self._told(part)
             blocks = min(MOST_BLOCKS, max(1, int(part["words"].max()) // WORDS_OF_A_BLOCK))
             self._launch("sums", (blocks, len(part)), [c_uint64(told.data_ptr()), c_uint64(totals.data_ptr())])
         return Brought(totals)
+
+    def whole(self, dtype: str, boxes: NDArray[np.void], blocks: int) -> None:
+        """Begin to quantise boxes of whole blocks; `boxes` are of WHOLE, `blocks` is how many they have."""
+        told = self._told(boxes)
+        self._launch(f"whole_{dtype}", (blocks, 1), [c_uint64(told.data_ptr()), c_uint32(len(boxes))])
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
@@ -127,6 +139,11 @@ class Kernels:
         words = _matrices(box, row, column, (scales.shape[-2], scales.shape[-1]), scales.data_ptr(), out)
         blocks = -(-box.numel() // (8 if words.vector else 1) // THREADS)
         self._launch(f"quantise_{dtype}", (max(1, min(1 << 16, blocks)), 1), [words])
+
+    def _told(self, structs: NDArray[np.void]) -> Tensor:
+        """Return them where a kernel on the current stream reads them."""
+        given = torch.from_numpy(structs.view(np.uint8))
+        return (given.pin_memory() if self._device.type == "cuda" else given).to(self._device, non_blocking=True)
 
 
 class _Loaded:
