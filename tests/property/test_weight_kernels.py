@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from weight_blocks import check_whole_blocks
 
 torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN: torch is not installed")
-from asyncfabric.weights.arithmetic import cast, scales_of  # noqa: E402
+from asyncfabric.weights.arithmetic import cast  # noqa: E402
 from asyncfabric.weights.commit.word_sums import word_sum  # noqa: E402
 from asyncfabric.weights.formats import BLOCK, STORED_AS  # noqa: E402
 from asyncfabric.weights.plan import Kind  # noqa: E402
 from asyncfabric.weights.update.cuda import kernels  # noqa: E402
 from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
-from asyncfabric.weights.update.device import Blocks, HostDevice, Measured, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, stretch  # noqa: E402
 from asyncfabric.weights.update.rows import Strided  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -112,37 +113,4 @@ def test_maxima_and_quantised_blocks(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("rows", "columns"), [(256, 512), (272, 1000), (16, 136), (384, 8)])
 def test_boxes_of_whole_blocks(gpu: OnProcessor, dtype: str, rows: int, columns: int) -> None:
-    """WT-5: scales and float8 are those that maxima told by the host make, also next to the middle of two codes."""
-    random = np.random.default_rng(rows + columns)
-    floats = (random.standard_normal((2, 3, rows, columns)) * 10.0 ** random.integers(-4, 4, (2, 3, rows, 1))).astype(
-        "<f4"
-    )
-    floats[0, 0] = np.sign(floats[0, 0]) * np.ldexp(random.integers(0, 57, (rows, columns)), -9)  # many on the middle
-    floats[0, 1] *= np.float32(1e-42)
-    floats[0, 2] *= np.float32(1e-4)
-    floats[0, 0, 0, 0], floats[1, 0] = 448.0, np.abs(floats[1, 0]) * (1e34 if dtype != "float16" else 1.0)
-    if dtype != "float16":
-        part = floats[1, 1, :, : columns // 2].reshape(-1)
-        part[random.integers(0, part.size, 5)] = [np.inf, -np.inf, np.nan, -np.nan, -0.0]
-        floats[1, 1, :, : columns // 2] = part.reshape(rows, -1)
-    host, kind = HostDevice(), Kind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
-    start = np.zeros(4, np.int64)
-    with np.errstate(all="ignore"):
-        shard = floats if dtype == "float32" else cast(floats, "float32", dtype)
-        bits = torch.from_numpy(shard.view(INTS[STORED_AS[dtype].itemsize]))
-        maxima = host.measure([Measured(shard, start, kind)])[0]
-        for axes, scale_axes in (
-            ((0, 1, 2, 3), [0, 1, 2, 3]),
-            ((1, 0, 3, 2), [1, 0, 3, 2]),
-            ((0, 1, 3, 2), [2, 0, 1, 3]),
-        ):
-            sizes = [shard.shape[axis] for axis in axes]
-            how = gpu.whole(bits, kind, sizes, np.argsort(axes).tolist(), scale_axes)
-            assert how is not None
-            expected, scales = np.empty(shard.size, np.uint8), scales_of(maxima).transpose(scale_axes)
-            host.convert(expected, sizes, np.argsort(axes).tolist(), shard, kind, maxima, start, start)
-            found = torch.full((shard.size,), 0x55, dtype=torch.uint8)
-            told = torch.zeros(scales.size * 4, dtype=torch.uint8)
-            gpu.quantise([Blocks(how, found, told)])
-            assert np.array_equal(told.numpy().view("<f4"), np.ascontiguousarray(scales).reshape(-1), equal_nan=True)
-            assert np.array_equal(found.numpy(), expected)
+    check_whole_blocks(gpu, dtype, rows, columns, torch.from_numpy, lambda tensor: tensor.numpy())
