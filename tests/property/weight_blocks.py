@@ -1,4 +1,4 @@
-"""Boxes of whole quantisation blocks, compared with what the host makes of them: for kernels on a processor and on a GPU."""
+"""Boxes of whole quantisation blocks, compared with what the host makes of them, on a processor and on a GPU."""
 
 from __future__ import annotations
 
