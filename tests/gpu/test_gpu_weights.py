@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weight_blocks import check_whole_blocks
+from weight_blocks import check_laid, check_whole_blocks
 from weight_gpus import WHERE, Tensors, gpu_scene, tensor_of
 from weight_scene import on_host, random_shard, run, small_plan
 
@@ -80,17 +80,24 @@ def test_quantised_blocks_have_the_bits_of_numpy(
             assert np.array_equal(out.cpu().numpy(), expected)
 
 
+def put(array: Any) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array).to("cuda:0")
+    torch.cuda.synchronize()
+    return tensor
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("rows", "columns"), [(256, 512), (272, 1000), (16, 136), (384, 8), (1024, 2048)])
 def test_boxes_of_whole_blocks_have_the_bits_of_numpy(dtype: str, rows: int, columns: int) -> None:
-    import torch
-
-    def put(array: Any) -> Any:
-        tensor = torch.from_numpy(array).to("cuda:0")
-        torch.cuda.synchronize()
-        return tensor
-
     check_whole_blocks(device_of("cuda:0"), dtype, rows, columns, put, lambda tensor: tensor.cpu().numpy())
+
+
+@pytest.mark.parametrize(("dtype", "to"), [*sorted(CASTS), ("bfloat16", "bfloat16"), ("float32", "float32")])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 192), (100, 68), (1024, 512)])
+def test_boxes_that_are_laid_have_the_bits_of_numpy(dtype: str, to: str, rows: int, columns: int) -> None:
+    check_laid(device_of("cuda:0"), dtype, to, rows, columns, put, lambda tensor: tensor.cpu().numpy())
 
 
 def test_word_sums_equal_those_of_numpy() -> None:

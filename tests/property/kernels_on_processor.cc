@@ -23,7 +23,7 @@ static uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static void atomicMax(uint32_t* place, uint32_t value) { *place = value > *place ? value : *place; }
 static void atomicAdd(unsigned long long* place, unsigned long long value) { *place += value; }
 
-static Place blockIdx, threadIdx, blockDim, gridDim;
+static thread_local Place blockIdx, threadIdx, blockDim, gridDim;
 
 #include "../../native/cuda/weights/kernels.cu"
 
@@ -79,3 +79,29 @@ static void whole(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
 RUN_WHOLE(bfloat16, Bfloat16)
 RUN_WHOLE(float16, Float16)
 RUN_WHOLE(float32, Float32)
+
+template <typename From, typename To>
+static void lay(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
+  using Bits = typename To::Bits;
+  std::vector<Bits> turned(weights::kSide * weights::kTilePitch);
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    const weights::Whole& box = weights::box_of(boxes, count, tile);
+    const weights::Spot spot = weights::spot_of(box, tile);
+    Bits* turns = box.out_strides[2] != sizeof(Bits) ? turned.data() : nullptr;
+    for (uint32_t one = 0; one < weights::kThreads; ++one) weights::bring<From, To>(box, spot, one, turns);
+    for (uint32_t one = 0; turns && one < weights::kThreads; ++one) weights::turn_tile<Bits>(box, spot, one, turns);
+  }
+}
+
+#define RUN_LAY(name, from, to)                                                                  \
+  extern "C" void run_lay_##name(const weights::Whole* boxes, uint32_t count, uint32_t tiles) { \
+    lay<weights::from, weights::to>(boxes, count, tiles);                                       \
+  }
+RUN_LAY(16, Bits16, Bits16)
+RUN_LAY(32, Bits32, Bits32)
+RUN_LAY(bfloat16_float16, Bfloat16, Float16)
+RUN_LAY(bfloat16_float32, Bfloat16, Float32)
+RUN_LAY(float16_bfloat16, Float16, Bfloat16)
+RUN_LAY(float16_float32, Float16, Float32)
+RUN_LAY(float32_bfloat16, Float32, Bfloat16)
+RUN_LAY(float32_float16, Float32, Float16)

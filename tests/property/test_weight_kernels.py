@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from weight_blocks import check_whole_blocks
+from weight_blocks import check_laid, check_whole_blocks
 
 torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN: torch is not installed")
+from weight_processor import OnProcessor, kernels_on_processor  # noqa: E402
+
 from asyncfabric.weights.arithmetic import cast  # noqa: E402
 from asyncfabric.weights.commit.word_sums import word_sum  # noqa: E402
-from asyncfabric.weights.formats import BLOCK, STORED_AS  # noqa: E402
+from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS  # noqa: E402
 from asyncfabric.weights.plan import Kind  # noqa: E402
-from asyncfabric.weights.update.cuda import kernels  # noqa: E402
-from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
 from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, stretch  # noqa: E402
 from asyncfabric.weights.update.rows import Strided  # noqa: E402
 
@@ -27,35 +21,9 @@ MIB = 1 << 20
 INTS = {2: np.int16, 4: np.int32}
 
 
-class OnProcessor(TorchDevice):
-    """The device of GPUs in host memory, with its kernels."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        super().__init__("cpu")
-        self.launched: list[str] = []
-
-        def launch(name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
-            self.launched.append(name)
-            run = getattr(library, f"run_{name}")
-            wide = min(grid[0], 9)  # grids may have any size: small ones are quick here
-            if name.startswith("whole"):
-                run(*arguments, grid[0])  # but a block for each quantisation block
-            else:
-                run(*arguments, wide, grid[1]) if name == "sums" else run(ctypes.byref(arguments[0]), wide)
-
-        self._kernels = kernels.Kernels(self._device, launch)
-
-
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> OnProcessor:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("THE KERNELS OF WEIGHTS WERE NOT RUN: no c++ here")
-    made = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    source = Path(__file__).with_name("kernels_on_processor.cc")
-    flags = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
-    subprocess.run([compiler, *flags, "-o", made, source], check=True, timeout=200)
-    return OnProcessor(ctypes.CDLL(str(made)))
+    return OnProcessor(kernels_on_processor(tmp_path_factory.mktemp("kernels")))
 
 
 def test_checksums(gpu: OnProcessor) -> None:
@@ -114,3 +82,9 @@ def test_maxima_and_quantised_blocks(
 @pytest.mark.parametrize(("rows", "columns"), [(256, 512), (272, 1000), (16, 136), (384, 8)])
 def test_boxes_of_whole_blocks(gpu: OnProcessor, dtype: str, rows: int, columns: int) -> None:
     check_whole_blocks(gpu, dtype, rows, columns, torch.from_numpy, lambda tensor: tensor.numpy())
+
+
+@pytest.mark.parametrize(("dtype", "to"), [*sorted(CASTS), ("bfloat16", "bfloat16"), ("float32", "float32")])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 192), (100, 68), (4, 4)])
+def test_boxes_that_are_laid(gpu: OnProcessor, dtype: str, to: str, rows: int, columns: int) -> None:
+    check_laid(gpu, dtype, to, rows, columns, torch.from_numpy, lambda tensor: tensor.numpy())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncfabric.weights.arithmetic import cast, scales_of
 from asyncfabric.weights.formats import BLOCK, STORED_AS
 from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.device import Blocks, Device, HostDevice, Measured
+from asyncfabric.weights.update.device import Device, HostDevice, Measured, Told
 
 INTS = {2: np.int16, 4: np.int32}
 ORDERS = (((0, 1, 2, 3), [0, 1, 2, 3]), ((1, 0, 3, 2), [1, 0, 3, 2]), ((0, 1, 3, 2), [2, 0, 1, 3]))
@@ -49,10 +49,45 @@ def check_whole_blocks(
             sizes, axes = [shard.shape[axis] for axis in order], np.argsort(order).tolist()
             expected, scales = np.empty(shard.size, np.uint8), scales_of(maxima).transpose(scale_order)
             host.convert(expected, sizes, axes, shard, kind, maxima, start, start)
-            how = device.whole(bits, kind, sizes, axes, scale_order)
+            how = device.told(bits, kind, sizes, axes, scale_order)
             assert how is not None
             found, told = (put(np.full(length, 0x55, np.uint8)) for length in (shard.size, scales.size * 4))
-            device.quantise([Blocks(how, found, told)])
+            device.lay([Told(how, found, told)])
             device.finish()
             assert np.array_equal(take(told).view("<f4"), np.ascontiguousarray(scales).reshape(-1), equal_nan=True)
             assert np.array_equal(take(found), expected)
+
+
+def check_laid(
+    device: Device, dtype: str, to: str, rows: int, columns: int, put: Callable[[Any], Any], take: Callable[[Any], Any]
+) -> None:
+    """WT-5: what is cast and put in order is what the host makes of it."""
+    host, kind = HostDevice(), Kind(dtype=dtype, to=to, block=0, source=0, first=0, count=1)
+    start, item = np.zeros(4, np.int64), STORED_AS[to].itemsize
+    bits = quiet_bits(dtype, (2, 3, rows, columns + 8))
+    held = put(bits.view(INTS[bits.itemsize]))[..., 4 : columns + 4]
+    shard = bits[..., 4 : columns + 4]
+    with np.errstate(all="ignore"):
+        for order, _ in ORDERS:
+            sizes, axes = [shard.shape[axis] for axis in order], np.argsort(order).tolist()
+            expected = np.empty(shard.size * item, np.uint8)
+            host.convert(expected, sizes, axes, shard, kind, None, start, start)
+            how = device.told(held, kind, sizes, axes, [])
+            assert how is not None
+            found = put(np.full(expected.size, 0x55, np.uint8))
+            device.lay([Told(how, found, None)])
+            device.finish()
+            assert np.array_equal(take(found), expected)
+
+
+def quiet_bits(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return random bits, among which no NaN signals."""
+    random = np.random.default_rng(shape[-1])
+    width = STORED_AS[dtype].itemsize
+    bits = random.integers(0, 1 << (8 * width), shape, np.uint64).astype(f"<u{width}")
+    bits[..., ::3, :] &= np.array((1 << (8 * width - 2)) - 1, bits.dtype) | np.array(
+        1 << (8 * width - 1), bits.dtype
+    )  # small
+    exponent, quiet = {"bfloat16": (0x7F80, 0x40), "float16": (0x7C00, 0x200), "float32": (0x7F800000, 0x400000)}[dtype]
+    bits[(bits & exponent == exponent) & (bits & (quiet - 1) != 0)] |= np.array(quiet, bits.dtype)
+    return bits.view(STORED_AS[dtype])

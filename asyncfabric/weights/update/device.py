@@ -79,12 +79,12 @@ class Measured(NamedTuple):
     kind: Kind
 
 
-class Blocks(NamedTuple):
-    """A box of whole quantisation blocks that a device finds the scales of: how it does, and where both go."""
+class Told(NamedTuple):
+    """A box that a device was told of once: how it lays it, where to, and where the scales of its blocks go, if any."""
 
     how: Any
     out: Memory
-    scales: Memory
+    scales: Memory | None
 
 
 class Root(NamedTuple):
@@ -163,17 +163,18 @@ class Device(Protocol):
         """
         ...
 
-    def whole(
+    def told(
         self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> Any:
-        """Return how it quantises a box of whole blocks without being told maxima; None if it cannot.
+        """Return how it lays a box, many of them at once and without being told maxima; None if it cannot.
 
-        `sizes` and `axes` are as in `convert`; the scales lie in the order of `scale_axes`, outermost first.
+        A box that is quantised holds all of its blocks. `sizes` and `axes` are as in `convert`; the scales lie in the
+        order of `scale_axes`, outermost first.
         """
         ...
 
-    def quantise(self, boxes: Sequence[Blocks]) -> None:
-        """Quantise boxes that `whole` said it can; writes float8 and scales, as `convert` and `scales_of`."""
+    def lay(self, boxes: Sequence[Told]) -> None:
+        """Do as `convert` does, for boxes that `told` said it can; writes their scales too, as `scales_of`."""
         ...
 
     def put(self, out: Memory, data: np.ndarray) -> None:
@@ -293,15 +294,15 @@ class HostDevice:
         target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
         convert_into(target, box, kind, maxima, start, origin)
 
-    def whole(
+    def told(
         self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> Any:
-        """Maxima are wanted first: they and the weights do not fit into a cache."""
+        """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""
         return None
 
-    def quantise(self, boxes: Sequence[Blocks]) -> None:
+    def lay(self, boxes: Sequence[Told]) -> None:
         """Nobody asks for it."""
-        raise NotImplementedError("boxes in host memory are converted with the maxima of their blocks")
+        raise NotImplementedError("boxes in host memory are converted one by one")
 
     def put(self, out: Memory, data: np.ndarray) -> None:
         """Copy bytes."""

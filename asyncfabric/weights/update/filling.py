@@ -16,7 +16,7 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Blocks, Device, Memory, Stretch, Sums, stretch
+from asyncfabric.weights.update.device import Device, Memory, Stretch, Sums, Told, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
@@ -66,9 +66,9 @@ class Filler:
         with device.working():
             marks = [device.mark()]
             filled = []
-            blocks: list[Blocks] = []
+            told: list[Told] = []
             for box, found in zip(unit.boxes, maxima, strict=True):
-                parts = self._parts(box, at, found, blocks)
+                parts = self._parts(box, at, found, told)
                 at += box.staged_bytes
                 if device.queues:
                     filled.append(parts)
@@ -77,7 +77,7 @@ class Filler:
                 sums.add(parts)
                 marks.append(device.mark())
             if device.queues:
-                device.quantise(blocks)
+                device.lay(told)
                 marks.append(device.mark())
                 for parts in filled:
                     sums.add(parts)
@@ -96,15 +96,16 @@ class Filler:
         steps = [self.device.seconds(*pair) for pair in pairwise(filled.marks)]
         return sum(steps[::2]), sum(steps[1::2])
 
-    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, blocks: list[Blocks]) -> list[Stretch]:
-        """Return where a box is as it is written, once what is added to `blocks` is quantised."""
-        if box.whole is not None:
+    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, told: list[Told]) -> list[Stretch]:
+        """Return where a box is as it is written, once what is added to `told` is laid."""
+        if box.how is not None:
             assert self.memory is not None
-            scales_at = at + box.scales_staged_at
-            places = stretch(self.memory, at, box.weight_bytes), stretch(self.memory, scales_at, box.scale_bytes)
-            out, scales = (self.memory[each.at : each.at + each.lies.nbytes] for each in places)
-            blocks.append(Blocks(box.whole, out, scales))
-            return list(places)
+            places = [stretch(self.memory, at, box.weight_bytes)]
+            if box.scale_bytes:
+                places.append(stretch(self.memory, at + box.scales_staged_at, box.scale_bytes))
+            out, *scales = (self.memory[each.at : each.at + each.lies.nbytes] for each in places)
+            told.append(Told(box.how, out, scales[0] if scales else None))
+            return places
         parts = [self._weights(box, at, found)]
         if box.scale_bytes:
             assert self.memory is not None and found is not None

@@ -59,7 +59,7 @@ class Box:
         weight_bytes, scale_bytes: of the weights as they are written, and of the scales that this box writes.
         scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
             there.
-        whole: how the device quantises it without being told maxima; None when it is.
+        how: the device lays it, many of them at once and without being told maxima; None when one by one, with maxima.
         staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
 
@@ -80,7 +80,7 @@ class Box:
     scale_bytes: int = field(init=False)
     scales_staged_at: int = field(init=False)
     staged_bytes: int = field(init=False)
-    whole: Any = field(init=False, default=None)
+    how: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Work out what every version asks for."""
@@ -97,20 +97,23 @@ class Box:
     @property
     def measured(self) -> bool:
         """Whether it is converted with maxima that the exchange finds."""
-        return self.kind.block > 0 and self.whole is None
+        return self.kind.block > 0 and self.how is None
 
-    def find_whole(self, shards: Shards, shape: Sequence[int]) -> None:
-        """Let the device find the scales, if every block is in the box; `shape` is of the parameter."""
-        ends = self.start + np.array(self.size)
-        cut = (self.start[-2:] % BLOCK != 0) | ((ends % BLOCK != 0)[-2:] & (ends[-2:] != np.array(shape[-2:])))
-        if not self.kind.block or cut.any() or shards.place(self.parameter) is None:
+    def tell(self, shards: Shards, shape: Sequence[int]) -> None:
+        """Tell the device of it, if it is converted and no quantisation block is cut; `shape` is of the parameter."""
+        if self.direct is not None or shards.place(self.parameter) is None:
             return
-        blocks = [*self.size[:-2], *(-(-side // BLOCK) for side in self.size[-2:])]
-        if self.scale_bytes == prod(blocks) * SCALE_BYTES:
+        axes: list[int] = []
+        if self.kind.block:
+            ends = self.start + np.array(self.size)
+            cut = (self.start[-2:] % BLOCK != 0) | ((ends % BLOCK != 0)[-2:] & (ends[-2:] != np.array(shape[-2:])))
+            blocks = [*self.size[:-2], *(-(-side // BLOCK) for side in self.size[-2:])]
+            if cut.any() or self.scale_bytes != prod(blocks) * SCALE_BYTES:
+                return
             order = self.rows[0].shape.scale_order
             axes = [dim for dim in range(len(blocks)) if dim not in order] + order
-            box = shards.box(self.parameter, self.local_start, self.size)
-            self.whole = shards.device.whole(box, self.kind, self.sizes, self.axes, axes)
+        box = shards.box(self.parameter, self.local_start, self.size)
+        self.how = shards.device.told(box, self.kind, self.sizes, self.axes, axes)
 
     def source(self, shards: Shards) -> tuple[Region, int]:
         """Return where it begins, when it is written from the shard: the region, and a byte of it."""
@@ -206,5 +209,5 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
             pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
             lies if direct and shards.place(name) is not None else None, sent,
         )  # fmt: skip
-        box.find_whole(shards, plan.sources[box.kind.source].shape)
+        box.tell(shards, plan.sources[box.kind.source].shape)
         yield box

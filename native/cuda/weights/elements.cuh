@@ -54,7 +54,8 @@ struct Float16 {
   static AF_DEVICE float value(uint32_t bits) {
     const uint32_t size = bits & 0x7FFFu;
     const uint32_t sign = (bits & 0x8000u) << 16;
-    if (size >= 0x7C00u) return float_of(sign | 0x7F800000u | (size & 0x3FFu) << 13);
+    if (size > 0x7C00u) return float_of(sign | 0x7FC00000u | (size & 0x3FFu) << 13);
+    if (size == 0x7C00u) return float_of(sign | 0x7F800000u);
     if (size >= 0x0400u) return float_of(sign | ((size << 13) + (112u << 23)));
     const float tiny = static_cast<float>(size) * (1.0f / 16777216.0f);  // steps of 2**-24: exact
     return float_of(sign | bits_of(tiny));
@@ -78,6 +79,14 @@ AF_DEVICE float divided(float value, float scale) {
 #endif
 }
 
+AF_DEVICE uint32_t rounded(float value) {
+#if defined(__CUDACC__)
+  return __float2uint_rn(value);
+#else
+  return static_cast<uint32_t>(__builtin_rintf(value));
+#endif
+}
+
 // A number divided by the scale of its block, as float8_e4m3fn: to nearest even, saturating at 448, NaN stays NaN.
 AF_DEVICE uint32_t quantised(float value, float scale) {
   const float quotient = divided(value, scale);
@@ -91,11 +100,7 @@ AF_DEVICE uint32_t quantised(float value, float scale) {
   if (bits >= 0x3C800000u) {                   // 2**-6
     return sign | (((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - (120u << 3));
   }
-#if defined(__CUDACC__)
-  return sign | __float2uint_rn(float_of(bits) * 512.0f);
-#else
-  return sign | static_cast<uint32_t>(__builtin_rintf(float_of(bits) * 512.0f));
-#endif
+  return sign | rounded(float_of(bits) * 512.0f);
 }
 
 }  // namespace weights

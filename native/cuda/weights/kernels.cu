@@ -2,6 +2,7 @@
 // Nothing waits but for its own block. `make ptx` turns this file into the text that the package
 // carries (asyncfabric/weights/update/cuda/kernels.ptx); kernels.py beside that has the structs in Python.
 #include "elements.cuh"
+#include "lay.cuh"
 #include "whole.cuh"
 
 namespace weights {
@@ -215,6 +216,20 @@ __device__ __forceinline__ void whole_blocks(const Whole* boxes, uint32_t count)
   __syncthreads();
   turn(box, spot, threadIdx.x, turned);
 }
+
+template <typename From, typename To>
+__device__ __forceinline__ void lay(const Whole* boxes, uint32_t count) {
+  __shared__ typename To::Bits turned[kSide * kTilePitch];
+  const Whole box = box_of(boxes, count, blockIdx.x);
+  const Spot spot = spot_of(box, blockIdx.x);
+  if (box.out_strides[2] == sizeof(typename To::Bits)) {
+    bring<From, To>(box, spot, threadIdx.x, nullptr);
+    return;
+  }
+  bring<From, To>(box, spot, threadIdx.x, turned);
+  __syncthreads();
+  turn_tile(box, spot, threadIdx.x, turned);
+}
 #endif
 
 }  // namespace weights
@@ -277,6 +292,20 @@ __global__ void __launch_bounds__(256, 4) weights_whole_float16(const weights::W
 __global__ void __launch_bounds__(256, 2) weights_whole_float32(const weights::Whole* boxes, uint32_t count) {
   weights::whole_blocks<weights::Float32>(boxes, count);
 }
+
+// A block for each tile of all boxes.
+#define AF_LAY(name, from, to)                                                                              \
+  __global__ void __launch_bounds__(256) weights_lay_##name(const weights::Whole* boxes, uint32_t count) { \
+    weights::lay<weights::from, weights::to>(boxes, count);                                                \
+  }
+AF_LAY(16, Bits16, Bits16)
+AF_LAY(32, Bits32, Bits32)
+AF_LAY(bfloat16_float16, Bfloat16, Float16)
+AF_LAY(bfloat16_float32, Bfloat16, Float32)
+AF_LAY(float16_bfloat16, Float16, Bfloat16)
+AF_LAY(float16_float32, Float16, Float32)
+AF_LAY(float32_bfloat16, Float32, Bfloat16)
+AF_LAY(float32_float16, Float32, Float16)
 #endif
 
 }  // extern "C"

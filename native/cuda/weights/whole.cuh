@@ -10,20 +10,20 @@ namespace weights {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kPitch = kBlock + 16;  // bytes from row to row of a block that is turned round
 
-// A box; its rows and columns begin at a block, and end at one or where the parameter ends.
+// A box. One that is quantised begins at a block, and ends at one or where the parameter ends.
 struct Whole {
   uint64_t source;
   uint64_t lead_stride;  // elements
   uint64_t row_stride;
   uint64_t out;
-  uint64_t out_strides[3];  // bytes: from lead to lead, row to row, column to column; one of the last two is 1
+  uint64_t out_strides[3];  // bytes: from lead to lead, row to row, column to column; one of the last two is of an element
   uint64_t scales;
-  uint64_t scale_strides[3];  // numbers
+  uint64_t scale_strides[3];  // numbers; of what is quantised
   uint32_t rows;
   uint32_t columns;
-  uint32_t block_rows;
+  uint32_t block_rows;  // tiles: quantisation blocks, or smaller ones
   uint32_t block_columns;
-  uint32_t first;  // of its blocks in the launch
+  uint32_t first;  // of its tiles in the launch
   uint32_t spare;
 };
 

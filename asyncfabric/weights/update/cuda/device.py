@@ -25,10 +25,10 @@ from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales, convert, sizes_of
 from asyncfabric.weights.update.cuda.bits import BITS, BY_BYTES
+from asyncfabric.weights.update.cuda.boxes import ToldBox, lay_boxes, told_box
 from asyncfabric.weights.update.cuda.kernels import Kernels
 from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
-from asyncfabric.weights.update.cuda.whole import WholeBox, quantise_whole, whole_box
-from asyncfabric.weights.update.device import Blocks, Measured, Root, Stretch, Sums
+from asyncfabric.weights.update.device import Measured, Root, Stretch, Sums, Told
 from asyncfabric.weights.update.tiles import Floats
 
 
@@ -107,17 +107,17 @@ class TorchDevice:
             else:
                 convert(target, box, kind, scales, start)
 
-    def whole(
+    def told(
         self, box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
-    ) -> WholeBox | None:
-        """Return how the kernel takes a box; it is by its addresses, so the box stays where it is."""
-        return None if self._kernels is None else whole_box(box, kind, sizes, axes, scale_axes)
+    ) -> ToldBox | None:
+        """Return how a kernel takes a box; it is by its addresses, so the box stays where it is."""
+        return None if self._kernels is None else told_box(box, kind, sizes, axes, scale_axes)
 
-    def quantise(self, boxes: Sequence[Blocks]) -> None:
-        """Launch once for all boxes of a type."""
+    def lay(self, boxes: Sequence[Told]) -> None:
+        """Launch once for all boxes of a kind."""
         if self._kernels is not None and boxes:
             with self.working():
-                quantise_whole(self._kernels, boxes)
+                lay_boxes(self._kernels, boxes)
 
     def put(self, out: Tensor, data: np.ndarray) -> None:
         """Copy bytes of the host."""

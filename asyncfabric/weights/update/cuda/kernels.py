@@ -108,10 +108,10 @@ class Kernels:
             self._launch("sums", (blocks, len(part)), [c_uint64(told.data_ptr()), c_uint64(totals.data_ptr())])
         return Brought(totals)
 
-    def whole(self, dtype: str, boxes: NDArray[np.void], blocks: int) -> None:
-        """Begin to quantise boxes of whole blocks; `boxes` are of WHOLE, `blocks` is how many they have."""
+    def lay(self, kernel: str, boxes: NDArray[np.void], tiles: int) -> None:
+        """Begin to lay boxes, which are of WHOLE and have so many tiles, by a kernel "whole_..." or "lay_..."."""
         told = self._told(boxes)
-        self._launch(f"whole_{dtype}", (blocks, 1), [c_uint64(told.data_ptr()), c_uint32(len(boxes))])
+        self._launch(kernel, (tiles, 1), [c_uint64(told.data_ptr()), c_uint32(len(boxes))])
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
