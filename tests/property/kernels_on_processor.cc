@@ -1,8 +1,8 @@
 // kernels_on_processor.cc: the kernels of weights as functions of a processor, thread after thread: what waits for its block is in
 // steps, between which all threads are through with the one before. test_weight_kernels.py compiles this and compares what they write with numpy.
-#include <cstdint>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -38,8 +38,12 @@ static void launch(uint32_t wide, uint32_t high, Kernel kernel) {
   }
 }
 
-extern "C" void run_sums(const weights::Stretch* stretches, unsigned long long* totals, uint32_t wide, uint32_t high) {
-  launch(wide, high, [&] { weights_sums(stretches, totals); });
+extern "C" void run_sums(const weights::Stretches* told, unsigned long long* totals, uint32_t wide, uint32_t high) {
+  launch(wide, high, [&] { weights_sums(*told, totals); });
+}
+
+extern "C" void run_bring(unsigned long long* totals, unsigned long long* out, uint32_t count, uint32_t wide) {
+  launch(wide, 1, [&] { weights_bring(totals, out, count); });
 }
 
 #define RUN(name)                                                           \
@@ -54,11 +58,11 @@ RUN(quantise_float16)
 RUN(quantise_float32)
 
 template <typename Form>
-static void whole(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
+static void whole(const weights::Wholes* told, uint32_t count, uint32_t tiles) {
   std::vector<weights::Held<Form>> held(weights::kThreads);
   std::vector<uint8_t> turned(weights::kBlock * weights::kPitch);
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    const weights::Whole& box = weights::box_of(boxes, count, tile);
+    const weights::Whole& box = told->each[weights::box_of(*told, count, tile)];
     const weights::Spot spot = weights::spot_of(box, tile);
     const bool turns = box.out_strides[2] != 1;
     uint32_t most = 0;
@@ -72,20 +76,20 @@ static void whole(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
   }
 }
 
-#define RUN_WHOLE(name, form)                                                                              \
-  extern "C" void run_whole_##name(const weights::Whole* boxes, uint32_t count, uint32_t tiles) { \
-    whole<weights::form>(boxes, count, tiles);                                                    \
+#define RUN_WHOLE(name, form)                                                                     \
+  extern "C" void run_whole_##name(const weights::Wholes* told, uint32_t count, uint32_t tiles) { \
+    whole<weights::form>(told, count, tiles);                                                     \
   }
 RUN_WHOLE(bfloat16, Bfloat16)
 RUN_WHOLE(float16, Float16)
 RUN_WHOLE(float32, Float32)
 
 template <typename From, typename To>
-static void lay(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
+static void lay(const weights::Wholes* told, uint32_t count, uint32_t tiles) {
   using Bits = typename To::Bits;
   std::vector<Bits> turned(weights::kSide * weights::kTilePitch);
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    const weights::Whole& box = weights::box_of(boxes, count, tile);
+    const weights::Whole& box = told->each[weights::box_of(*told, count, tile)];
     const weights::Spot spot = weights::spot_of(box, tile);
     Bits* turns = box.out_strides[2] != sizeof(Bits) ? turned.data() : nullptr;
     for (uint32_t one = 0; one < weights::kThreads; ++one) weights::bring<From, To>(box, spot, one, turns);
@@ -93,9 +97,9 @@ static void lay(const weights::Whole* boxes, uint32_t count, uint32_t tiles) {
   }
 }
 
-#define RUN_LAY(name, from, to)                                                                  \
-  extern "C" void run_lay_##name(const weights::Whole* boxes, uint32_t count, uint32_t tiles) { \
-    lay<weights::from, weights::to>(boxes, count, tiles);                                       \
+#define RUN_LAY(name, from, to)                                                                 \
+  extern "C" void run_lay_##name(const weights::Wholes* told, uint32_t count, uint32_t tiles) { \
+    lay<weights::from, weights::to>(told, count, tiles);                                        \
   }
 RUN_LAY(16, Bits16, Bits16)
 RUN_LAY(32, Bits32, Bits32)

@@ -31,6 +31,8 @@ class OnProcessor(TorchDevice):
             wide = min(grid[0], 9)  # grids may have any size: small ones are quick here
             if name.startswith(("whole", "lay")):
                 run(*arguments, grid[0])  # but a block for each tile
+            elif name == "bring":
+                run(*arguments, grid[0])
             else:
                 run(*arguments, wide, grid[1]) if name == "sums" else run(ctypes.byref(arguments[0]), wide)
 

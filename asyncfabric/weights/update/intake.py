@@ -50,6 +50,7 @@ class RowPlaces:
         self._plan = plan
         self._offsets = layout_of(plan, receiver).by_region
         self._shapes: dict[int, PieceShape] = {}
+        self._lies: dict[int, list[tuple[Strided, int]]] = {}  # of rows that were checked
 
     def shape(self, row: int) -> PieceShape:
         """Return how a row lies there."""
@@ -101,11 +102,14 @@ class RowPlaces:
 
     def stretches(self, memory: Memory, row: int) -> list[Stretch]:
         """Return what a checksum of the row is over: weights, and scales if there are any."""
-        shape, (weights_at, scales_at) = self.shape(row), self.places(row)
-        found = [Stretch(memory, shape.weights, weights_at)]
-        if shape.scales is not None:
-            found.append(Stretch(memory, shape.scales, scales_at))
-        return found
+        lies = self._lies.get(row)
+        if lies is None:
+            shape, (weights_at, scales_at) = self.shape(row), self.places(row)
+            lies = [(shape.weights, weights_at)]
+            if shape.scales is not None:
+                lies.append((shape.scales, scales_at))
+            self._lies[row] = lies
+        return [Stretch(memory, *each) for each in lies]
 
 
 class Intake:

@@ -35,8 +35,13 @@ from asyncfabric.weights.update.threads import in_thread
 PAGES_IN_FLIGHT = 8 * MOST_PAGES
 """Pages whose writes have not ended, give or take one call: 16 bytes each in the engine."""
 
-
 UNITS_READY, UNITS_IN_FLIGHT = 4, 64
+
+QUEUED_IN_FLIGHT = 3
+"""The same where the device queues: the engine serves all transfers alike, so many would end late, and all at once."""
+
+FIRST_UNIT_BYTES = 32 << 20
+"""There: of the first unit, so that the wire has something to do soon."""
 
 
 @dataclass(slots=True)
@@ -114,7 +119,8 @@ class Sending:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
                     ready: Line[_Ready] = Line(UNITS_READY)
-                    posted: Line[_Posted] = Line(UNITS_IN_FLIGHT)
+                    queues = self._filler.device.queues
+                    posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if queues else UNITS_IN_FLIGHT)
                     tasks.start_soon(self._prepare, program, unit_bytes, ready)
                     tasks.start_soon(self._post_all, ready, posted)
                     tasks.start_soon(self._retire, posted)
@@ -140,7 +146,8 @@ class Sending:
 
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                for unit in program.units(unit_bytes):
+                first = FIRST_UNIT_BYTES if self._filler.device.queues else None
+                for unit in program.units(unit_bytes, first):
                     at, begin = 0, monotonic()
                     if unit.staged_bytes:
                         assert self._staging is not None

@@ -159,8 +159,12 @@ class Program:
             default=0,
         )  # fmt: skip
 
-    def units(self, most_bytes: int) -> Iterator[Unit]:
-        """Yield the boxes in units that stage and write at most about `most_bytes`; a single box may have more."""
+    def units(self, most_bytes: int, first_bytes: int | None = None) -> Iterator[Unit]:
+        """Yield the boxes in units that stage and write at most about `most_bytes`; a single box may have more.
+
+        With `first_bytes` the first ones are small, and each may have twice of the one before.
+        """
+        whole, most_bytes = most_bytes, most_bytes if first_bytes is None else min(first_bytes, most_bytes)
         boxes: list[Box] = []
         staged = written = 0
         for box in self.boxes:
@@ -168,6 +172,7 @@ class Program:
             if boxes and (staged + box.staged_bytes > most_bytes or written + weight > most_bytes):
                 yield Unit(boxes)
                 boxes, staged, written = [], 0, 0
+                most_bytes = min(2 * most_bytes, whole)
             boxes.append(box)
             staged += box.staged_bytes
             written += weight

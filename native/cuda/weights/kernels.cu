@@ -20,6 +20,11 @@ struct Stretch {
   uint32_t vector;  // 1: all runs begin at multiples of 16 and have multiples of 4 words
 };
 
+// As many as fit the parameters of a launch: nothing has to be brought to the GPU before.
+struct Stretches {
+  Stretch each[40];
+};
+
 struct Matrices {
   uint64_t source;
   uint64_t lead_stride;  // elements
@@ -196,10 +201,10 @@ AF_DEVICE void quantise(const Matrices& box) {
 
 #if defined(__CUDACC__)
 template <typename Form>
-__device__ __forceinline__ void whole_blocks(const Whole* boxes, uint32_t count) {
+__device__ __forceinline__ void whole_blocks(const Wholes& told, uint32_t count) {
   __shared__ uint32_t found[kThreads / 32];
   __shared__ alignas(16) uint8_t turned[kBlock * kPitch];
-  const Whole box = box_of(boxes, count, blockIdx.x);
+  const Whole box = told.each[box_of(told, count, blockIdx.x)];
   const Spot spot = spot_of(box, blockIdx.x);
   Held<Form> held;
   uint32_t most = look<Form>(box, spot, threadIdx.x, held);
@@ -218,9 +223,9 @@ __device__ __forceinline__ void whole_blocks(const Whole* boxes, uint32_t count)
 }
 
 template <typename From, typename To>
-__device__ __forceinline__ void lay(const Whole* boxes, uint32_t count) {
+__device__ __forceinline__ void lay(const Wholes& told, uint32_t count) {
   __shared__ typename To::Bits turned[kSide * kTilePitch];
-  const Whole box = box_of(boxes, count, blockIdx.x);
+  const Whole box = told.each[box_of(told, count, blockIdx.x)];
   const Spot spot = spot_of(box, blockIdx.x);
   if (box.out_strides[2] == sizeof(typename To::Bits)) {
     bring<From, To>(box, spot, threadIdx.x, nullptr);
@@ -237,8 +242,8 @@ __device__ __forceinline__ void lay(const Whole* boxes, uint32_t count) {
 extern "C" {
 
 // A row of blocks for each stretch; `totals` begins as zeros.
-__global__ void __launch_bounds__(256) weights_sums(const weights::Stretch* stretches, unsigned long long* totals) {
-  const weights::Stretch stretch = stretches[blockIdx.y];
+__global__ void __launch_bounds__(256) weights_sums(const weights::Stretches told, unsigned long long* totals) {
+  const weights::Stretch stretch = told.each[blockIdx.y];
   const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t step = gridDim.x * blockDim.x;
   uint64_t total =
@@ -258,6 +263,15 @@ __global__ void __launch_bounds__(256) weights_sums(const weights::Stretch* stre
   for (int warp = 1; warp < 8; ++warp) total += found[warp];
 #endif
   if (total != 0) atomicAdd(totals + stretch.sum, static_cast<unsigned long long>(total));
+}
+
+// Brings sums to memory of the host, and leaves zeros. No copy engine is asked: those are busy with weights.
+__global__ void __launch_bounds__(256)
+    weights_bring(unsigned long long* totals, unsigned long long* out, uint32_t count) {
+  const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  out[at] = totals[at];
+  totals[at] = 0;
 }
 
 // What is left of the bits without their signs; the place for it begins as zeros.
@@ -283,20 +297,20 @@ __global__ void __launch_bounds__(256) weights_quantise_float32(weights::Matrice
 
 #if defined(__CUDACC__)
 // A block for each quantisation block of all boxes; registers for so many blocks at once that loads cover the memory's latency.
-__global__ void __launch_bounds__(256, 4) weights_whole_bfloat16(const weights::Whole* boxes, uint32_t count) {
-  weights::whole_blocks<weights::Bfloat16>(boxes, count);
+__global__ void __launch_bounds__(256, 4) weights_whole_bfloat16(const weights::Wholes told, uint32_t count) {
+  weights::whole_blocks<weights::Bfloat16>(told, count);
 }
-__global__ void __launch_bounds__(256, 4) weights_whole_float16(const weights::Whole* boxes, uint32_t count) {
-  weights::whole_blocks<weights::Float16>(boxes, count);
+__global__ void __launch_bounds__(256, 4) weights_whole_float16(const weights::Wholes told, uint32_t count) {
+  weights::whole_blocks<weights::Float16>(told, count);
 }
-__global__ void __launch_bounds__(256, 2) weights_whole_float32(const weights::Whole* boxes, uint32_t count) {
-  weights::whole_blocks<weights::Float32>(boxes, count);
+__global__ void __launch_bounds__(256, 2) weights_whole_float32(const weights::Wholes told, uint32_t count) {
+  weights::whole_blocks<weights::Float32>(told, count);
 }
 
 // A block for each tile of all boxes.
-#define AF_LAY(name, from, to)                                                                              \
-  __global__ void __launch_bounds__(256) weights_lay_##name(const weights::Whole* boxes, uint32_t count) { \
-    weights::lay<weights::from, weights::to>(boxes, count);                                                \
+#define AF_LAY(name, from, to)                                                                            \
+  __global__ void __launch_bounds__(256) weights_lay_##name(const weights::Wholes told, uint32_t count) { \
+    weights::lay<weights::from, weights::to>(told, count);                                                \
   }
 AF_LAY(16, Bits16, Bits16)
 AF_LAY(32, Bits32, Bits32)

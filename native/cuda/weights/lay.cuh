@@ -102,7 +102,8 @@ AF_DEVICE void bring(const Whole& box, const Spot& spot, uint32_t thread, typena
     }
     auto* place = turned + (here - spot.block_row * kSide) * kTilePitch + thread % kAcross * kEach;
 #pragma unroll
-    for (uint32_t number = 0; number < kEach; ++number) place[number] = static_cast<typename To::Bits>(four[index][number]);
+    for (uint32_t number = 0; number < kEach; ++number)
+      place[number] = static_cast<typename To::Bits>(four[index][number]);
   }
 }
 

@@ -16,7 +16,8 @@ struct Whole {
   uint64_t lead_stride;  // elements
   uint64_t row_stride;
   uint64_t out;
-  uint64_t out_strides[3];  // bytes: from lead to lead, row to row, column to column; one of the last two is of an element
+  uint64_t
+      out_strides[3];  // bytes: from lead to lead, row to row, column to column; one of the last two is of an element
   uint64_t scales;
   uint64_t scale_strides[3];  // numbers; of what is quantised
   uint32_t rows;
@@ -25,6 +26,11 @@ struct Whole {
   uint32_t block_columns;
   uint32_t first;  // of its tiles in the launch
   uint32_t spare;
+};
+
+// As many as fit the parameters of a launch.
+struct Wholes {
+  Whole each[32];
 };
 
 // What one thread holds of a block: 16 bytes of each of some rows.
@@ -55,14 +61,15 @@ struct Spot {
   uint32_t block_column;
 };
 
-AF_DEVICE const Whole& box_of(const Whole* boxes, uint32_t count, uint32_t tile) {
+// Which box has a tile.
+AF_DEVICE uint32_t box_of(const Wholes& told, uint32_t count, uint32_t tile) {
   uint32_t low = 0;
   while (count > 1) {
     const uint32_t half = count / 2;
-    if (boxes[low + half].first <= tile) low += half;
+    if (told.each[low + half].first <= tile) low += half;
     count -= half;
   }
-  return boxes[low];
+  return low;
 }
 
 AF_DEVICE Spot spot_of(const Whole& box, uint32_t tile) {

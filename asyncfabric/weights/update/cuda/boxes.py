@@ -11,16 +11,25 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncfabric.weights.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.cuda.kernels import WHOLE, Kernels
+from asyncfabric.weights.update.cuda.kernels import WHOLE, WHOLES, Kernels
 from asyncfabric.weights.update.device import Told
 
 TILE = 64
 """Rows and columns that a block of threads lays at once."""
+
+
+class Part(NamedTuple):
+    """Three dimensions of a box: fields of WHOLE; `out` and `scales` count from where the box's begin."""
+
+    source: tuple[int, ...]
+    out: int
+    out_strides: tuple[int, ...]
+    scales: int
+    shape: tuple[int, ...]
 
 
 class ToldBox(NamedTuple):
@@ -28,12 +37,12 @@ class ToldBox(NamedTuple):
 
     Attributes:
         kernel: its name.
-        rows: of WHOLE, one for each three dimensions; `out` and `scales` count from where the box's begin.
+        parts: of three dimensions each.
         tiles: of all of them.
     """
 
     kernel: str
-    rows: NDArray[np.void]
+    parts: tuple[Part, ...]
     tiles: int
 
 
@@ -58,37 +67,37 @@ def told_box(
     tiles = (*lead, -(-rows // side), -(-columns // side))
     places = list(np.ndindex(*lead[:-1]))
     each = (lead[-1] if lead else 1) * tiles[-2] * tiles[-1]
-    told = np.zeros(len(places), WHOLE)
     scales = [0] * box.dim()
     if scale_axes:
         scales = _strides([tiles[axis] for axis in scale_axes], np.argsort(scale_axes).tolist(), 1)
-        told["scale_strides"] = (scales[-3] if lead else 0, *scales[-2:])
-    for one, place in zip(told, places, strict=True):
-        one["source"] = box[place].data_ptr()
-        one["out"] = sum(at * stride for at, stride in zip(place, strides, strict=False))
-        one["scales"] = SCALE_BYTES * sum(at * stride for at, stride in zip(place, scales, strict=False))
-    told["lead_stride"], told["row_stride"] = box.stride(-3) if lead else 0, box.stride(-2)
-    told["out_strides"] = (strides[-3] if lead else 0, *strides[-2:])
-    told["rows"], told["columns"], told["block_rows"], told["block_columns"] = rows, columns, *tiles[-2:]
-    told["first"] = np.arange(len(places)) * each
-    return ToldBox(_kernel(kind), told, len(places) * each)
+    parts = []
+    for place in places:
+        parts.append(
+            Part(
+                (box[place].data_ptr(), box.stride(-3) if lead else 0, box.stride(-2)),
+                sum(at * stride for at, stride in zip(place, strides, strict=False)),
+                (strides[-3] if lead else 0, *strides[-2:]),
+                SCALE_BYTES * sum(at * stride for at, stride in zip(place, scales, strict=False)),
+                (scales[-3] if lead else 0, *scales[-2:], rows, columns, *tiles[-2:]),
+            )
+        )
+    return ToldBox(_kernel(kind), tuple(parts), len(places) * each)
 
 
 def lay_boxes(kernels: Kernels, boxes: Sequence[Told]) -> None:
     """Begin to lay boxes that `told_box` told."""
-    alike: dict[str, list[Told]] = defaultdict(list)
-    for one in boxes:
-        alike[one.how.kernel].append(one)
-    for kernel, together in alike.items():
-        told = np.concatenate([one.how.rows for one in together])
-        at = first = 0
-        for how, out, scales in together:
-            part = told[at : at + len(how.rows)]
-            part["out"] += np.uint64(out.data_ptr())
-            part["scales"] += np.uint64(0 if scales is None else scales.data_ptr())
-            part["first"] += np.uint32(first)
-            at, first = at + len(how.rows), first + how.tiles
-        kernels.lay(kernel, told, first)
+    alike: dict[str, list[tuple[Part, int, int, int]]] = defaultdict(list)
+    for how, out, scales in boxes:
+        to, scales_at = out.data_ptr(), 0 if scales is None else scales.data_ptr()
+        each = how.tiles // len(how.parts)
+        alike[how.kernel] += [(part, to + part.out, scales_at + part.scales, each) for part in how.parts]
+    for kernel, parts in alike.items():
+        for low in range(0, len(parts), WHOLES):
+            told, first = [], 0
+            for part, to, scales_at, tiles in parts[low : low + WHOLES]:
+                told.append(WHOLE.pack(*part.source, to, *part.out_strides, scales_at, *part.shape, first, 0))
+                first += tiles
+            kernels.lay(kernel, told, first)
 
 
 def _kernel(kind: Kind) -> str:

@@ -36,7 +36,7 @@ class TorchDevice:
     """The memory of one GPU, with torch."""
 
     checksum: ChecksumKind = "words"
-    unit_bytes: int = 128 << 20
+    unit_bytes: int = 256 << 20
     fills: int = 2  # while one waits for the GPU another one is made ready
     checks: int = 1  # a kernel fills the GPU
     measures: int = 32

@@ -6,14 +6,15 @@ Any thread, on torch's current stream. The structs are those of native/cuda/weig
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from importlib import resources
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncfabric._cuda_driver import Driver, open_driver
@@ -22,22 +23,19 @@ THREADS = 256
 OUTER = 4
 """Dimensions that lead from run to run, at most."""
 
-STRETCH = np.dtype([
-    ("address", "<u8"), ("words", "<u8"), ("place", "<u8"), ("stride", "<u8", OUTER), ("size", "<u4", OUTER),
-    ("run_words", "<u4"), ("sum", "<u4"), ("tail", "<u4"), ("vector", "<u4"),
-])  # fmt: skip
-"""weights::Stretch."""
+STRETCH = struct.Struct("<3Q4Q4I4I")
+"""weights::Stretch: address, words, place, strides, sizes, words of a run, which checksum, tail, vectors."""
 
-WHOLE = np.dtype([
-    ("source", "<u8"), ("lead_stride", "<u8"), ("row_stride", "<u8"), ("out", "<u8"), ("out_strides", "<u8", 3),
-    ("scales", "<u8"), ("scale_strides", "<u8", 3), ("rows", "<u4"), ("columns", "<u4"), ("block_rows", "<u4"),
-    ("block_columns", "<u4"), ("first", "<u4"), ("spare", "<u4"),
-])  # fmt: skip
-"""weights::Whole."""
+WHOLE = struct.Struct("<4Q3QQ3Q6I")
+"""weights::Whole: source, its strides, out, its strides, scales, their strides, rows, columns, tiles, first, 0."""
+
+STRETCHES, WHOLES = 40, 32
+"""What the parameters of one launch hold."""
 
 WORDS_OF_A_BLOCK = 16 * THREADS
 MOST_BLOCKS = 2048
-MOST_STRETCHES = 65535
+LEAST_TOTALS = 4096
+LATEST = 512
 
 
 class Matrices(ctypes.Structure):
@@ -60,16 +58,11 @@ def kernel_text() -> bytes:
 
 
 class Brought:
-    """Numbers of a GPU on their way to the host, behind what is on torch's current stream now."""
+    """Numbers that a GPU writes to the host, behind what is on torch's current stream now."""
 
-    def __init__(self, numbers: Tensor) -> None:
+    def __init__(self, numbers: Tensor, event: Any) -> None:
         self._numbers = numbers
-        self._event: Any = None
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self._event = event
 
     def wait(self) -> list[int]:
         """Return them once they are here; on any thread."""
@@ -89,29 +82,42 @@ class Kernels:
             DeviceError: there is no driver, or it does not compile them.
         """
         self._device = device
+        self._threads = threading.local()
+        self._latest: deque[Tensor] = deque(
+            maxlen=LATEST
+        )  # of updates that were given up too: a launch may still write
         self._launch: Launch = launch or _Loaded(open_driver(), device)
 
-    def sums(self, stretches: np.ndarray, count: int) -> Brought:
+    def sums(self, stretches: Sequence[bytes], most_words: int, count: int) -> Brought:
         """Begin checksums.
 
         Args:
-            stretches: of STRETCH; `sum` says which checksum each is a part of.
+            stretches: of STRETCH; each says which checksum it is a part of.
+            most_words: of a stretch.
             count: of the checksums.
 
         Returns: the sums of products, not finished, on their way to the host.
         """
-        totals = torch.zeros(count, dtype=torch.int64, device=self._device)
-        for low in range(0, len(stretches), MOST_STRETCHES):
-            part = stretches[low : low + MOST_STRETCHES]
-            told = self._told(part)
-            blocks = min(MOST_BLOCKS, max(1, int(part["words"].max()) // WORDS_OF_A_BLOCK))
-            self._launch("sums", (blocks, len(part)), [c_uint64(told.data_ptr()), c_uint64(totals.data_ptr())])
-        return Brought(totals)
+        totals = self._totals(count)
+        blocks = min(MOST_BLOCKS, max(1, most_words // WORDS_OF_A_BLOCK))
+        for low in range(0, len(stretches), STRETCHES):
+            part = stretches[low : low + STRETCHES]
+            told = _parameters(part, STRETCHES * STRETCH.size)
+            self._launch("sums", (blocks, len(part)), [told, c_uint64(totals.data_ptr())])
+        on_gpu = self._device.type == "cuda"
+        out = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
+        numbers = [c_uint64(totals.data_ptr()), c_uint64(out.data_ptr()), c_uint32(count)]
+        self._launch("bring", (-(-count // THREADS), 1), numbers)
+        event = None
+        if on_gpu:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._latest.append(out)
+        return Brought(out, event)
 
-    def lay(self, kernel: str, boxes: NDArray[np.void], tiles: int) -> None:
-        """Begin to lay boxes, which are of WHOLE and have so many tiles, by a kernel "whole_..." or "lay_..."."""
-        told = self._told(boxes)
-        self._launch(kernel, (tiles, 1), [c_uint64(told.data_ptr()), c_uint32(len(boxes))])
+    def lay(self, kernel: str, boxes: Sequence[bytes], tiles: int) -> None:
+        """Begin to lay at most WHOLES boxes, which are of WHOLE and have so many tiles: "whole_..." or "lay_..."."""
+        self._launch(kernel, (tiles, 1), [_parameters(boxes, WHOLES * WHOLE.size), c_uint32(len(boxes))])
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
@@ -140,10 +146,13 @@ class Kernels:
         blocks = -(-box.numel() // (8 if words.vector else 1) // THREADS)
         self._launch(f"quantise_{dtype}", (max(1, min(1 << 16, blocks)), 1), [words])
 
-    def _told(self, structs: NDArray[np.void]) -> Tensor:
-        """Return them where a kernel on the current stream reads them."""
-        given = torch.from_numpy(structs.view(np.uint8))
-        return (given.pin_memory() if self._device.type == "cuda" else given).to(self._device, non_blocking=True)
+    def _totals(self, count: int) -> Tensor:
+        """Return zeros of this thread, which has one stream: who adds to them leaves zeros behind."""
+        held: Tensor | None = getattr(self._threads, "totals", None)
+        if held is None or held.numel() < count:
+            held = torch.zeros(max(count, LEAST_TOTALS), dtype=torch.int64, device=self._device)
+            self._threads.totals = held
+        return held
 
 
 class _Loaded:
@@ -167,6 +176,11 @@ class _Loaded:
             self._functions[name] = found
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
+
+
+def _parameters(structs: Sequence[bytes], length: int) -> ctypes.Array[ctypes.c_char]:
+    """Return structs that a kernel takes by value."""
+    return ctypes.create_string_buffer(b"".join(structs), length)
 
 
 def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scales: int, out: Tensor) -> Matrices:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,8 +60,8 @@ class KernelSums:
     def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
         self._kernels = kernels
         self._gathered = gathered
-        self._stretches: list[tuple[int, int, int, int, int]] = []  # address, words, place, which checksum, tail
-        self._lies: list[Lies] = []
+        self._stretches: list[bytes] = []
+        self._most_words = 0
         self._lengths: list[int] = []
         self._kept: list[Tensor] = []
         self._totals: Brought | None = None
@@ -78,23 +77,21 @@ class KernelSums:
                 kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
                 address = kept.data_ptr()
                 told = _in_one_run(length, address % 16)
+            strides, sizes, run_words, vector = told
+            words, tail = divmod(length, 4)
             self._kept.append(kept)
-            self._lies.append(told)
-            self._stretches.append((address, length // 4, place, len(self._lengths), length % 4))
+            self._stretches.append(
+                STRETCH.pack(address, words, place, *strides, *sizes, run_words, len(self._lengths), tail, vector)
+            )
+            self._most_words = max(self._most_words, words)
             place += -(-length // 4)
             whole += length
         self._lengths.append(whole)
 
     def begin(self) -> None:
         """Launch, and let what it finds come to the host."""
-        if not self._lengths:
-            return
-        told = np.zeros(len(self._stretches), STRETCH)
-        columns = zip(("address", "words", "place", "sum", "tail"), zip(*self._stretches, strict=True), strict=True)
-        shapes = zip(("stride", "size", "run_words", "vector"), zip(*self._lies, strict=True), strict=True)
-        for name, column in (*columns, *shapes):
-            told[name] = column
-        self._totals = self._kernels.sums(told, len(self._lengths))
+        if self._lengths:
+            self._totals = self._kernels.sums(self._stretches, self._most_words, len(self._lengths))
 
     def result(self) -> list[int]:
         """Wait for them."""
