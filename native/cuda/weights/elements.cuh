@@ -2,6 +2,7 @@
 // The same bits as asyncfabric/weights/arithmetic.py and asyncfabric/weights/commit/word_sums.py, which say why.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -46,6 +47,7 @@ struct Bfloat16 {
   using Bits = uint16_t;
   static constexpr uint32_t kSign = 0x8000u;
   static AF_DEVICE float value(uint32_t bits) { return float_of(bits << 16); }
+  static AF_DEVICE float size(uint32_t bits) { return fabsf(value(bits)); }
 };
 
 struct Float16 {
@@ -60,12 +62,16 @@ struct Float16 {
     const float tiny = static_cast<float>(size) * (1.0f / 16777216.0f);  // steps of 2**-24: exact
     return float_of(sign | bits_of(tiny));
   }
+  static AF_DEVICE float size(uint32_t bits) {                        // of a finite number
+    return float_of((bits & 0x7FFFu) << 13) * 5.192296858534828e33f;  // 2**112: exact
+  }
 };
 
 struct Float32 {
   using Bits = uint32_t;
   static constexpr uint32_t kSign = 0x80000000u;
   static AF_DEVICE float value(uint32_t bits) { return float_of(bits); }
+  static AF_DEVICE float size(uint32_t bits) { return fabsf(value(bits)); }
 };
 
 AF_DEVICE bool is_nan(float value) { return (bits_of(value) & 0x7FFFFFFFu) > 0x7F800000u; }

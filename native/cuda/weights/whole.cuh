@@ -120,20 +120,21 @@ AF_DEVICE float scale_of(float most) {
   return scale < kSmallestScale ? kSmallestScale : scale;
 }
 
-// Float8 of eight numbers, whose signs are elsewhere. `factor` is 2**-120 divided by the scale: the exponents of the products are
+// Float8 of four or eight numbers, whose signs are elsewhere. `factor` is 2**-120 divided by the scale: the exponents of the products are
 // those of float8, so 20 bits are cut off. False when a product is within 16 steps of the middle between two: then only the
 // quotient tells.
+template <uint32_t kEach>
 AF_DEVICE bool quick(const float* numbers, float factor, uint32_t* codes) {
   bool clear = true;
-  uint32_t shifted[8];
+  uint32_t shifted[kEach];
 #pragma unroll
-  for (int number = 0; number < 8; ++number) {
+  for (uint32_t number = 0; number < kEach; ++number) {
     const uint32_t rounded = bits_of(numbers[number] * factor) + 0x80010u;
     clear = clear && (rounded & 0xFFFE0u) != 0;
     shifted[number] = rounded << 4;
   }
 #pragma unroll
-  for (int word = 0; word < 2; ++word) {
+  for (uint32_t word = 0; word < kEach / 4; ++word) {
     const uint32_t* four = shifted + 4 * word;
     codes[word] = picked(picked(four[0], four[1], 0x0073), picked(four[2], four[3], 0x0073), 0x5410);
   }
@@ -155,43 +156,49 @@ AF_DEVICE void write(const Whole& box, const Spot& spot, uint32_t thread, const 
   }
   const uint32_t row = thread / Held<Form>::kAcross;
   const uint32_t column = thread % Held<Form>::kAcross * kEach;
-  uint8_t* out = reinterpret_cast<uint8_t*>(box.out) + spot.lead * box.out_strides[0] +
-                 static_cast<uint64_t>(spot.block_row) * kBlock * box.out_strides[1] +
-                 static_cast<uint64_t>(spot.block_column) * kBlock * box.out_strides[2] + column;
+  const uint32_t top = spot.block_row * kBlock;
+  const uint32_t left = spot.block_column * kBlock;
+  if (left + column >= box.columns) return;
+  const uint64_t pitch = turned != nullptr ? kPitch : box.out_strides[1];
+  uint8_t* to = turned != nullptr ? turned + column
+                                  : reinterpret_cast<uint8_t*>(box.out) + spot.lead * box.out_strides[0] + top * pitch +
+                                        left + column;
+  uint32_t doubtful = 0;  // a bit for each load
 #pragma unroll
   for (uint32_t index = 0; index < Held<Form>::kLoads; ++index) {
     const uint32_t down = row + index * Held<Form>::kDown;
+    if (top + down >= box.rows) break;
     const uint32_t words[4] = {held.loaded[index].x, held.loaded[index].y, held.loaded[index].z, held.loaded[index].w};
     float numbers[8] = {};
 #pragma unroll
     for (uint32_t number = 0; number < kEach; ++number) {
-      const uint32_t bits = kEach == 4 ? words[number] : words[number / 2] >> (number % 2 * 16) & 0xFFFFu;
-      numbers[number] = fabsf(Form::value(bits));
+      numbers[number] = Form::size(kEach == 4 ? words[number] : words[number / 2] >> (number % 2 * 16) & 0xFFFFu);
     }
     uint32_t codes[2];
-    if (tame && quick(numbers, factor, codes)) {
-      if (kEach == 8) {
-        codes[0] |= picked(words[0], words[1], 0x7531) & 0x80808080u;
-        codes[1] |= picked(words[2], words[3], 0x7531) & 0x80808080u;
-      } else {
-        const uint32_t low = picked(words[0], words[1], 0x0073);
-        codes[0] |= picked(low, picked(words[2], words[3], 0x0073), 0x5410) & 0x80808080u;
-      }
+    if (!quick<kEach>(numbers, factor, codes)) doubtful |= 1u << index;
+    uint8_t* place = to + down * pitch;
+    if constexpr (kEach == 8) {
+      codes[0] |= picked(words[0], words[1], 0x7531) & 0x80808080u;
+      codes[1] |= picked(words[2], words[3], 0x7531) & 0x80808080u;
+      *reinterpret_cast<uint2*>(place) = make_uint2(codes[0], codes[1]);
     } else {
-      codes[0] = codes[1] = 0;
-      for (uint32_t number = 0; number < kEach; ++number) {
-        const uint32_t bits = kEach == 4 ? words[number] : words[number / 2] >> (number % 2 * 16) & 0xFFFFu;
-        codes[number / 4] |= quantised(Form::value(bits), scale) << (number % 4 * 8);
-      }
+      const uint32_t low = picked(words[0], words[1], 0x0073);
+      codes[0] |= picked(low, picked(words[2], words[3], 0x0073), 0x5410) & 0x80808080u;
+      *reinterpret_cast<uint32_t*>(place) = codes[0];
     }
-    const bool inside = spot.block_row * kBlock + down < box.rows && spot.block_column * kBlock + column < box.columns;
-    uint8_t* place = turned != nullptr ? turned + down * kPitch + column : out + down * box.out_strides[1];
-    if (inside || turned != nullptr) {
-      if constexpr (kEach == 8) {
-        *reinterpret_cast<uint2*>(place) = make_uint2(codes[0], codes[1]);
-      } else {
-        *reinterpret_cast<uint32_t*>(place) = codes[0];
-      }
+  }
+  if (!tame) doubtful = (1u << Held<Form>::kLoads) - 1;
+  if (doubtful == 0) return;
+  // Seldom: read once more, and divided. Kept apart, so that what is always done fits the cache of instructions.
+  const Bits* source = reinterpret_cast<const Bits*>(box.source) + spot.lead * box.lead_stride + left + column;
+#pragma unroll 1
+  for (uint32_t index = 0; index < Held<Form>::kLoads; ++index) {
+    const uint32_t down = row + index * Held<Form>::kDown;
+    if ((doubtful >> index & 1u) == 0 || top + down >= box.rows) continue;
+#pragma unroll 1
+    for (uint32_t number = 0; number < kEach; ++number) {
+      const uint32_t bits = source[(top + down) * box.row_stride + number];
+      to[down * pitch + number] = static_cast<uint8_t>(quantised(Form::value(bits), scale));
     }
   }
 }
