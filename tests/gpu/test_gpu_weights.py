@@ -160,6 +160,8 @@ def test_large_matrices(tmp_path: Path, far: int, where: str, to: str, block: in
 
 
 def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     async def body() -> None:
         async with gpu_scene(small_plan(), random_shard, tmp_path / "log", far) as (scene, refresh):
             before = await scene.begin()
@@ -167,11 +169,12 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
             victim = scene.replicas["b/1"]
             right = Intake._right
 
-            def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
                 assert kind == "words"
                 if self._copy in victim._copies:
                     self._copy.memory[self._places.places(rows[0])[0]] ^= 0x10
-                return right(self, rows, sums, kind)
+                    torch.cuda.synchronize(far)
+                return await right(self, rows, sums, kind)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):

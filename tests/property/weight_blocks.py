@@ -51,11 +51,13 @@ def check_whole_blocks(
             host.convert(expected, sizes, axes, shard, kind, maxima, start, start)
             how = device.told(bits, kind, sizes, axes, scale_order)
             assert how is not None
-            found, told = (put(np.full(length, 0x55, np.uint8)) for length in (shard.size, scales.size * 4))
-            device.lay([Told(how, found, told)])
+            memory = put(np.full(64 + shard.size + scales.size * 4, 0x55, np.uint8))
+            device.lay([Told(how, memory, 64, 64 + shard.size)])
             device.finish()
-            assert np.array_equal(take(told).view("<f4"), np.ascontiguousarray(scales).reshape(-1), equal_nan=True)
-            assert np.array_equal(take(found), expected)
+            before, found, told = np.split(take(memory), [64, 64 + shard.size])
+            assert (before == 0x55).all()
+            assert np.array_equal(told.view("<f4"), np.ascontiguousarray(scales).reshape(-1), equal_nan=True)
+            assert np.array_equal(found, expected)
 
 
 def check_laid(
@@ -75,7 +77,7 @@ def check_laid(
             how = device.told(held, kind, sizes, axes, [])
             assert how is not None
             found = put(np.full(expected.size, 0x55, np.uint8))
-            device.lay([Told(how, found, None)])
+            device.lay([Told(how, found, 0, 0)])
             device.finish()
             assert np.array_equal(take(found), expected)
 

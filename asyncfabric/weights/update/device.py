@@ -80,11 +80,12 @@ class Measured(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A box that a device was told of once: how it lays it, where to, and where the scales of its blocks go, if any."""
+    """A box that a device was told of once: how it lays it, and where in a memory it and its scales begin."""
 
     how: Any
-    out: Memory
-    scales: Memory | None
+    memory: Memory
+    at: int
+    scales_at: int
 
 
 class Root(NamedTuple):

@@ -100,12 +100,10 @@ class Filler:
         """Return where a box is as it is written, once what is added to `told` is laid."""
         if box.how is not None:
             assert self.memory is not None
-            places = [stretch(self.memory, at, box.weight_bytes)]
-            if box.scale_bytes:
-                places.append(stretch(self.memory, at + box.scales_staged_at, box.scale_bytes))
-            out, *scales = (self.memory[each.at : each.at + each.lies.nbytes] for each in places)
-            told.append(Told(box.how, out, scales[0] if scales else None))
-            return places
+            scales_at = at + box.scales_staged_at
+            told.append(Told(box.how, self.memory, at, scales_at))
+            weights = stretch(self.memory, at, box.weight_bytes)
+            return [weights, stretch(self.memory, scales_at, box.scale_bytes)] if box.scale_bytes else [weights]
         parts = [self._weights(box, at, found)]
         if box.scale_bytes:
             assert self.memory is not None and found is not None

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
@@ -65,6 +64,7 @@ class _Ready:
     at: int
     filled: Filled | None = None
     done: anyio.Event = field(default_factory=anyio.Event)
+    posted: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Sending:
                         one.filled = self._filler.fill(unit, at, maxima)
                         one.done.set()
                         await ready.put(one)
-                        await anyio.lowlevel.checkpoint()  # it is posted before the next one is told to the device
+                        await one.posted.wait()  # its writes wait for no more than what was told so far
                     else:
                         await turns.acquire()
                         await ready.put(one)
@@ -182,6 +182,7 @@ class Sending:
             self._in_flight.append(one)
             for (_, receiver, run_bytes), (region, sources, targets) in self._filler.runs(unit, at).items():
                 await self._post(one, region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
+            prepared.posted.set()
             if self._coded is not None:
                 await self._coded.take(unit, self._filler.memory, at, filled.sums.result())
             await posted.put(one)

@@ -87,10 +87,11 @@ def told_box(
 def lay_boxes(kernels: Kernels, boxes: Sequence[Told]) -> None:
     """Begin to lay boxes that `told_box` told."""
     alike: dict[str, list[tuple[Part, int, int, int]]] = defaultdict(list)
-    for how, out, scales in boxes:
-        to, scales_at = out.data_ptr(), 0 if scales is None else scales.data_ptr()
-        each = how.tiles // len(how.parts)
-        alike[how.kernel] += [(part, to + part.out, scales_at + part.scales, each) for part in how.parts]
+    for how, memory, at, scales_at in boxes:
+        begin, each = memory.data_ptr(), how.tiles // len(how.parts)
+        alike[how.kernel] += [
+            (part, begin + at + part.out, begin + scales_at + part.scales, each) for part in how.parts
+        ]
     for kernel, parts in alike.items():
         for low in range(0, len(parts), WHOLES):
             told, first = [], 0

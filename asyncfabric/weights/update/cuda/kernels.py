@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
+from functools import cache
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -86,7 +87,7 @@ class Kernels:
         self._latest: deque[Tensor] = deque(
             maxlen=LATEST
         )  # of updates that were given up too: a launch may still write
-        self._launch: Launch = launch or _Loaded(open_driver(), device)
+        self._launch: Launch = launch or _loaded(device)
 
     def sums(self, stretches: Sequence[bytes], most_words: int, count: int) -> Brought:
         """Begin checksums.
@@ -153,6 +154,12 @@ class Kernels:
             held = torch.zeros(max(count, LEAST_TOTALS), dtype=torch.int64, device=self._device)
             self._threads.totals = held
         return held
+
+
+@cache
+def _loaded(device: torch.device) -> Launch:
+    """Return the kernels of a device: the driver takes seconds to compile them, so once for a process."""
+    return _Loaded(open_driver(), device)
 
 
 class _Loaded:
