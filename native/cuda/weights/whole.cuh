@@ -120,25 +120,32 @@ AF_DEVICE float scale_of(float most) {
   return scale < kSmallestScale ? kSmallestScale : scale;
 }
 
-// Float8 of four or eight numbers, whose signs are elsewhere. `factor` is 2**-120 divided by the scale: the exponents of the products are
-// those of float8, so 20 bits are cut off. False when a product is within 16 steps of the middle between two: then only the
-// quotient tells.
+// Float8 of four or eight numbers without signs, by the reciprocal of their scale. The quotient is corrected twice by what is
+// left of the number, so it is the one that a division gives (P. Markstein, IA-64 and Elementary Functions, 2000, theorem 8.3):
+// nearest to even, as long as nothing that is left vanishes, and the scale's digits are not all ones.
 template <uint32_t kEach>
-AF_DEVICE bool quick(const float* numbers, float factor, uint32_t* codes) {
-  bool clear = true;
+AF_DEVICE void codes_of(const float* numbers, float scale, float reciprocal, uint32_t* codes) {
   uint32_t shifted[kEach];
 #pragma unroll
   for (uint32_t number = 0; number < kEach; ++number) {
-    const uint32_t rounded = bits_of(numbers[number] * factor) + 0x80010u;
-    clear = clear && (rounded & 0xFFFE0u) != 0;
-    shifted[number] = rounded << 4;
+    float quotient = numbers[number] * reciprocal;
+    quotient = fmaf(fmaf(-quotient, scale, numbers[number]), reciprocal, quotient);
+    quotient = fmaf(fmaf(-quotient, scale, numbers[number]), reciprocal, quotient);
+    const uint32_t bits = bits_of(quotient);
+    const uint32_t normal = (bits + 0x7FFFFu + (bits >> 20 & 1u)) - (120u << 23);
+    const uint32_t tiny = bits_of(quotient + 16384.0f) << 20;  // steps of 2**-9, as float8 has them below 2**-6
+    shifted[number] = (bits >= 0x3C800000u ? normal : tiny) << 4;
   }
 #pragma unroll
   for (uint32_t word = 0; word < kEach / 4; ++word) {
     const uint32_t* four = shifted + 4 * word;
     codes[word] = picked(picked(four[0], four[1], 0x0073), picked(four[2], four[3], 0x0073), 0x5410);
   }
-  return clear;
+}
+
+// Whether `codes_of` is right for a block.
+AF_DEVICE bool tame(float largest, float scale) {
+  return bits_of(largest) < 0x7F800000u && scale >= 0x1p-80f && scale <= 0x1p80f && (~bits_of(scale) & 0x7FFFFFu) != 0;
 }
 
 template <typename Form>
@@ -148,8 +155,8 @@ AF_DEVICE void write(const Whole& box, const Spot& spot, uint32_t thread, const 
   constexpr uint32_t kEach = Held<Form>::kEach;
   const float largest = Form::value(most);
   const float scale = scale_of(largest);
-  const bool tame = (bits_of(largest) & 0x7FFFFFFFu) < 0x7F800000u && scale <= 64.0f;
-  const float factor = divided(float_of(7u << 23), scale);
+  const bool easy = tame(largest, scale);
+  const float reciprocal = divided(1.0f, scale);
   if (thread == 0) {
     reinterpret_cast<float*>(box.scales)[spot.lead * box.scale_strides[0] + spot.block_row * box.scale_strides[1] +
                                          spot.block_column * box.scale_strides[2]] = scale;
@@ -163,7 +170,18 @@ AF_DEVICE void write(const Whole& box, const Spot& spot, uint32_t thread, const 
   uint8_t* to = turned != nullptr ? turned + column
                                   : reinterpret_cast<uint8_t*>(box.out) + spot.lead * box.out_strides[0] + top * pitch +
                                         left + column;
-  uint32_t doubtful = 0;  // a bit for each load
+  if (!easy) {  // seldom, so short rather than fast: what is always done fits the cache of instructions
+    const Bits* source = reinterpret_cast<const Bits*>(box.source) + spot.lead * box.lead_stride + left + column;
+#pragma unroll 1
+    for (uint32_t down = row; down < kBlock && top + down < box.rows; down += Held<Form>::kDown) {
+#pragma unroll 1
+      for (uint32_t number = 0; number < kEach; ++number) {
+        const uint32_t bits = source[(top + down) * box.row_stride + number];
+        to[down * pitch + number] = static_cast<uint8_t>(quantised(Form::value(bits), scale));
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (uint32_t index = 0; index < Held<Form>::kLoads; ++index) {
     const uint32_t down = row + index * Held<Form>::kDown;
@@ -175,7 +193,7 @@ AF_DEVICE void write(const Whole& box, const Spot& spot, uint32_t thread, const 
       numbers[number] = Form::size(kEach == 4 ? words[number] : words[number / 2] >> (number % 2 * 16) & 0xFFFFu);
     }
     uint32_t codes[2];
-    if (!quick<kEach>(numbers, factor, codes)) doubtful |= 1u << index;
+    codes_of<kEach>(numbers, scale, reciprocal, codes);
     uint8_t* place = to + down * pitch;
     if constexpr (kEach == 8) {
       codes[0] |= picked(words[0], words[1], 0x7531) & 0x80808080u;
@@ -185,20 +203,6 @@ AF_DEVICE void write(const Whole& box, const Spot& spot, uint32_t thread, const 
       const uint32_t low = picked(words[0], words[1], 0x0073);
       codes[0] |= picked(low, picked(words[2], words[3], 0x0073), 0x5410) & 0x80808080u;
       *reinterpret_cast<uint32_t*>(place) = codes[0];
-    }
-  }
-  if (!tame) doubtful = (1u << Held<Form>::kLoads) - 1;
-  if (doubtful == 0) return;
-  // Seldom: read once more, and divided. Kept apart, so that what is always done fits the cache of instructions.
-  const Bits* source = reinterpret_cast<const Bits*>(box.source) + spot.lead * box.lead_stride + left + column;
-#pragma unroll 1
-  for (uint32_t index = 0; index < Held<Form>::kLoads; ++index) {
-    const uint32_t down = row + index * Held<Form>::kDown;
-    if ((doubtful >> index & 1u) == 0 || top + down >= box.rows) continue;
-#pragma unroll 1
-    for (uint32_t number = 0; number < kEach; ++number) {
-      const uint32_t bits = source[(top + down) * box.row_stride + number];
-      to[down * pitch + number] = static_cast<uint8_t>(quantised(Form::value(bits), scale));
     }
   }
 }
