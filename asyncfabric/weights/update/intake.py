@@ -48,6 +48,8 @@ class RowPlaces:
 
     def __init__(self, plan: Plan, receiver: int) -> None:
         self._plan = plan
+        self._receiver = receiver
+        self._awaited: dict[str, tuple[Ints, Ints, dict[int, int]]] = {}
         self._offsets = layout_of(plan, receiver).by_region
         self._shapes: dict[int, PieceShape] = {}
         self._lies: dict[int, list[tuple[Strided, int]]] = {}  # of rows that were checked
@@ -79,6 +81,15 @@ class RowPlaces:
         else:
             lies = self._twin((sender - self._plan.trainers) % self._plan.receivers, piece)
         return written_run_bytes(lies, shape.run_bytes)
+
+    def awaited(self, name: str) -> tuple[Ints, Ints, dict[int, int]]:
+        """Return the rows that this receiver of a replica gets, who sends each, and how many writes each makes."""
+        if name not in self._awaited:
+            rows = np.flatnonzero(self._plan.pieces.receiver[self._plan.row_piece] == self._receiver)
+            senders = self._plan.replica(name).senders[rows].astype(np.int64)
+            self._awaited[name] = (rows, senders, self.writes(rows, senders))
+        rows, senders, writes = self._awaited[name]
+        return rows, senders, dict(writes)
 
     def writes(self, rows: Ints, senders: Ints) -> dict[int, int]:
         """Return how many writes each sender makes to bring these rows."""
@@ -115,14 +126,12 @@ class RowPlaces:
 class Intake:
     """One version on its way into a copy."""
 
-    def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, receiver: int, copy: Copy) -> None:
+    def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, copy: Copy) -> None:
         """Open the counters of a version that goes into a copy; `plan` is the one with its replicas."""
         self._plan = plan
         self._places = places
         self._copy = copy
-        self.rows: Ints = np.flatnonzero(plan.pieces.receiver[plan.row_piece] == receiver)
-        self._senders: Ints = plan.replica(name).senders[self.rows].astype(np.int64)
-        self._targets: dict[int, int] = places.writes(self.rows, self._senders)
+        self.rows, self._senders, self._targets = places.awaited(name)
         self.names: dict[str, int] = {sender_name(plan, name, number): number for number in self._targets}
         self._counters: dict[int, ImmCounter] = {}
         try:
