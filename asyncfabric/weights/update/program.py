@@ -59,7 +59,7 @@ class Box:
         weight_bytes, scale_bytes: of the weights as they are written, and of the scales that this box writes.
         scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
             there.
-        how: the device lays it, many of them at once and without being told maxima; None when one by one, with maxima.
+        how: the device lays it, many at once and without being told maxima; None when one by one, with maxima.
         staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
 
@@ -143,7 +143,7 @@ class Program:
         receivers: names of those who get something.
         sent_bytes: to all of them.
         largest_staged: the most that one box stages.
-        largest_box: the most bytes that one box has, stored or written.
+        largest_box: the most bytes that a box has, stored or written, that the device does not lay at once.
     """
 
     def __init__(self, plan: Plan, rank: int, shards: Shards) -> None:
@@ -155,7 +155,7 @@ class Program:
         self.largest_staged: int = max((box.staged_bytes for box in self.boxes), default=0)
         self.largest_box: int = max(
             (prod(box.size) * max(STORED_AS[box.kind.dtype].itemsize, STORED_AS[box.kind.to].itemsize)
-             for box in self.boxes),
+             for box in self.boxes if box.how is None),
             default=0,
         )  # fmt: skip
 
