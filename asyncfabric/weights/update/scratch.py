@@ -19,8 +19,8 @@ PAGE_ENTRY_BYTES = 32
 """Of a page that is posted: source and target, here and in the engine's copy."""
 
 UNITS_STAGED, QUEUED_STAGED = 4, 6
-"""Units that the staging memory holds: one converted, one waiting, two written. Where the device queues there is room for
-more of them, if scratch allows: some is lost at the end of the ring, and nothing may wait for room."""
+"""Units that the staging memory holds: one converted, one waiting, two written. More where the device queues, if
+scratch allows: some room is lost at the end of the ring, and nothing may wait for room."""
 
 
 @dataclass(frozen=True, slots=True)
