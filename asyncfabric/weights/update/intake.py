@@ -131,7 +131,10 @@ class Intake:
         self._plan = plan
         self._places = places
         self._copy = copy
-        self.rows, self._senders, self._targets = places.awaited(name)
+        rows, senders, targets = places.awaited(name)
+        self.rows: Ints = rows
+        self._senders: Ints = senders
+        self._targets: dict[int, int] = targets
         self.names: dict[str, int] = {sender_name(plan, name, number): number for number in self._targets}
         self._counters: dict[int, ImmCounter] = {}
         try:
