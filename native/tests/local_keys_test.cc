@@ -112,6 +112,28 @@ TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
   for (const std::string& dead : old) EXPECT_EQ(writer.rail->attach(*peer, dead, &remote).code, StatusCode::kStaleKey);
 }
 
+// Who keeps a mapping of a registration knows by them whether it is still the one that a key is of.
+TEST(LocalKeys, TraitsTellRegistrationsApart) {
+  Station owner;
+  Station writer;
+  auto peer = writer.connect(owner);
+  const auto& link = *static_cast<local::PeerHandle&>(*peer).link;
+  std::vector<uint64_t> seen;
+  for (int round = 0; round < 3; ++round) {
+    Block block(4096);
+    std::string key = block.enrol(owner);
+    const auto first = attach(writer, *peer, key);
+    const auto& remote = static_cast<const local::RemoteHandle&>(*first);
+    for (const uint64_t before : seen) EXPECT_NE(before, remote.access) << "of an earlier registration of the slot";
+    ASSERT_TRUE(owner.rail->revoke_memory(*block.handle, kPatienceNs, &key).ok());
+    const auto second = attach(writer, *peer, key);
+    EXPECT_EQ(static_cast<const local::RemoteHandle&>(*second).access, remote.access) << "a new key of the same memory";
+    ASSERT_TRUE(owner.rail->release_memory(block.handle, kPatienceNs).ok());
+    EXPECT_EQ(link.board().slots[remote.slot].traits.load(), 0u) << "its end is seen";
+    seen.push_back(remote.access);
+  }
+}
+
 TEST(LocalKeys, HostileBytesAreRefused) {
   Station owner;
   Station writer(Words{{"foreign", "cma"}});

@@ -63,6 +63,10 @@ async def _serve(pipe: Connection, rail: str, device: str, length_bytes: int, fo
                 view.fill_(arguments[0])
                 torch.cuda.synchronize(rail)
                 pipe.send(True)
+            elif word == "renew":
+                await region.release()
+                region = await fabric.allocate(length_bytes, device=device)
+                pipe.send(bytes(region.key()))
             elif word == "revoke":
                 await region.revoke()
                 pipe.send(bytes(region.key()))

@@ -44,8 +44,6 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 SANITIZED = (
     ("page lists", sys.executable, "tests/gpu/sanitized_pages.py"),
     ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
-    ("MoE, nvlink", *PYTEST, "tests/gpu/test_nvlink_moe.py", "-k", "trio and halves and (plain or alignment)"),
-    ("MoE, proxied", *PYTEST, "tests/gpu/test_proxied_moe.py", "-k", "trio and halves and local and -01"),
 )
 
 

@@ -1,4 +1,4 @@
-"""A few small steps between two processes, for compute-sanitizer: `python sanitized_moe.py nvlink|proxied decode|prefill`.
+"""A few small steps between two processes, for compute-sanitizer: `sanitized_moe.py nvlink|proxied decode|prefill`.
 
 Decode is rows in parts and one block that routes; prefill is whole rows and several such blocks. Ranks are processes,
 since a tool may run the kernels of one process one after the other. Ends with 1 if a sum is wrong or a rank fails.

@@ -76,6 +76,25 @@ async def test_a_write_to_host_memory_of_the_peer(far: int) -> None:
             assert await peer.asked("bytes", 0, 16 * MIB) == expected
 
 
+async def test_a_mapping_outlives_keys_and_ends_with_its_region(far: int) -> None:
+    """Bytes land in the memory that a key is of, also when the next region has the slot and the address of the last."""
+    import torch
+
+    length = 64 * MIB
+    with Party(f"cuda:{far}", f"cuda:{far}", length) as peer:
+        async with af.open_fabric(af.FabricConfig(rails=("cuda:0",))) as fabric:
+            region = await fabric.allocate(length, device="cuda:0")
+            for number, word in enumerate(["revoke", "revoke", "renew", "revoke", "renew", "renew"]):
+                key = af.RegionKey.from_bytes(await peer.asked(word))
+                content, expected = _random(torch, length)
+                region.tensor(torch.uint8).copy_(content)
+                torch.cuda.synchronize()
+                assert await peer.asked("fill", 0xA5)
+                await fabric.write(region, key, 0, imm=peer.imm)
+                assert await peer.asked("wait", number + 1) == number + 1
+                assert await peer.asked("bytes", 0, length) == expected
+
+
 async def test_a_revoked_key_writes_nothing(far: int) -> None:
     import torch
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from weight_blocks import check_laid, check_whole_blocks
 from weight_gpus import WHERE, Tensors, gpu_scene, tensor_of
 from weight_scene import on_host, random_shard, run, small_plan
 
@@ -17,7 +18,7 @@ from asyncfabric.weights.commit.word_sums import word_sum
 from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update import open_replica
-from asyncfabric.weights.update.device import HostDevice, Stretch, device_of, stretch
+from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, device_of, stretch
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.rows import Strided
 
@@ -65,8 +66,8 @@ def test_quantised_blocks_have_the_bits_of_numpy(
     bits = tensor_of(shard, "cuda:0")
     torch.cuda.synchronize()
     with np.errstate(invalid="ignore", over="ignore"):
-        maxima = host.measure(shard, start, kind)
-        assert np.array_equal(gpu.measure(bits, start, kind), maxima, equal_nan=True)
+        maxima = host.measure([Measured(shard, start, kind)])[0]
+        assert np.array_equal(gpu.measure([Measured(bits, start, kind)])[0], maxima, equal_nan=True)
         for top, left in ((0, 0), (rows // 2, columns // 3)):
             box, begin = shard[:, top:, left:], start + np.array([0, top, left])
             axes = (0, 2, 1) if flip else (0, 1, 2)
@@ -77,6 +78,26 @@ def test_quantised_blocks_have_the_bits_of_numpy(
             gpu.convert(out, sizes, axes, bits[:, top:, left:], kind, maxima, begin, start)
             gpu.finish()
             assert np.array_equal(out.cpu().numpy(), expected)
+
+
+def put(array: Any) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array).to("cuda:0")
+    torch.cuda.synchronize()
+    return tensor
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("rows", "columns"), [(256, 512), (272, 1000), (16, 136), (384, 8), (1024, 2048)])
+def test_boxes_of_whole_blocks_have_the_bits_of_numpy(dtype: str, rows: int, columns: int) -> None:
+    check_whole_blocks(device_of("cuda:0"), dtype, rows, columns, put, lambda tensor: tensor.cpu().numpy())
+
+
+@pytest.mark.parametrize(("dtype", "to"), [*sorted(CASTS), ("bfloat16", "bfloat16"), ("float32", "float32")])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 192), (100, 68), (1024, 512)])
+def test_boxes_that_are_laid_have_the_bits_of_numpy(dtype: str, to: str, rows: int, columns: int) -> None:
+    check_laid(device_of("cuda:0"), dtype, to, rows, columns, put, lambda tensor: tensor.cpu().numpy())
 
 
 def test_word_sums_equal_those_of_numpy() -> None:
@@ -139,6 +160,8 @@ def test_large_matrices(tmp_path: Path, far: int, where: str, to: str, block: in
 
 
 def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     async def body() -> None:
         async with gpu_scene(small_plan(), random_shard, tmp_path / "log", far) as (scene, refresh):
             before = await scene.begin()
@@ -146,11 +169,14 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
             victim = scene.replicas["b/1"]
             right = Intake._right
 
-            def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
                 assert kind == "words"
                 if self._copy in victim._copies:
-                    self._copy.memory[self._places.places(rows[0])[0]] ^= 0x10
-                return right(self, rows, sums, kind)
+                    place = self._places.places(rows[0])[0]
+                    self._copy.memory[place] |= 0xFF  # what is wrong is looked at twice
+                    self._copy.memory[place] ^= 0x10
+                    torch.cuda.synchronize(far)
+                return await right(self, rows, sums, kind)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):

@@ -47,13 +47,15 @@ class Tensors:
 
 
 @asynccontextmanager
-async def gpu_scene(plan: Plan, shard: Any, log: Path, far: int, where: str = WHERE[0]) -> AsyncIterator[Any]:
+async def gpu_scene(
+    plan: Plan, shard: Any, log: Path, far: int, where: str = WHERE[0], **more: Any
+) -> AsyncIterator[Any]:  # fmt: skip
     """A scene over cuda rails, and what copies the trainers' arrays to their tensors again."""
     sender, receiver = where.split(" to ")
     tensors = Tensors(plan)
     async with open_scene(
         plan, shard, log, rail=lambda name: f"cuda:{far}" if "/" in name else "cuda:0",
         given=tensors.given if sender == "gpu" else lambda rank, held: held,
-        reads=lambda name: {"device": f"cuda:{far}" if receiver == "gpu" else "cpu"},
+        reads=lambda name: {"device": f"cuda:{far}" if receiver == "gpu" else "cpu"}, **more,
     ) as scene:  # fmt: skip
         yield scene, tensors.refresh

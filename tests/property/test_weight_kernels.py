@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
+from weight_blocks import check_laid, check_whole_blocks
 
 torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN: torch is not installed")
+from weight_processor import OnProcessor, kernels_on_processor  # noqa: E402
+
 from asyncfabric.weights.arithmetic import cast  # noqa: E402
 from asyncfabric.weights.commit.word_sums import word_sum  # noqa: E402
-from asyncfabric.weights.formats import BLOCK, STORED_AS  # noqa: E402
+from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS  # noqa: E402
 from asyncfabric.weights.plan import Kind  # noqa: E402
-from asyncfabric.weights.update.cuda import kernels  # noqa: E402
-from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
-from asyncfabric.weights.update.device import HostDevice, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, stretch  # noqa: E402
 from asyncfabric.weights.update.rows import Strided  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -26,32 +21,9 @@ MIB = 1 << 20
 INTS = {2: np.int16, 4: np.int32}
 
 
-class OnProcessor(TorchDevice):
-    """The device of GPUs in host memory, with its kernels."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        super().__init__("cpu")
-        self.launched: list[str] = []
-
-        def launch(name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
-            self.launched.append(name)
-            run = getattr(library, f"run_{name}")
-            wide = min(grid[0], 9)  # grids may have any size: small ones are quick here
-            run(*arguments, wide, grid[1]) if name == "sums" else run(ctypes.byref(arguments[0]), wide)
-
-        self._kernels = kernels.Kernels(self._device, launch)
-
-
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> OnProcessor:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("THE KERNELS OF WEIGHTS WERE NOT RUN: no c++ here")
-    made = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    source = Path(__file__).with_name("kernels_on_processor.cc")
-    flags = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
-    subprocess.run([compiler, *flags, "-o", made, source], check=True, timeout=200)
-    return OnProcessor(ctypes.CDLL(str(made)))
+    return OnProcessor(kernels_on_processor(tmp_path_factory.mktemp("kernels")))
 
 
 def test_checksums(gpu: OnProcessor) -> None:
@@ -93,8 +65,8 @@ def test_maxima_and_quantised_blocks(
     with np.errstate(invalid="ignore", over="ignore"):
         shard = floats if dtype == "float32" else cast(floats, "float32", dtype)
         bits = torch.from_numpy(shard.view(INTS[STORED_AS[dtype].itemsize]))
-        maxima = host.measure(shard, start, kind)
-        assert np.array_equal(gpu.measure(bits, start, kind), maxima, equal_nan=True)
+        maxima = host.measure([Measured(shard, start, kind)])[0]
+        assert np.array_equal(gpu.measure([Measured(bits, start, kind)])[0], maxima, equal_nan=True)
         for top, left in ((0, 0), (rows // 2, columns // 3), (rows // 2, columns // 16 * 8)):
             box, begin = shard[:, top:, left:], start + np.array([0, top, left])
             for axes in ((0, 1, 2), (0, 2, 1)):
@@ -104,3 +76,15 @@ def test_maxima_and_quantised_blocks(
                 gpu.convert(found, sizes, axes, bits[:, top:, left:], kind, maxima, begin, start)
                 assert np.array_equal(found.numpy(), expected)
     assert {f"maxima_{dtype}", f"quantise_{dtype}"} <= set(gpu.launched)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("rows", "columns"), [(256, 512), (272, 1000), (16, 136), (384, 8)])
+def test_boxes_of_whole_blocks(gpu: OnProcessor, dtype: str, rows: int, columns: int) -> None:
+    check_whole_blocks(gpu, dtype, rows, columns, torch.from_numpy, lambda tensor: tensor.numpy())
+
+
+@pytest.mark.parametrize(("dtype", "to"), [*sorted(CASTS), ("bfloat16", "bfloat16"), ("float32", "float32")])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 192), (100, 68), (4, 4)])
+def test_boxes_that_are_laid(gpu: OnProcessor, dtype: str, to: str, rows: int, columns: int) -> None:
+    check_laid(gpu, dtype, to, rows, columns, torch.from_numpy, lambda tensor: tensor.numpy())

@@ -42,8 +42,8 @@ async def aborted(scene: Scene, version: int, victim: str) -> None:
     right = Intake._right
     copies = scene.replicas[victim]._copies
 
-    def wrong(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
-        return [False] * len(rows) if self._copy in copies else right(self, rows, sums, kind)
+    async def wrong(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+        return [False] * len(rows) if self._copy in copies else await right(self, rows, sums, kind)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Intake, "_right", wrong)

@@ -22,6 +22,10 @@ pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled en
 pytestmark = pytest.mark.slow
 
 
+async def nothing_right(intake: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+    return [False] * len(rows)
+
+
 def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever byte of whatever receiver changes after it was written, the version is not decided."""
 
@@ -31,12 +35,12 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
             victim = scene.replicas["b/1"]
             right = Intake._right
 
-            def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
                 if self._copy in victim._copies:
                     place = self._places.places(rows[0])[0]
                     self._copy.memory[place] |= 0xFF
                     self._copy.memory[place] ^= 0x10
-                return right(self, rows, sums, kind)
+                return await right(self, rows, sums, kind)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*wrong bytes.*trainer-"):
@@ -95,7 +99,7 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
             await scene.update(1)
             await scene.flip(1)
             with monkeypatch.context() as patch:
-                patch.setattr(Intake, "_right", lambda self, rows, sums, kind: [False] * len(rows))
+                patch.setattr(Intake, "_right", nothing_right)
                 with pytest.raises(af.BrokenError, match="wrong bytes"):
                     await scene.update(2)
             await scene.update(3)

@@ -1,10 +1,12 @@
 """Units of boxes: how large they are by the cores of the process. Needs no build of the engine."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from asyncfabric.weights.update.device import HOST_UNIT_BYTES, LEAST_UNIT_BYTES, HostDevice
+from asyncfabric.weights.update.program import Program
 
 
 @pytest.mark.parametrize(("cores", "unit_bytes"), [(1, HOST_UNIT_BYTES), (2, HOST_UNIT_BYTES), (16, 32 << 20)])
@@ -21,3 +23,12 @@ def test_units_of_all_threads_together_stay_the_same(monkeypatch: pytest.MonkeyP
         device = HostDevice()
         assert device.unit_bytes >= LEAST_UNIT_BYTES
         assert device.fills * device.unit_bytes <= HOST_UNIT_BYTES
+
+
+def test_first_units_are_small_where_that_is_asked_for() -> None:
+    """Each may have twice of the one before, up to the most; one box alone may have more."""
+    program = Program.__new__(Program)
+    program.boxes = [SimpleNamespace(weight_bytes=size, scale_bytes=0, staged_bytes=size) for size in [10] * 20 + [90]]  # type: ignore[misc]
+    assert [len(unit.boxes) for unit in program.units(80, 10)] == [1, 2, 4, 8, 5, 1]
+    assert [len(unit.boxes) for unit in program.units(80)] == [8, 8, 4, 1]
+    assert [len(unit.boxes) for unit in program.units(80, 1000)] == [8, 8, 4, 1]

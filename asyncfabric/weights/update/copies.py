@@ -34,6 +34,7 @@ class Copy:
         self.memory: Memory = device.memory_of(region)
         self.tensors: dict[str, Memory] = layout.views(self.memory)
         self.version: int = 0
+        self._known = False  # whether somebody has a key that may write
         self._lent = 0
         self._returned = Notice()
 
@@ -46,14 +47,17 @@ class Copy:
             await self._returned.wait()
         self.version = 0
         await self.close()
+        self._known = True
         return self.region.key("write")
 
     async def close(self) -> None:
-        """Take back every key; returns when no write can land any more.
+        """Take back every key, if any was told since the last time; returns when no write can land any more.
 
         Cancellation: the revocation goes on.
         """
-        await self.region.revoke()
+        if self._known:
+            await self.region.revoke()
+            self._known = False
 
     @contextmanager
     def lend(self) -> Iterator[None]:

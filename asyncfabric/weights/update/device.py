@@ -7,8 +7,10 @@ GPUs is in `cuda` beside this file, and is imported when the first GPU is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -60,9 +62,30 @@ class Sums(Protocol):
         """Begin one over some stretches, one after the other; they stay as they are until `result`."""
         ...
 
-    def result(self) -> list[int]:
-        """Return all of them, in order."""
+    def begin(self) -> None:
+        """Begin what was added."""
         ...
+
+    def result(self) -> list[int]:
+        """Return all of them, in order, once they have been worked out; on any thread."""
+        ...
+
+
+class Measured(NamedTuple):
+    """A shard whose blocks are measured: its elements, where it begins in the parameter, its types."""
+
+    elements: Elements
+    start: Ints
+    kind: Kind
+
+
+class Told(NamedTuple):
+    """A box that a device was told of once: how it lays it, and where in a memory it and its scales begin."""
+
+    how: Any
+    memory: Memory
+    at: int
+    scales_at: int
 
 
 class Root(NamedTuple):
@@ -87,12 +110,16 @@ class Device(Protocol):
         checksum: the kind that it does quickest; it can do all.
         fills: units that are converted at once.
         checks: batches of rows that are hashed at once.
+        measures: shards that are measured at once.
+        queues: what is begun goes on by itself, and writes wait for it on the device: no thread has to.
     """
 
     name: str
     checksum: ChecksumKind
     fills: int
     checks: int
+    measures: int
+    queues: bool
 
     @property
     def unit_bytes(self) -> int:
@@ -122,8 +149,8 @@ class Device(Protocol):
         """Return what waits, on any thread, for what the calling thread has begun on the device; None for nothing."""
         ...
 
-    def measure(self, shard: Elements, start: Ints, kind: Kind) -> Floats:
-        """Return the maxima of blocks, in host memory; as `tiles.measure`."""
+    def measure(self, shards: Sequence[Measured]) -> list[Floats]:
+        """Return the maxima of blocks of some shards, in host memory; as `tiles.measure`."""
         ...
 
     def convert(
@@ -137,6 +164,20 @@ class Device(Protocol):
         """
         ...
 
+    def told(
+        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> Any:
+        """Return how it lays a box, many of them at once and without being told maxima; None if it cannot.
+
+        A box that is quantised holds all of its blocks. `sizes` and `axes` are as in `convert`; the scales lie in the
+        order of `scale_axes`, outermost first.
+        """
+        ...
+
+    def lay(self, boxes: Sequence[Told]) -> None:
+        """Do as `convert` does, for boxes that `told` said it can; writes their scales too, as `scales_of`."""
+        ...
+
     def put(self, out: Memory, data: np.ndarray) -> None:
         """Copy bytes of the host."""
         ...
@@ -147,6 +188,22 @@ class Device(Protocol):
 
     def sums(self, kind: ChecksumKind) -> Sums:
         """Return what works out checksums."""
+        ...
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return what a thread holds while it begins many things: each of them costs less then."""
+        ...
+
+    def after(self) -> object:
+        """Return what a write waits for, so that what this thread began is done before; None for nothing."""
+        ...
+
+    def mark(self) -> Any:
+        """Return a moment: when what this thread began so far is done."""
+        ...
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Return the seconds between two moments that have passed."""
         ...
 
     def finish(self) -> None:
@@ -168,6 +225,9 @@ class HostSums:
         else:
             self._found.append(checksum(piece for memory, lies, at in parts for piece in lies.parts(memory, at)))
 
+    def begin(self) -> None:
+        """They are worked out already."""
+
     def result(self) -> list[int]:
         """Return them."""
         return self._found
@@ -178,6 +238,8 @@ class HostDevice:
 
     name: str = HOST
     checksum: ChecksumKind = "xxh3"
+    measures: int = 1
+    queues: bool = False
 
     def __init__(self) -> None:
         """Have as many threads for units and for batches as the cores of this process are good for."""
@@ -221,9 +283,9 @@ class HostDevice:
         """Nothing is ever under way."""
         return None
 
-    def measure(self, shard: Elements, start: Ints, kind: Kind) -> Floats:
+    def measure(self, shards: Sequence[Measured]) -> list[Floats]:
         """Return the maxima of blocks."""
-        return measure(shard, start, kind)
+        return [measure(*one) for one in shards]
 
     def convert(
         self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
@@ -232,6 +294,16 @@ class HostDevice:
         """Convert tile by tile."""
         target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
         convert_into(target, box, kind, maxima, start, origin)
+
+    def told(
+        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> Any:
+        """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""
+        return None
+
+    def lay(self, boxes: Sequence[Told]) -> None:
+        """Nobody asks for it."""
+        raise NotImplementedError("boxes in host memory are converted one by one")
 
     def put(self, out: Memory, data: np.ndarray) -> None:
         """Copy bytes."""
@@ -244,6 +316,22 @@ class HostDevice:
     def sums(self, kind: ChecksumKind) -> Sums:
         """Return what works out checksums."""
         return HostSums(kind)
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return nothing to hold."""
+        return nullcontext()
+
+    def after(self) -> object:
+        """Nothing is ever under way."""
+        return None
+
+    def mark(self) -> float:
+        """Return the time."""
+        return monotonic()
+
+    def seconds(self, first: float, second: float) -> float:
+        """Return what lies between two times."""
+        return second - first
 
     def finish(self) -> None:
         """Nothing is ever under way."""

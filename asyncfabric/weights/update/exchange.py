@@ -7,7 +7,7 @@ that wait for each other's maxima cannot wait for ever.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.maxima import shares
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.device import Measured
 from asyncfabric.weights.update.messages import Maxima
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
@@ -88,6 +89,7 @@ class Exchange:
             self._gives[key], self._takes[key] = gives, takes
         order = list(dict.fromkeys(key for key in sent if key in self._gives))
         self._order = order + [key for key in mine if key not in wanted and self._gives[key]]
+        self._batches = list(self._batched())
 
     @property
     def needed(self) -> bool:
@@ -109,15 +111,15 @@ class Exchange:
 
         Cancellation: between two shards.
         """
-        for key in self._order:
-            found = await in_thread(self._measured, self._plan.parameters[key[0]], key)
-            self._found[key] = found
-            for to, parts in self._gives[key].items():
-                values = np.concatenate([found[part.where].reshape(-1) for part in parts])
-                await tell(to, Maxima(self._version, key[0], key[1], values.astype("<f4").tobytes()))
-            for source, message in self._waiting.pop(key, ()):
-                self._learn(source, key, message)
-            self._changed.tell()
+        for keys in self._batches:
+            for key, found in zip(keys, await in_thread(self._measured, keys), strict=True):
+                self._found[key] = found
+                for to, parts in self._gives[key].items():
+                    values = np.concatenate([found[part.where].reshape(-1) for part in parts])
+                    await tell(to, Maxima(self._version, key[0], key[1], values.astype("<f4").tobytes()))
+                for source, message in self._waiting.pop(key, ()):
+                    self._learn(source, key, message)
+                self._changed.tell()
 
     def take(self, source: int, message: Maxima) -> None:
         """Take what another trainer tells.
@@ -151,11 +153,30 @@ class Exchange:
         """Return who still has to tell maxima, for messages."""
         return sorted({f"trainer-{rank}" for ranks in self._missing.values() for rank in ranks})
 
-    def _measured(self, name: str, key: Key) -> Floats:
-        shape = self._shards.shapes[name]
-        kind, origin = self._plan.kinds[key[1]], self._origins[key]
-        shard = self._shards.box(name, (0,) * len(shape), shape)
-        return self._shards.device.measure(shard, origin, kind)
+    def _batched(self) -> Iterator[list[Key]]:
+        """Yield what is measured in one go: ever more, so that the first is soon there; what is brought, one by one."""
+        batch: list[Key] = []
+        most = 1
+        for key in self._order:
+            brought = self._shards.place(self._plan.parameters[key[0]]) is None
+            if batch and (brought or len(batch) == most):
+                yield batch
+                batch, most = [], min(2 * most, self._shards.device.measures)
+            if brought:
+                yield [key]
+            else:
+                batch.append(key)
+        if batch:
+            yield batch
+
+    def _measured(self, keys: list[Key]) -> list[Floats]:
+        found = []
+        for key in keys:
+            name = self._plan.parameters[key[0]]
+            shape = self._shards.shapes[name]
+            shard = self._shards.box(name, (0,) * len(shape), shape)
+            found.append(Measured(shard, self._origins[key], self._plan.kinds[key[1]]))
+        return self._shards.device.measure(found)
 
     def _learn(self, source: int, key: Key, message: Maxima) -> None:
         parts = self._takes[key][source]

@@ -1,12 +1,13 @@
 """Filling: a unit's boxes converted into the staging memory, hashed, and said as runs to write.
 
-`fill` is for a worker thread and lets go of the GIL; everything else is of the event loop's thread.
+In host memory `fill` is for a worker thread and lets go of the GIL. On a GPU it only tells the device what to do, so
+the event loop's thread does that, but for shards that are brought.
 """
 
 from __future__ import annotations
 
-from threading import Lock
-from time import monotonic
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Device, Memory, Stretch, stretch
+from asyncfabric.weights.update.device import Device, Memory, Stretch, Sums, Told, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
@@ -25,51 +26,91 @@ Runs = tuple[Region, list[Ints], list[Ints]]
 """Of equal length: where they lie, where they begin there, where they go."""
 
 
+class Filled(NamedTuple):
+    """A unit that is as it is written, or will be once its device has done what was begun.
+
+    Attributes:
+        sums: the checksum of each box, in time.
+        after: what writes of it wait for.
+        marks: moments between converting and hashing, in turns.
+    """
+
+    sums: Sums
+    after: object
+    marks: list[Any]
+
+
 class Filler:
     """Fills the staging memory of one trainer for one version.
 
     Attributes:
         device: of the shards and of the staging memory.
         memory: the staging memory, None when nothing is staged.
-        convert_s, checksum_s: seconds spent so far, by all threads together.
     """
 
     def __init__(self, shards: Shards, staging: Staging | None, kind: ChecksumKind) -> None:
         """Read shards; `staging` is None when nothing is converted."""
         self.device: Device = shards.device
-        self._kind: ChecksumKind = kind
         self.memory: Memory | None = None if staging is None else self.device.memory_of(staging.region)
-        self.convert_s: float = 0.0
-        self.checksum_s: float = 0.0
-        self._lock = Lock()
+        self._kind: ChecksumKind = kind
         self._shards = shards
         self._staging = staging
 
-    def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> list[int]:
-        """Convert and stage a unit at `at`; returns the checksum of each box. For a worker thread."""
-        sums = self.device.sums(self._kind)
-        convert_s = checksum_s = 0.0
-        for box, found in zip(unit.boxes, maxima, strict=True):
-            begin = monotonic()
-            parts = [self._weights(box, at, found)]
-            if box.scale_bytes:
-                assert self.memory is not None and found is not None
-                scales_at = at + box.scales_staged_at
-                self.device.put(self.memory[scales_at : scales_at + box.scale_bytes], _scales(box, *found))
-                parts.append(stretch(self.memory, scales_at, box.scale_bytes))
-            middle = monotonic()
-            sums.add(parts)
-            at += box.staged_bytes
-            convert_s += middle - begin
-            checksum_s += monotonic() - middle
-        begin = monotonic()
+    def quick(self, unit: Unit) -> bool:
+        """Return whether filling it is but a few words to the device, which nobody needs a thread for."""
+        return self.device.queues and all(self._shards.place(box.parameter) is not None for box in unit.boxes)
+
+    def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> Filled:
+        """Convert and stage a unit at `at`, and hash it."""
+        device, sums = self.device, self.device.sums(self._kind)
+        with device.working():
+            marks = [device.mark()]
+            filled = []
+            told: list[Told] = []
+            for box, found in zip(unit.boxes, maxima, strict=True):
+                parts = self._parts(box, at, found, told)
+                at += box.staged_bytes
+                if device.queues:
+                    filled.append(parts)
+                    continue
+                marks.append(device.mark())  # hashed at once, while it is in the cache
+                sums.add(parts)
+                marks.append(device.mark())
+            if device.queues:
+                device.lay(told)
+                marks.append(device.mark())
+                for parts in filled:
+                    sums.add(parts)
+                sums.begin()
+                marks.append(device.mark())
+        return Filled(sums, device.after() if unit.staged_bytes else None, marks)
+
+    def fill_here(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> Filled:
+        """Do the same on a worker thread, and wait until it is done."""
+        filled = self.fill(unit, at, maxima)
         self.device.finish()
-        middle = monotonic()
-        result = sums.result()
-        with self._lock:
-            self.convert_s += convert_s + middle - begin
-            self.checksum_s += checksum_s + monotonic() - middle
-        return result
+        return filled
+
+    def seconds(self, filled: Filled) -> tuple[float, float]:
+        """Return how long a unit was converted and hashed, once it is."""
+        steps = [self.device.seconds(*pair) for pair in pairwise(filled.marks)]
+        return sum(steps[::2]), sum(steps[1::2])
+
+    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, told: list[Told]) -> list[Stretch]:
+        """Return where a box is as it is written, once what is added to `told` is laid."""
+        if box.how is not None:
+            assert self.memory is not None
+            scales_at = at + box.scales_staged_at
+            told.append(Told(box.how, self.memory, at, scales_at))
+            weights = stretch(self.memory, at, box.weight_bytes)
+            return [weights, stretch(self.memory, scales_at, box.scale_bytes)] if box.scale_bytes else [weights]
+        parts = [self._weights(box, at, found)]
+        if box.scale_bytes:
+            assert self.memory is not None and found is not None
+            scales_at = at + box.scales_staged_at
+            self.device.put(self.memory[scales_at : scales_at + box.scale_bytes], _scales(box, *found))
+            parts.append(stretch(self.memory, scales_at, box.scale_bytes))
+        return parts
 
     def _weights(self, box: Box, at: int, found: tuple[Floats, Ints] | None) -> Stretch:
         """Return where the weights of a box are once they are as they are written."""

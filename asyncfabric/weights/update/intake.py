@@ -18,7 +18,7 @@ from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.copies import Copy
-from asyncfabric.weights.update.device import Memory, Stretch
+from asyncfabric.weights.update.device import Memory, Stretch, Sums
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.messages import Written
@@ -48,8 +48,11 @@ class RowPlaces:
 
     def __init__(self, plan: Plan, receiver: int) -> None:
         self._plan = plan
+        self._receiver = receiver
+        self._awaited: dict[str, tuple[Ints, Ints, dict[int, int]]] = {}
         self._offsets = layout_of(plan, receiver).by_region
         self._shapes: dict[int, PieceShape] = {}
+        self._lies: dict[int, list[tuple[Strided, int]]] = {}  # of rows that were checked
 
     def shape(self, row: int) -> PieceShape:
         """Return how a row lies there."""
@@ -79,6 +82,15 @@ class RowPlaces:
             lies = self._twin((sender - self._plan.trainers) % self._plan.receivers, piece)
         return written_run_bytes(lies, shape.run_bytes)
 
+    def awaited(self, name: str) -> tuple[Ints, Ints, dict[int, int]]:
+        """Return the rows that this receiver of a replica gets, who sends each, and how many writes each makes."""
+        if name not in self._awaited:
+            rows = np.flatnonzero(self._plan.pieces.receiver[self._plan.row_piece] == self._receiver)
+            senders = self._plan.replica(name).senders[rows].astype(np.int64)
+            self._awaited[name] = (rows, senders, self.writes(rows, senders))
+        rows, senders, writes = self._awaited[name]
+        return rows, senders, dict(writes)
+
     def writes(self, rows: Ints, senders: Ints) -> dict[int, int]:
         """Return how many writes each sender makes to bring these rows."""
         found: dict[int, int] = dict.fromkeys(np.unique(senders).tolist(), 0)
@@ -101,24 +113,28 @@ class RowPlaces:
 
     def stretches(self, memory: Memory, row: int) -> list[Stretch]:
         """Return what a checksum of the row is over: weights, and scales if there are any."""
-        shape, (weights_at, scales_at) = self.shape(row), self.places(row)
-        found = [Stretch(memory, shape.weights, weights_at)]
-        if shape.scales is not None:
-            found.append(Stretch(memory, shape.scales, scales_at))
-        return found
+        lies = self._lies.get(row)
+        if lies is None:
+            shape, (weights_at, scales_at) = self.shape(row), self.places(row)
+            lies = [(shape.weights, weights_at)]
+            if shape.scales is not None:
+                lies.append((shape.scales, scales_at))
+            self._lies[row] = lies
+        return [Stretch(memory, *each) for each in lies]
 
 
 class Intake:
     """One version on its way into a copy."""
 
-    def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, receiver: int, copy: Copy) -> None:
+    def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, copy: Copy) -> None:
         """Open the counters of a version that goes into a copy; `plan` is the one with its replicas."""
         self._plan = plan
         self._places = places
         self._copy = copy
-        self.rows: Ints = np.flatnonzero(plan.pieces.receiver[plan.row_piece] == receiver)
-        self._senders: Ints = plan.replica(name).senders[self.rows].astype(np.int64)
-        self._targets: dict[int, int] = places.writes(self.rows, self._senders)
+        rows, senders, targets = places.awaited(name)
+        self.rows: Ints = rows
+        self._senders: Ints = senders
+        self._targets: dict[int, int] = targets
         self.names: dict[str, int] = {sender_name(plan, name, number): number for number in self._targets}
         self._counters: dict[int, ImmCounter] = {}
         try:
@@ -130,6 +146,7 @@ class Intake:
         self._told = np.zeros(len(self.rows), bool)
         self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
         self._line: Line[Columns] = Line()
+        self._all_told = anyio.Event()
 
     def imm(self, sender: str) -> int:
         """Return the counter for what a sender writes."""
@@ -161,8 +178,7 @@ class Intake:
             for number, writes in self._places.writes(rows, self._senders[at]).items():
                 self._targets[number] -= writes
         self._line.put_nowait((rows.tolist(), sums.tolist(), message.checksum))
-        if self._told.all():
-            self._line.close()
+        self._end_line()
 
     def check(self, sender: str, version: int, rows: Ints, sums: NDArray[np.uint64]) -> Ints:
         """Return which of `self.rows` these are.
@@ -187,19 +203,30 @@ class Intake:
 
         Cancellation: at once; the caller takes back the keys.
         """
-        if self._told.all():
-            self._line.close()
-        await self._check_all(verified)
-        for number, target in self._targets.items():  # what came decoded is not in them any more
-            await self._counters[number].wait(target)
-        await self._copy.close()  # what is checked now stays as it is
+        self._end_line()
+        with unwrapped():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._check_all, verified)
+                tasks.start_soon(self._shut)
         for kind, doubtful in self._doubtful.items():
             rows, sums = list(doubtful), list(doubtful.values())
-            right = await in_thread(self._right, rows, sums, kind)
+            right = await self._right(rows, sums, kind)
             wrong = [row for row, good in zip(rows, right, strict=True) if not good]
             if wrong:
                 raise BrokenError(self._describe(wrong), remedy="publish again; if it repeats, check memory and links")
             await verified(rows, sums, kind)
+
+    def _end_line(self) -> None:
+        if self._told.all():
+            self._line.close()
+            self._all_told.set()
+
+    async def _shut(self) -> None:
+        """Return when all writes have arrived, and nothing can land any more: what is checked then stays as it is."""
+        await self._all_told.wait()
+        for number, target in self._targets.items():  # what came decoded is not in them any more
+            await self._counters[number].wait(target)
+        await self._copy.close()
 
     async def _check_all(self, verified: Verified) -> None:
         turns = anyio.Semaphore(self._copy.device.checks)
@@ -219,9 +246,10 @@ class Intake:
     ) -> None:
         good: list[tuple[list[int], list[int], ChecksumKind]] = []
         for kind, (rows, sums) in together.items():
-            right = await in_thread(self._right, rows, sums, kind)
+            right = await self._right(rows, sums, kind)
             found = list(zip(rows, sums, right, strict=True))
-            self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
+            if not all(right):
+                self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
             fine = [(row, told) for row, told, fine in found if fine]
             if fine:
                 good.append(([row for row, _ in fine], [told for _, told in fine], kind))
@@ -229,11 +257,20 @@ class Intake:
         for each in good:
             await verified(*each)
 
-    def _right(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> list[bool]:
+    async def _right(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> list[bool]:
+        """Return which rows are right. A device that queues is told from here: threads would wait for each other."""
+        device = self._copy.device
+        if device.queues and kind == device.checksum:
+            return await in_thread(_compared, self._hashed(rows, kind), sums)
+        return await in_thread(lambda: _compared(self._hashed(rows, kind), sums))
+
+    def _hashed(self, rows: list[int], kind: ChecksumKind) -> Sums:
         found = self._copy.device.sums(kind)
-        for row in rows:
-            found.add(self._places.stretches(self._copy.memory, row))
-        return [mine == told for mine, told in zip(found.result(), sums, strict=True)]
+        with self._copy.device.working():
+            for row in rows:
+                found.add(self._places.stretches(self._copy.memory, row))
+            found.begin()
+        return found
 
     def _describe(self, wrong: list[int]) -> str:
         row = wrong[0]
@@ -245,3 +282,7 @@ class Intake:
             f"{len(wrong)} of {len(self.rows)} rows have wrong bytes, the first is row {row} of {sender}: "
             f"{self._places.shape(row).nbytes} bytes of {region}, at byte {begin} of this receiver's memory"
         )
+
+
+def _compared(found: Sums, sums: list[int]) -> list[bool]:
+    return [mine == told for mine, told in zip(found.result(), sums, strict=True)]

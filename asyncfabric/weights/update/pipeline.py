@@ -1,7 +1,8 @@
 """Sending: one version of one trainer on its way: bring, convert and hash, write, retire, as concurrent stages.
 
-Runs on the event loop's thread; converting runs on worker threads. What is converted and not yet written is bounded by
-the staging memory, what is written and not yet ended by that and by a number of page entries.
+Runs on the event loop's thread; converting runs on worker threads, or on a GPU, which writes wait for by themselves.
+What is converted and not yet written is bounded by the staging memory, what is written and not yet ended by that and by
+a number of page entries.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.exchange import Exchange, Floats
-from asyncfabric.weights.update.filling import Filler
+from asyncfabric.weights.update.filling import Filled, Filler
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.program import Program, Unit
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
@@ -33,8 +34,14 @@ from asyncfabric.weights.update.threads import in_thread
 PAGES_IN_FLIGHT = 8 * MOST_PAGES
 """Pages whose writes have not ended, give or take one call: 16 bytes each in the engine."""
 
-
 UNITS_READY, UNITS_IN_FLIGHT = 4, 64
+
+QUEUED_IN_FLIGHT = 1
+"""The same where the device queues, besides one that is awaited and one that was just posted. The engine serves all
+transfers alike that it cannot begin at once, and a rail of a GPU begins 1 GiB: more would end late, and together."""
+
+FIRST_UNIT_BYTES = 32 << 20
+"""There: of the first unit, so that the wire has something to do soon."""
 
 
 @dataclass(slots=True)
@@ -52,12 +59,13 @@ class Stages:
 
 @dataclass(slots=True)
 class _Ready:
-    """A unit that is being filled, or is: where it is staged, and then the checksum of each box."""
+    """A unit that is being filled, or is: where it is staged."""
 
     unit: Unit
     at: int
-    sums: list[int] = field(default_factory=list)
-    filled: anyio.Event = field(default_factory=anyio.Event)
+    filled: Filled | None = None
+    done: anyio.Event = field(default_factory=anyio.Event)
+    posted: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True)
@@ -65,7 +73,7 @@ class _Posted:
     """A unit whose writes are under way."""
 
     unit: Unit
-    sums: list[int]
+    filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
 
 
@@ -112,7 +120,8 @@ class Sending:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
                     ready: Line[_Ready] = Line(UNITS_READY)
-                    posted: Line[_Posted] = Line(UNITS_IN_FLIGHT)
+                    queues = self._filler.device.queues
+                    posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if queues else UNITS_IN_FLIGHT)
                     tasks.start_soon(self._prepare, program, unit_bytes, ready)
                     tasks.start_soon(self._post_all, ready, posted)
                     tasks.start_soon(self._retire, posted)
@@ -125,7 +134,6 @@ class Sending:
             if self._staging is not None:
                 self._staging.clear()
             self.stages.write_s = monotonic() - began
-            self.stages.convert_s, self.stages.checksum_s = self._filler.convert_s, self._filler.checksum_s
 
     # ---- bring, convert, hash
 
@@ -133,13 +141,14 @@ class Sending:
         turns = anyio.Semaphore(self._filler.device.fills)
 
         async def fill(one: _Ready, maxima: list[tuple[Floats, Ints] | None]) -> None:
-            one.sums = await in_thread(self._filler.fill, one.unit, one.at, maxima)
-            one.filled.set()
+            one.filled = await in_thread(self._filler.fill_here, one.unit, one.at, maxima)
+            one.done.set()
             turns.release()
 
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                for unit in program.units(unit_bytes):
+                first = FIRST_UNIT_BYTES if self._filler.device.queues else None
+                for unit in program.units(unit_bytes, first):
                     at, begin = 0, monotonic()
                     if unit.staged_bytes:
                         assert self._staging is not None
@@ -147,28 +156,36 @@ class Sending:
                     self.stages.staging_wait_s += monotonic() - begin
                     begin = monotonic()
                     maxima = [
-                        await self._exchange.ready((box.parameter_number, box.kind_number)) if box.kind.block else None
+                        await self._exchange.ready((box.parameter_number, box.kind_number)) if box.measured else None
                         for box in unit.boxes
                     ]
                     self.stages.maxima_wait_s += monotonic() - begin
-                    await turns.acquire()
                     one = _Ready(unit, at)
-                    await ready.put(one)
-                    tasks.start_soon(fill, one, maxima)
+                    if self._filler.quick(unit):
+                        one.filled = self._filler.fill(unit, at, maxima)
+                        one.done.set()
+                        await ready.put(one)
+                        await one.posted.wait()  # its writes wait for no more than what was told so far
+                    else:
+                        await turns.acquire()
+                        await ready.put(one)
+                        tasks.start_soon(fill, one, maxima)
         ready.close()
 
     # ---- write
 
     async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
         async for prepared in ready:
-            await prepared.filled.wait()
-            unit, at, sums = prepared.unit, prepared.at, prepared.sums
-            one = _Posted(unit, sums)
+            await prepared.done.wait()
+            assert prepared.filled is not None
+            unit, at, filled = prepared.unit, prepared.at, prepared.filled
+            one = _Posted(unit, filled)
             self._in_flight.append(one)
             for (_, receiver, run_bytes), (region, sources, targets) in self._filler.runs(unit, at).items():
                 await self._post(one, region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
+            prepared.posted.set()
             if self._coded is not None:
-                await self._coded.take(unit, self._filler.memory, at, sums)
+                await self._coded.take(unit, self._filler.memory, at, filled.sums.result())
             await posted.put(one)
         if self._coded is not None:
             await self._coded.finish()
@@ -184,7 +201,7 @@ class Sending:
                 await self._page_room.wait()
             while (gate := self._gates.get(receiver)) is not None:
                 try:
-                    transfer = write_runs(self._fabric, region, pages, gate, to, run_bytes)
+                    transfer = write_runs(self._fabric, region, pages, gate, to, run_bytes, one.filled.after)
                 except BusyError:
                     await self._fabric.wait_writable()
                     continue
@@ -208,11 +225,15 @@ class Sending:
                     await self._give_up(receiver, error)
                 self._pages -= pages
                 self._page_room.tell()
+            sums = one.filled.sums.result()
             self._in_flight.popleft()
             if one.unit.staged_bytes:
                 assert self._staging is not None
                 self._staging.give_back()
-            for box, checksum in zip(one.unit.boxes, one.sums, strict=True):
+            convert_s, checksum_s = self._filler.seconds(one.filled)
+            self.stages.convert_s += convert_s
+            self.stages.checksum_s += checksum_s
+            for box, checksum in zip(one.unit.boxes, sums, strict=True):
                 for row in box.rows:
                     if row.receiver in self._gates:
                         self._teller.add(row.receiver, row.row, checksum)
@@ -224,6 +245,7 @@ class Sending:
 
     async def _drain(self) -> None:
         """Return when nothing reads the staging memory or the shards any more."""
+        self._filler.device.finish()
         for one in self._in_flight:
             for _, transfer, _ in one.transfers:
                 transfer.cancel()

@@ -55,7 +55,7 @@ class Preparation:
             raise RemoteProtocolError("the coordinator says Write before it says who takes part")
         if self._made is None or self._made[0] is not plan:
             program = Program(plan, self._rank, self._shards)
-            sent = [(box.parameter_number, box.kind_number) for box in program.boxes if box.kind.block]
+            sent = [(box.parameter_number, box.kind_number) for box in program.boxes if box.measured]
             exchange = Exchange(plan, self._rank, self._shards, sent)
             kept = self._made[3] if self._made is not None else None
             scratch = kept if kept is not None and kept.serves(program) else await self._open_scratch(program)

@@ -6,16 +6,17 @@ A box that needs no conversion, and whose runs at the receivers are contiguous i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from asyncfabric import Region
 from asyncfabric.weights.batch import Batch, sent_by
-from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan import Kind, Plan
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.messenger import receiver_name
@@ -58,6 +59,7 @@ class Box:
         weight_bytes, scale_bytes: of the weights as they are written, and of the scales that this box writes.
         scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
             there.
+        how: the device lays it, many at once and without being told maxima; None when one by one, with maxima.
         staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
 
@@ -78,6 +80,7 @@ class Box:
     scale_bytes: int = field(init=False)
     scales_staged_at: int = field(init=False)
     staged_bytes: int = field(init=False)
+    how: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Work out what every version asks for."""
@@ -90,6 +93,27 @@ class Box:
         self.scale_bytes = 0 if shape.scales is None else shape.scales.nbytes
         self.scales_staged_at = 0 if self.direct is not None else padded(self.weight_bytes)
         self.staged_bytes = self.scales_staged_at + padded(self.scale_bytes)
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is converted with maxima that the exchange finds."""
+        return self.kind.block > 0 and self.how is None
+
+    def tell(self, shards: Shards, shape: Sequence[int]) -> None:
+        """Tell the device of it, if it is converted and no quantisation block is cut; `shape` is of the parameter."""
+        if self.direct is not None or shards.place(self.parameter) is None:
+            return
+        axes: list[int] = []
+        if self.kind.block:
+            ends = self.start + np.array(self.size)
+            cut = (self.start[-2:] % BLOCK != 0) | ((ends % BLOCK != 0)[-2:] & (ends[-2:] != np.array(shape[-2:])))
+            blocks = [*self.size[:-2], *(-(-side // BLOCK) for side in self.size[-2:])]
+            if cut.any() or self.scale_bytes != prod(blocks) * SCALE_BYTES:
+                return
+            order = self.rows[0].shape.scale_order
+            axes = [dim for dim in range(len(blocks)) if dim not in order] + order
+        box = shards.box(self.parameter, self.local_start, self.size)
+        self.how = shards.device.told(box, self.kind, self.sizes, self.axes, axes)
 
     def source(self, shards: Shards) -> tuple[Region, int]:
         """Return where it begins, when it is written from the shard: the region, and a byte of it."""
@@ -119,7 +143,7 @@ class Program:
         receivers: names of those who get something.
         sent_bytes: to all of them.
         largest_staged: the most that one box stages.
-        largest_box: the most bytes that one box has, stored or written.
+        largest_box: the most bytes that a box has, stored or written, that the device does not lay at once.
     """
 
     def __init__(self, plan: Plan, rank: int, shards: Shards) -> None:
@@ -131,12 +155,16 @@ class Program:
         self.largest_staged: int = max((box.staged_bytes for box in self.boxes), default=0)
         self.largest_box: int = max(
             (prod(box.size) * max(STORED_AS[box.kind.dtype].itemsize, STORED_AS[box.kind.to].itemsize)
-             for box in self.boxes),
+             for box in self.boxes if box.how is None),
             default=0,
         )  # fmt: skip
 
-    def units(self, most_bytes: int) -> Iterator[Unit]:
-        """Yield the boxes in units that stage and write at most about `most_bytes`; a single box may have more."""
+    def units(self, most_bytes: int, first_bytes: int | None = None) -> Iterator[Unit]:
+        """Yield the boxes in units that stage and write at most about `most_bytes`; a single box may have more.
+
+        With `first_bytes` the first ones are small, and each may have twice of the one before.
+        """
+        whole, most_bytes = most_bytes, most_bytes if first_bytes is None else min(first_bytes, most_bytes)
         boxes: list[Box] = []
         staged = written = 0
         for box in self.boxes:
@@ -144,6 +172,7 @@ class Program:
             if boxes and (staged + box.staged_bytes > most_bytes or written + weight > most_bytes):
                 yield Unit(boxes)
                 boxes, staged, written = [], 0, 0
+                most_bytes = min(2 * most_bytes, whole)
             boxes.append(box)
             staged += box.staged_bytes
             written += weight
@@ -180,8 +209,10 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
             sent.append(SentRow(row, names[replica, receiver], shape, run_bytes, weights_at, scales_at))
         index, kind, parameter, piece = first
         name = plan.parameters[parameter]
-        yield Box(
+        box = Box(
             name, parameter, kind, plan.kinds[kind], pieces.start[piece],
             pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
             lies if direct and shards.place(name) is not None else None, sent,
         )  # fmt: skip
+        box.tell(shards, plan.sources[box.kind.source].shape)
+        yield box

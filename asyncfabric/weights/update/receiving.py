@@ -62,7 +62,7 @@ class Receiving:
             self._places = (plan, RowPlaces(plan, self._receiver))
         places = self._places[1]
         key = await copy.open()
-        intake = Intake(self._fabric, plan, places, self._name, self._receiver, copy)
+        intake = Intake(self._fabric, plan, places, self._name, copy)
         try:
             async with AsyncExitStack() as ending:
                 passing = self._passing(arrival, base, copy, places)

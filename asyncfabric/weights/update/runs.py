@@ -25,14 +25,26 @@ class Gate:
     imm: int
 
 
-def write_runs(fabric: Fabric, region: Region, sources: Ints, gate: Gate, targets: Ints, run_bytes: int) -> Transfer:
+def write_runs(
+    fabric: Fabric, region: Region, sources: Ints, gate: Gate, targets: Ints, run_bytes: int, after: object = None
+) -> Transfer:
     """Write runs from byte offsets of a region to byte offsets behind a key; each counts one arrival.
+
+    `after` is a stream of the region's GPU that the bytes are read after.
 
     Runs of LONG_RUN_BYTES and more come one at a time. Raises what `Fabric.write_pages` raises.
     """
     if len(sources) == 1:
         begin = int(sources[0])
-        return fabric.write(region[begin : begin + run_bytes], gate.key, int(targets[0]), gate.imm)
+        return fabric.write(region[begin : begin + run_bytes], gate.key, int(targets[0]), gate.imm, after=after)
     return fabric.write_pages(
-        region, sources, gate.key, targets, page_bytes=run_bytes, source_stride=1, target_stride=1, imm=gate.imm
+        region,
+        sources,
+        gate.key,
+        targets,
+        page_bytes=run_bytes,
+        source_stride=1,
+        target_stride=1,
+        imm=gate.imm,
+        after=after,
     )

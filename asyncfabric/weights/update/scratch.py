@@ -18,8 +18,9 @@ from asyncfabric.weights.update.tiles import TILE_BYTES
 PAGE_ENTRY_BYTES = 32
 """Of a page that is posted: source and target, here and in the engine's copy."""
 
-UNITS_STAGED = 4
-"""Units that the staging memory holds: one converted, one waiting, two written."""
+UNITS_STAGED, QUEUED_STAGED = 4, 6
+"""Units that the staging memory holds: one converted, one waiting, two written. More where the device queues, if
+scratch allows: some room is lost at the end of the ring, and nothing may wait for room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int, dev
         return
     everything = sum(box.staged_bytes for box in program.boxes)
     unit = max(program.largest_staged, min(device.unit_bytes, room // UNITS_STAGED))
-    length = max(program.largest_staged, min(room, everything, UNITS_STAGED * unit))
+    held = QUEUED_STAGED if device.queues else UNITS_STAGED
+    length = max(program.largest_staged, min(room, everything, held * unit))
     region = await fabric.allocate(padded(length), device=device.name, access="local")
     try:
         yield Scratch(Staging(region), unit, reserve)

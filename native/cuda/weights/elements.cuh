@@ -2,6 +2,7 @@
 // The same bits as asyncfabric/weights/arithmetic.py and asyncfabric/weights/commit/word_sums.py, which say why.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -17,6 +18,7 @@ constexpr uint32_t kFirst = 0x9E3779B1u;
 constexpr uint32_t kSecond = 0x85EBCA77u;
 constexpr uint32_t kOffset = 0x6A09E667u;
 constexpr uint32_t kBlock = 128;
+constexpr float kSmallestScale = 0x1p-126f;
 
 AF_DEVICE uint64_t product(uint32_t word, uint32_t place) {
   uint32_t factor = (place + kOffset) * kFirst;
@@ -45,6 +47,7 @@ struct Bfloat16 {
   using Bits = uint16_t;
   static constexpr uint32_t kSign = 0x8000u;
   static AF_DEVICE float value(uint32_t bits) { return float_of(bits << 16); }
+  static AF_DEVICE float size(uint32_t bits) { return fabsf(value(bits)); }
 };
 
 struct Float16 {
@@ -53,10 +56,14 @@ struct Float16 {
   static AF_DEVICE float value(uint32_t bits) {
     const uint32_t size = bits & 0x7FFFu;
     const uint32_t sign = (bits & 0x8000u) << 16;
-    if (size >= 0x7C00u) return float_of(sign | 0x7F800000u | (size & 0x3FFu) << 13);
+    if (size > 0x7C00u) return float_of(sign | 0x7FC00000u | (size & 0x3FFu) << 13);
+    if (size == 0x7C00u) return float_of(sign | 0x7F800000u);
     if (size >= 0x0400u) return float_of(sign | ((size << 13) + (112u << 23)));
     const float tiny = static_cast<float>(size) * (1.0f / 16777216.0f);  // steps of 2**-24: exact
     return float_of(sign | bits_of(tiny));
+  }
+  static AF_DEVICE float size(uint32_t bits) {                        // of a finite number
+    return float_of((bits & 0x7FFFu) << 13) * 5.192296858534828e33f;  // 2**112: exact
   }
 };
 
@@ -64,18 +71,31 @@ struct Float32 {
   using Bits = uint32_t;
   static constexpr uint32_t kSign = 0x80000000u;
   static AF_DEVICE float value(uint32_t bits) { return float_of(bits); }
+  static AF_DEVICE float size(uint32_t bits) { return fabsf(value(bits)); }
 };
 
 AF_DEVICE bool is_nan(float value) { return (bits_of(value) & 0x7FFFFFFFu) > 0x7F800000u; }
 AF_DEVICE bool is_inf(float value) { return (bits_of(value) & 0x7FFFFFFFu) == 0x7F800000u; }
 
+AF_DEVICE float divided(float value, float scale) {
+#if defined(__CUDACC__)
+  return __fdiv_rn(value, scale);
+#else
+  return value / scale;
+#endif
+}
+
+AF_DEVICE uint32_t rounded(float value) {
+#if defined(__CUDACC__)
+  return __float2uint_rn(value);
+#else
+  return static_cast<uint32_t>(__builtin_rintf(value));
+#endif
+}
+
 // A number divided by the scale of its block, as float8_e4m3fn: to nearest even, saturating at 448, NaN stays NaN.
 AF_DEVICE uint32_t quantised(float value, float scale) {
-#if defined(__CUDACC__)
-  const float quotient = __fdiv_rn(value, scale);
-#else
-  const float quotient = value / scale;
-#endif
+  const float quotient = divided(value, scale);
   if (is_nan(quotient)) {
     const bool negative = is_nan(value) ? (bits_of(value) >> 31) != 0 : is_inf(value) && is_inf(scale);
     return negative ? 0xFFu : 0x7Fu;
@@ -86,11 +106,7 @@ AF_DEVICE uint32_t quantised(float value, float scale) {
   if (bits >= 0x3C800000u) {                   // 2**-6
     return sign | (((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - (120u << 3));
   }
-#if defined(__CUDACC__)
-  return sign | __float2uint_rn(float_of(bits) * 512.0f);
-#else
-  return sign | static_cast<uint32_t>(__builtin_rintf(float_of(bits) * 512.0f));
-#endif
+  return sign | rounded(float_of(bits) * 512.0f);
 }
 
 }  // namespace weights

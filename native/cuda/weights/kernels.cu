@@ -1,7 +1,9 @@
 // kernels.cu: weights on their way, in the memory of one GPU: checksums of stretches, maxima of blocks, float8 by blocks.
-// No shared memory, nothing waits: a grid may have any size. `make ptx` turns this file into the text that the package
+// Nothing waits but for its own block. `make ptx` turns this file into the text that the package
 // carries (asyncfabric/weights/update/cuda/kernels.ptx); kernels.py beside that has the structs in Python.
 #include "elements.cuh"
+#include "lay.cuh"
+#include "whole.cuh"
 
 namespace weights {
 
@@ -16,6 +18,11 @@ struct Stretch {
   uint32_t sum;     // which checksum
   uint32_t tail;    // bytes behind the last whole word; of contiguous stretches only
   uint32_t vector;  // 1: all runs begin at multiples of 16 and have multiples of 4 words
+};
+
+// As many as fit the parameters of a launch: nothing has to be brought to the GPU before.
+struct Stretches {
+  Stretch each[40];
 };
 
 struct Matrices {
@@ -55,7 +62,7 @@ AF_DEVICE uint64_t offset_of(const Stretch& stretch, uint32_t word) {
   uint32_t run = word / stretch.run_words;
   uint64_t offset = static_cast<uint64_t>(word - run * stretch.run_words) * 4;
 #pragma unroll
-  for (int dim = 0; dim < 4; ++dim) {
+  for (int dim = 0; dim < 4 && run != 0; ++dim) {
     const uint32_t next = run / stretch.size[dim];
     offset += (run - next * stretch.size[dim]) * stretch.stride[dim];
     run = next;
@@ -64,22 +71,42 @@ AF_DEVICE uint64_t offset_of(const Stretch& stretch, uint32_t word) {
 }
 
 template <bool kVector>
-AF_DEVICE uint64_t sum_of(const Stretch& stretch, uint32_t first, uint32_t step) {
+AF_DEVICE uint64_t product_of(const Stretch& stretch, uint32_t word, const uint4& words) {
+  const uint32_t place = static_cast<uint32_t>(stretch.place) + word;
+  if (!kVector) return product(words.x, place);
+  return product(words.x, place) + product(words.y, place + 1) + product(words.z, place + 2) +
+         product(words.w, place + 3);
+}
+
+template <bool kVector>
+AF_DEVICE uint4 loaded(const Stretch& stretch, uint32_t word, bool whole) {
+  const uint64_t at = stretch.address + (whole ? static_cast<uint64_t>(word) * 4 : offset_of(stretch, word));
+  if (kVector) return *reinterpret_cast<const uint4*>(at);
+  return uint4{*reinterpret_cast<const uint32_t*>(at), 0, 0, 0};
+}
+
+// Four loads are under way before the first is used.
+template <bool kVector>
+AF_DEVICE uint64_t sum_of(const Stretch& stretch, uint32_t first, uint32_t threads) {
   constexpr uint32_t kWords = kVector ? 4 : 1;
   const bool whole = stretch.run_words >= stretch.words;
+  const uint64_t step = static_cast<uint64_t>(threads) * kWords;
   uint64_t total = 0;
-  for (uint64_t word = static_cast<uint64_t>(first) * kWords; word < stretch.words;
-       word += static_cast<uint64_t>(step) * kWords) {
-    const uint32_t here = static_cast<uint32_t>(word);
-    const uint64_t at = stretch.address + (whole ? word * 4 : offset_of(stretch, here));
-    const uint32_t place = static_cast<uint32_t>(stretch.place) + here;
-    if constexpr (kVector) {
-      const uint4 words = *reinterpret_cast<const uint4*>(at);
-      total += product(words.x, place) + product(words.y, place + 1) + product(words.z, place + 2) +
-               product(words.w, place + 3);
-    } else {
-      total += product(*reinterpret_cast<const uint32_t*>(at), place);
+  uint64_t word = static_cast<uint64_t>(first) * kWords;
+  for (; word + 3 * step < stretch.words; word += 4 * step) {
+    uint4 four[4];
+#pragma unroll
+    for (int index = 0; index < 4; ++index) {
+      four[index] = loaded<kVector>(stretch, static_cast<uint32_t>(word + index * step), whole);
     }
+#pragma unroll
+    for (int index = 0; index < 4; ++index) {
+      total += product_of<kVector>(stretch, static_cast<uint32_t>(word + index * step), four[index]);
+    }
+  }
+  for (; word < stretch.words; word += step) {
+    const uint32_t here = static_cast<uint32_t>(word);
+    total += product_of<kVector>(stretch, here, loaded<kVector>(stretch, here, whole));
   }
   return total;
 }
@@ -172,13 +199,51 @@ AF_DEVICE void quantise(const Matrices& box) {
   }
 }
 
+#if defined(__CUDACC__)
+template <typename Form>
+__device__ __forceinline__ void whole_blocks(const Wholes& told, uint32_t count) {
+  __shared__ uint32_t found[kThreads / 32];
+  __shared__ alignas(16) uint8_t turned[kBlock * kPitch];
+  const Whole box = told.each[box_of(told, count, blockIdx.x)];
+  const Spot spot = spot_of(box, blockIdx.x);
+  Held<Form> held;
+  uint32_t most = look<Form>(box, spot, threadIdx.x, held);
+  most = joined(most, [](uint32_t one, uint32_t other) { return one > other ? one : other; });
+  if (speaks()) found[threadIdx.x / 32] = most;
+  __syncthreads();
+#pragma unroll
+  for (uint32_t warp = 0; warp < kThreads / 32; ++warp) most = most > found[warp] ? most : found[warp];
+  if (box.out_strides[2] == 1) {
+    write<Form>(box, spot, threadIdx.x, held, most, nullptr);
+    return;
+  }
+  write<Form>(box, spot, threadIdx.x, held, most, turned);
+  __syncthreads();
+  turn(box, spot, threadIdx.x, turned);
+}
+
+template <typename From, typename To>
+__device__ __forceinline__ void lay(const Wholes& told, uint32_t count) {
+  __shared__ typename To::Bits turned[kSide * kTilePitch];
+  const Whole box = told.each[box_of(told, count, blockIdx.x)];
+  const Spot spot = spot_of(box, blockIdx.x);
+  if (box.out_strides[2] == sizeof(typename To::Bits)) {
+    bring<From, To>(box, spot, threadIdx.x, nullptr);
+    return;
+  }
+  bring<From, To>(box, spot, threadIdx.x, turned);
+  __syncthreads();
+  turn_tile(box, spot, threadIdx.x, turned);
+}
+#endif
+
 }  // namespace weights
 
 extern "C" {
 
 // A row of blocks for each stretch; `totals` begins as zeros.
-__global__ void __launch_bounds__(256) weights_sums(const weights::Stretch* stretches, unsigned long long* totals) {
-  const weights::Stretch stretch = stretches[blockIdx.y];
+__global__ void __launch_bounds__(256) weights_sums(const weights::Stretches told, unsigned long long* totals) {
+  const weights::Stretch stretch = told.each[blockIdx.y];
   const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t step = gridDim.x * blockDim.x;
   uint64_t total =
@@ -190,7 +255,23 @@ __global__ void __launch_bounds__(256) weights_sums(const weights::Stretch* stre
     total += weights::product(word, static_cast<uint32_t>(stretch.place + stretch.words));
   }
   total = weights::joined(total, [](uint64_t one, uint64_t other) { return one + other; });
-  if (weights::speaks() && total != 0) atomicAdd(totals + stretch.sum, static_cast<unsigned long long>(total));
+#if defined(__CUDACC__)
+  __shared__ unsigned long long found[8];
+  if (weights::speaks()) found[threadIdx.x / 32] = total;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < 8; ++warp) total += found[warp];
+#endif
+  if (total != 0) atomicAdd(totals + stretch.sum, static_cast<unsigned long long>(total));
+}
+
+// Brings sums to memory of the host, and leaves zeros. No copy engine is asked: those are busy with weights.
+__global__ void __launch_bounds__(256)
+    weights_bring(unsigned long long* totals, unsigned long long* out, uint32_t count) {
+  const uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  out[at] = totals[at];
+  totals[at] = 0;
 }
 
 // What is left of the bits without their signs; the place for it begins as zeros.
@@ -213,5 +294,32 @@ __global__ void __launch_bounds__(256) weights_quantise_float16(weights::Matrice
 __global__ void __launch_bounds__(256) weights_quantise_float32(weights::Matrices box) {
   weights::quantise<weights::Float32>(box);
 }
+
+#if defined(__CUDACC__)
+// A block for each quantisation block of all boxes; registers for so many blocks at once that loads cover the memory's latency.
+__global__ void __launch_bounds__(256, 4) weights_whole_bfloat16(const weights::Wholes told, uint32_t count) {
+  weights::whole_blocks<weights::Bfloat16>(told, count);
+}
+__global__ void __launch_bounds__(256, 4) weights_whole_float16(const weights::Wholes told, uint32_t count) {
+  weights::whole_blocks<weights::Float16>(told, count);
+}
+__global__ void __launch_bounds__(256, 2) weights_whole_float32(const weights::Wholes told, uint32_t count) {
+  weights::whole_blocks<weights::Float32>(told, count);
+}
+
+// A block for each tile of all boxes.
+#define AF_LAY(name, from, to)                                                                            \
+  __global__ void __launch_bounds__(256) weights_lay_##name(const weights::Wholes told, uint32_t count) { \
+    weights::lay<weights::from, weights::to>(told, count);                                                \
+  }
+AF_LAY(16, Bits16, Bits16)
+AF_LAY(32, Bits32, Bits32)
+AF_LAY(bfloat16_float16, Bfloat16, Float16)
+AF_LAY(bfloat16_float32, Bfloat16, Float32)
+AF_LAY(float16_bfloat16, Float16, Bfloat16)
+AF_LAY(float16_float32, Float16, Float32)
+AF_LAY(float32_bfloat16, Float32, Bfloat16)
+AF_LAY(float32_float16, Float32, Float16)
+#endif
 
 }  // extern "C"

@@ -1,7 +1,8 @@
 """TorchDevice: bytes of weights in a GPU's memory, and what works on them there; they never pass through the host.
 
-Each thread has a stream of its own, so that measuring, converting and hashing wait for nothing but themselves; only
-maxima, scales and checksums come to the host. With the device "cpu" the same code runs on host memory, for tests.
+Each thread has a stream of its own, so that measuring, converting and hashing wait for nothing but themselves. What is
+begun is queued there; only maxima and checksums come to the host. With the device "cpu" the same code runs on host
+memory, for tests.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,10 @@ from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales, convert, sizes_of
 from asyncfabric.weights.update.cuda.bits import BITS, BY_BYTES
+from asyncfabric.weights.update.cuda.boxes import ToldBox, lay_boxes, told_box
 from asyncfabric.weights.update.cuda.kernels import Kernels
 from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
-from asyncfabric.weights.update.device import Root, Stretch, Sums
+from asyncfabric.weights.update.device import Measured, Root, Stretch, Sums, Told
 from asyncfabric.weights.update.tiles import Floats
 
 
@@ -33,9 +36,11 @@ class TorchDevice:
     """The memory of one GPU, with torch."""
 
     checksum: ChecksumKind = "words"
-    unit_bytes: int = 128 << 20
+    unit_bytes: int = 264 << 20  # four boxes of 64 MiB, and their scales
     fills: int = 2  # while one waits for the GPU another one is made ready
-    checks: int = 1  # a kernel fills the GPU
+    checks: int = 4  # they are queued behind each other
+    measures: int = 32
+    queues: bool = True
 
     def __init__(self, name: str) -> None:
         """Work on a device, "cuda:N"."""
@@ -63,7 +68,7 @@ class TorchDevice:
     def brought(self, given: Any) -> Tensor:
         """Return on the GPU what a callback brought, arrays too."""
         tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given))
-        with self._own_stream():
+        with self.working():
             return tensor.view(BY_BYTES[tensor.element_size()]).to(self._device)
 
     def root(self, elements: Tensor) -> Root:
@@ -76,23 +81,23 @@ class TorchDevice:
         """Return what waits for the stream that is current on the calling thread."""
         return None if self._device.type == "cpu" else torch.cuda.current_stream(self._device).synchronize
 
-    def measure(self, shard: Tensor, start: Ints, kind: Kind) -> Floats:
-        """Return the maxima of blocks."""
-        with self._own_stream():
-            if self._kernels is None or shard.stride(-1) != 1:
-                return block_maxima(shard, start, kind)
-            row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
-            blocks = (-(-(row + shard.shape[-2]) // BLOCK), -(-(column + shard.shape[-1]) // BLOCK))
-            parts = [self._kernels.maxima(shard[at], kind.dtype, row, column, blocks) for at in _cubes(shard)]
-            found = torch.stack(parts).cpu().numpy().reshape(*shard.shape[:-2], *blocks)
-            return sizes_of(found, kind.dtype)
+    def measure(self, shards: Sequence[Measured]) -> list[Floats]:
+        """Return the maxima of blocks; they come to the host together."""
+        with self.working():
+            if self._kernels is None or any(shard.stride(-1) != 1 for shard, _, _ in shards):
+                return [block_maxima(*one) for one in shards]
+            begun = [self._maxima(self._kernels, *one) for one in shards]
+            brought = torch.cat([found.view(-1) for found in begun]).cpu().numpy()
+            cuts = np.cumsum([found.numel() for found in begun])[:-1]
+            parts = zip(np.split(brought, cuts), begun, shards, strict=True)
+            return [sizes_of(part.reshape(found.shape), kind.dtype) for part, found, (_, _, kind) in parts]
 
     def convert(
         self, out: Tensor, sizes: Sequence[int], axes: Sequence[int], box: Tensor, kind: Kind, maxima: Floats | None,
         start: Ints, origin: Ints,
     ) -> None:  # fmt: skip
         """Convert strip by strip; scales come from the host, where they are divided."""
-        with self._own_stream():
+        with self.working():
             scales = None
             if maxima is not None:
                 scales = self._upload(box_scales(maxima, start, tuple(box.shape), origin))
@@ -102,14 +107,26 @@ class TorchDevice:
             else:
                 convert(target, box, kind, scales, start)
 
+    def told(
+        self, box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> ToldBox | None:
+        """Return how a kernel takes a box; it is by its addresses, so the box stays where it is."""
+        return None if self._kernels is None else told_box(box, kind, sizes, axes, scale_axes)
+
+    def lay(self, boxes: Sequence[Told]) -> None:
+        """Launch once for all boxes of a kind."""
+        if self._kernels is not None and boxes:
+            with self.working():
+                lay_boxes(self._kernels, boxes)
+
     def put(self, out: Tensor, data: np.ndarray) -> None:
         """Copy bytes of the host."""
-        with self._own_stream():
-            out.copy_(torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+        with self.working():
+            out.copy_(self._pinned(np.ascontiguousarray(data).reshape(-1).view(np.uint8)), non_blocking=True)
 
     def gather(self, out: Tensor, part: Stretch) -> None:
         """Put a stretch in order."""
-        with self._own_stream():
+        with self.working():
             out.copy_(self._gathered(part))
 
     def sums(self, kind: ChecksumKind) -> Sums:
@@ -119,6 +136,38 @@ class TorchDevice:
         if self._kernels is None:
             return _OnStream(self, TorchSums(self._gathered))
         return _OnStream(self, KernelSums(self._kernels, self._gathered))
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Make the stream of this thread torch's current one."""
+        if self._device.type == "cpu" or getattr(self._streams, "current", False):
+            yield
+            return
+        self._streams.current = True
+        try:
+            with torch.cuda.stream(self._stream()):
+                yield
+        finally:
+            self._streams.current = False
+
+    def after(self) -> object:
+        """Return the stream of this thread."""
+        return None if self._device.type == "cpu" else self._stream()
+
+    def mark(self) -> Any:
+        """Return an event on the stream of this thread."""
+        if self._device.type == "cpu":
+            return monotonic()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream())
+        return event
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Return what the GPU took from one event to another."""
+        if self._device.type == "cpu":
+            return float(second - first)
+        second.synchronize()
+        return float(first.elapsed_time(second)) / 1e3
 
     def finish(self) -> None:
         """Wait for the stream of this thread."""
@@ -145,22 +194,25 @@ class TorchDevice:
         ordered = torch.as_strided(bits, lies.sizes, strides, bits.storage_offset() + at // lies.item).contiguous()
         return ordered.view(-1).view(torch.uint8)
 
+    def _maxima(self, kernels: Kernels, shard: Tensor, start: Ints, kind: Kind) -> Tensor:
+        row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
+        blocks = (-(-(row + shard.shape[-2]) // BLOCK), -(-(column + shard.shape[-1]) // BLOCK))
+        parts = [kernels.maxima(shard[at], kind.dtype, row, column, blocks) for at in _cubes(shard)]
+        return (parts[0] if len(parts) == 1 else torch.stack(parts)).view(*shard.shape[:-2], *blocks)
+
     def _upload(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        return self._pinned(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+    def _pinned(self, values: np.ndarray) -> Tensor:
+        """Return values where a GPU fetches them without anybody waiting; torch keeps the pages until it has."""
+        given = torch.from_numpy(values)
+        return given if self._device.type == "cpu" else given.pin_memory()
 
     def _stream(self) -> Any:
         stream = getattr(self._streams, "stream", None)
         if stream is None:
             stream = self._streams.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return stream
-
-    @contextmanager
-    def _own_stream(self) -> Iterator[None]:
-        if self._device.type == "cpu":
-            yield
-        else:
-            with torch.cuda.stream(self._stream()):
-                yield
 
 
 def _cubes(box: Tensor) -> Iterator[tuple[Any, ...]]:
@@ -180,10 +232,15 @@ class _OnStream:
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Begin one."""
-        with self._device._own_stream():
+        with self._device.working():
             self._sums.add(parts)
+
+    def begin(self) -> None:
+        """Begin all."""
+        with self._device.working():
+            self._sums.begin()
 
     def result(self) -> list[int]:
         """Wait for all."""
-        with self._device._own_stream():
+        with self._device.working():
             return self._sums.result()

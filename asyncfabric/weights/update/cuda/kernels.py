@@ -6,12 +6,15 @@ Any thread, on torch's current stream. The structs are those of native/cuda/weig
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
+from functools import cache
 from importlib import resources
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,15 +24,19 @@ THREADS = 256
 OUTER = 4
 """Dimensions that lead from run to run, at most."""
 
-STRETCH = np.dtype([
-    ("address", "<u8"), ("words", "<u8"), ("place", "<u8"), ("stride", "<u8", OUTER), ("size", "<u4", OUTER),
-    ("run_words", "<u4"), ("sum", "<u4"), ("tail", "<u4"), ("vector", "<u4"),
-])  # fmt: skip
-"""weights::Stretch."""
+STRETCH = struct.Struct("<3Q4Q4I4I")
+"""weights::Stretch: address, words, place, strides, sizes, words of a run, which checksum, tail, vectors."""
+
+WHOLE = struct.Struct("<4Q3QQ3Q6I")
+"""weights::Whole: source, its strides, out, its strides, scales, their strides, rows, columns, tiles, first, 0."""
+
+STRETCHES, WHOLES = 40, 32
+"""What the parameters of one launch hold."""
 
 WORDS_OF_A_BLOCK = 16 * THREADS
 MOST_BLOCKS = 2048
-MOST_STRETCHES = 65535
+LEAST_TOTALS = 4096
+LATEST = 512
 
 
 class Matrices(ctypes.Structure):
@@ -51,6 +58,21 @@ def kernel_text() -> bytes:
     return resources.files("asyncfabric.weights.update.cuda").joinpath("kernels.ptx").read_bytes()
 
 
+class Brought:
+    """Numbers that a GPU writes to the host, behind what is on torch's current stream now."""
+
+    def __init__(self, numbers: Tensor, event: Any) -> None:
+        self._numbers = numbers
+        self._event = event
+
+    def wait(self) -> list[int]:
+        """Return them once they are here; on any thread."""
+        if self._event is not None:
+            self._event.synchronize()
+        found: list[int] = self._numbers.tolist()
+        return found
+
+
 class Kernels:
     """The kernels of one device; they stay loaded as long as the process."""
 
@@ -61,24 +83,42 @@ class Kernels:
             DeviceError: there is no driver, or it does not compile them.
         """
         self._device = device
-        self._launch: Launch = launch or _Loaded(open_driver(), device)
+        self._threads = threading.local()
+        self._latest: deque[Tensor] = deque(
+            maxlen=LATEST
+        )  # of updates that were given up too: a launch may still write
+        self._launch: Launch = launch or _loaded(device)
 
-    def sums(self, stretches: np.ndarray, count: int) -> Tensor:
+    def sums(self, stretches: Sequence[bytes], most_words: int, count: int) -> Brought:
         """Begin checksums.
 
         Args:
-            stretches: of STRETCH; `sum` says which checksum each is a part of.
+            stretches: of STRETCH; each says which checksum it is a part of.
+            most_words: of a stretch.
             count: of the checksums.
 
-        Returns: the sums of products, int64, not finished.
+        Returns: the sums of products, not finished, on their way to the host.
         """
-        totals = torch.zeros(count, dtype=torch.int64, device=self._device)
-        for low in range(0, len(stretches), MOST_STRETCHES):
-            part = stretches[low : low + MOST_STRETCHES]
-            told = torch.from_numpy(part.view(np.uint8)).to(self._device)
-            blocks = min(MOST_BLOCKS, max(1, int(part["words"].max()) // WORDS_OF_A_BLOCK))
-            self._launch("sums", (blocks, len(part)), [c_uint64(told.data_ptr()), c_uint64(totals.data_ptr())])
-        return totals
+        totals = self._totals(count)
+        blocks = min(MOST_BLOCKS, max(1, most_words // WORDS_OF_A_BLOCK))
+        for low in range(0, len(stretches), STRETCHES):
+            part = stretches[low : low + STRETCHES]
+            told = _parameters(part, STRETCHES * STRETCH.size)
+            self._launch("sums", (blocks, len(part)), [told, c_uint64(totals.data_ptr())])
+        on_gpu = self._device.type == "cuda"
+        out = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
+        numbers = [c_uint64(totals.data_ptr()), c_uint64(out.data_ptr()), c_uint32(count)]
+        self._launch("bring", (-(-count // THREADS), 1), numbers)
+        event = None
+        if on_gpu:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._latest.append(out)
+        return Brought(out, event)
+
+    def lay(self, kernel: str, boxes: Sequence[bytes], tiles: int) -> None:
+        """Begin to lay at most WHOLES boxes, which are of WHOLE and have so many tiles: "whole_..." or "lay_..."."""
+        self._launch(kernel, (tiles, 1), [_parameters(boxes, WHOLES * WHOLE.size), c_uint32(len(boxes))])
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
@@ -107,9 +147,23 @@ class Kernels:
         blocks = -(-box.numel() // (8 if words.vector else 1) // THREADS)
         self._launch(f"quantise_{dtype}", (max(1, min(1 << 16, blocks)), 1), [words])
 
+    def _totals(self, count: int) -> Tensor:
+        """Return zeros of this thread, which has one stream: who adds to them leaves zeros behind."""
+        held: Tensor | None = getattr(self._threads, "totals", None)
+        if held is None or held.numel() < count:
+            held = torch.zeros(max(count, LEAST_TOTALS), dtype=torch.int64, device=self._device)
+            self._threads.totals = held
+        return held
+
+
+@cache
+def _loaded(device: torch.device) -> Launch:
+    """Return the kernels of a device: the driver takes seconds to compile them, so once for a process."""
+    return _Loaded(open_driver(), device)
+
 
 class _Loaded:
-    """The kernels, loaded by the driver."""
+    """The kernels, loaded by the driver; launched where the device's context is current."""
 
     def __init__(self, driver: Driver, device: torch.device) -> None:
         self._driver = driver
@@ -123,13 +177,17 @@ class _Loaded:
     def __call__(self, name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
         found = self._functions.get(name)
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(each) for each in arguments])
-        with torch.cuda.device(self._device):
-            if found is None:
-                found = c_void_p()
-                self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
-                self._functions[name] = found
-            stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
+        if found is None:
+            found = c_void_p()
+            self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
+            self._functions[name] = found
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
+
+
+def _parameters(structs: Sequence[bytes], length: int) -> ctypes.Array[ctypes.c_char]:
+    """Return structs that a kernel takes by value."""
+    return ctypes.create_string_buffer(b"".join(structs), length)
 
 
 def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scales: int, out: Tensor) -> Matrices:

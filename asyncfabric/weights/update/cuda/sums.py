@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
 from asyncfabric.weights.commit.word_sums import FIRST, OFFSET, SECOND, finished
-from asyncfabric.weights.update.cuda.kernels import OUTER, STRETCH, Kernels
+from asyncfabric.weights.update.cuda.kernels import OUTER, STRETCH, Brought, Kernels
 from asyncfabric.weights.update.device import Stretch
 from asyncfabric.weights.update.rows import Strided
 
@@ -44,6 +43,9 @@ class TorchSums:
         self._totals.append(torch.stack(totals).sum())
         self._lengths.append(length)
 
+    def begin(self) -> None:
+        """They are begun as they are added."""
+
     def result(self) -> list[int]:
         """Wait for them."""
         if not self._totals:
@@ -58,10 +60,11 @@ class KernelSums:
     def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
         self._kernels = kernels
         self._gathered = gathered
-        self._stretches: list[tuple[int, int, int, int, int]] = []  # address, words, place, which checksum, tail
-        self._lies: list[Lies] = []
+        self._stretches: list[bytes] = []
+        self._most_words = 0
         self._lengths: list[int] = []
         self._kept: list[Tensor] = []
+        self._totals: Brought | None = None
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Note one."""
@@ -74,23 +77,29 @@ class KernelSums:
                 kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
                 address = kept.data_ptr()
                 told = _in_one_run(length, address % 16)
+            strides, sizes, run_words, vector = told
+            words, tail = divmod(length, 4)
             self._kept.append(kept)
-            self._lies.append(told)
-            self._stretches.append((address, length // 4, place, len(self._lengths), length % 4))
+            self._stretches.append(
+                STRETCH.pack(address, words, place, *strides, *sizes, run_words, len(self._lengths), tail, vector)
+            )
+            self._most_words = max(self._most_words, words)
             place += -(-length // 4)
             whole += length
         self._lengths.append(whole)
 
+    def begin(self) -> None:
+        """Launch, and let what it finds come to the host."""
+        if self._lengths:
+            self._totals = self._kernels.sums(self._stretches, self._most_words, len(self._lengths))
+
     def result(self) -> list[int]:
-        """Launch, and wait for them."""
-        if not self._lengths:
+        """Wait for them."""
+        if self._totals is None:
+            self.begin()
+        if self._totals is None:
             return []
-        told = np.zeros(len(self._stretches), STRETCH)
-        columns = zip(("address", "words", "place", "sum", "tail"), zip(*self._stretches, strict=True), strict=True)
-        shapes = zip(("stride", "size", "run_words", "vector"), zip(*self._lies, strict=True), strict=True)
-        for name, column in (*columns, *shapes):
-            told[name] = column
-        totals = self._kernels.sums(told, len(self._lengths)).tolist()
+        totals = self._totals.wait()
         self._kept.clear()
         return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
 
@@ -135,6 +144,9 @@ class BroughtSums:
         """Work one out."""
         brought = [self._gathered(part).cpu().numpy() for part in parts]
         self._found.append(checksum(brought, self._kind))
+
+    def begin(self) -> None:
+        """They are worked out already."""
 
     def result(self) -> list[int]:
         """Return them."""

@@ -201,6 +201,7 @@ void CudaRail::look_for_leavers() {
   const uint64_t now = now_ns();
   if (now - looked_ns_ < kLookNs) return;
   looked_ns_ = now;
+  visits_.prune();
   for (const std::shared_ptr<local::Outgoing>& link : flying_)
     if (link->process->leaving()) rooms_->roster->lose(link->serial);
 }

@@ -10,6 +10,7 @@
 #include "providers/cuda/copy_desk.h"
 #include "providers/cuda/flights.h"
 #include "providers/cuda/memory.h"
+#include "providers/cuda/visits.h"
 #include "providers/local/rail.h"
 
 namespace asyncfabric::cuda {
@@ -34,7 +35,7 @@ class CudaMemory final : public LocalMemory {
 
 class CudaRemote final : public local::RemoteHandle {
  public:
-  std::unique_ptr<Visit> visit;    // memory of a GPU
+  std::shared_ptr<Visit> visit;    // memory of a GPU
   std::shared_ptr<Pinned> pinned;  // host memory of another process
   uint64_t copy_base = 0;          // where our copy engines reach it; 0: not at all
   bool on_gpu = false;
@@ -81,6 +82,7 @@ class CudaRail final : public local::LocalRail {
   std::vector<std::shared_ptr<local::Outgoing>> flying_;  // connections with flights
   local::DoneQueue done_;
   std::vector<std::shared_ptr<Pinned>> words_;
+  Visits visits_;
   uint64_t looked_ns_ = 0;
   std::string why_;  // [control]
   bool down_ = false;

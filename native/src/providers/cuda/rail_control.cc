@@ -119,18 +119,21 @@ Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<Re
       remote->copy_base = reinterpret_cast<uint64_t>(remote->direct);
       if (!own_process) remote->pinned = Pinned::hold(device_, remote->direct, remote->length);
     }
-  } else {
+  } else if ((remote->visit = visits_.find(*remote)) == nullptr) {
     std::vector<UniqueFd> handles(passport.handles());
     for (uint32_t part = 0; part < handles.size(); ++part) {
       const Status status = ask_file(link, remote->slot, remote->generation, part, &handles[part]);
       if (!status.ok()) return status;
       local::make_descriptor_room(handles[part].get());
     }
+    std::unique_ptr<Visit> visit;
     const Status status =
-        Visit::open(device_, passport, remote->length, handles, own_process ? remote->base : 0, &remote->visit, &why_);
+        Visit::open(device_, passport, remote->length, handles, own_process ? remote->base : 0, &visit, &why_);
     if (!status.ok()) return status;
-    remote->copy_base = remote->visit->base();
+    remote->visit = std::move(visit);
+    if (!own_process) visits_.keep(*remote, remote->visit);
   }
+  if (remote->visit != nullptr) remote->copy_base = remote->visit->base();
   *out = std::move(remote);
   return {};
 }

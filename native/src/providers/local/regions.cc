@@ -67,6 +67,7 @@ Status Regions::add(const Memory& memory, std::vector<UniqueFd> files, uint32_t*
   if (!held.files.empty()) held.traits |= kTraitMemfd;
   if (memory.device != kHostDevice) held.traits |= kTraitDevice;
   const std::lock_guard lock(mutex_);
+  held.traits |= next_serial_++ << kTraitSerial;
   if (free_.empty()) {
     if (held_.size() == kMaxRegions) return StatusCode::kNoMemory;
     free_.push_back(static_cast<uint32_t>(held_.size()));
@@ -92,6 +93,7 @@ Status Regions::remove(uint32_t slot, uint64_t deadline_ns, const TakeCensus& ce
   if (!drain(slot, deadline_ns, census)) return StatusCode::kDrainTimeout;
   const std::lock_guard lock(mutex_);
   if (!held_[slot].used) return {};
+  shared(slot).traits.store(0, std::memory_order_release);  // who keeps a mapping of the registration sees its end
   held_[slot] = Held();
   free_.push_back(slot);
   return {};

@@ -84,6 +84,7 @@ class Regions {
   std::vector<Held> held_;
   std::vector<uint32_t> free_;
   uint64_t next_generation_ = 1;
+  uint64_t next_serial_ = 1;
   std::atomic<uint32_t> own_slot_{0};  // slot + 1 while the helm copies for a peer. Partner: drain()
 };
 

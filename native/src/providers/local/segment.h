@@ -28,6 +28,7 @@ constexpr size_t kLineBytes = 64;
 constexpr uint64_t kBoardMagic = 0x31647261'6f426661ull;
 constexpr uint64_t kTraitMemfd = 1ull << 32;   // low half of `traits`: Access bits
 constexpr uint64_t kTraitDevice = 1ull << 33;  // memory of a GPU: no processor may touch it
+constexpr int kTraitSerial = 34;               // from this bit on: which registration; others had the slot before
 
 struct RegionSlot {
   std::atomic<uint64_t> generation;  // 0: free. Partner: Segment.active_slot of each connection (INV-3)
