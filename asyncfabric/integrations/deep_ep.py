@@ -20,6 +20,7 @@ from asyncfabric.integrations.deep_ep_low_latency import LowLatencyCalls, LowLat
 from asyncfabric.integrations.deep_ep_rows import (
     about_rows,
     about_width,
+    check_choices,
     experts_of_rank,
     layout_of,
     read_about,
@@ -198,6 +199,8 @@ class Buffer(LowLatencyCalls):
             return _rows(handle.rows), None, None, None, None, EventOverlap()
         if is_token_in_rank is None or num_tokens_per_expert is None:
             raise ValueError("give is_token_in_rank and num_tokens_per_expert of get_dispatch_layout, or a handle")
+        if topk_idx is not None:
+            check_choices(len(data), topk_idx, topk_weights)
         step, about = self._send(data, scales, is_token_in_rank), None
         recv_idx = recv_weights = None
         own = experts_of_rank(len(num_tokens_per_expert), self.group_size)

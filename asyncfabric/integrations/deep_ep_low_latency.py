@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from asyncfabric.integrations.deep_ep_rows import Slots, experts_of_rank, weighted_sums
+from asyncfabric.integrations.deep_ep_rows import Slots, check_choices, experts_of_rank, weighted_sums
 from asyncfabric.integrations.deep_ep_stand_ins import EventOverlap, refuse
 from asyncfabric.integrations.line_room import LineRoom
 from asyncfabric.integrations.step_line import Step
@@ -24,6 +24,7 @@ class LowLatencyHandle(tuple[torch.Tensor, torch.Tensor, int, int, int]):
     """(source token of each slot, range of each rank, most tokens of a rank, hidden, experts), and the step."""
 
     step: Step
+    choices: torch.Size
     slots: Slots
     buffer: torch.Tensor | None = None
 
@@ -70,6 +71,7 @@ class LowLatencyCalls:
             MissingRankError: a rank is lost or late.
         """
         refuse(use_ue8m0=use_ue8m0, dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats)
+        check_choices(len(x), topk_idx)
         own, (count, top_k) = experts_of_rank(num_experts, self._room.ranks), topk_idx.shape
         most, hidden = num_max_dispatch_tokens_per_rank, x.shape[1]
         if count > most:
@@ -80,7 +82,7 @@ class LowLatencyCalls:
         step = line.send(data.repeat_interleave(top_k, 0), topk_idx.reshape(-1, 1).contiguous(), spread)
         slots = Slots(own, self._room.ranks, most, hidden, data.dtype, hidden // FP8_BLOCK if use_fp8 else 0)
         handle = LowLatencyHandle((slots.source, slots.range, most, hidden, num_experts))
-        handle.step, handle.slots = step, slots
+        handle.step, handle.choices, handle.slots = step, topk_idx.shape, slots
         filled = False
 
         def hook() -> None:
@@ -115,6 +117,10 @@ class LowLatencyCalls:
         hook the sums are there once it was called. Raises what `low_latency_dispatch` raises.
         """
         refuse(use_logfmt=use_logfmt, combine_wait_recv_cost_stats=combine_wait_recv_cost_stats)
+        if topk_idx.shape != handle.choices:
+            expected, got = list(handle.choices), list(topk_idx.shape)
+            raise ValueError(f"topk_idx must have the shape that was dispatched, {expected}, got {got}")
+        check_choices(len(topk_idx), topk_idx, topk_weights)
         if zero_copy:
             if handle.buffer is None:
                 raise ValueError("zero_copy takes what get_next_low_latency_combine_buffer(handle) was filled with")

@@ -48,6 +48,15 @@ def experts_of_rank(num_experts: int, ranks: int) -> int:
     return num_experts // ranks
 
 
+def check_choices(tokens: int, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None) -> None:
+    """Raise ValueError unless each of so many tokens has its choices, and weights as many as choices."""
+    if topk_idx.dim() != 2 or len(topk_idx) != tokens:
+        raise ValueError(f"topk_idx must have the shape [{tokens}, top_k], got {list(topk_idx.shape)}")
+    if topk_weights is not None and topk_weights.shape != topk_idx.shape:
+        expected, got = list(topk_idx.shape), list(topk_weights.shape)
+        raise ValueError(f"topk_weights must have the shape of topk_idx, {expected}, got {got}")
+
+
 def about_width(top_k: int) -> int:
     """Return the elements of a row of experts and weights."""
     return -(-2 * top_k // 16) * 16

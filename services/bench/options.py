@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.quantities import DurationType, SizeListType, SizeType
 
 PROVIDERS = ("local", "tcp", "shm", "verbs", "fault+local")
@@ -81,7 +82,7 @@ Command = Callable[..., Any]
 def shared_options(command: Command) -> Command:
     """Add the options that every bench command has."""
     for option in (
-        click.option("--plot", type=click.Path(dir_okay=False, writable=True), help="Write a picture of the rows."),
+        click.option("--plot", type=OutputFile(), help="Write a picture of the rows."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object per measured point."),
         click.option("--deadline", type=DurationType(), default="600s", show_default=True, help="Give up after this."),
         click.option("--seed", type=int, default=20, show_default=True, help="Seed of data and page lists."),

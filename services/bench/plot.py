@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from asyncfabric_services.quantities import format_size
@@ -18,7 +19,7 @@ def label(row: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def write_plot(path: str, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a PNG with one panel for rates and one for latencies, leaving out the one that no row has."""
     import matplotlib
 

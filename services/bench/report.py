@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ from asyncfabric_services.bench.table import WIDE, row_table
 class Report:
     """Collects the points of one command."""
 
-    def __init__(self, *, as_json: bool, plot: str | None, title: str) -> None:
+    def __init__(self, *, as_json: bool, plot: Path | None, title: str) -> None:
         """Open the progress bar; `finish` must follow."""
         self.rows: list[dict[str, Any]] = []
         self.failures: list[str] = []

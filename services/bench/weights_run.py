@@ -29,7 +29,7 @@ def run_weights(
     options: Options, report: Report, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = ()
 ) -> None:
     """Measure updates of one model; with codings its weights change a little before each."""
-    report.expect(2)
+    report.expect(options.repeats + 1)
     with open_scene(options, model, scratch_bytes, codings) as scene:
         trainers, started = scene.trainers, scene.started
         report.step("first update")

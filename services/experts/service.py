@@ -10,7 +10,6 @@ import torch
 import trio
 from starlette.applications import Starlette
 
-from asyncfabric import FabricConfig, open_fabric
 from asyncfabric.actors import labels_of, open_node
 from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric_services.experts.expert import Expert, ExpertActor
@@ -21,6 +20,7 @@ from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.names import NodeNames
+from asyncfabric_services.nodes.rails import open_rails
 from asyncfabric_services.nodes.sight import fabric_peers, fabric_regions, named_waits
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.server import StartError
@@ -37,11 +37,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     settings = stage.settings
     torch.set_num_threads(settings.model.threads)
     model = await trio.to_thread.run_sync(_loaded, settings.model)
-    try:
-        config = FabricConfig(rails=tuple(settings.cluster.rails.split(",")))
-    except ValueError as error:
-        raise StartError(f"cluster.rails: {error}") from error
-    async with open_fabric(config) as fabric, AsyncExitStack() as stack:
+    async with open_rails(settings) as fabric, AsyncExitStack() as stack:
         FabricCollector(fabric, stage.registry)
         expert = Expert(model, fabric, stage.desk, stack, settings.batch.chunk_tokens, stage.registry)
         async with (

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, MixtralConfig, Mixt
 from transformers.utils.logging import disable_progress_bar
 
 from asyncfabric.integrations.sparse_blocks import ParallelBlock, config_for
+from asyncfabric_services.runner.checkpoint import checkpoint_folder
 from asyncfabric_services.runner.tokenizer import BYTE_VOCABULARY
 from asyncfabric_services.settings.schema import ModelSection
 
@@ -27,7 +28,7 @@ def load_sparse(section: ModelSection) -> Any:
     if section.path is not None:
         disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(
-            section.path, dtype="auto", local_files_only=True, use_safetensors=True
+            checkpoint_folder(section.path), dtype="auto", local_files_only=True, use_safetensors=True
         )
     else:
         config = MixtralConfig(

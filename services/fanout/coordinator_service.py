@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -104,15 +105,29 @@ class Coordinating:
         return [Waiting("the open update", "its participants", total - len(missing), total, missing, 0.0, {})]
 
 
+def log_file(settings: Settings) -> Path:
+    """Return the file that decisions are kept in; its folder is made. Raises StartError where it cannot be written."""
+    path = settings.weights.log
+    if path is None:
+        raise StartError("weights.log is empty: give the file that decisions are kept in")
+    if path.is_dir():
+        raise StartError(f"weights.log is the folder {path}: give a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"weights.log: the folder of {path} cannot be made: {error.strerror}") from error
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise StartError(f"weights.log: {path} cannot be written: permission denied")
+    return path
+
+
 @asynccontextmanager
 async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """Hold the coordinator open.
 
     Cancellation: see Coordinating.run.
     """
-    path = stage.settings.weights.log
-    if path is None:
-        raise StartError("weights.log is empty: give the file that decisions are kept in")
+    path = log_file(stage.settings)
     try:
         desk = Desk(path.with_name(path.name + BLUEPRINT_SUFFIX))
     except OSError as error:

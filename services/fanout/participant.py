@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 
 import trio
 
-from asyncfabric import Fabric, FabricConfig, open_fabric
+from asyncfabric import Fabric
 from asyncfabric._control import DirectoryClient, Link
 from asyncfabric.actors import Membership, Node, labels_of, open_node
 from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric_services.fanout.link_post import LinkPost
 from asyncfabric_services.health.view import Row
 from asyncfabric_services.nodes.members import follow
+from asyncfabric_services.nodes.rails import open_rails
 from asyncfabric_services.nodes.stage import Stage, open_control, open_directory
 
 _ROLES = ("coordinator", "trainer", "rollout")
@@ -57,13 +58,12 @@ class Participant:
 
 @asynccontextmanager
 async def open_participant(stage: Stage) -> AsyncIterator[Participant]:
-    """Hold everything open.
+    """Hold everything open. Raises StartError for settings that cannot be used.
 
     Cancellation: what was posted drains.
     """
-    config = FabricConfig(rails=tuple(stage.settings.cluster.rails.split(",")))
     async with (
-        open_fabric(config) as fabric,
+        open_rails(stage.settings) as fabric,
         open_control(stage) as link,
         open_node(stage.condition.name, link) as node,
         open_directory(stage, link, labels_of(bytes(fabric.address))) as directory,

@@ -13,13 +13,13 @@ import torch
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric import Fabric, FabricConfig, InternalError, open_fabric
+from asyncfabric import Fabric, InternalError
 from asyncfabric.kv import KvLayout, KvLease, KvPool, open_pool
 from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric_services.health.metrics import gauge
+from asyncfabric_services.nodes.rails import open_rails
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.local_service import load_named, pages_of
-from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.model import LoadedModel
 from asyncfabric_services.runner.runner import Runner
 
@@ -86,7 +86,7 @@ def layout_of(loaded: LoadedModel) -> KvLayout:
 async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
     """Load the model of the settings, open the fabric and the pool.
 
-    Raises StartError when the model cannot be loaded, has no page, or the rails are wrong.
+    Raises StartError when the model cannot be loaded, has no page, or the rails cannot be opened.
 
     Cancellation: loading cannot be interrupted; the rest closes in order.
     """
@@ -94,13 +94,9 @@ async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
     torch.set_num_threads(settings.model.threads)
     loaded = await trio.to_thread.run_sync(load_named, settings)
     pages = pages_of(settings, loaded)
-    try:
-        config = FabricConfig(rails=tuple(settings.cluster.rails.split(",")))
-    except ValueError as error:
-        raise StartError(f"cluster.rails: {error}") from error
     contexts = settings.batch.most_running + settings.batch.most_waiting
     async with (
-        open_fabric(config) as fabric,
+        open_rails(settings) as fabric,
         open_pool(fabric, layout_of(loaded), pages=pages, contexts=contexts) as pool,
     ):
         FabricCollector(fabric, stage.registry)

@@ -19,6 +19,7 @@ from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsAct
 from asyncfabric_services.router.backend import ModelCard
 from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.router.server import StartError
+from asyncfabric_services.runner.checkpoint import checkpoint_folder
 from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer
 from asyncfabric_services.settings.schema import ModelSection, Settings
 from asyncfabric_services.trace.recorder import Recorder
@@ -33,8 +34,9 @@ def card_of(section: ModelSection) -> ModelCard:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(section.path, local_files_only=True))
-        config = AutoConfig.from_pretrained(section.path, local_files_only=True).get_text_config(decoder=True)
+        folder = checkpoint_folder(section.path)
+        tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True)
     except (OSError, ValueError) as error:
         raise StartError(f"the tokenizer of the model cannot be loaded: {error}") from error
     return ModelCard(section.name or section.path.name, tokenizer, config.max_position_embeddings)

@@ -115,7 +115,9 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
     except (DeviceError, ValueError) as error:
         if link is not None:
             raise
-        raise StartError(f"the link to other nodes cannot be opened: {error}") from error
+        settings = "; the settings are cluster.bind, .keys, .plain_tcp and .advertise"  # the text names our arguments
+        told = settings if isinstance(error, ValueError) else ""
+        raise StartError(f"the link to other nodes cannot be opened: {error}{told}") from error
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ import msgspec
 
 from asyncfabric_services.bench.options import PROVIDERS
 from asyncfabric_services.exits import FINE
+from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.plan.calibrated import cost_lines, error_line
 from asyncfabric_services.quantities import DurationType
 
@@ -35,7 +36,7 @@ SHAPE = "TRAINERS:RECEIVERS:BYTES:FORM[:ROWS]"
     "--hold", "held", multiple=True, metavar=SHAPE, help="An update to predict; repeat. Default: eight others."
 )
 @click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True, help="Updates of each shape.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for `--calibration`.")
+@click.option("--out", type=OutputFile(), help="File for `--calibration`.")
 @click.option("--ops/--no-ops", default=True, show_default=True, help="Measure one small write by itself, too.")
 @click.option("--deadline", type=DurationType(), default="1800s", show_default=True, help="Give up after this.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the file has.")

@@ -15,6 +15,7 @@ import msgspec
 from asyncfabric.sim import Assumptions
 from asyncfabric.weights.cards import CARDS, card
 from asyncfabric_services.exits import FINE
+from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.plan.calibrate import calibrate
 from asyncfabric_services.plan.calibrated import calibration_summary, hosts_of, measured_assumptions, read
 from asyncfabric_services.plan.layout import cluster
@@ -53,8 +54,8 @@ calibration_option = click.option(
     help="Cores of each rank that do all the work, with the costs of --calibration; default: GPUs and NICs do theirs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline as a picture.")
-@click.option("--perfetto", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline as a trace.")
+@click.option("--svg", type=OutputFile(), help="Write the timeline as a picture.")
+@click.option("--perfetto", type=OutputFile(), help="Write the timeline as a trace.")
 def weights(
     model: str,
     train: int,

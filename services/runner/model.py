@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from asyncfabric_services.runner.checkpoint import checkpoint_folder
 from asyncfabric_services.runner.page_shape import PageShape
 from asyncfabric_services.runner.tokenizer import BYTE_VOCABULARY, ByteTokenizer, CheckpointTokenizer, Tokenizer
 
@@ -85,7 +86,7 @@ def load_model(choice: ModelChoice, *, page_tokens: int, name: str | None = None
     else:
         disable_progress_bar()  # its bars would be in the log, and it starts a thread for them
         model = AutoModelForCausalLM.from_pretrained(
-            choice.path, dtype="auto", local_files_only=True, use_safetensors=True
+            checkpoint_folder(choice.path), dtype="auto", local_files_only=True, use_safetensors=True
         )
         tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(choice.path, local_files_only=True))
     model.eval()

@@ -12,11 +12,12 @@ import click
 from asyncfabric.observe.nvlink import read_nvlinks
 from asyncfabric.observe.topology import Distance, NicKind, Topology, read_topology
 from asyncfabric_services.exits import FINE, EnvironmentUnfit
+from asyncfabric_services.output_file import OutputFile
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture to this file.")
+@click.option("--svg", type=OutputFile(), help="Write a picture to this file.")
 @click.option("--root", type=click.Path(path_type=Path), default="/", help="Read the sys and proc below this folder.")
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Copy what is read to this new folder.")
 def topo(as_json: bool, svg: Path | None, root: Path, save: Path | None) -> int:

@@ -12,6 +12,7 @@ from asyncfabric.observe.trace import Recording, merge
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
+from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.quantities import DurationType
 from asyncfabric_services.trace.record import record_all
 
@@ -26,9 +27,7 @@ def trace() -> None:
 @trace.command()
 @places_options
 @click.option("--seconds", type=DurationType(), default="5s", help="How long (default: 5s, at most 60s).")
-@click.option(
-    "-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The picture, as JSON."
-)
+@click.option("-o", "--output", required=True, type=OutputFile(), help="The picture, as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the recordings in this folder.")
 def record(places: Places, seconds: float, output: Path, keep: Path | None) -> int:
     """Record nodes for some seconds, all at once, and draw one trace, for ui.perfetto.dev or chrome://tracing."""
@@ -50,9 +49,7 @@ def record(places: Places, seconds: float, output: Path, keep: Path | None) -> i
 
 @trace.command("merge")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The picture, as JSON."
-)
+@click.option("-o", "--output", required=True, type=OutputFile(), help="The picture, as JSON.")
 def merge_files(files: tuple[Path, ...], output: Path) -> int:
     """Write one trace of several recordings, for ui.perfetto.dev or chrome://tracing."""
     try:

@@ -35,8 +35,9 @@ def test_trainers_with_uneven_shards_bring_the_whole_model() -> None:
     """200 rows among 6: five hold 34, one holds 30, and no border of a shard is a multiple of anything."""
     command = [
         sys.executable, "-m", "asyncfabric_services", "bench", "weights", "--json", "--trainers", "6",
-        "--rollouts", "1", "--model", "64KiB", "--side", "200", "--repeats", "1",
+        "--rollouts", "1", "--model", "64KiB", "--side", "200", "--repeats", "2",
     ]  # fmt: skip
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     assert all(json.loads(line)["verified"] for line in run.stdout.splitlines())
+    assert "3/3" in run.stderr, "the bar counts the first update and the repeats"

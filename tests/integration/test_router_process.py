@@ -222,7 +222,7 @@ def save_checkpoint(path: Path) -> None:
     [
         ({"HTTP__PROT": "1"}, "did you mean ASYNCFABRIC_HTTP__PORT?"),
         ({"CACHE__MEMORY": "100"}, "one page of all layers needs"),
-        ({"MODEL__PATH": "/nowhere"}, "the model cannot be loaded"),
+        ({"MODEL__PATH": "/nowhere"}, "the model cannot be loaded: there is no folder /nowhere"),
         ({"HTTP__HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
     ],
 )

@@ -313,6 +313,30 @@ def test_a_rank_that_stays_away_is_named_and_the_others_go_on(run: Run) -> None:
     run(body)
 
 
+def test_choices_of_another_shape_are_refused_before_anything_is_sent(run: Run) -> None:
+    def body(buffer: deep_ep.Buffer) -> None:
+        x, idx, weights = torch.ones(6, HIDDEN).bfloat16(), torch.arange(TOP_K).repeat(6, 1), torch.ones(6, TOP_K)
+        _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, EXPERTS)
+        layout = {"is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, MOST, EXPERTS, use_fp8=False)
+        of_tokens, of_choices = r"topk_idx must have the shape \[6, top_k\], got", "topk_weights must have the shape of"
+        cases: list[tuple[Callable[[], Any], str]] = [
+            (lambda: buffer.low_latency_dispatch(x, idx[:2], MOST, EXPERTS, use_fp8=False), of_tokens),
+            (lambda: buffer.low_latency_dispatch(x, idx[:, 0], MOST, EXPERTS, use_fp8=False), of_tokens),
+            (lambda: buffer.dispatch(x, **layout, topk_idx=idx[:2], topk_weights=weights), of_tokens),
+            (lambda: buffer.dispatch(x, **layout, topk_idx=idx, topk_weights=weights[:, :1]), of_choices),
+            (lambda: buffer.low_latency_combine(rows, idx.view(9, 2), weights.view(9, 2), handle), "that was disp"),
+            (lambda: buffer.low_latency_combine(rows, idx, torch.ones(6, TOP_K + 1), handle), of_choices),
+        ]
+        for call, text in cases:
+            with pytest.raises(ValueError, match=text):
+                call()
+        sums, _, _ = buffer.low_latency_combine(rows, idx, weights, handle)
+        assert torch.equal(sums, x * TOP_K), "the refused calls left nothing behind"
+
+    run(body)
+
+
 def test_what_is_not_there_on_a_host_is_refused(run: Run) -> None:
     def body(buffer: deep_ep.Buffer) -> None:
         x, idx, _ = tokens_of(buffer.rank)
