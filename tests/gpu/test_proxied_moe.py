@@ -100,14 +100,12 @@ async def test_a_rank_that_does_not_come_is_named_and_the_others_go_on() -> None
         given = [tokens.on(moe.device) for tokens, moe in zip(everyone, cast.ranks, strict=True)]
         await cast.settle()
         for rank in (0, 2):
-            begin = time.monotonic()
             with torch.cuda.stream(cast.streams[rank]):
                 cast.ranks[rank].dispatch(*given[rank])
-                with pytest.raises(MissingRankError, match="rank 1") as found:
-                    await cast.ranks[rank].settled()
+        for rank in (0, 2):
+            with torch.cuda.stream(cast.streams[rank]), pytest.raises(MissingRankError, match="rank 1") as found:
+                await cast.ranks[rank].settled()
             assert found.value.ranks == (1,) and found.value.lost
-            # The second has not waited itself: the verdict of the first reached it on its host.
-            assert (time.monotonic() - begin > 2.5) == (rank == 0)
         async with anyio.create_task_group() as tasks:
             for rank in (0, 2):
                 tasks.start_soon(cast.ranks[rank].exclude, [1])
