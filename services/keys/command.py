@@ -85,6 +85,8 @@ def trust(key: str, file: Path | None, note: str) -> int:
     path = file or default_file()
     read_keys(path)  # a trust list without a key would trust in vain
     given = Path(key)
+    if given.suffix == ".pub" and not given.is_file():
+        raise click.UsageError(f"there is no file {given}; name the .pub file of the other node, or its 64 hex digits")
     try:
         public = parse_public(given.read_text(encoding="utf-8") if given.is_file() else key)
     except (ValueError, OSError) as error:

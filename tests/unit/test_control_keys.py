@@ -93,3 +93,5 @@ def test_the_command_never_overwrites_a_key(tmp_path: Path) -> None:
     assert again.exit_code == 2 and "never overwritten" in again.output and path.read_text() == before
     bad = CliRunner().invoke(keys, ["trust", "abc", "--file", str(path)])
     assert bad.exit_code == 2 and "no public key" in bad.output
+    absent = CliRunner().invoke(keys, ["trust", str(tmp_path / "b.key.pub"), "--file", str(path)])
+    assert absent.exit_code == 2 and "there is no file" in absent.output and "no public key" not in absent.output
