@@ -2,23 +2,31 @@
 
 Usage: python tests/gpu/run.py [FOLDER]. Builds in place with the Python that runs it, which needs torch with CUDA, cupy
 for the kernels of the tests, and the packages of pyproject.toml. What is missing is left out and named in the report.
+Tests, compute-sanitizer and planted faults go side by side where there are cores for it; figures are taken alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "gpu-report").resolve()
 STEPS: list[dict[str, Any]] = []
+PRINTING = threading.Lock()
+CORES_A_LANE = 8  # tests of several processes, whose references in torch have four threads each
 ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
 QUICK = ("--region", "1GiB", "--duration", "0.2s", "--deadline", "300s")
 BUSY = ("--polling", "busy", "--spin", "300us")
@@ -49,28 +57,37 @@ SANITIZED = (
 
 def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -> bool:
     """Run one step, keep its output in a file and its last lines in the report."""
-    print(f"== {name}: {' '.join(command)}", flush=True)
     begin = time.monotonic()
     paths = [str(ROOT), str(OUT / "path"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment = {"OMP_NUM_THREADS": "4"} | os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     log = OUT / (re.sub(r"\W+", "-", name) + ".txt")
-    with log.open("w") as sink:
+    with (
+        log.open("w") as sink,
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
         try:
-            code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT, timeout=limit_s, check=False
-            ).returncode
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = 124
+        finally:
+            end_all_of(process.pid)
     lines = log.read_text(errors="replace").splitlines()
-    STEPS.append({"name": name, "code": code, "seconds": round(time.monotonic() - begin, 1), "end": lines[-40:]})
-    print(
-        "\n".join(line[:200] for line in lines[-25:]),
-        f"\n-- {name}: {'ok' if code == 0 else f'FAILED ({code})'}",
-        flush=True,
-    )
+    seconds = round(time.monotonic() - begin, 1)
+    with PRINTING:
+        STEPS.append({"name": name, "code": code, "seconds": seconds, "end": lines[-40:]})
+        print(f"== {name}: {' '.join(command)}", *(line[:200] for line in lines[-25:]), sep="\n")
+        print(f"-- {name}: {'ok' if code == 0 else f'FAILED ({code})'} in {seconds} s", flush=True)
     if needed and code:
         finish()
     return code == 0
+
+
+def end_all_of(session: int) -> None:
+    """Kill what a step left running."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:
@@ -90,8 +107,9 @@ def figure_of(row: dict[str, Any]) -> str:
 
 def left_out(name: str, why: str) -> None:
     """Say what was not run."""
-    STEPS.append({"name": name, "code": None, "seconds": 0, "end": [why]})
-    print(f"== {name}: LEFT OUT: {why}", flush=True)
+    with PRINTING:
+        STEPS.append({"name": name, "code": None, "seconds": 0, "end": [why]})
+        print(f"== {name}: LEFT OUT: {why}", flush=True)
 
 
 def finish() -> None:
@@ -115,14 +133,64 @@ def gpu_count() -> int:
     return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
+def tests() -> None:
+    """Run the tests of this folder, then the conformance suite over the rail of GPUs."""
+    spread = subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode == 0
+    workers = ("-n", "8") if spread else ()
+    step("tests", *PYTEST, *workers, "tests/gpu", limit_s=900)
+    step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda", limit_s=900)
+    if Path("/usr/include/gtest/gtest.h").exists():
+        build = "cd native && cmake --preset release && cmake --build --preset release --target cuda_dmabuf_test"
+        step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/cuda_dmabuf_test", limit_s=1200)
+    else:
+        left_out("dma-bufs", "googletest is not installed")
+
+
+def sanitized() -> None:
+    """Run the kernels under compute-sanitizer."""
+    if not shutil.which("compute-sanitizer"):
+        left_out("compute-sanitizer", "it is not here")
+        return
+    for tool in ("memcheck", "racecheck"):
+        for what, *command in SANITIZED:
+            step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
+    for tool in ("memcheck", "racecheck", "synccheck"):
+        for path in ("nvlink", "proxied"):
+            for case in ("decode", "prefill"):
+                sanitizer = ("compute-sanitizer", "--tool", tool, "--target-processes", "all")
+                steps = (sys.executable, "tests/gpu/sanitized_moe.py", path, case)
+                step(f"{tool} of MoE, {path}, {case}", *sanitizer, "--error-exitcode", "9", *steps)
+
+
+def planted() -> None:
+    """Plant faults in kernels and see who finds them."""
+    if shutil.which("nvcc"):
+        step("planted faults", sys.executable, "tests/gpu/planted.py", limit_s=1200)
+    else:
+        left_out("planted faults", "no nvcc here")
+
+
+def side_by_side(*lanes: Callable[[], None]) -> None:
+    """Run what is not timed, as many lanes at once as the cores are enough for."""
+    with ThreadPoolExecutor(max(1, min(len(lanes), (os.cpu_count() or 1) // CORES_A_LANE))) as pool:
+        for lane in [pool.submit(lane) for lane in lanes]:
+            lane.result()
+
+
+def figures() -> None:
+    """Take the figures, each alone on the machine."""
+    step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
+    gpus = gpu_count()
+    for name, *arguments in BENCHES:
+        if gpus < 2 and name in NEED_TWO_GPUS:
+            left_out(f"bench {name}", f"it needs two GPUs, here is {gpus}")
+        else:
+            step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
+
+
 def main() -> None:
     """Build, check, measure, report."""
     OUT.mkdir(parents=True, exist_ok=True)
-    workers = (
-        ("-n", "8")
-        if not subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode
-        else ()
-    )
     (OUT / "path").mkdir(exist_ok=True)
     services = OUT / "path" / "asyncfabric_services"  # as pip would install it
     if not services.exists():
@@ -132,36 +200,8 @@ def main() -> None:
         step("machine", "nvidia-smi", "topo", "-m")
     step("doctor", *ASYNCFABRIC, "doctor", "--provider", "cuda", "--provider", "local")
     step("topo", *ASYNCFABRIC, "topo")
-    step("tests", *PYTEST, *workers, "tests/gpu")
-    step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda")
-    if Path("/usr/include/gtest/gtest.h").exists():
-        build = "cd native && cmake --preset release && cmake --build --preset release --target cuda_dmabuf_test"
-        step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/cuda_dmabuf_test", limit_s=1200)
-    else:
-        left_out("dma-bufs", "googletest is not installed")
-    step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
-    gpus = gpu_count()
-    for name, *arguments in BENCHES:
-        if gpus < 2 and name in NEED_TWO_GPUS:
-            left_out(f"bench {name}", f"it needs two GPUs, here is {gpus}")
-            continue
-        step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
-    if shutil.which("compute-sanitizer"):
-        for tool in ("memcheck", "racecheck"):
-            for what, *command in SANITIZED:
-                step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
-        for tool in ("memcheck", "racecheck", "synccheck"):
-            for path in ("nvlink", "proxied"):
-                for case in ("decode", "prefill"):
-                    sanitizer = ("compute-sanitizer", "--tool", tool, "--target-processes", "all")
-                    steps = (sys.executable, "tests/gpu/sanitized_moe.py", path, case)
-                    step(f"{tool} of MoE, {path}, {case}", *sanitizer, "--error-exitcode", "9", *steps)
-    else:
-        left_out("compute-sanitizer", "it is not here")
-    if shutil.which("nvcc"):
-        step("planted faults", sys.executable, "tests/gpu/planted.py", limit_s=1200)
-    else:
-        left_out("planted faults", "no nvcc here")
+    side_by_side(tests, sanitized, planted)
+    figures()
     finish()
 
 
