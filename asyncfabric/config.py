@@ -106,7 +106,11 @@ class FabricConfig:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
         if self.worker_cpu < -1:
             raise ValueError(f"worker_cpu must be >= -1, got {self.worker_cpu!r}")
-        self.rail_specs()
+        providers = [rail.provider for rail in self.rail_specs()]
+        if self.require and not any(name.endswith(tuple(providers)) for name in self.require):  # fake+local is a local
+            raise ValueError(
+                f"require permits {sorted(self.require)}, but rails are of {providers}: none could be used"
+            )
 
     def rail_specs(self) -> tuple[RailSpec, ...]:
         """Return the rails as parsed specs; raises ValueError naming a malformed one."""

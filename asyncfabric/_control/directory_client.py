@@ -176,14 +176,17 @@ class DirectoryClient:
     # ---- staying connected
 
     async def _stay_connected(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s, failures = FIRST_PAUSE_S, 0
         while True:
             try:
                 self._server = await self._link.connect(self._address)
-                pause_s = FIRST_PAUSE_S
+                pause_s, failures = FIRST_PAUSE_S, 0
                 await self._speak_with(self._server)
             except PeerError as error:
-                log.info("directory at %s: %s; next attempt in %g s", self._address, error, pause_s)
+                failures += 1
+                if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th: whoever waits for hours fills no disk
+                    text = "directory at %s: %s; attempt %d, the next in %g s"
+                    log.info(text, self._address, error, failures, pause_s)
             except ClosedError:
                 return
             self._server = None

@@ -131,6 +131,14 @@ TEST(FaultRail, RefusesMalformedOptionsNamesAndDevicesWithoutImmediates) {
   EXPECT_EQ(open_fault_rail({"fault+loopback", "", {{"no_immediates", "1"}}}, open_loopback_rail, &rail, &detail).code,
             StatusCode::kNoProvider);
   EXPECT_NE(detail.find("immediate"), std::string::npos);
+  const OpenRail picky = [](const RailSpec&, std::unique_ptr<Rail>*, std::string* text) -> Status {
+    *text = "an option nobody knows";
+    return StatusCode::kInvalidArgument;
+  };
+  EXPECT_FALSE(open_fault_rail({"fault+loopback", "", {{"sed", "7"}}}, picky, &rail, &detail).ok());
+  EXPECT_NE(detail.find("options of a fault rail are seed, reorder, delay_us"), std::string::npos) << detail;
+  EXPECT_FALSE(open_fault_rail({"fault+loopback", "", {{"seed", "7"}}}, picky, &rail, &detail).ok());
+  EXPECT_EQ(detail.find("options of a fault rail"), std::string::npos) << detail;
   EXPECT_EQ(rail, nullptr);
 }
 

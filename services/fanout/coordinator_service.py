@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 
 import trio
 from starlette.applications import Starlette
@@ -42,6 +43,7 @@ class Coordinating:
         self.rows: list[Row] = []
         self._desk = desk
         self._path = path
+        self._since = monotonic()
         self._updates = BoundedCounter(
             stage.registry, "weights", "updates_total", "Updates that ended.", outcome=("committed", "aborted")
         )
@@ -58,6 +60,7 @@ class Coordinating:
         blueprint = await self._desk.blueprint()
         async with open_coordinator(messenger, from_bytes(blueprint.plan), self._path) as coordinator:
             self._desk.coordinator = coordinator
+            self._since = monotonic()
             try:
                 async for version in coordinator.offers():
                     await self._update(version)
@@ -67,6 +70,7 @@ class Coordinating:
     async def _update(self, version: int) -> None:
         coordinator = self._desk.coordinator
         assert coordinator is not None
+        self._since = monotonic()
         try:
             report = await coordinator.update(version)
         except (BrokenError, ValueError) as error:
@@ -97,12 +101,12 @@ class Coordinating:
         """Return who the open update waits for."""
         coordinator = self._desk.coordinator
         if coordinator is None:
-            return [Waiting("the coordinator", "a trainer's plan", 0, 1, ("trainer-0",), 0.0, {})]
+            return [Waiting("the coordinator", "a trainer's plan", 0, 1, ("trainer-0",), self._since, {})]
         missing = coordinator.awaited
         if not missing:
             return []
         total = max(len(missing), len(coordinator.receivers))
-        return [Waiting("the open update", "its participants", total - len(missing), total, missing, 0.0, {})]
+        return [Waiting("the open update", "its participants", total - len(missing), total, missing, self._since, {})]
 
 
 def log_file(settings: Settings) -> Path:

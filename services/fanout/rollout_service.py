@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from time import monotonic
 
 import torch
 import trio
@@ -39,6 +40,7 @@ class Rollout:
     def __init__(self, participant: Participant) -> None:
         self.generator: Generator | None = None
         self.replicas: list[WeightReplica] = []
+        self._since = monotonic()
         self._participant = participant
         registry = participant.stage.registry
         self._tokens = BoundedCounter(registry, "rollout", "tokens_total", "Tokens generated.")
@@ -68,6 +70,7 @@ class Rollout:
         """
         own = self._participant
         blueprint = await blueprint_of(own.node, own.link, own.membership)
+        self._since = monotonic()
         plan = from_bytes(blueprint.plan)
         name, weights = own.stage.condition.name, own.stage.settings.weights
         model = await trio.to_thread.run_sync(lambda: FusedModel(blueprint.model_config(), blueprint.layout))
@@ -104,12 +107,12 @@ class Rollout:
     def waits(self) -> list[Waiting]:
         """Return what this replica waits for."""
         if self.generator is None:
-            return [Waiting("the replica", "the coordinator's blueprint", 0, 1, ("coordinator",), 0.0, {})]
+            return [Waiting("the replica", "the coordinator's blueprint", 0, 1, ("coordinator",), self._since, {})]
         if self.generator.paused:
             since = self.generator.paused_since
             return [Waiting("generation", "the version that is written in place", 0, 1, ("coordinator",), since, {})]
         if not self.generator.version:
-            return [Waiting("the replica", "its first version", 0, 1, ("coordinator",), 0.0, {})]
+            return [Waiting("the replica", "its first version", 0, 1, ("coordinator",), self._since, {})]
         return self._participant.fabric.why()
 
 

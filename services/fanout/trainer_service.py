@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 import trio
+from safetensors import SafetensorError
 from starlette.applications import Starlette
+from torch import Tensor
 
 from asyncfabric.actors import Membership, Node, Reference
 from asyncfabric.errors import BrokenError, FabricError
@@ -43,7 +46,7 @@ from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.settings.schema import Settings
-from asyncfabric_services.trainer.checkpoints import load_version, save_version, versions_in
+from asyncfabric_services.trainer.checkpoints import fault_of, load_version, save_version, versions_in
 from asyncfabric_services.trainer.training import Training
 from asyncfabric_services.trainer.world import join_world, leave_world, sum_over_ranks, tell_all
 
@@ -103,12 +106,16 @@ class TrainerRank:
             seed=model.seed,
         )
         made = load_model(choice, page_tokens=1).model.to(torch.float32)
-        kept = versions_in(folder) if folder is not None else []
+        fault = fault_of(folder) if folder is not None and self.rank == 0 else ""
+        kept = versions_in(folder) if folder is not None and not fault else []
+        told = tell_all(msgspec.msgpack.encode((fault, kept)))
+        seen = [msgspec.msgpack.decode(one, type=tuple[str, list[int]]) for one in told]
+        if seen[0][0]:
+            raise ValueError(f"train.checkpoints: {seen[0][0]}")
+        if any(theirs != kept for _, theirs in seen):
+            raise ValueError(f"ranks do not see the same checkpoints in {folder}")
         if folder is not None and kept:
             made.load_state_dict(load_version(folder, kept[-1]))
-        seen = tell_all(",".join(map(str, kept)).encode())
-        if len(set(seen)) > 1:
-            raise ValueError(f"ranks do not see the same checkpoints in {folder}")
         return Training(made), made.config
 
     async def run(self, publisher: WeightPublisher, node: Node, membership: Membership) -> None:
@@ -130,7 +137,7 @@ class TrainerRank:
                 if version and train.checkpoints is not None:
                     state = await _blocking(self.training.whole_state)
                     if self.rank == 0:
-                        await _blocking(save_version, train.checkpoints, version, state)
+                        await self._keep(train.checkpoints, version, state)
             except RuntimeError as error:
                 raise BrokenError(
                     f"another rank of the training is gone: {error}", remedy="start all ranks again"
@@ -140,6 +147,15 @@ class TrainerRank:
         await _blocking(leave_world)
         stage.stop.set()
         self.ended.set()
+
+    async def _keep(self, folder: Path, version: int, state: dict[str, Tensor]) -> None:
+        try:
+            await _blocking(save_version, folder, version, state)
+        except (OSError, SafetensorError) as error:
+            raise BrokenError(
+                f"version {version} cannot be kept in {folder}, so it is not published: {error}",
+                remedy="make room there; a training goes on from its last version when all ranks are started again",
+            ) from error
 
     async def keep_told(self, own: Participant) -> None:
         """Tell every coordinator the blueprint, for ever; rank 0 does.

@@ -7,7 +7,8 @@ takes its value from a request would grow without bound.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -32,6 +33,10 @@ class Labels:
         self.names = tuple(allowed)
         self._allowed = {name: frozenset(values) for name, values in allowed.items()}
 
+    def all(self) -> Iterator[tuple[str, ...]]:
+        """Return every set of values that is allowed, none where there are no labels."""
+        return product(*(sorted(self._allowed[name]) for name in self.names)) if self.names else iter(())
+
     def bound(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return the values, unknown ones replaced; raises ValueError for a wrong set of names."""
         if set(values) != set(self.names):
@@ -40,13 +45,15 @@ class Labels:
 
 
 class BoundedCounter:
-    """A counter whose labels cannot grow."""
+    """A counter whose labels cannot grow. All that are allowed read 0 from the start, so that a rate sees the first."""
 
     def __init__(
         self, registry: CollectorRegistry, subject: str, unit: str, text: str, **allowed: Sequence[str]
     ) -> None:
         self._labels = Labels(allowed)
         self._counter = Counter(_name(subject, unit), text, self._labels.names, registry=registry)
+        for values in self._labels.all():
+            self._counter.labels(*values)
 
     def add(self, amount: float = 1, **labels: str) -> None:
         """Add `amount`."""

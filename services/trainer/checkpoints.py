@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,15 @@ _NAME = re.compile(r"version-(\d+)\.safetensors")
 def checkpoint_path(folder: Path, version: int) -> Path:
     """Return where a version is kept."""
     return folder / f"version-{version}.safetensors"
+
+
+def fault_of(folder: Path) -> str:
+    """Return why versions cannot be kept in a folder, or ""; makes the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"the folder {folder} cannot be made: {error.strerror}"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"the folder {folder} cannot be written: permission denied"
 
 
 def save_version(folder: Path, version: int, state: Mapping[str, Tensor]) -> None:

@@ -101,7 +101,7 @@ async def test_disconnected_peers_connect_again() -> None:
 
 async def test_required_providers_are_enforced() -> None:
     network = FakeNetwork()
-    wrong = af.FabricConfig(require=("efa",))
+    wrong = af.FabricConfig(rails=("local", "efa"), require=("efa",))
     right = af.FabricConfig(require=("fake+local",))
     async with open_fake(network) as reader, open_fake(network, wrong) as strict, open_fake(network, right) as fine:
         with pytest.raises(af.PeerError, match=r"'fake\+local'.*\['efa'\]"):

@@ -131,3 +131,9 @@ def test_values_within_their_bounds_are_taken(seconds: float, count: int, size: 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         FabricConfig().max_ops = 3  # type: ignore[misc]
+
+
+def test_a_requirement_that_no_rail_meets_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"require permits \['efa'\], but rails are of \['tcp', 'local'\]"):
+        FabricConfig(rails=("tcp:lo", "local"), require=("efa",))
+    assert FabricConfig(rails=("tcp", "local"), require=("efa", "tcp")).require == ("efa", "tcp")

@@ -1,4 +1,4 @@
-"""The coordinator's file: its folder is made, and what cannot be written is told before the coordinator listens."""
+"""Files of coordinator and trainer: folders are made, and what cannot be written is told before they listen."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ pytest.importorskip("starlette", reason="services need starlette")
 from asyncfabric_services.fanout.coordinator_service import log_file
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.settings.schema import Settings, WeightsSection
+from asyncfabric_services.trainer.checkpoints import fault_of
 
 
 def found(path: Path | None) -> Path:
@@ -35,3 +36,12 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     ]:
         with pytest.raises(StartError, match=text):
             found(path)
+
+
+def test_a_folder_of_checkpoints_is_made_or_told(tmp_path: Path) -> None:
+    wanted = tmp_path / "lib" / "checkpoints"
+    assert fault_of(wanted) == "" and wanted.is_dir()
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert fault_of(taken).endswith("taken cannot be made: File exists")
+    assert fault_of(taken / "below").endswith("cannot be made: Not a directory")

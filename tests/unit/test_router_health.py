@@ -48,6 +48,14 @@ def test_labels_cannot_grow() -> None:
         counter.add(state="200")
 
 
+def test_what_was_never_counted_reads_0() -> None:
+    registry = CollectorRegistry()
+    BoundedCounter(registry, "router", "retries_total", "Retries.", because=("lost", "busy"), by=("node",))
+    text = exposition(registry).decode()
+    for because in ("lost", "busy"):
+        assert f'asyncfabric_router_retries_total{{because="{because}",by="node"}} 0.0' in text
+
+
 @pytest.mark.parametrize("name", ["Router", "router-requests", "", "a__b", "1a"])
 def test_names_have_one_form(name: str) -> None:
     with pytest.raises(ValueError, match="no part of a metric's name"):

@@ -20,6 +20,14 @@ uint64_t* find_field(FaultPlan* plan, std::string_view option) {
 
 }  // namespace
 
+std::string fault_option_names() {
+  std::string names;
+#define X(option, field, fallback) names += names.empty() ? option : ", " option;
+  ASYNCFABRIC_FAULT_OPTIONS(X)
+#undef X
+  return names;
+}
+
 Status parse_fault_spec(const RailSpec& spec, FaultPlan* plan, RailSpec* inner, std::string* detail) {
   if (!spec.provider.starts_with(kPrefix) || spec.provider.size() == kPrefix.size()) {
     *detail = "a fault rail is named fault+<provider>, got '" + spec.provider + "'";

@@ -36,4 +36,7 @@ struct FaultPlan {
 // Splits the spec of a "fault+<inner>" rail into the plan and the spec of the inner rail, which gets all other options.
 Status parse_fault_spec(const RailSpec& spec, FaultPlan* plan, RailSpec* inner, std::string* detail);
 
+// All options, separated by commas.
+std::string fault_option_names();
+
 }  // namespace asyncfabric

@@ -229,7 +229,10 @@ Status open_fault_rail(const RailSpec& spec, OpenRail inner, std::unique_ptr<Rai
     return StatusCode::kNoProvider;
   }
   std::unique_ptr<Rail> opened;
-  if (const Status status = inner(inner_spec, &opened, detail); !status.ok()) return status;
+  if (const Status status = inner(inner_spec, &opened, detail); !status.ok()) {
+    if (!inner_spec.options.empty()) *detail += "; options of a fault rail are " + fault_option_names();
+    return status;
+  }
   *out = std::make_unique<FaultRail>(plan, std::move(opened));
   return {};
 }
