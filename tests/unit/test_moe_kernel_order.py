@@ -1,0 +1,100 @@
+"""What no run of the MoE kernels shows for sure, read in their text: data before words, words stored with release.
+
+A word that overtakes its data is a matter of nanoseconds between GPUs. So here every store to a place of words, told by
+the fields of `moe::Exchange` that its address is made of, has to be a release at system scope, every load an acquire;
+and on every way to a word the copies before it have ended. The text is that which is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from ptx_flow import Instruction, KernelText, kernels_of
+
+pytest.importorskip("torch")
+
+COMBINES = ["moe_combine_bfloat16", "moe_combine_float16", "moe_combine_float32"]
+WORDS = {"moe_dispatch": ["record_words", "token_words"], **{name: ["head_word", "back_words"] for name in COMBINES}}
+DATA = {"moe_dispatch": ("slots", "token_words"), **dict.fromkeys(COMBINES, ("back", "back_words"))}
+PARTS = (1, 8)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, KernelText]:
+    from asyncfabric.moe.nvlink import launch
+
+    return kernels_of(launch.kernel_text().decode())
+
+
+def offset(name: str) -> int:
+    """Return where a field is in moe::Exchange."""
+    from asyncfabric.moe.nvlink.launch import ExchangeWords
+
+    return int(getattr(ExchangeWords, name).offset)
+
+
+def accesses(kernel: KernelText, what: str, name: str) -> list[int]:
+    """Return the places of stores (`st`) or loads (`ld`) whose addresses are made of a field."""
+    return [
+        place
+        for place, each in enumerate(kernel.instructions)
+        if each.name.startswith(f"{what}.")
+        and ".shared" not in each.name
+        and ".param" not in each.name
+        and each.address is not None
+        and offset(name) in kernel.fields_of(each.address)
+    ]
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_are_stored_with_release_and_loaded_with_acquire(kernels: dict[str, KernelText], name: str) -> None:
+    kernel = kernels[name]
+    for word in WORDS[name]:
+        stores = [kernel.instructions[place].name for place in accesses(kernel, "st", word)]
+        loads = [kernel.instructions[place].name for place in accesses(kernel, "ld", word)]
+        # Behind a proxy the place of a token is no word that anybody waits for: its arrival is counted.
+        packed = ["st.u32"] if word == "token_words" else []
+        assert sorted(stores) == ["st.release.sys.global.u32", *packed], f"{name}, {word}"
+        assert loads and set(loads) <= {"ld.acquire.sys.global.u32", *(["ld.u32"] if packed else [])}, f"{name}, {word}"
+        assert any(each.startswith("ld.acquire") for each in loads), f"{name}, {word}: nobody waits"
+
+
+def released(kernel: KernelText, word: str) -> int:
+    """Return the place of the one store that releases a word."""
+    (place,) = [
+        each for each in accesses(kernel, "st", word) if kernel.instructions[each].name.startswith("st.release")
+    ]
+    return place
+
+
+def is_copy(each: Instruction) -> bool:
+    return each.name.startswith("cp.async.bulk.global.shared")
+
+
+def named(text: str) -> Callable[[Instruction], bool]:
+    return lambda each: each.text == text
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("name", WORDS)
+def test_copies_have_landed_and_are_fenced_before_the_word_of_their_row(
+    kernels: dict[str, KernelText], name: str, parts: int
+) -> None:
+    kernel, word = kernels[name], DATA[name][1]
+    known, place = kernel.predicates(offset("parts"), parts), released(kernel, word)
+    ended, fenced = named("cp.async.bulk.wait_group 0"), named("fence.proxy.async")
+    assert any(map(is_copy, kernel.instructions)), "no copies were found at all"
+    assert not kernel.met_before(place, known, ended, is_copy), "a copy may be on its way when the word goes"
+    assert not kernel.met_before(place, known, fenced, lambda each: ended(each) or is_copy(each)), "no fence"
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("name", WORDS)
+def test_what_other_lanes_stored_is_met_before_the_word(kernels: dict[str, KernelText], name: str, parts: int) -> None:
+    kernel, (data, word) = kernels[name], DATA[name]
+    stores = {id(kernel.instructions[place]) for place in accesses(kernel, "st", data)}
+    assert stores, "no stores were found at all"
+    known = kernel.predicates(offset("parts"), parts)
+    found = kernel.met_before(released(kernel, word), known, named("bar.warp.sync -1"), lambda each: id(each) in stores)
+    assert not found
