@@ -39,6 +39,13 @@ class MessageStream:
     def __aiter__(self) -> MessageStream:
         return self
 
+    def take_nowait(self) -> list[Message]:
+        """Return the messages that are here now, in no order, perhaps none: many for one wake-up."""
+        found: list[Message] = []
+        while not self._stairwell.closed and (received := self._stairwell.engine.next_message()) is not None:
+            found.append(Message(self._peers.by_id(received[0]), received[1]))
+        return found
+
     async def __anext__(self) -> Message:
         """Return the next message.
 

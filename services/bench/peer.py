@@ -30,6 +30,7 @@ STATIONS = {
     "gpu-limits": ("asyncfabric_services.bench.gpu_limit_station", "GpuLimitStation"),
     "ttft": ("asyncfabric_services.bench.ttft_station", "TtftStation"),
     "weights": ("asyncfabric_services.bench.weights_station", "WeightsStation"),
+    "weights-crowd": ("asyncfabric_services.bench.crowd_station", "CrowdStation"),
     "mesh": ("asyncfabric_services.bench.mesh_station", "MeshStation"),
     "gpu-weights": ("asyncfabric_services.bench.gpu_weights_station", "GpuWeightsStation"),
     "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),

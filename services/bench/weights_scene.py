@@ -18,17 +18,23 @@ class WeightsScene:
     """The processes, and the versions that they went through.
 
     Attributes:
-        started: all processes by name; trainers, receivers: names of those.
+        started: all processes by name, that of several trainers by the first one; trainers, receivers: names of those.
         moved: bytes of weights that the last update brought.
     """
 
-    def __init__(self, started: dict[str, Process], trainers: list[str], receivers: list[str], copies: int) -> None:
-        """Begin with processes that have joined; each byte that trainers send ends in `copies` replicas."""
+    def __init__(
+        self, started: dict[str, Process], trainers: list[str], receivers: list[str], copies: int, together: int
+    ) -> None:
+        """Begin with processes that have joined.
+
+        Each byte that trainers send ends in `copies` replicas; `together` trainers share a process.
+        """
         self.started = started
         self.trainers = trainers
         self.receivers = receivers
         self.moved: int = 0
         self._copies = copies
+        self._publish = "publish" if together == 1 else "publish_all"
         self._version = 0
 
     @property
@@ -40,9 +46,10 @@ class WeightsScene:
         """Bring one version everywhere; returns the coordinator's report and the trainers'."""
         self._version += 1
         for name in (COORDINATOR, *self.trainers):
-            self.started[name].start("update" if name == COORDINATOR else "publish", version=self._version)
+            self.started[name].start("update" if name == COORDINATOR else self._publish, version=self._version)
         told = self.started[COORDINATOR].finish()
-        parts = [self.started[name].finish() for name in self.trainers]
+        found = [self.started[name].finish() for name in self.trainers]
+        parts = found if self._publish == "publish" else [part for parts in found for part in parts]
         self.ask(self.receivers, "flip", version=self._version)
         coded = sum(one["plain_bytes"] for part in parts for one in part["codings"] if one["coding"] != "full")
         self.moved = self._copies * (coded + sum(part["stages"]["bytes"] for part in parts))
@@ -66,10 +73,15 @@ class WeightsScene:
 
 @contextmanager
 def open_scene(
-    options: Options, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = ()
+    options: Options, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = (), together: int = 1
 ) -> Iterator[WeightsScene]:
-    """Start all processes of a model, as `weights_workload.plan_of` takes it, and let them join; ends them after."""
-    trainers = [trainer_name(rank) for rank in range(model["trainers"])]
+    """Start all processes of a model, as `weights_workload.plan_of` takes it, and let them join; ends them after.
+
+    `together`: so many trainers share a process, in host memory and without codings.
+    """
+    ranks = [trainer_name(rank) for rank in range(model["trainers"])]
+    homes = {ranks[first]: ranks[first : first + together] for first in range(0, len(ranks), together)}
+    trainers = list(homes)
     receivers = [
         receiver_name(f"replica {replica}", receiver)
         for replica in range(model["replicas"])
@@ -80,18 +92,23 @@ def open_scene(
     with ExitStack() as stack:
         kind: StationKind = "gpu-weights" if options.on_gpu else "weights"
         started = {
-            name: stack.enter_context(Process(kind, name, options.deadline_at))
+            name: stack.enter_context(
+                Process("weights-crowd" if together > 1 and name in homes else kind, name, options.deadline_at)
+            )
             for name in (COORDINATOR, *trainers, *receivers)
         }
-        scene = WeightsScene(started, trainers, receivers, model["replicas"] if model.get("chain") else 1)
+        scene = WeightsScene(started, trainers, receivers, model["replicas"] if model.get("chain") else 1, together)
         config = options.engine | {"peer_deadline_host": 30.0}
         for name, process in started.items():
             process.start("open", config=config | ({"rails": rails.get(name, ["cuda:0"])} if options.on_gpu else {}))
-        addresses = {name: process.finish()["address"] for name, process in started.items()}
+        opened = {name: process.finish()["address"] for name, process in started.items()}
+        addresses = {one: address for name, address in opened.items() for one in homes.get(name, [name])}
+        joining = {"addresses": addresses, "model": model, "scratch_bytes": scratch_bytes}
         for name, process in started.items():
-            process.start(
-                "join", name=name, addresses=addresses, model=model, scratch_bytes=scratch_bytes, codings=codings
-            )
+            if together > 1 and name in homes:
+                process.start("join_all", names=homes[name], **joining)
+            else:
+                process.start("join", name=name, codings=codings, **joining)
         for process in started.values():
             process.finish()
         yield scene

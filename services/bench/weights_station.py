@@ -32,7 +32,7 @@ from asyncfabric.weights.update import (
     trainer_name,
 )
 from asyncfabric_services.bench.fabric_station import FabricStation
-from asyncfabric_services.bench.weights_post import FabricPost
+from asyncfabric_services.bench.weights_post import FabricMessenger, FabricPost
 from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
 
 
@@ -67,9 +67,11 @@ class WeightsStation(FabricStation):
         self._codings = codings
         self._plan = plan_of(**model)
         known = {other: af.FabricAddress.from_bytes(bytes.fromhex(each)) for other, each in addresses.items()}
-        await self._nursery.start(self._live, name, FabricPost(self._fabric, name, known), scratch_bytes)
+        await self._nursery.start(self._live, name, FabricPost(self._fabric, known).open(name), scratch_bytes)
 
-    async def _live(self, name: str, post: FabricPost, scratch_bytes: int, task_status: trio.TaskStatus[None]) -> None:
+    async def _live(
+        self, name: str, post: FabricMessenger, scratch_bytes: int, task_status: trio.TaskStatus[None]
+    ) -> None:
         async with AsyncExitStack() as stack:
             if name == COORDINATOR:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -104,6 +104,15 @@ class LinkMessenger:
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             raise ClosedError(f"the messenger of {self.name} is closed") from None
 
+    def take_nowait(self) -> list[tuple[str, Event]]:
+        """Return what is there already."""
+        found: list[tuple[str, Event]] = []
+        try:
+            while True:
+                found.append(self._take.receive_nowait())
+        except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
+            return found
+
     def put(self, source: str, event: Event) -> None:
         """Add to what is received; not for users."""
         self._put.send_nowait((source, event))

@@ -51,6 +51,9 @@ class Late:
             await self.allowed.wait()
         return sender, event
 
+    def take_nowait(self) -> list[tuple[str, Any]]:
+        return []
+
 
 async def flip_always(replica: Any) -> None:
     while True:

@@ -39,6 +39,7 @@ from asyncfabric.weights.update import (
     receiver_name,
     trainer_name,
 )
+from asyncfabric.weights.update.messages import Written
 
 PATIENCE_S = 90.0
 SCRATCH = 96 << 20
@@ -109,6 +110,16 @@ class Scene:
             hand_over(sender, message)
 
         victim._hand_over = die  # type: ignore[method-assign]
+        take_written = victim._take_written
+
+        def die_of_written(words: list[tuple[str, Any]]) -> bool:
+            if words and word is Written:
+                victim._take_written = lambda words: False  # type: ignore[method-assign]
+                self.post.close(name, "killed")
+                return False
+            return take_written(words)
+
+        victim._take_written = die_of_written  # type: ignore[method-assign]
 
     async def flip(self, version: int) -> None:
         """Let a version serve everywhere."""

@@ -42,6 +42,9 @@ class Post:
     async def receive(self) -> tuple[str, Event]:
         raise NotImplementedError
 
+    def take_nowait(self) -> list[tuple[str, Event]]:
+        raise NotImplementedError
+
     def _tell(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()

@@ -12,7 +12,7 @@ from asyncfabric.weights.update.catching_up import Fetching
 from asyncfabric.weights.update.forwarding import Forwarding
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.landing import Arrivals
-from asyncfabric.weights.update.messages import Coded, Opened, Taken, Written
+from asyncfabric.weights.update.messages import Coded, Opened, Taken
 from asyncfabric.weights.update.runs import Gate
 
 
@@ -33,14 +33,12 @@ class Arrival:
         self.coded: Arrivals | None = None
         self.fetching: Fetching | None = None
 
-    def take(self, sender: str, message: Written | Opened | Coded | Taken) -> bool:
+    def take(self, sender: str, message: Opened | Coded | Taken) -> bool:
         """Hand a message of this version on; return whether there was somebody to take it.
 
         Raises RemoteProtocolError for what is not the sender's to say.
         """
-        if isinstance(message, Written) and self.intake is not None:
-            self.intake.take(sender, message)
-        elif isinstance(message, Opened) and self.forwarding is not None:
+        if isinstance(message, Opened) and self.forwarding is not None:
             self.forwarding.open(sender, Gate(RegionKey.from_bytes(message.key), message.imm), message.landing)
         elif isinstance(message, Coded) and self.coded is not None:
             self.coded.take(sender, message)

@@ -6,13 +6,13 @@ written, while others still arrive; what is not right then is looked at again wh
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
+from asyncfabric import BrokenError, Fabric, ImmCounter
 from asyncfabric._groups import unwrapped
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
@@ -25,9 +25,10 @@ from asyncfabric.weights.update.messages import Written
 from asyncfabric.weights.update.messenger import receiver_name, trainer_name
 from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, written_run_bytes
 from asyncfabric.weights.update.threads import in_thread
+from asyncfabric.weights.update.told import Columns, Told
 
-Columns = tuple[list[int], list[int], ChecksumKind]
-"""Rows and their checksums."""
+CHECK_BYTES, CHECK_S = 8 << 20, 0.002
+"""Fewer bytes wait so long for others before they are checked: a trip to a thread costs as much as hashing them."""
 
 Verified = Callable[[list[int], list[int], ChecksumKind], Awaitable[None]]
 """Called with rows that are right, and their checksums, in no order."""
@@ -124,7 +125,12 @@ class RowPlaces:
 
 
 class Intake:
-    """One version on its way into a copy."""
+    """One version on its way into a copy.
+
+    Attributes:
+        rows: of the plan, that it awaits; total_bytes: of them.
+        names: of the senders, and their numbers in `Replica.senders`.
+    """
 
     def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, copy: Copy) -> None:
         """Open the counters of a version that goes into a copy; `plan` is the one with its replicas."""
@@ -143,7 +149,10 @@ class Intake:
         except BaseException:
             self.close()
             raise
-        self._told = np.zeros(len(self.rows), bool)
+        row_bytes = plan.piece_bytes[plan.row_piece[rows]]
+        self.total_bytes: int = int(row_bytes.sum())
+        self._told = Told(rows, senders, self.names, row_bytes)
+        self._waiting_bytes = 0
         self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
         self._line: Line[Columns] = Line()
         self._all_told = anyio.Event()
@@ -156,6 +165,11 @@ class Intake:
     def trainers(self) -> list[str]:
         """Return the senders that are trainers; the others forward."""
         return [name for name, number in self.names.items() if number < self._plan.trainers]
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every row was said to be written."""
+        return self._told.all
 
     def close(self) -> None:
         """Close the counters; what arrives later is stale."""
@@ -171,13 +185,16 @@ class Intake:
 
         Raises RemoteProtocolError for rows that are not this sender's to write here.
         """
-        rows, sums = np.frombuffer(message.rows, "<i8"), np.frombuffer(message.sums, "<u8")
-        at = self.check(sender, message.version, rows, sums)
-        self._told[at] = True
-        if decoded:
-            for number, writes in self._places.writes(rows, self._senders[at]).items():
-                self._targets[number] -= writes
-        self._line.put_nowait((rows.tolist(), sums.tolist(), message.checksum))
+        self.take_all([(sender, message)], decoded=decoded)
+
+    def take_all(self, words: Sequence[tuple[str, Written]], *, decoded: bool = False) -> None:
+        """Take what senders say together, as `take` one by one."""
+        for columns in self._told.take(words):
+            if decoded:
+                for number, writes in self._places.writes(columns.rows, self._senders[columns.at]).items():
+                    self._targets[number] -= writes
+            self._waiting_bytes += self._told.bytes_of(columns.at)
+            self._line.put_nowait(columns)
         self._end_line()
 
     def check(self, sender: str, version: int, rows: Ints, sums: NDArray[np.uint64]) -> Ints:
@@ -185,12 +202,7 @@ class Intake:
 
         Raises RemoteProtocolError for rows that are not this sender's to write here, or were told before.
         """
-        number = self.names.get(sender, -1)
-        at = np.searchsorted(self.rows, rows)
-        known = len(rows) == len(sums) and not (at >= len(self.rows)).any()
-        if not known or (self.rows[at] != rows).any() or (self._senders[at] != number).any() or self._told[at].any():
-            raise RemoteProtocolError(f"{sender} says that it wrote rows of version {version} that are not its")
-        return at
+        return self._told.check(sender, version, rows, sums)
 
     async def run(self, verified: Verified) -> None:
         """Return when every byte has arrived and every checksum is right.
@@ -217,7 +229,7 @@ class Intake:
             await verified(rows, sums, kind)
 
     def _end_line(self) -> None:
-        if self._told.all():
+        if self._told.all:
             self._line.close()
             self._all_told.set()
 
@@ -234,11 +246,15 @@ class Intake:
             async with anyio.create_task_group() as tasks:
                 async for first in self._line:
                     await turns.acquire()
+                    if self._waiting_bytes < CHECK_BYTES:
+                        with anyio.move_on_after(CHECK_S):
+                            await self._all_told.wait()
+                    self._waiting_bytes = 0
                     together: dict[ChecksumKind, tuple[list[int], list[int]]] = {}
-                    for rows, sums, kind in (first, *self._line.take_nowait()):  # one trip to a thread for all
-                        columns = together.setdefault(kind, ([], []))
-                        columns[0].extend(rows)
-                        columns[1].extend(sums)
+                    for columns in (first, *self._line.take_nowait()):  # one trip to a thread for all
+                        rows, sums = together.setdefault(columns.kind, ([], []))
+                        rows.extend(columns.rows.tolist())
+                        sums.extend(columns.sums.tolist())
                     tasks.start_soon(self._check_batch, together, verified, turns)
 
     async def _check_batch(

@@ -6,6 +6,7 @@ Columns of numbers are little-endian bytes.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Annotated
 
 import msgspec
@@ -86,7 +87,8 @@ class Landing(Struct, frozen=True, array_like=True):
 class Opened(Struct, frozen=True, tag="weights.opened"):
     """From a receiver to each of its senders: where the version goes, and the counter for what this sender writes.
 
-    `checksum` is what it works out quickest; it takes every kind.
+    `checksum` is what it works out quickest; it takes every kind. `share_bytes` are worth a word to it, see `Share`; 0,
+    which who does not know the field means, for every unit.
     """
 
     version: Version
@@ -94,6 +96,7 @@ class Opened(Struct, frozen=True, tag="weights.opened"):
     imm: int
     landing: Landing | None = None
     checksum: ChecksumKind = "xxh3"
+    share_bytes: int = 0
 
 
 class Written(Struct, frozen=True, tag="weights.written"):
@@ -199,13 +202,18 @@ WeightMessage = (
 )  # fmt: skip
 """Every message between the participants of an update."""
 
+_last: deque[tuple[WeightMessage, bytes]] = deque(maxlen=1)
 _encoder: msgspec.msgpack.Encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[WeightMessage] = msgspec.msgpack.Decoder(WeightMessage)
 
 
 def encode_message(message: WeightMessage) -> bytes:
-    """Return a message as bytes, at most about a megabyte."""
-    return _encoder.encode(message)
+    """Return a message as bytes, at most about a megabyte; one that is said to many in a row is encoded once."""
+    if _last and _last[0][0] is message:
+        return _last[0][1]
+    data = _encoder.encode(message)
+    _last.append((message, data))
+    return data
 
 
 def decode_message(data: bytes | bytearray | memoryview) -> WeightMessage:

@@ -75,6 +75,9 @@ class Messenger(Protocol):
         Cancellation: nothing is lost.
         """
 
+    def take_nowait(self) -> list[tuple[str, Event]]:
+        """Return what is there already, in order, perhaps nothing: it is heard together, with one wake-up."""
+
 
 class LocalPost:
     """Messengers of one process and one event loop, for tests and for examples. Messages go through their coding."""
@@ -142,6 +145,10 @@ class LocalMessenger:
             return await anext(self._line)
         except StopAsyncIteration:
             raise ClosedError(f"the messenger of {self.name} is closed") from None
+
+    def take_nowait(self) -> list[tuple[str, Event]]:
+        """Return what is there already."""
+        return self._line.take_nowait()
 
     def put(self, sender: str, event: Event) -> None:
         """Add to what is received; of a closed messenger nobody hears."""

@@ -28,7 +28,7 @@ from asyncfabric.weights.update.program import Program, Unit
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import Staging
-from asyncfabric.weights.update.telling import Tell, Teller
+from asyncfabric.weights.update.telling import Tell, Teller, shares_of
 from asyncfabric.weights.update.threads import in_thread
 
 PAGES_IN_FLIGHT = 8 * MOST_PAGES
@@ -103,7 +103,7 @@ class Sending:
         self._filler = Filler(shards, staging, kind)
         self._exchange = exchange
         self._gates = dict(gates)
-        self._teller = Teller(written)
+        self._written = written
         self._failed = failed
         self._coded = coded
         self._pages = 0
@@ -116,6 +116,7 @@ class Sending:
         Cancellation: stops posting, and goes on when what was posted has drained (INV-2).
         """
         began = monotonic()
+        self._teller = Teller(self._written, shares_of(self._gates, program.bytes_to))
         try:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
@@ -236,7 +237,7 @@ class Sending:
             for box, checksum in zip(one.unit.boxes, sums, strict=True):
                 for row in box.rows:
                     if row.receiver in self._gates:
-                        self._teller.add(row.receiver, row.row, checksum)
+                        self._teller.add(row.receiver, row.row, checksum, row.shape.nbytes)
         self._teller.finish()
 
     async def _give_up(self, receiver: str, error: FabricError) -> None:

@@ -141,7 +141,7 @@ class Program:
     Attributes:
         boxes: in order.
         receivers: names of those who get something.
-        sent_bytes: to all of them.
+        bytes_to, sent_bytes: to each of them, and to all.
         largest_staged: the most that one box stages.
         largest_box: the most bytes that a box has, stored or written, that the device does not lay at once.
     """
@@ -151,7 +151,11 @@ class Program:
         batch = sent_by(plan, rank)
         self.boxes: list[Box] = list(_boxes(plan, batch, shards))
         self.receivers: tuple[str, ...] = tuple(sorted({row.receiver for box in self.boxes for row in box.rows}))
-        self.sent_bytes: int = sum(len(box.rows) * (box.weight_bytes + box.scale_bytes) for box in self.boxes)
+        self.bytes_to: dict[str, int] = dict.fromkeys(self.receivers, 0)
+        for box in self.boxes:
+            for row in box.rows:
+                self.bytes_to[row.receiver] += row.shape.nbytes
+        self.sent_bytes: int = sum(self.bytes_to.values())
         self.largest_staged: int = max((box.staged_bytes for box in self.boxes), default=0)
         self.largest_box: int = max(
             (prod(box.size) * max(STORED_AS[box.kind.dtype].itemsize, STORED_AS[box.kind.to].itemsize)

@@ -215,7 +215,7 @@ class WeightPublisher:
             case Write() if one is not None and event.version == one.version:
                 one.write = event
             case Opened() if one is not None and event.version == one.version:
-                one.gates[sender] = Gate(RegionKey.from_bytes(event.key), event.imm)
+                one.gates[sender] = Gate(RegionKey.from_bytes(event.key), event.imm, event.share_bytes)
                 one.landings[sender] = event.landing
                 one.kinds.add(event.checksum)
                 if self._codings is not None:

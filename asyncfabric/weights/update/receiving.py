@@ -25,7 +25,7 @@ from asyncfabric.weights.update.landing import Arrivals, LandingMemory
 from asyncfabric.weights.update.lane import Failed
 from asyncfabric.weights.update.messages import Coded, Opened, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import COORDINATOR
-from asyncfabric.weights.update.telling import rows_told
+from asyncfabric.weights.update.telling import SHARES, rows_told
 from asyncfabric.weights.update.words import Words
 
 
@@ -89,9 +89,10 @@ class Receiving:
                 await copy.close()
 
     def _open_to(self, version: int, key: RegionKey, intake: Intake, coded: Arrivals | None, copy: Copy) -> None:
+        told, share = key.to_bytes(), intake.total_bytes // SHARES
         for name in intake.names:
             landing = coded.offer(name) if coded is not None else None
-            opened = Opened(version, key.to_bytes(), intake.imm(name), landing, copy.device.checksum)
+            opened = Opened(version, told, intake.imm(name), landing, copy.device.checksum, share)
             self._words.say(name, opened)
 
     async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None) -> None:

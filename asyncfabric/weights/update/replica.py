@@ -37,6 +37,7 @@ from asyncfabric.weights.update.messages import (
     Written,
 )
 from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, receiver_name
+from asyncfabric.weights.update.pace import Pace
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.receiving import Receiving, Stages
 from asyncfabric.weights.update.rosters import RosterPlans
@@ -74,6 +75,7 @@ class WeightReplica(Serving):
         self._arrival: Arrival | None = None
         self._early: list[tuple[str, Opened]] = []
         self._turn = anyio.Lock()
+        self._pace = Pace()
         self._words = Words(messenger, f"{name}/{receiver}", self._unsaid)
         self._receiving = Receiving(fabric, name, receiver, landing, forwards, self._words, tasks)
 
@@ -87,15 +89,37 @@ class WeightReplica(Serving):
         self._tasks.start_soon(self._words.run)
         while True:
             try:
-                sender, event = await self._messenger.receive()
+                burst = [await self._messenger.receive()]
             except ClosedError as error:
                 logger.info("%s/%d hears of no more updates: %s", self.name, self.receiver, error)
                 self._carry_out(self._machine.session_lost())
                 return
-            try:
-                await self._hear(sender, event)
-            except RemoteProtocolError as error:
-                self._give_up(str(error))
+            burst += self._messenger.take_nowait()
+            written: list[tuple[str, Written]] = []
+            for sender, event in burst:
+                if isinstance(event, Written):
+                    written.append((sender, event))
+                    continue
+                self._take_written(written)
+                try:
+                    await self._hear(sender, event)
+                except RemoteProtocolError as error:
+                    self._give_up(str(error))
+            if self._take_written(written):
+                await self._pace.rest()
+
+    def _take_written(self, words: list[tuple[str, Written]]) -> bool:
+        """Take what was said together, and forget it; return whether there is more to be written."""
+        arrival = self._arrival
+        mine = [word for word in words if arrival is not None and word[1].version == arrival.version]
+        words.clear()
+        if not mine or arrival is None or arrival.intake is None:
+            return False
+        try:
+            arrival.intake.take_all(mine)
+        except RemoteProtocolError as error:
+            self._give_up(str(error))
+        return not arrival.intake.all_told
 
     async def _hear(self, sender: str, event: Event) -> None:
         match event:
@@ -114,7 +138,7 @@ class WeightReplica(Serving):
                 if isinstance(event, Commit) and self._arrival is not None:
                     self._arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
                 self._notify()
-            case Written() | Opened() | Coded() | Taken():
+            case Opened() | Coded() | Taken():
                 self._hand_over(sender, event)
             case Want():
                 self._tasks.start_soon(self._give, sender, event)
@@ -124,7 +148,7 @@ class WeightReplica(Serving):
             case _:
                 pass
 
-    def _hand_over(self, sender: str, message: Written | Opened | Coded | Taken) -> None:
+    def _hand_over(self, sender: str, message: Opened | Coded | Taken) -> None:
         arrival = self._arrival
         if isinstance(message, Opened) and (arrival is None or arrival.version < message.version):
             self._early.append((sender, message))  # they were faster than we are

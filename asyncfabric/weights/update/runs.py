@@ -19,10 +19,11 @@ LONG_RUN_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Where a receiver wants a version: its key, and the counter for what this sender writes."""
+    """Where a receiver wants a version: its key, the counter for what this sender writes, what is worth a word."""
 
     key: RegionKey
     imm: int
+    share_bytes: int = 0
 
 
 def write_runs(

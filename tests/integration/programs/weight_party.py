@@ -68,6 +68,12 @@ class Mortal:
         self._fate.meet("receive", sender, event)
         return sender, event
 
+    def take_nowait(self) -> list[tuple[str, Any]]:
+        found = self._inner.take_nowait()
+        for sender, event in found:
+            self._fate.meet("receive", sender, event)
+        return found
+
 
 class Party:
     """What every participant can be told."""

@@ -1,0 +1,68 @@
+"""What was told: many words at once equal one after the other, and no row counts twice or for somebody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncfabric import RemoteProtocolError
+from asyncfabric.weights.commit.checksums import ChecksumKind
+from asyncfabric.weights.update.messages import Written
+from asyncfabric.weights.update.told import Told
+
+ROWS = np.array([3, 5, 8, 13, 21, 34])
+SENDERS = np.array([0, 0, 1, 1, 2, 2])
+NAMES = {"a": 0, "b": 1, "c": 2}
+
+
+def told() -> Told:
+    return Told(ROWS, SENDERS, NAMES, ROWS * 10)
+
+
+def word(*rows: int, kind: ChecksumKind = "xxh3") -> Written:
+    sums = np.array([7 * abs(row) for row in rows], "<u8")
+    return Written(1, np.array(rows, "<i8").tobytes(), sums.tobytes(), kind)
+
+
+def test_many_words_are_one_lookup_for_each_kind_and_equal_them_one_by_one() -> None:
+    found = told()
+    first = list(found.take([("c", word(34)), ("a", word(5, 3)), ("b", word(13, kind="words"))]))
+    assert [(each.rows.tolist(), each.sums.tolist(), each.kind) for each in first] == [
+        ([34, 5, 3], [238, 35, 21], "xxh3"),
+        ([13], [91], "words"),
+    ]
+    assert [each.at.tolist() for each in first] == [[5, 1, 0], [3]] and found.bytes_of(first[0].at) == 420
+    assert not found.all
+    assert list(found.take([])) == []
+    assert [each.rows.tolist() for each in found.take([("c", word(21)), ("b", word(8))])] == [[21, 8]] and found.all
+    assert Told(ROWS[:0], SENDERS[:0], {}, ROWS[:0]).all
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [("b", word(8)), ("a", word(8))],
+        [("b", word(8)), ("nobody", word(13))],
+        [("b", word(9))],
+        [("b", word(99))],
+        [("b", word(-1))],
+        [("b", word(8, 8))],
+        [("b", word(8)), ("b", word(8))],
+        [("a", word(3)), ("b", Written(1, word(8).rows, b""))],
+    ],
+)
+def test_rows_that_are_not_the_senders_are_refused_by_name(words: list[tuple[str, Written]]) -> None:
+    found = told()
+    with pytest.raises(RemoteProtocolError, match=f"{words[-1][0]} says that it wrote rows of version 1"):
+        list(found.take(words))
+    assert not found.all
+
+
+def test_a_row_is_told_once() -> None:
+    found = told()
+    list(found.take([("b", word(8))]))
+    for repeated in (word(8), word(13, 8)):
+        with pytest.raises(RemoteProtocolError, match="b says"):
+            list(found.take([("b", repeated)]))
+        with pytest.raises(RemoteProtocolError, match="b says"):
+            found.check("b", 1, np.frombuffer(repeated.rows, "<i8"), np.frombuffer(repeated.sums, "<u8"))
