@@ -32,6 +32,7 @@ from libcpp.vector cimport vector
 
 from bench_api cimport *
 from engine_api cimport *
+from ordering_api cimport *
 from rows_api cimport *
 from topology_api cimport *
 
@@ -57,3 +58,4 @@ include "bench.pxi"
 include "bench_engine.pxi"
 include "topology.pxi"
 include "rows.pxi"
+include "ordering.pxi"

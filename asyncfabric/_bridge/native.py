@@ -14,6 +14,7 @@ from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
 
 if TYPE_CHECKING:
+    from asyncfabric._bridge.ordering import Ordering
     from asyncfabric._bridge.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
 
 
@@ -42,6 +43,15 @@ def native_row_loops() -> RowLoops:
     except ImportError as error:
         raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
     return _native.row_loops
+
+
+def native_ordering() -> Ordering | None:
+    """Return the compiled pass over boxes of weights; None where nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError:
+        return None
+    return _native.ordering
 
 
 def native_providers() -> frozenset[str]:

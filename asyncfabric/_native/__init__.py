@@ -6,7 +6,15 @@
 from __future__ import annotations
 
 try:
-    from asyncfabric._native._engine import Buffer, Engine, build_info, read_topology, resolve_buffer, row_loops
+    from asyncfabric._native._engine import (
+        Buffer,
+        Engine,
+        build_info,
+        ordering,
+        read_topology,
+        resolve_buffer,
+        row_loops,
+    )
 except ModuleNotFoundError as missing:
     if missing.name != "asyncfabric._native._engine":
         raise
@@ -15,4 +23,4 @@ except ModuleNotFoundError as missing:
         "(or `pip install -e .`), or install a wheel; `asyncfabric.testing` works without it"
     ) from missing
 
-__all__ = ["Buffer", "Engine", "build_info", "read_topology", "resolve_buffer", "row_loops"]
+__all__ = ["Buffer", "Engine", "build_info", "ordering", "read_topology", "resolve_buffer", "row_loops"]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from asyncfabric._bridge.engine import Completion, KeyInfo, OpProgress, RegionInfo
 from asyncfabric._bridge.machine import NativeTopology
+from asyncfabric._bridge.ordering import Ordering
 from asyncfabric._bridge.rows import RowLoops
 from asyncfabric.config import FabricConfig
 
@@ -180,3 +181,4 @@ def bench_engine_ping(
 def read_topology(root: str) -> NativeTopology: ...  # topology.pxi
 
 row_loops: RowLoops  # rows.pxi
+ordering: Ordering  # ordering.pxi

@@ -20,6 +20,7 @@ from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
 from asyncfabric.weights.formats import STORED_AS
 from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.update.ordering import order_and_sum
 from asyncfabric.weights.update.rows import Strided
 from asyncfabric.weights.update.threads import ways
 from asyncfabric.weights.update.tiles import Floats, convert_into, measure
@@ -224,6 +225,13 @@ class HostSums:
             self._found.append(checksum((lies.gathered(memory, at) for memory, lies, at in parts), "words"))
         else:
             self._found.append(checksum(piece for memory, lies, at in parts for piece in lies.parts(memory, at)))
+
+    def order(self, out: Memory, part: Stretch, past: bool) -> bool:
+        """Put a stretch in order, into contiguous memory, and work out its checksum meanwhile, if that is possible."""
+        found = order_and_sum(part.lies, part.memory, part.at, out, past) if self._kind == "xxh3" else None
+        if found is not None:
+            self._found.append(found)
+        return found is not None
 
     def begin(self) -> None:
         """They are worked out already."""

@@ -16,11 +16,14 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Device, Memory, Stretch, Sums, Told, stretch
+from asyncfabric.weights.update.device import Device, HostSums, Memory, Stretch, Sums, Told, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import Staging
+
+PAST_CACHES_BYTES = 48 << 20
+"""Staging memory from here on is out of the caches before the engine reads it."""
 
 Runs = tuple[Region, list[Ints], list[Ints]]
 """Of equal length: where they lie, where they begin there, where they go."""
@@ -68,8 +71,11 @@ class Filler:
             filled = []
             told: list[Told] = []
             for box, found in zip(unit.boxes, maxima, strict=True):
-                parts = self._parts(box, at, found, told)
-                at += box.staged_bytes
+                begin, at = at, at + box.staged_bytes
+                if self._ordered(box, begin, sums):
+                    marks += [device.mark()] * 2
+                    continue
+                parts = self._parts(box, begin, found, told)
                 if device.queues:
                     filled.append(parts)
                     continue
@@ -95,6 +101,15 @@ class Filler:
         """Return how long a unit was converted and hashed, once it is."""
         steps = [self.device.seconds(*pair) for pair in pairwise(filled.marks)]
         return sum(steps[::2]), sum(steps[1::2])
+
+    def _ordered(self, box: Box, at: int, sums: Sums) -> bool:
+        """Put a box in order and hash it in one pass, if it is one for that."""
+        if box.lies is None or not isinstance(sums, HostSums):
+            return False
+        assert self.memory is not None
+        region, base = box.source(self._shards)
+        part = Stretch(self._shards.memory(region), box.lies, base)
+        return sums.order(self.memory[at : at + box.weight_bytes], part, len(self.memory) >= PAST_CACHES_BYTES)
 
     def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, told: list[Told]) -> list[Stretch]:
         """Return where a box is as it is written, once what is added to `told` is laid."""

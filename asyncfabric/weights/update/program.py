@@ -20,6 +20,7 @@ from asyncfabric.weights.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan import Kind, Plan
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.messenger import receiver_name
+from asyncfabric.weights.update.ordering import orders
 from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, is_direct, written_run_bytes
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import padded
@@ -59,6 +60,7 @@ class Box:
         weight_bytes, scale_bytes: of the weights as they are written, and of the scales that this box writes.
         scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
             there.
+        lies: how it lies in the shard, when that is in memory and only has to be put in order.
         how: the device lays it, many at once and without being told maxima; None when one by one, with maxima.
         staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
@@ -80,6 +82,7 @@ class Box:
     scale_bytes: int = field(init=False)
     scales_staged_at: int = field(init=False)
     staged_bytes: int = field(init=False)
+    lies: Strided | None = field(init=False, default=None)
     how: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -218,5 +221,7 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
             pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
             lies if direct and shards.place(name) is not None else None, sent,
         )  # fmt: skip
+        if lies is not None and box.direct is None and shards.place(name) is not None and orders(lies):
+            box.lies = lies
         box.tell(shards, plan.sources[box.kind.source].shape)
         yield box

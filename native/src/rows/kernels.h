@@ -16,6 +16,12 @@ struct Kernels {
   Carry carry[3];  // by RowKind
   // Copies without reading the target's cache lines first. `target` is aligned to 64, `length` a multiple of 64.
   void (*stream)(uint8_t* target, const uint8_t* source, size_t length);
+  // Adds stripes of 64 bytes to the eight sums of XXH3; `first` of 16 is which one of its block the first of them is.
+  void (*stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first);
+  // The same, and copies them to `target`; asks for as many bytes from `next` meanwhile, which are copied after these. `past`: past
+  // the caches, to a target that is aligned to 64.
+  void (*copy_stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first, uint8_t* target,
+                       const uint8_t* next, bool past);
 };
 
 extern const Kernels kPlainKernels;

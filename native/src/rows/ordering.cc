@@ -1,0 +1,105 @@
+// ordering.cc: what ordering.h promises: a little is copied, then summed while it lies in the nearest cache, then the next is copied.
+#include "asyncfabric/ordering.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "rows/kernels.h"
+#include "rows/xxh3.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace asyncfabric::rows {
+namespace {
+
+constexpr size_t kMostDimensions = 8;
+constexpr size_t kStepBytes = 4096;  // copied before it is summed
+constexpr size_t kLineBytes = 64;
+
+// The runs one after the other, in steps of kStepBytes at most.
+class Walk {
+ public:
+  explicit Walk(const Runs& runs) : runs_(runs), run_(runs.data), length_(std::min(runs.run_bytes, kStepBytes)) {}
+
+  const uint8_t* data() const { return run_ + within_; }
+  size_t length() const { return length_; }
+
+  void next() {
+    within_ += length_;
+    if (within_ == runs_.run_bytes) {
+      within_ = 0;
+      for (size_t dimension = runs_.sizes.size(); dimension-- > 0;) {
+        run_ += runs_.strides[dimension];
+        if (++index_[dimension] < runs_.sizes[dimension]) break;
+        run_ -= runs_.strides[dimension] * runs_.sizes[dimension];
+        index_[dimension] = 0;
+      }
+    }
+    length_ = std::min(runs_.run_bytes - within_, kStepBytes);
+  }
+
+ private:
+  const Runs& runs_;
+  const uint8_t* run_;
+  size_t within_ = 0, length_;
+  int64_t index_[kMostDimensions] = {};
+};
+
+}  // namespace
+
+bool Runs::measure(size_t* bytes, size_t* reach) const {
+  constexpr size_t kMost = size_t{1} << 56;
+  if (sizes.size() != strides.size() || sizes.size() > kMostDimensions || run_bytes == 0 || run_bytes > kMost)
+    return false;
+  *bytes = *reach = run_bytes;
+  for (size_t dimension = 0; dimension < sizes.size(); ++dimension) {
+    if (sizes[dimension] <= 0 || strides[dimension] < 0) return false;
+    const auto steps = static_cast<size_t>(sizes[dimension] - 1), stride = static_cast<size_t>(strides[dimension]);
+    if (steps >= kMost / *bytes || (stride != 0 && steps > (kMost - *reach) / stride)) return false;
+    *bytes *= steps + 1;
+    *reach += steps * stride;
+  }
+  return true;
+}
+
+bool order_and_sum(const Runs& runs, std::span<uint8_t> target, bool past, uint64_t* sum) {
+  size_t bytes = 0, reach = 0;
+  if (!runs.measure(&bytes, &reach) || bytes != target.size() || bytes < kLeastSummedBytes) return false;
+  const Kernels& kernels = best_kernels();
+  const size_t stripes = (bytes - 1) / xxh3::kStripe;  // the last one is not among them
+  const bool whole_stripes = runs.run_bytes % xxh3::kStripe == 0;
+  past = past && reinterpret_cast<uintptr_t>(target.data()) % xxh3::kStripe == 0;
+  xxh3::Lanes lanes;
+  Walk walk(runs);
+  size_t summed = 0;
+  for (size_t copied = 0; copied < bytes;) {
+    const uint8_t* from = walk.data();
+    const size_t length = walk.length();
+    walk.next();  // behind the last run: the first again, which may be looked at too
+    uint8_t* to = target.data() + copied;
+    copied += length;
+    // The processor sees what comes next within a run, but not where the next one begins: so that is asked for.
+    if (whole_stripes) {
+      const size_t ready = std::min(copied / xxh3::kStripe, stripes) - summed;
+      const uint8_t* next = walk.length() == length ? walk.data() : from;
+      kernels.copy_stripes(lanes.sums, from, ready, summed % xxh3::kStripesOfBlock, to, next, past);
+      if (const size_t done = ready * xxh3::kStripe; done < length) std::memcpy(to + done, from + done, length - done);
+      summed += ready;
+      continue;
+    }
+    for (size_t at = 0; at < walk.length(); at += kLineBytes) __builtin_prefetch(walk.data() + at);
+    std::memcpy(to, from, length);
+    const size_t ready = std::min(copied / xxh3::kStripe, stripes);
+    kernels.stripes(lanes.sums, target.data() + summed * xxh3::kStripe, ready - summed, summed % xxh3::kStripesOfBlock);
+    summed = ready;
+  }
+#if defined(__x86_64__)
+  if (past) _mm_sfence();  // streaming stores are weakly ordered: another thread may read the target next
+#endif
+  *sum = lanes.finish(target.data() + bytes - xxh3::kStripe, bytes);
+  return true;
+}
+
+}  // namespace asyncfabric::rows
