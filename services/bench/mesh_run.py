@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Process, all_of
+from asyncfabric_services.bench.pair import Process, all_of, answers_of
 from asyncfabric_services.bench.race import Contender, Repeat, race, speed_ratio
 from asyncfabric_services.bench.report import Report
 from asyncfabric_services.exits import EnvironmentUnfit
@@ -38,10 +38,10 @@ def run_mesh(options: Options, report: Report, processes: int | None) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         for rank, process in enumerate(ranks):
             process.start("open", config=options.engine, rank=rank)
-        opened = [process.finish() for process in ranks]
+        opened = answers_of(ranks)
         for rank, process in enumerate(ranks):
             process.start("join", rank=rank, ranks=count, meeting=str(Path(folder) / "group"), most=max(options.sizes))
-        cards = [process.finish() for process in ranks]
+        cards = answers_of(ranks)
         all_of(ranks, "meet", addresses=[each["address"] for each in opened], cards=cards)
         for size in options.sizes:
             for pattern in PATTERNS:

@@ -11,14 +11,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from asyncfabric.bench.measure import Rate, percentiles_us
+from asyncfabric.bench.measure import Rate, percentiles_us, significant
 from asyncfabric.bench.rows import Point
 from asyncfabric.moe import MoeConfig
+from asyncfabric_services.bench.moe_gpu_counts import carried
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Process, all_of
+from asyncfabric_services.bench.pair import Process, all_of, answers_of
 from asyncfabric_services.bench.report import Report
 
 BATCHES, ROUNDS, MANY_ROUNDS, MANY_TOKENS = 4, 60, 20, 512
+COUNTED_STEPS = 3
+TOTALS = {"writes": "immediates_sent", "wire_bytes": "bytes_written"}
+"""What engines count in all these steps, and their names for it."""
 WORD_BYTES = 4
 
 
@@ -34,7 +38,7 @@ def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], 
         addresses = [each["address"] for each in all_of(ranks, "open", config=options.engine)]
         for rank, process in enumerate(ranks):
             process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "nccl"), apart=apart)
-        names = [process.finish() for process in ranks]
+        names = answers_of(ranks)
         limits = all_of(ranks, "limits")
         least = {name: min(each[name] for each in limits) for name in limits[0]}
         for shape in shapes:
@@ -79,7 +83,9 @@ def _one_shape(
     verdicts = all_of(ranks, "check", seed=options.seed + 1)
     rounds = options.count or (ROUNDS if tokens <= MANY_TOKENS else MANY_ROUNDS)
     runs = all_of(ranks, "steps", batches=BATCHES, rounds=rounds)
-    verdicts += all_of(ranks, "check", seed=options.seed + 3)
+    walls = all_of(ranks, "wall", rounds=rounds)
+    counted, wrong = _counted(ranks, config, plans, apart)
+    verdicts += [*all_of(ranks, "check", seed=options.seed + 3), wrong]
     nccl = [sample for each in all_of(ranks, "nccl", tokens=tokens, top_k=config.top_k, hidden=config.hidden)
             for sample in each]  # fmt: skip
     verified = report.check(f"{tokens} tokens, {config.in_dtype}", "; ".join(each for each in verdicts if each))
@@ -88,6 +94,7 @@ def _one_shape(
     row = config.hidden * config.in_torch.itemsize + WORD_BYTES * config.scales
     sent = {"dispatch": moved * row, "combine": moved * config.hidden * config.out_torch.itemsize}
     sent["both"] = sent["dispatch"] + sent["combine"]
+    wall = _wall(walls)
     for run in runs:
         run["both"] = [there + back for there, back in zip(run["dispatch"], run["combine"], strict=True)]
     for figure, (wire, memory) in floors.items():
@@ -120,6 +127,44 @@ def _one_shape(
                     "nccl_us": percentiles_us([sample * 1e3 for sample in nccl])[0],
                     "private_tokens": config.private,
                     "buffer_bytes": max(plan["buffer_bytes"] for plan in plans),
-                },
+                }
+                | ({} if apart else {"kernel_us": significant(p50 - detail["empty_us"])})
+                | (wall | counted if figure == "both" else {}),
             )
         )
+
+
+def _wall(walls: list[list[float]]) -> dict[str, float]:
+    """Return keys of a row for whole steps by the clocks of the hosts, of all ranks and of the slowest."""
+    pooled = percentiles_us([sample * 1e3 for each in walls for sample in each])
+    slowest = percentiles_us([max(each) * 1e3 for each in zip(*walls, strict=True)])
+    names = ("wall_us", "wall_p99_us", "wall_slowest_p50_us", "wall_slowest_p99_us")
+    return dict(zip(names, (*pooled, *slowest), strict=True))
+
+
+def _counted(
+    ranks: list[Process], config: MoeConfig, plans: list[dict[str, Any]], apart: bool
+) -> tuple[dict[str, list[float]], str]:
+    """Return what each rank moved in a step, counted, and how that differs from what its routes say; "" is good."""
+    before = all_of(ranks, "statistics")
+    steps = all_of(ranks, "counted", steps=COUNTED_STEPS)
+    after = all_of(ranks, "statistics")
+    routes = [plan["rows"] for plan in plans]
+    found: dict[str, list[float]] = {name: [step[name] for step in steps] for name in steps[0]}
+    wanted: dict[str, list[float]] = {
+        "rows": [sum(row) - row[rank] for rank, row in enumerate(routes)],
+        "sums": [sum(row[rank] for row in routes) - routes[rank][rank] for rank in range(config.ranks)],
+    }
+    if apart:
+        found = {name: found[name] for name in wanted}  # kernels only pack: the engine counts what is moved
+        pairs = [
+            [carried(config, routes[rank][far], routes[far][rank]) for far in range(config.ranks) if far != rank]
+            for rank in range(config.ranks)
+        ]
+        for at, (name, counter) in enumerate(TOTALS.items()):
+            found[name] = [
+                (later[counter] - sooner[counter]) / COUNTED_STEPS for sooner, later in zip(before, after, strict=True)
+            ]
+            wanted[name] = [sum(each[at] for each in row) for row in pairs]
+    odd = [f"{name} {found[name]} instead of {right}" for name, right in wanted.items() if found[name] != right]
+    return found if odd else found | wanted, "; ".join(odd)

@@ -6,6 +6,7 @@ Runs on the process's own trio loop. One GPU for each process.
 from __future__ import annotations
 
 import statistics
+import time
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeGroup
 from asyncfabric.moe.nvlink import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
 from asyncfabric_services.bench.fabric_station import FabricStation
-from asyncfabric_services.bench.moe_gpu_clock import queued_times, single_times, sleep
+from asyncfabric_services.bench.moe_gpu_clock import WARM_ROUNDS, queued_times, single_times, sleep
+from asyncfabric_services.bench.moe_gpu_counts import moved, rows_by_rank
 from asyncfabric_services.bench.moe_workload import Tokens, expected, expert, tokens_of
 
 MANY_TOKENS, CHECKED_TOKENS = 512, 128
@@ -89,8 +91,13 @@ class MoeGpuStation(FabricStation):
         nothing = queued_times({"nothing": lambda _: sleep(1)}, 2, 40)["nothing"]
         return found | {"memory": 2 * found["memory"], "empty_us": statistics.median(nothing)}
 
-    async def do_shape(self, shape: dict[str, Any], tag: str, seed: int) -> dict[str, float]:
-        """Open an exchange of this shape, after closing the last; return the rows that leave this GPU in a step."""
+    async def do_shape(self, shape: dict[str, Any], tag: str, seed: int) -> dict[str, Any]:
+        """Open an exchange of this shape, after closing the last.
+
+        Returns:
+            `moved`: rows that leave this GPU in a step, the mean of all routes; `rows`: those for each rank with the
+            first routes; `buffer_bytes`.
+        """
         if self._left is not None:
             self._leave.set()
             await self._left.wait()
@@ -101,13 +108,9 @@ class MoeGpuStation(FabricStation):
             for number in range(SETS if config.max_tokens <= MANY_TOKENS else LARGE_SETS)
         ]
         self._given = [each.on(self._moe.device) for each in sets]
-        owner = torch.tensor([each for each in range(config.ranks) for _ in config.experts_of(each)])
-        far = [
-            sum(int((owner[each.indices.long()] == other).any(dim=1).sum()) for other in range(config.ranks))
-            - int((owner[each.indices.long()] == rank).any(dim=1).sum())
-            for each in sets
-        ]
-        return {"moved": statistics.mean(far), "buffer_bytes": self._moe.buffer_bytes}
+        rows = [rows_by_rank(config, each.indices) for each in sets]
+        moved = statistics.mean(sum(each) - each[rank] for each in rows)
+        return {"moved": moved, "buffer_bytes": self._moe.buffer_bytes, "rows": rows[0]}
 
     async def do_check(self, seed: int) -> str:
         """Run two steps with other tokens and experts that differ, and compare bit for bit; "" is good."""
@@ -143,6 +146,34 @@ class MoeGpuStation(FabricStation):
         if self._apart:
             return await single_times(bodies, batches * rounds)
         return queued_times(bodies, batches, rounds)
+
+    async def do_counted(self, steps: int) -> dict[str, int]:
+        """Do steps with the first routes; return what kernels stored to other ranks in the last of them."""
+        moe = self._moe
+        for _ in range(steps):
+            handle = moe.dispatch(*self._given[0].arguments)
+            moe.combine(torch.zeros_like(handle.rows, dtype=moe.config.out_torch), handle)
+            await moe.settled()
+        return moved(moe.config, moe.rank, handle)
+
+    async def do_wall(self, rounds: int) -> list[float]:
+        """Return microseconds of whole steps by the clock of the host, from the first call until all is done.
+
+        Each begins when all ranks have ended the one before.
+        """
+        moe, config, found = self._moe, self._moe.config, []
+        outputs = torch.zeros(0)
+        for number in range(rounds + WARM_ROUNDS):
+            await trio.to_thread.run_sync(dist.all_reduce, torch.zeros(1))
+            begin = time.perf_counter_ns()
+            handle = moe.dispatch(*self._given[number % len(self._given)].arguments)
+            if outputs.shape != handle.rows.shape:
+                outputs = torch.zeros(handle.rows.shape, device=moe.device, dtype=config.out_torch)
+            moe.combine(outputs, handle)
+            await moe.settled()
+            if number >= WARM_ROUNDS:
+                found.append((time.perf_counter_ns() - begin) / 1e3)
+        return found
 
     async def do_nccl(self, tokens: int, top_k: int, hidden: int) -> list[float]:
         """Return microseconds of NCCL's all-to-all of a bf16 row for each choice: without routing, it has to pad so."""

@@ -16,7 +16,7 @@ from typing import Any
 from asyncfabric.bench.measure import percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Process, all_of
+from asyncfabric_services.bench.pair import Process, all_of, answers_of
 from asyncfabric_services.bench.race import Contender, Repeat, race, speed_ratio
 from asyncfabric_services.bench.report import Report
 
@@ -37,8 +37,7 @@ def run_moe(options: Options, report: Report, shapes: list[dict[str, Any]]) -> N
         addresses = [each["address"] for each in opened]
         for rank, process in enumerate(ranks):
             process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "gloo"))
-        for process in ranks:
-            process.finish()
+        answers_of(ranks)
         for shape in shapes:
             report.step(f"{shape['max_tokens']} tokens")
             _one_size(options, report, ranks, shape, opened[0])

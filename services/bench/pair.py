@@ -61,7 +61,10 @@ class Process(AbstractContextManager["Process"]):
 
     def finish(self) -> Any:
         """Return the answer to the oldest call that was started."""
-        answer = json.loads(self._line())
+        while not self.answered:
+            self.listen([self])
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer = json.loads(line)
         if "error" not in answer:
             return answer["value"]
         text = f"{self.role}: {answer['class']}: {answer['error']}"
@@ -74,19 +77,32 @@ class Process(AbstractContextManager["Process"]):
         self.start(command, **arguments)
         return self.finish()
 
-    def _line(self) -> bytes:
+    @property
+    def answered(self) -> bool:
+        """Say whether an answer is there."""
+        return b"\n" in self._buffer
+
+    def fileno(self) -> int:
+        """Return the descriptor that answers come from."""
         assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            remaining = self._deadline - time.monotonic()
-            if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
-                raise DeadlinePassed(f"the {self.role} process did not answer before the deadline of the run")
-            block = os.read(descriptor, 1 << 20)
+        return self._process.stdout.fileno()
+
+    def listen(self, processes: Sequence[Process]) -> None:
+        """Wait until one of some processes says something, and take what they say.
+
+        Raises:
+            DeadlinePassed: none of them did before the deadline of the run.
+            CheckFailed: one of them is gone.
+        """
+        remaining = self._deadline - time.monotonic()
+        heard = select.select(processes, [], [], remaining)[0] if remaining > 0 else []
+        if not heard:
+            raise DeadlinePassed(f"the {self.role} process did not answer before the deadline of the run")
+        for process in heard:
+            block = os.read(process.fileno(), 1 << 20)
             if not block:
-                raise self._gone()
-            self._buffer += block
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+                raise process._gone()
+            process._buffer += block
 
     def hang_up(self) -> None:
         """Let the process end by itself, without waiting: several whose ends wait for each other end together."""
@@ -117,7 +133,23 @@ def all_of(processes: Sequence[Process], command: str, **arguments: Any) -> list
     """Make the same call in all processes at once; returns their answers."""
     for process in processes:
         process.start(command, **arguments)
-    return [process.finish() for process in processes]
+    return answers_of(processes)
+
+
+def answers_of(processes: Sequence[Process]) -> list[Any]:
+    """Return the answers of all processes, each to a call that was started.
+
+    The first error is raised when it comes, and so is the end of a process: others may wait for that one for ever.
+    """
+    found: dict[int, Any] = {}
+    while len(found) < len(processes):
+        left = {place: process for place, process in enumerate(processes) if place not in found}
+        ready = [place for place, process in left.items() if process.answered]
+        if not ready:
+            next(iter(left.values())).listen(list(left.values()))
+        for place in ready:
+            found[place] = left[place].finish()
+    return [found[place] for place in range(len(processes))]
 
 
 class Pair(AbstractContextManager["Pair"]):
@@ -135,9 +167,8 @@ class Pair(AbstractContextManager["Pair"]):
 
     def both(self, command: str, **arguments: Any) -> tuple[Any, Any]:
         """Make the same call in both processes at once."""
-        self.initiator.start(command, **arguments)
-        self.target.start(command, **arguments)
-        return self.initiator.finish(), self.target.finish()
+        initiator, target = all_of((self.initiator, self.target), command, **arguments)
+        return initiator, target
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NVLINK, PROXIED = "tests/gpu/test_nvlink_moe.py", "tests/gpu/test_proxied_moe.py"
+NODES = "tests/gpu/test_node_moe.py"
 ORDER = "tests/unit/test_moe_kernel_order.py"
 """Reads the text of kernels: what goes wrong for nanoseconds only is seen there."""
 
@@ -215,5 +216,37 @@ FAULTS = (
         "",
         ORDER,
         "copies",
+    ),
+    Fault(
+        "a token crosses to the node of its neighbour's experts",
+        "nodes.cuh",
+        "bit = rank == kNone ? 0 : 1u << rank / go.node_size;",
+        "bit = rank == kNone ? 0 : 1u << (rank / go.node_size ^ 1);",
+        NODES,
+        "grouped",
+    ),
+    Fault(
+        "what crosses with a token is that of the token before",
+        "nodes.cuh",
+        "const uint32_t expert = words[go.scale_words + lane], local",
+        "const uint32_t expert = words[go.scale_words + lane - (row ? crossing_words(go) : 0)], local",
+        NODES,
+        "grouped",
+    ),
+    Fault(
+        "a row does not know where it began",
+        "nodes.cuh",
+        "words[go.scale_words] % go.max_tokens",
+        "words[go.scale_words] / go.max_tokens",
+        NODES,
+        "grouped",
+    ),
+    Fault(
+        "a verdict is not told in the other lane",
+        "words.cuh",
+        "if (lane < kMaxRanks && ex.tell[lane] != nullptr)",
+        "if (lane < kMaxRanks && ex.tell[lane] != nullptr && (lane - ex.first_rank) % ex.rank_stride == 0)",
+        NODES,
+        "does_not_come",
     ),
 )

@@ -103,8 +103,8 @@ def grouped_right(config: MoeConfig, rank: int, handle: CudaMoeHandle, everyone:
         assert offsets[place] == at and at % config.expert_alignment == 0
         wanted = [
             [source, int(token), int(choice)]
-            for source, tokens in enumerate(everyone)
-            for token, choice in torch.nonzero(tokens.indices == number).tolist()
+            for source in sorted(range(config.ranks), key=lambda each: divmod(each, config.node_size)[::-1])
+            for token, choice in torch.nonzero(everyone[source].indices == number).tolist()
         ]
         assert counts[place] == len(wanted)
         assert sources[at : at + len(wanted)] == wanted

@@ -155,7 +155,7 @@ def sanitized() -> None:
         for what, *command in SANITIZED:
             step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
     for tool in ("memcheck", "racecheck", "synccheck"):
-        for path in ("nvlink", "proxied"):
+        for path in ("nvlink", "proxied", "nodes"):
             for case in ("decode", "prefill"):
                 sanitizer = ("compute-sanitizer", "--tool", tool, "--target-processes", "all")
                 steps = (sys.executable, "tests/gpu/sanitized_moe.py", path, case)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncfabric.moe import MoeConfig
 from asyncfabric.moe.nvlink import cuda_buffer_bytes
-from asyncfabric.moe.nvlink.launch import CombineWords, DispatchWords, ExchangeWords, GateWords, kernel_text
+from asyncfabric.moe.nvlink.launch import CombineWords, DispatchWords, ExchangeWords, GateWords, NodeWords, kernel_text
 from asyncfabric.moe.nvlink.layout import (
     BACK_WARPS,
     MAX_EXPERTS,
@@ -123,7 +123,8 @@ def test_the_most_rows_have_room(config: MoeConfig) -> None:
         ({"ranks": 33}, "ranks can be 32 at most"),
         ({"num_experts": 1024}, "num_experts can be 1023"),
         ({"top_k": 33}, "top_k can be 32"),
-        ({"ranks": 4, "node_size": 2}, "node_size can be 1"),
+        ({"ranks": 4, "node_size": 2, "num_experts": 2}, "each of 2 nodes needs an expert"),
+        ({"ranks": 34, "node_size": 2}, "ranks can be 32 at most"),
         ({"in_flight": 3}, "power of two"),
         ({"max_tokens": 1 << 20}, "must be below 4194304"),
     ],
@@ -160,13 +161,18 @@ def test_structs_are_as_large_as_the_kernels_take_them() -> None:
     assert sizes["moe_dispatch_param_1"] == ctypes.sizeof(DispatchWords)
     assert sizes["moe_gate_param_1"] == ctypes.sizeof(GateWords)
     assert combine == [ctypes.sizeof(CombineWords)] * 3
-    assert {size for name, size in sizes.items() if name.endswith("_0")} == {ctypes.sizeof(ExchangeWords)}
+    between = {f"moe_{name}_param_0" for name in ("spread", "unpack", "trace")}
+    assert {sizes[name] for name in between} == {ctypes.sizeof(NodeWords)}
+    exchange = {size for name, size in sizes.items() if name.endswith("_0") and name not in between}
+    assert exchange == {ctypes.sizeof(ExchangeWords)}
 
 
-@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords])
+@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords, NodeWords])
 def test_structs_have_the_fields_of_the_kernels_in_their_order(struct: type[ctypes.Structure]) -> None:
-    name = struct.__name__.removesuffix("Words")
-    source = "".join((NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "route", "combine", "gate"))
+    name = {"NodeWords": "NodeStep"}.get(struct.__name__, struct.__name__.removesuffix("Words"))
+    source = "".join(
+        (NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "route", "combine", "gate", "nodes")
+    )
     body = re.search(rf"struct {name} {{(.*?)\n}};", source, re.DOTALL)
     assert body is not None
     statements = re.sub(r"//.*", "", body[1]).split(";")

@@ -10,7 +10,7 @@ its invariants: docs/explain/moe.md, "On GPUs".
 
 from asyncfabric.moe.nvlink.exchange import CudaMoeExchange
 from asyncfabric.moe.nvlink.handle import CudaMoeHandle
-from asyncfabric.moe.nvlink.layout import cuda_buffer_bytes
+from asyncfabric.moe.nvlink.lanes import cuda_buffer_bytes
 from asyncfabric.moe.nvlink.opening import open_moe_cuda
 
 __all__ = ["CudaMoeExchange", "CudaMoeHandle", "cuda_buffer_bytes", "open_moe_cuda"]

@@ -6,6 +6,8 @@ kernel could not do is told by `check`, by every later call and by `settled`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import anyio
 import anyio.abc
 import anyio.to_thread
@@ -15,8 +17,8 @@ from asyncfabric import Fabric
 from asyncfabric.moe.faults import MissingRankError
 from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.nvlink.handle import CudaMoeHandle, handle_of
+from asyncfabric.moe.nvlink.lanes import cuda_buffer_bytes
 from asyncfabric.moe.nvlink.launch import RECEIVE, SEND, WAITS, combine_words, dispatch_words
-from asyncfabric.moe.nvlink.layout import cuda_buffer_bytes
 from asyncfabric.moe.nvlink.session import NvlinkSession, open_nvlink
 from asyncfabric.moe.nvlink.site import Site
 from asyncfabric.moe.nvlink.tensors import checked_count, checked_rows, checked_tokens
@@ -158,7 +160,7 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
         found = {rank: word for rank, word in enumerate(session.missing.tolist()) if word}
         if found:
             told = ", ".join(f"rank {rank} ({WAITS.get(word, 'something')})" for rank, word in found.items())
-            lost = "".join(f"; rank {rank}: {why}" for rank, why in session.losses.items() if rank in found)
+            lost = "".join(f"; rank {rank}: {why}" for rank, why in self._losses().items() if rank in found)
             raise MissingRankError(
                 f"a kernel on {self.device} waited for {told} in vain, {self._site.deadline_s:g} s at most{lost}",
                 ranks=found,
@@ -184,6 +186,10 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
 
     def _shut(self) -> None:
         self._session = None
+
+    def _losses(self) -> Mapping[int, str]:
+        """Why proxies hear nothing more from ranks."""
+        return self._session.losses if self._session else {}
 
     def _begin(
         self,

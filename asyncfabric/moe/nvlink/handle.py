@@ -39,7 +39,7 @@ def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
 
     return Output(
         rows=torch.zeros(capacity, layout.row_bytes, dtype=torch.uint8, device=device).view(config.in_torch),
-        scales=torch.zeros(capacity, config.scales, device=device) if config.scales else None,
+        scales=torch.zeros(capacity, layout.words, device=device) if layout.words else None,
         tokens_per_expert=ints(experts),
         offsets=ints(experts + 1),
         source_ranks=ints(capacity),
@@ -63,7 +63,8 @@ class CudaMoeHandle:
         number: of the step.
         tokens: rows of x; where a count was given, the most there can be.
         rows: shape [most rows, hidden], grouped by expert in the order of experts; within an expert in the order of
-            ranks, then of tokens, then of choices. Rows of padding are zeros, rows behind the last are anything.
+            ranks, by the nodes in that of places in a node and then of nodes, then of tokens, then of choices. Rows of
+            padding are zeros, rows behind the last are anything.
         scales: the scales of each row, shape [most rows, scales]; None where tokens have none.
         tokens_per_expert: rows of each expert of this rank, without padding, int32.
         offsets: row at which each expert begins; the last entry is the number of rows. int32.
@@ -88,6 +89,7 @@ class CudaMoeHandle:
     received: bool = False
     returned: bool = False
     combined: bool = False
+    lanes: tuple[CudaMoeHandle, ...] = field(default=())
 
 
 def handle_of(number: int, epoch: int, tokens: int, output: Output) -> CudaMoeHandle:

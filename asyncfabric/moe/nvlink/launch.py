@@ -6,9 +6,9 @@ Any thread. The structs are those of native/cuda/moe.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_uint32, c_uint64, c_void_p, cast
+from ctypes import byref, c_uint32, c_uint64, c_void_p
 from importlib import resources
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -26,7 +26,8 @@ from asyncfabric.moe.nvlink.layout import (
 SEND, RECEIVE = 1, 2
 KINDS = 3
 """Of arrivals by way of a proxy: routes and private rows, the rest of the rows, sums."""
-STATE_WORDS = 9 + MAX_RANKS
+STATE_WORDS = 8 + MAX_RANKS
+BETWEEN_THREADS = 256
 WAITS = {1: "its routes", 2: "a token of it", 3: "sums from it", 4: "its end of the step"}
 COMBINE = {"bfloat16": "moe_combine_bfloat16", "float16": "moe_combine_float16", "float32": "moe_combine_float32"}
 
@@ -37,15 +38,18 @@ class ExchangeWords(ctypes.Structure):
     _fields_: ClassVar = [
         ("outbox", c_uint64 * MAX_RANKS),
         ("inbox", c_uint64 * MAX_RANKS),
-        *((name, c_uint64) for name in ("state", "missing", "deadline_ns", "turn_bytes")),
+        ("tell", c_uint64 * MAX_RANKS),
+        ("hear", c_uint64 * MAX_RANKS),
+        *((name, c_uint64) for name in ("state", "broken", "missing", "deadline_ns", "turn_bytes")),
         *((name, c_uint64) for name in ("head", "record_words", "counts", "pairs", "token_words", "slots")),
         *((name, c_uint64) for name in ("head_word", "back_words", "back", "arrivals")),
         ("told", c_uint64 * 2),
-        *((name, c_uint64) for name in ("verdict_told", "notes")),
+        ("verdict_told", c_uint64 * 2),
+        ("notes", c_uint64),
         *((name, c_uint32) for name in ("rank", "ranks", "present", "proxied", "experts", "top_k", "max_tokens")),
         *((name, c_uint32) for name in ("in_flight", "alignment", "row_bytes", "scales", "slot_bytes")),
         *((name, c_uint32) for name in ("back_row_bytes", "parts", "stage_bytes", "most_experts", "routers")),
-        ("private_tokens", c_uint32),
+        *((name, c_uint32) for name in ("private_tokens", "first_rank", "rank_stride")),
     ]
 
 
@@ -73,6 +77,24 @@ class GateWords(ctypes.Structure):
     """moe::Gate: which halves it stands between."""
 
     _fields_: ClassVar = [("back", c_uint32), ("roles", c_uint32)]
+
+
+class NodeWords(ctypes.Structure):
+    """moe::NodeStep: what lies between the two lanes of a step by the nodes."""
+
+    _fields_: ClassVar = [
+        *(
+            (name, c_uint64)
+            for name in ("indices", "weights", "given_scales", "count", "chosen", "words", "came", "rows")
+        ),
+        *((name, c_uint64) for name in ("here", "here_weights", "here_words", "taken", "end", "row_scales")),
+        *((name, c_uint64) for name in ("source_ranks", "source_tokens")),
+        *((name, c_uint32) for name in ("tokens", "wide_indices", "experts", "ranks", "node_size", "rank")),
+        *(
+            (name, c_uint32)
+            for name in ("max_tokens", "top_k", "scale_words", "first_expert", "node_experts", "unused")
+        ),
+    ]
 
 
 def dispatch_words(handle: CudaMoeHandle, roles: int) -> DispatchWords:
@@ -141,6 +163,7 @@ class Kernels:
             self._dispatch = self._function("moe_dispatch", layout.dispatch_shared_bytes)
             self._combine = self._function(COMBINE[layout.config.out_dtype], layout.combine_shared_bytes)
             self._gate = self._function("moe_gate", 0)
+            self._between = {name: self._function(f"moe_{name}", 0) for name in ("spread", "unpack", "trace")}
 
     def dispatch(self, exchange: ExchangeWords, words: DispatchWords, stream: int) -> None:
         """Launch a dispatch, or a half of it."""
@@ -150,6 +173,10 @@ class Kernels:
     def combine(self, exchange: ExchangeWords, words: CombineWords, stream: int) -> None:
         """Launch a combine, or a half of it."""
         self._step(self._combine, 2 * BACK_WARPS * 32, GateWords(1, words.roles), stream, exchange, words)
+
+    def between(self, name: Literal["spread", "unpack", "trace"], words: NodeWords, stream: int) -> None:
+        """Launch what goes before, between or after the lanes of a step by the nodes; waits for no other rank."""
+        self._launch(self._between[name], self._blocks, BETWEEN_THREADS, stream, words)
 
     def close(self) -> None:
         """Unload; none of them may run any more."""
@@ -192,10 +219,9 @@ class Kernels:
         blocks: int,
         threads: int,
         stream: int,
-        exchange: ExchangeWords,
-        words: DispatchWords | CombineWords | GateWords,
+        *words: ctypes.Structure,
     ) -> None:
-        arguments = (c_void_p * 2)(cast(POINTER(ExchangeWords)(exchange), c_void_p), c_void_p(ctypes.addressof(words)))
+        arguments = (c_void_p * len(words))(*(ctypes.addressof(each) for each in words))
         found, shared_bytes = function
         grid = (blocks, 1, 1, threads, 1, 1)
         with torch.cuda.device(self._device):  # the default stream is that of the current device

@@ -43,13 +43,20 @@ class Parts:
 
 @dataclass(frozen=True)
 class NvlinkLayout:
-    """Sizes of an exchange among GPUs.
+    """Sizes of an exchange among GPUs, or of one lane of it.
+
+    Attributes:
+        config: the shape.
+        more_words: of 4 bytes that travel with each token behind its scales.
+        most_choices: how many choices of a token are of one rank, at most; None: all may be.
 
     Raises:
         ValueError: the kernels cannot do what the config asks for.
     """
 
     config: MoeConfig
+    more_words: int = 0
+    most_choices: int | None = None
 
     def __post_init__(self) -> None:
         """Check what kernels demand beyond MoeConfig."""
@@ -69,11 +76,16 @@ class NvlinkLayout:
         return self.config.hidden * self.config.in_torch.itemsize
 
     @property
+    def words(self) -> int:
+        """Words that travel with a token: its scales, and what is behind them."""
+        return self.config.scales + self.more_words
+
+    @property
     def slot_bytes(self) -> int:
-        """Bytes of a token and its scales on the way: whole lines where there are scales."""
-        if not self.config.scales:
+        """Bytes of a token and its words on the way: whole lines where there are words."""
+        if not self.words:
             return self.row_bytes
-        return -(-(self.row_bytes + self.config.scales * WORD_BYTES) // LINE_BYTES) * LINE_BYTES
+        return -(-(self.row_bytes + self.words * WORD_BYTES) // LINE_BYTES) * LINE_BYTES
 
     @property
     def back_row_bytes(self) -> int:
@@ -186,24 +198,19 @@ class NvlinkLayout:
         if not experts:
             return 0
         config = self.config
-        return config.ranks * config.max_tokens * config.top_k + experts * (config.expert_alignment - 1)
+        choices = config.top_k if self.most_choices is None else self.most_choices
+        return config.ranks * config.max_tokens * choices + experts * (config.expert_alignment - 1)
+
+    def buffer_bytes(self, rank: int) -> int:
+        """Bytes of GPU memory that a rank allocates."""
+        return self.region_bytes + self.config.in_flight * self.handle_bytes(rank)
 
     def handle_bytes(self, rank: int) -> int:
         """Bytes of what a step hands out: rows, scales, where each came from, and the rows of all choices."""
         config = self.config
-        row = self.row_bytes + config.scales * WORD_BYTES + 3 * WORD_BYTES
+        row = self.row_bytes + self.words * WORD_BYTES + 3 * WORD_BYTES
         choices = config.ranks * self.sizes.pairs
         return self.row_capacity(rank) * row + choices + (2 * config.ranks + 1) * config.max_tokens * WORD_BYTES
-
-
-def cuda_buffer_bytes(config: MoeConfig) -> int:
-    """Return the bytes of GPU memory that an exchange among GPUs allocates on one rank.
-
-    Raises:
-        ValueError: the kernels cannot do what the config asks for.
-    """
-    layout = NvlinkLayout(config)
-    return layout.region_bytes + config.in_flight * layout.handle_bytes(0)
 
 
 def _grains(length_bytes: int) -> int:

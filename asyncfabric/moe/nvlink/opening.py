@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import anyio
+import anyio.abc
 import torch
 
 from asyncfabric import Fabric
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.nvlink.exchange import CudaMoeExchange
-from asyncfabric.moe.nvlink.layout import NvlinkLayout, cuda_buffer_bytes
+from asyncfabric.moe.nvlink.lanes import NodeLanes, cuda_buffer_bytes, lanes_of
+from asyncfabric.moe.nvlink.layout import NvlinkLayout
+from asyncfabric.moe.nvlink.node_exchange import CudaNodeExchange
 from asyncfabric.moe.nvlink.site import Site, hosts_of
 
 DEADLINE_S = 10.0
@@ -39,13 +42,15 @@ def open_moe_cuda(
     Args:
         fabric: of this rank, on any rail: ranks meet over its messages, and it reaches the ranks of other hosts.
         group: who takes part; 32 ranks at most, 8 on one host.
-        config: equal on all ranks. node_size must be 1. `private_tokens` rows for each rank of another host leave in
-            one write with the routes, whether there are as many or not; the event loop sends what is beyond them.
+        config: equal on all ranks. With node_size above 1, a token crosses to each other node once; each node needs an
+            expert then. `private_tokens` rows for each rank of another host leave in one write with the routes, whether
+            there are as many or not; the event loop sends what is beyond them.
         device: of this rank, "cuda:0" for example.
         hosts: a name for the host of each rank, grouped alike on all ranks; None: all are on one host.
         blocks: of each launch, each on a multiprocessor of its own; None: as many as there are. All blocks of the ranks
             of one process on one GPU must fit on it at once; processes that share a GPU take turns.
-        deadline_s: how long a kernel waits for another rank, in seconds of the GPU's clock.
+        deadline_s: how long a kernel waits for another rank, in seconds of the GPU's clock; by the nodes up to four
+            times as long in the later waits of a step, which are for ranks that may be waiting themselves.
 
     Raises:
         ValueError: a config, hosts or blocks that the kernels cannot do, or buffers of more than
@@ -59,11 +64,14 @@ def open_moe_cuda(
     """
     if len(group.addresses) != config.ranks:
         raise ValueError(f"config.ranks is {config.ranks}, the group has {len(group.addresses)} addresses")
-    layout, found = NvlinkLayout(config), torch.device(device)
+    found, homes = torch.device(device), hosts_of(config.ranks, hosts)
+    lanes = lanes_of(config, group.rank // config.node_size) if config.node_size > 1 else None
+    layouts = (lanes.across, lanes.inside) if lanes else (NvlinkLayout(config),)
     if found.type != "cuda" or found.index is None:
         raise ValueError(f"device must name a GPU, such as cuda:0, got {found}")
-    if blocks is not None and blocks <= layout.routers:
-        raise ValueError(f"blocks must be more than the {layout.routers} that route, got {blocks}")
+    routers = max(layout.routers for layout in layouts)
+    if blocks is not None and blocks <= routers:
+        raise ValueError(f"blocks must be more than the {routers} that route, got {blocks}")
     if not deadline_s > 0:
         raise ValueError(f"deadline_s must be more than 0, got {deadline_s}")
     needed = cuda_buffer_bytes(config)
@@ -72,17 +80,36 @@ def open_moe_cuda(
             f"the exchange needs {needed} bytes on each GPU, config.buffer_limit_bytes is {config.buffer_limit_bytes};"
             " raise it, or lower max_tokens or in_flight"
         )
-    site = Site(layout, group.rank, found, blocks, deadline_s, hosts_of(config.ranks, hosts))
-    return _opening(fabric, group, site)
+    if lanes is None:
+        site = Site(layouts[0], group.rank, found, blocks, deadline_s, homes)
+        return _opening([site], lambda tasks: CudaMoeExchange(fabric, group, site, tasks))
+    across, inside = (_lane_site(lanes, layout, group.rank, found, blocks, deadline_s, homes) for layout in layouts)
+    return _opening([across, inside], lambda tasks: CudaNodeExchange(fabric, group, lanes, (across, inside), tasks))
+
+
+def _lane_site(
+    lanes: NodeLanes,
+    layout: NvlinkLayout,
+    rank: int,
+    device: torch.device,
+    blocks: int | None,
+    deadline_s: float,
+    homes: Sequence[int],
+) -> Site:
+    members = lanes.members(rank, layout)
+    hosts = hosts_of(len(members), [homes[member] for member in members])
+    return Site(layout, members.index(rank), device, blocks, deadline_s, hosts, members.start, members.step)
 
 
 @asynccontextmanager
-async def _opening(fabric: Fabric, group: MoeGroup, site: Site) -> AsyncIterator[CudaMoeExchange]:
+async def _opening(
+    sites: Sequence[Site], make: Callable[[anyio.abc.TaskGroup | None], CudaMoeExchange]
+) -> AsyncIterator[CudaMoeExchange]:
     failure: Exception | None = None
-    far = site.far(range(site.layout.config.ranks))
+    far = any(site.far(range(site.layout.config.ranks)) for site in sites)
     # Tasks of the proxy, if there is one; whatever fails beside them is told as it is, not as a group.
     async with anyio.create_task_group() if far else nullcontext() as tasks:
-        moe = CudaMoeExchange(fabric, group, site, tasks)
+        moe = make(tasks)
         try:
             async with moe._stack:
                 await moe._open()

@@ -40,6 +40,7 @@ class NvlinkSession:
     Attributes:
         kernels: compiled for the device.
         words: the struct that every launch takes.
+        broken: word on the GPU: a kernel has given up.
         outputs: memory that steps hand out, by turns.
         missing: host words that kernels write when they give up: what was waited for, by rank.
         losses: why the proxy hears nothing more from a rank.
@@ -55,7 +56,9 @@ class NvlinkSession:
         self.missing: torch.Tensor = torch.zeros(MAX_RANKS, dtype=torch.int32, pin_memory=True)
         self.losses: Mapping[int, str] = losses
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=outputs[0].counts.device)
-        words.missing, words.state = self.missing.data_ptr(), self._state.data_ptr()
+        self.broken: torch.Tensor = torch.zeros(1, dtype=torch.int32, device=self._state.device)
+        words.state = self._state.data_ptr()
+        words.missing, words.broken = self.missing.data_ptr(), self.broken.data_ptr()
 
 
 @asynccontextmanager
@@ -166,6 +169,7 @@ async def _introduce(
         words.outbox[rank] = address + group.rank * layout.block_bytes
         words.inbox[rank] = own.address + rank * layout.block_bytes
     if staging is None:
+        hear_verdicts(words, group.rank, words)
         return None
     proxy = Proxy(
         fabric,
@@ -182,7 +186,22 @@ async def _introduce(
     )
     stack.callback(proxy.close)
     staging.fill(words, proxy)
+    hear_verdicts(words, group.rank, words)
     return proxy
+
+
+def hear_verdicts(words: ExchangeWords, rank: int, lane: ExchangeWords) -> None:
+    """Let kernels with `words` tell their verdicts to the ranks of a lane, and hear theirs: blocks begin with one.
+
+    Args:
+        words: of an exchange or of one lane of it.
+        rank: the own one, in `lane`.
+        lane: of the same rank.
+    """
+    for other in range(lane.ranks):
+        if other != rank and lane.outbox[other]:
+            place = lane.first_rank + other * lane.rank_stride
+            words.tell[place], words.hear[place] = lane.outbox[other], lane.inbox[other]
 
 
 def _words(site: Site, present: Sequence[int]) -> ExchangeWords:
@@ -200,7 +219,7 @@ def _words(site: Site, present: Sequence[int]) -> ExchangeWords:
         in_flight=config.in_flight,
         alignment=config.expert_alignment,
         row_bytes=layout.row_bytes,
-        scales=config.scales,
+        scales=layout.words,
         slot_bytes=layout.slot_bytes,
         back_row_bytes=layout.back_row_bytes,
         parts=layout.parts,
@@ -208,6 +227,8 @@ def _words(site: Site, present: Sequence[int]) -> ExchangeWords:
         most_experts=layout.most_experts,
         routers=layout.routers,
         private_tokens=config.private,
+        first_rank=site.first_rank,
+        rank_stride=site.rank_stride,
     )
     for name in Parts.__dataclass_fields__:
         setattr(words, name, getattr(layout.offsets, name))

@@ -79,6 +79,7 @@ class Site:
         blocks: of each launch; None: as many as there are multiprocessors.
         deadline_s: how long kernels wait.
         hosts: for each rank the first rank on the same host.
+        first_rank, rank_stride: of a lane: its ranks in the whole exchange, which errors and verdicts name.
     """
 
     layout: NvlinkLayout
@@ -87,6 +88,8 @@ class Site:
     blocks: int | None
     deadline_s: float
     hosts: tuple[int, ...]
+    first_rank: int = 0
+    rank_stride: int = 1
 
     def far(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return those of some ranks that only a proxy reaches."""

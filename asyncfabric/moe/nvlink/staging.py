@@ -79,7 +79,7 @@ class Staging:
             words.proxied |= 1 << rank
             words.outbox[rank], words.inbox[rank] = (base + number * block for base in self._addresses)
         told = [self._word(word.address) for word in self.told]
-        words.told[0], words.told[1], words.verdict_told = told
+        words.told[0], words.told[1], words.verdict_told[0] = told
         words.notes = self._notes.data_ptr()
         arrivals = np.zeros((len(STEP_KINDS), config.ranks, config.in_flight, 2), dtype=np.int64)
         for (kind, turn, rank), counter in proxy.counters.items():

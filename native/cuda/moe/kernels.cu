@@ -4,6 +4,7 @@
 #include "combine.cuh"
 #include "dispatch.cuh"
 #include "gate.cuh"
+#include "nodes.cuh"
 
 extern "C" __global__ void __launch_bounds__(moe::kDispatchWarps * 32, 1)
     moe_dispatch(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Dispatch go) {
@@ -32,4 +33,16 @@ extern "C" __global__ void __launch_bounds__(moe::kCombineWarps * 32, 1)
 extern "C" __global__ void __launch_bounds__(32, 1)
     moe_gate(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Gate go) {
   moe::gate(ex, go);
+}
+
+extern "C" __global__ void moe_spread(const __grid_constant__ moe::NodeStep go) {
+  moe::spread(go, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, gridDim.x * (blockDim.x / 32));
+}
+
+extern "C" __global__ void moe_unpack(const __grid_constant__ moe::NodeStep go) {
+  moe::unpack(go, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, gridDim.x * (blockDim.x / 32));
+}
+
+extern "C" __global__ void moe_trace(const __grid_constant__ moe::NodeStep go) {
+  moe::trace(go, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, gridDim.x * (blockDim.x / 32));
 }

@@ -20,12 +20,11 @@ struct Pair {
 };
 
 // State of this rank in its own memory: steps begun by each half, how many blocks of the kernel now running have read that, and rows
-// packed so far by the send half that runs now for each rank behind a proxy.
+// packed so far by the send half that runs now for each rank behind a proxy. An exchange by the nodes has two lanes, with a state each.
 enum Half : uint32_t { kDispatchSend, kDispatchReceive, kCombineSend, kCombineReceive, kHalves };
 struct State {
   uint32_t step[kHalves];
   uint32_t readers[kHalves];
-  uint32_t broken;
   uint32_t packed[kMaxRanks];
 };
 
@@ -45,18 +44,23 @@ struct Arrival {
 struct Exchange {
   uint64_t outbox[kMaxRanks];  // for each rank, as mapped here; 0: not present
   uint64_t inbox[kMaxRanks];
+  uint32_t*
+      tell[kMaxRanks];  // verdicts for and from the ranks of all lanes, by their numbers in the whole exchange; 0: none
+  const uint32_t* hear[kMaxRanks];
   State* state;
+  uint32_t* broken;   // in GPU memory, of all lanes: a kernel has given up
   uint32_t* missing;  // host words: what was waited for from each rank when a kernel gave up
   uint64_t deadline_ns;
   uint64_t turn_bytes;  // of a parcel; offsets below are inside of it
   uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back;
-  Arrival* arrivals;       // [kinds][ranks][in_flight]
-  uint64_t* told[2];       // watch words of the proxy: the step whose dispatch, combine has been packed
-  uint64_t* verdict_told;  // the same: verdicts are there
+  Arrival* arrivals;          // [kinds][ranks][in_flight]
+  uint64_t* told[2];          // watch words of the proxy: the step whose dispatch, combine has been packed
+  uint64_t* verdict_told[2];  // the same, of both lanes' proxies: verdicts are there; 0: no proxy
   const uint32_t*
       notes;  // host words of the proxy for each rank: [lost][settled there, by turns][settled back, by turns]
   uint32_t rank, ranks, present, proxied, experts, top_k, max_tokens, in_flight, alignment;
   uint32_t row_bytes, scales, slot_bytes, back_row_bytes, parts, stage_bytes, most_experts, routers, private_tokens;
+  uint32_t first_rank, rank_stride;  // of the ranks of this lane in the whole exchange
 };
 
 // The head of a parcel.
@@ -81,12 +85,17 @@ __device__ inline Experts experts_of(const Exchange& ex, uint32_t rank) {
 // The tokens of a rank are routed in as many pieces as there are routers; each counts for itself.
 __device__ inline uint32_t piece_tokens(const Exchange& ex) { return (ex.max_tokens + ex.routers - 1) / ex.routers; }
 
-// The rank of an expert, kNone where there is none or it is not present.
+// The rank of an expert, kNone where there is none.
+__device__ inline uint32_t rank_of(uint32_t experts, uint32_t ranks, int64_t expert) {
+  if (expert < 0 || expert >= experts) return kNone;
+  const uint32_t e = static_cast<uint32_t>(expert), each = experts / ranks, more = experts % ranks;
+  return e < more * (each + 1) ? e / (each + 1) : more + (e - more * (each + 1)) / each;
+}
+
+// The same, kNone where it is not present.
 __device__ inline uint32_t owner_of(const Exchange& ex, int64_t expert) {
-  if (expert < 0 || expert >= ex.experts) return kNone;
-  const uint32_t e = static_cast<uint32_t>(expert), each = ex.experts / ex.ranks, more = ex.experts % ex.ranks;
-  const uint32_t rank = e < more * (each + 1) ? e / (each + 1) : more + (e - more * (each + 1)) / each;
-  return ex.present >> rank & 1 ? rank : kNone;
+  const uint32_t rank = rank_of(ex.experts, ex.ranks, expert);
+  return rank != kNone && ex.present >> rank & 1 ? rank : kNone;
 }
 
 __device__ inline bool is_proxied(const Exchange& ex, uint32_t rank) { return ex.proxied >> rank & 1; }
@@ -143,21 +152,24 @@ __device__ inline void pass_step(const Exchange& ex, Half half, uint32_t step) {
   *static_cast<volatile uint32_t*>(&ex.state->step[half]) = step;
 }
 
-__device__ inline bool is_broken(const Exchange& ex) {
-  return *static_cast<volatile uint32_t*>(&ex.state->broken) != 0;
+__device__ inline bool is_broken(const Exchange& ex) { return *static_cast<volatile uint32_t*>(ex.broken) != 0; }
+
+// The bit of a rank of this lane in a verdict.
+__device__ inline uint32_t verdict_bit(const Exchange& ex, uint32_t rank) {
+  return 1u << (ex.first_rank + rank * ex.rank_stride);
 }
 
-// Says to the host and to all other ranks who is missing; from then on no kernel of this epoch waits or writes any more.
+// Says to the host and to the ranks of all lanes who is missing; from then on no kernel of this epoch waits or writes any more.
 __device__ inline void give_up(const Exchange& ex, uint32_t absent, Wait what) {
   const uint32_t lane = lane_of();
   if (lane < kMaxRanks && absent >> lane & 1) static_cast<volatile uint32_t*>(ex.missing)[lane] = what;
   __threadfence_system();
-  if (lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank)
-    store_release(reinterpret_cast<uint32_t*>(ex.outbox[lane]), absent);
+  if (lane < kMaxRanks && ex.tell[lane] != nullptr) store_release(ex.tell[lane], absent);
   __syncwarp();
   if (lane == 0) {
-    if (ex.proxied != 0) store_release(ex.verdict_told, 1);
-    *static_cast<volatile uint32_t*>(&ex.state->broken) = 1;
+    for (uint32_t proxy = 0; proxy < 2; ++proxy)
+      if (ex.verdict_told[proxy] != nullptr) store_release(ex.verdict_told[proxy], 1);
+    *static_cast<volatile uint32_t*>(ex.broken) = 1;
   }
   __threadfence_system();
 }
@@ -176,12 +188,11 @@ __device__ inline bool wait_until(const Exchange& ex, bool mine, uint32_t rank, 
     if (begin == 0) begin = now;
     if (is_broken(ex)) return false;
     // A rank that gave up tells whom it missed: it is not missing itself.
-    const uint32_t lane = lane_of();
-    const bool ask = lane < ex.ranks && ex.present >> lane & 1 && lane != ex.rank;
-    uint32_t absent = ask ? load_acquire(reinterpret_cast<const uint32_t*>(ex.inbox[lane])) : 0;
-    if (!done && lost() && !(done = ready())) absent |= 1u << rank;
-    absent = __reduce_or_sync(kAll, absent) & ~(1u << ex.rank);
-    if (absent == 0 && now - begin > ex.deadline_ns) absent = __reduce_or_sync(kAll, done ? 0 : 1u << rank);
+    const uint32_t* const word = ex.hear[lane_of()];
+    uint32_t absent = word != nullptr ? load_acquire(word) : 0;
+    if (!done && lost() && !(done = ready())) absent |= verdict_bit(ex, rank);
+    absent = __reduce_or_sync(kAll, absent) & ~verdict_bit(ex, ex.rank);
+    if (absent == 0 && now - begin > ex.deadline_ns) absent = __reduce_or_sync(kAll, done ? 0 : verdict_bit(ex, rank));
     if (absent == 0) continue;
     give_up(ex, absent, what);
     return false;

@@ -1,0 +1,55 @@
+"""The lanes of an exchange by the nodes among GPUs: shapes and members as pure values. No GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from asyncfabric.moe import MoeConfig
+from asyncfabric.moe.nvlink import cuda_buffer_bytes
+from asyncfabric.moe.nvlink.lanes import lanes_of
+from asyncfabric.moe.nvlink.layout import NvlinkLayout
+
+SHAPE: dict[str, Any] = {"top_k": 4, "hidden": 128, "max_tokens": 24}
+
+
+@given(nodes=st.integers(1, 5), size=st.integers(2, 6), experts=st.integers(1, 90))
+def test_experts_are_where_the_whole_exchange_has_them(nodes: int, size: int, experts: int) -> None:
+    config = MoeConfig(num_experts=experts, ranks=nodes * size, node_size=size, **SHAPE)
+    if not config.experts_of((nodes - 1) * size):
+        with pytest.raises(ValueError, match="needs an expert"):
+            lanes_of(config)
+        return
+    for rank in range(config.ranks):
+        node, place = divmod(rank, size)
+        lanes = lanes_of(config, node)
+        first = lanes.node_experts(node).start
+        inside = lanes.inside.config.experts_of(place)
+        assert range(first + inside.start, first + inside.stop) == config.experts_of(rank)
+        assert lanes.across.config.experts_of(node) == range(node, node + 1)
+        assert lanes.members(rank, lanes.across)[node] == lanes.members(rank, lanes.inside)[place] == rank
+
+
+def test_lanes_without_an_excluded_node() -> None:
+    lanes = lanes_of(MoeConfig(num_experts=16, ranks=6, node_size=2, **SHAPE))
+    left = (0, 1, 4, 5)
+    assert lanes.present(5, lanes.across, left) == [0, 2]
+    assert lanes.present(5, lanes.inside, left) == [0, 1]
+
+
+def test_a_row_has_room_for_what_travels_with_it_and_every_row_that_may_cross() -> None:
+    config = MoeConfig(
+        num_experts=16, ranks=6, node_size=2, in_dtype="float8_e4m3fn", scale_block=32, in_flight=1, **SHAPE
+    )
+    lanes = lanes_of(config)
+    assert lanes.across.words == 4 + 2 * 4 + 1 and lanes.inside.words == 4 + 1
+    assert lanes.across.row_capacity(0) == lanes.inside.config.max_tokens == 3 * 24
+    assert lanes.inside.row_capacity(0) == 2 * 72 * 4, "all choices of all tokens of all ranks"
+    straight = cuda_buffer_bytes(MoeConfig(num_experts=16, ranks=6, in_flight=1, **SHAPE))
+    assert cuda_buffer_bytes(config) < 3 * straight
+    assert NvlinkLayout(lanes.across.config).words == 4, "nothing else travels without nodes"
