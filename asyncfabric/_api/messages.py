@@ -42,6 +42,7 @@ class MessageStream:
     def take_nowait(self) -> list[Message]:
         """Return the messages that are here now, in no order, perhaps none: many for one wake-up."""
         found: list[Message] = []
+        self._stairwell.drain()
         while not self._stairwell.closed and (received := self._stairwell.engine.next_message()) is not None:
             found.append(Message(self._peers.by_id(received[0]), received[1]))
         return found

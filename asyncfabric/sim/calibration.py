@@ -38,6 +38,7 @@ class Run:
         cores: that nobody else used meanwhile.
         seconds: measured wall time.
         spent_s: measured core time of all ranks, by thread.
+        threads: those whose core time is as it would be elsewhere; of others and of wall time nothing is fitted.
     """
 
     label: str
@@ -47,6 +48,12 @@ class Run:
     cores: float
     seconds: float = 0.0
     spent_s: Mapping[Thread, float] = field(default_factory=dict)
+    threads: tuple[Thread, ...] = THREADS
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is as it would be elsewhere: the time that it takes can be predicted."""
+        return self.threads == THREADS
 
     def assumed(self, expected_s: float) -> Assumptions:
         """Return what a simulation of it on one machine takes for granted: no rail but the cores."""
@@ -122,8 +129,11 @@ def fit(runs: Sequence[Run]) -> Calibration:
         ValueError: fewer measurements than costs, or runs too alike to tell costs apart; names what is missing.
     """
     found = fit_costs(runs)
-    left = np.array([run.seconds - expect(run, found.costs) for run in runs])
-    weights = np.array([run.seconds for run in runs]) ** -2.0
+    whole = [run for run in runs if run.whole]
+    if not whole:
+        return found
+    left = np.array([run.seconds - expect(run, found.costs) for run in whole])
+    weights = np.array([run.seconds for run in whole]) ** -2.0
     return msgspec.structs.replace(found, wait_s=max(0.0, float(left @ weights / weights.sum())))
 
 
@@ -131,7 +141,7 @@ def fit_costs(runs: Sequence[Run]) -> Calibration:
     """Return the costs alone, without simulating anything; raises as `fit` does."""
     rows, times = [], []
     for run in runs:
-        for thread in THREADS:
+        for thread in run.threads:
             counts, spent = run.labour.counts[thread], run.spent_s[thread]
             weight = 1.0 / max(spent, 1e-4 * len(counts))
             rows.append(counts.sum(axis=0) * weight)
@@ -164,10 +174,11 @@ def expect(run: Run, costs: HostCosts, wait_s: float = 0.0) -> float:
 
 
 def judge(calibration: Calibration, runs: Sequence[Run], *, fitted: bool) -> tuple[Judged, ...]:
-    """Return each measured run beside its prediction."""
+    """Return each measured run beside its prediction, if it is a whole one."""
     return tuple(
         Judged(run.label, run.cores, run.seconds, expect(run, calibration.costs, calibration.wait_s), fitted)
         for run in runs
+        if run.whole
     )
 
 

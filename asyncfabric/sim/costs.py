@@ -21,7 +21,9 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         gather_s_per_gb: for a byte that lies in short runs and is put in order before it is hashed and written.
         cast_s_per_gb, fp8_s_per_gb: for a byte written that was cast, or quantised in blocks.
         unit_ms: of a trainer's event loop, for each unit of boxes.
-        message_ms, told_ms: of the sender's and of the receiver's event loop, for telling one receiver of one unit.
+        message_ms, told_ms: of the sender's and of the receiver's event loop, for a word about what was written.
+        opened_ms: of a receiver's event loop, for each of its senders: it tells it the key before anything is written.
+        row_us: of the threads that hash at a receiver, for each row: what it takes beside its bytes.
         process_ms: of each trainer and receiver, for taking part in an update at all.
         participant_ms: of the coordinator, for each trainer and receiver: it speaks to many at once, on one core.
         update_ms: of the coordinator, for an update, however many take part: its log, its thread, its report.
@@ -37,6 +39,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     unit_ms: float
     message_ms: float
     told_ms: float
+    opened_ms: float
+    row_us: float
     process_ms: float
     participant_ms: float
     update_ms: float
@@ -69,11 +73,13 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
         costs: of the code.
         cores: of each machine, those that nobody else uses; may be a fraction.
         ranks: trainers, then receivers, fill machines with so many each; 0: all ranks are on one machine.
+        one_interpreter: what hashes is begun by the event loop, as on GPUs: both are one thread.
     """
 
     costs: HostCosts
     cores: float
     ranks: int = 0
+    one_interpreter: bool = False
 
     def __post_init__(self) -> None:
         if not self.cores > 0 or self.ranks < 0:

@@ -68,7 +68,7 @@ def predict(
     activity = {lane: np.stack([step[number] for step in history]) for number, lane in enumerate(lanes)}
     tail_s = assumed.unit_bytes / (assumed.verify_gbytes_per_s * 1e9)
     if processor is not None:
-        tail_s += processor.coordinator_s + processor.tail_s
+        tail_s += processor.coordinator_s + processor.open_s + processor.tail_s
     end_s = clock.now_s + tail_s + assumed.commit_s
     return Prediction(end_s, *_floors(plan, assumed), int(trainers.peak), activity, assumed)
 

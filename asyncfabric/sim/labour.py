@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric.sim.costs import COSTS, HostCosts
+from asyncfabric.sim.words import forwarded_words, words_of
 from asyncfabric.sim.workload import Floats, Workload
 from asyncfabric.weights.batch import all_sent
 from asyncfabric.weights.boxes import Ints
@@ -98,16 +99,34 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None) -> Labou
     put("trainer work", "cast_s_per_gb", GB, per_trainer["cast"])
     put("trainer work", "fp8_s_per_gb", GB, per_trainer["fp8"])
     put("trainer loop", "unit_ms", MS, (np.diff(work.brought, axis=1, prepend=0.0) > 0).sum(axis=1))
-    put("trainer loop", "message_ms", MS, work.first_entry[:, -1] - work.first_entry[:, 0])
+    said, heard = words_of(work)
+    senders, rows = _senders_and_rows(plan)
+    put("trainer loop", "message_ms", MS, said)
     put("trainer loop", "process_ms", MS, 1.0)
     put("receiver engine", "receive_s_per_gb", GB, work.fed)
     put("receiver engine", "write_s_per_gb", GB, work.forwards)
     put("receiver work", "checksum_s_per_gb", GB, work.fed + work.gets)
-    put("receiver loop", "told_ms", MS, np.bincount(work.entry_receiver, minlength=receivers))
+    passed_on, retold = forwarded_words(plan, work)
+    put("receiver loop", "message_ms", MS, passed_on)
+    put("receiver loop", "told_ms", MS, heard + retold)
+    put("receiver loop", "opened_ms", MS, senders)
+    put("receiver work", "row_us", US, rows)
     put("receiver loop", "process_ms", MS, 1.0)
     put("coordinator", "participant_ms", MS, float(plan.trainers + receivers))
     put("coordinator", "update_ms", MS, 1.0)
     return Labour(counts)
+
+
+def _senders_and_rows(plan: Plan) -> tuple[Ints, Ints]:
+    """Return how many senders each receiver has, and how many rows it awaits."""
+    receiver = plan.pieces.receiver[plan.row_piece].astype(np.int64)
+    everybody = plan.trainers + 2 * plan.receivers
+    senders = []
+    for one in plan.replicas:
+        pairs = np.unique(receiver * everybody + one.senders)
+        senders.append(np.bincount(pairs // everybody, minlength=plan.receivers))
+    rows = np.tile(np.bincount(receiver, minlength=plan.receivers), len(plan.replicas))
+    return np.concatenate(senders), rows
 
 
 def _ranks(thread: Thread, plan: Plan, receivers: int) -> int:

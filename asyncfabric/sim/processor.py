@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncfabric.sim.costs import Hosts
+from asyncfabric.sim.costs import COSTS, Hosts
 from asyncfabric.sim.labour import Labour, Thread
 from asyncfabric.sim.workload import Floats, Workload
 from asyncfabric.weights.boxes import Ints
@@ -55,20 +55,24 @@ class Processor:
         self.coordinator_s: float = float(labour.seconds("coordinator", hosts.costs).sum()) / min(1.0, hosts.cores)
         left = self._still_to_open(hosts, int(np.bincount(machine).max()))
 
-        def loop(thread: Thread, total: Floats) -> Floats:
-            told_s = labour.seconds(thread, hosts.costs) - (1.0 - left) * hosts.costs.process_ms * 1e-3
+        def loop(thread: Thread, total: Floats, before: Floats | float = 0.0) -> Floats:
+            told_s = labour.seconds(thread, hosts.costs) - (1.0 - left) * hosts.costs.process_ms * 1e-3 - before
             return np.asarray(told_s / np.maximum(total, 1.0))
 
         self.convert: Floats = rate("trainer work", work.brought[:, -1])
         self.write: Floats = rate("trainer engine", work.written)
         self.post: Floats = loop("trainer loop", work.written)
         self.receive: Floats = rate("receiver engine", work.fed)
-        self.told: Floats = loop("receiver loop", work.fed + work.gets)
+        opened_s = labour.counts["receiver loop"][:, COSTS.index("opened_ms")] * hosts.costs.opened_ms
+        self.open_s: float = float(opened_s.max(initial=0.0)) / min(1.0, hosts.cores)
+        self.told: Floats = loop("receiver loop", work.fed + work.gets, opened_s)
         self.verify: Floats = rate("receiver work", work.fed + work.gets)
+        if hosts.one_interpreter:
+            self.told, self.verify = self.told + self.verify, np.zeros_like(self.verify)
         mine, theirs = machine[:trainers], machine[trainers:]
         self._host: Ints = np.concatenate([mine, mine, mine, theirs, theirs, theirs]).astype(np.int64)
         self._cuts = np.cumsum([trainers] * 3 + [receivers] * 2)
-        messages = np.maximum(np.bincount(work.entry_receiver, minlength=receivers), 1)
+        messages = np.maximum(labour.counts["receiver loop"][:, COSTS.index("told_ms")] * 1e3, 1)
         last = (self.told + self.verify) * (work.fed + work.gets) / messages
         self.tail_s: float = float(last.max(initial=0.0))
 

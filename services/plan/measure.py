@@ -17,8 +17,11 @@ from typing import Any
 import click
 
 from asyncfabric.sim.calibration import Run
-from asyncfabric.sim.labour import Thread
+from asyncfabric.sim.labour import THREADS, Thread
 from asyncfabric.weights.update.device import HostDevice
+from asyncfabric.weights.update.pipeline import PAGES_IN_FLIGHT
+from asyncfabric.weights.update.scratch import PAGE_ENTRY_BYTES, UNITS_STAGED
+from asyncfabric.weights.update.tiles import TILE_BYTES
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
 from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
@@ -30,37 +33,67 @@ from asyncfabric_services.quantities import SizeType
 
 SCRATCH_BYTES = 320 << 20
 
+CROWD_UNIT_BYTES = 64 << 10
+"""Of trainers who share a process: what matters is how many words they say."""
+
+CROWD_THREADS: tuple[Thread, ...] = ("trainer loop", "receiver loop", "receiver work", "coordinator")
+"""What there is as it would be with a process for each trainer; converting and writing so little is not."""
+
 ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
 """Bytes of the shard for each that is written."""
 
 TRAIN = ("2:2:64MiB:copy", "2:2:256MiB:copy:1024", "2:1:128MiB:copy", "4:2:128MiB:copy", "2:2:64MiB:cast",
-         "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024", "8:6:32MiB:copy:1024")  # fmt: skip
+         "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024", "8:6:32MiB:copy:1024",
+         "64:2:32MiB:cast:1024:32", "64:2:8MiB:cast:512:32", "32:1:16MiB:cast:1024:32", "96:4:24MiB:cast:1024:48",
+         "16:1:8MiB:cast:512:16")  # fmt: skip
 HOLD = ("2:2:512MiB:copy", "2:2:128MiB:copy:4096", "2:1:256MiB:copy", "4:2:256MiB:copy", "4:2:128MiB:cast",
         "2:2:128MiB:cast:1024", "2:1:32MiB:fp8", "2:2:64MiB:fp8")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One update: trainers, receivers of one replica, bytes of the model, form, rows of a matrix."""
+    """One update: trainers, receivers of one replica, bytes of the model, form, rows of a matrix.
+
+    `together` trainers share a process and say many words: what these cost receivers and the coordinator is seen.
+    """
 
     trainers: int
     receivers: int
     model_bytes: int
     form: str
     side: int
+    together: int = 1
 
     @classmethod
     def of(cls, text: str) -> Shape:
-        """Read TRAINERS:RECEIVERS:BYTES:FORM[:SIDE]; raises click.BadParameter."""
-        parts = [*text.split(":"), "2048"][:5]
+        """Read TRAINERS:RECEIVERS:BYTES:FORM[:SIDE[:TOGETHER]]; raises click.BadParameter."""
+        parts = text.split(":")
         try:
-            shape = cls(int(parts[0]), int(parts[1]), SizeType().convert(parts[2], None, None), parts[3], int(parts[4]))
-            if text.count(":") in (3, 4) and shape.form in FORMS and min(shape.trainers, shape.receivers) > 0:
+            side, together = (int(one) for one in (parts[4:] + ["2048", "1"][len(parts) - 4 :]))
+            shape = cls(
+                int(parts[0]), int(parts[1]), SizeType().convert(parts[2], None, None), parts[3], side, together
+            )
+            if together > 0 and shape.form in FORMS and min(shape.trainers, shape.receivers) > 0:
                 plan_of(**shape.model)
                 return shape
         except (ValueError, IndexError, click.BadParameter):
             pass
-        raise click.BadParameter(f"{text!r} is not TRAINERS:RECEIVERS:BYTES:{'|'.join(FORMS)}[:ROWS OF A MATRIX]")
+        raise click.BadParameter(
+            f"{text!r} is not TRAINERS:RECEIVERS:BYTES:{'|'.join(FORMS)}[:ROWS OF A MATRIX[:TRAINERS IN A PROCESS]]"
+        )
+
+    @property
+    def unit_bytes(self) -> int:
+        """Written bytes that go through a trainer's stages together."""
+        return CROWD_UNIT_BYTES if self.together > 1 else HostDevice().unit_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The bound that makes units so large."""
+        if self.together == 1:
+            return SCRATCH_BYTES
+        box = -(-self.side // self.trainers) * self.side * 4
+        return TILE_BYTES + 2 * box + PAGES_IN_FLIGHT * PAGE_ENTRY_BYTES + UNITS_STAGED * CROWD_UNIT_BYTES
 
     @property
     def model(self) -> dict[str, Any]:
@@ -80,7 +113,7 @@ def measure(text: str, options: Options) -> Run:
     spent: list[dict[Thread, float]] = []
     others = between = 0.0
     cores = len(os.sched_getaffinity(0))
-    with open_scene(options, shape.model, SCRATCH_BYTES) as scene:
+    with open_scene(options, shape.model, shape.scratch_bytes, together=shape.together) as scene:
         scene.update()
         wrong = [verdict for verdict in scene.check(0) if verdict]
         if wrong:
@@ -95,7 +128,10 @@ def measure(text: str, options: Options) -> Run:
             others += busy_after - busy - sum(spent[-1].values())
     free = max(0.1, cores - max(0.0, others) / between)
     means = {name: fmean(each[name] for each in spent) for name in spent[0]}
-    return Run(text, plan, sent_runs(plan), HostDevice().unit_bytes * ITEMS[shape.form], free, fmean(seconds), means)
+    return Run(
+        text, plan, sent_runs(plan), shape.unit_bytes * ITEMS[shape.form], free, fmean(seconds), means,
+        THREADS if shape.together == 1 else CROWD_THREADS,
+    )  # fmt: skip
 
 
 def threads(scene: WeightsScene) -> dict[Thread, float]:

@@ -25,8 +25,8 @@ SHAPES = (
 HELD = (4, 1, 4, 512, "cast")
 KNOWN = {
     "write_s_per_gb": 0.3, "write_us": 0.4, "receive_s_per_gb": 0.2, "checksum_s_per_gb": 0.15, "gather_s_per_gb": 0.2,
-    "cast_s_per_gb": 2.0, "fp8_s_per_gb": 20.0, "unit_ms": 0.5, "message_ms": 0.3, "told_ms": 0.4, "process_ms": 3.0,
-    "participant_ms": 2.0, "update_ms": 3.0,
+    "cast_s_per_gb": 2.0, "fp8_s_per_gb": 20.0, "unit_ms": 0.5, "message_ms": 0.3, "told_ms": 0.4,
+    "opened_ms": 0.2, "row_us": 9.0, "process_ms": 3.0, "participant_ms": 2.0, "update_ms": 3.0,
 }  # fmt: skip
 
 

@@ -91,7 +91,10 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "needs the costs of a --calibration" in result.output
 
 
-@pytest.mark.parametrize("text", ["2:2:1MiB", "2:2:1MiB:zip", "0:1:1MiB:copy", "2:2:much:copy", "3:2:1MiB:copy:256:1"])
+@pytest.mark.parametrize(
+    "text",
+    ["2:2:1MiB", "2:2:1MiB:zip", "0:1:1MiB:copy", "2:2:much:copy", "3:2:1MiB:copy:256:0", "3:2:1MiB:copy:256:1:1"],
+)
 def test_shapes_that_are_none_are_refused(text: str) -> None:
     result = run("calibrate", "--fit", text)
     assert result.exit_code == 2 and "is not TRAINERS:RECEIVERS:BYTES" in result.output

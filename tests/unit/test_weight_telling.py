@@ -5,8 +5,9 @@ from __future__ import annotations
 import anyio
 
 from asyncfabric import RegionKey
+from asyncfabric.weights.shares import Share
 from asyncfabric.weights.update.runs import Gate
-from asyncfabric.weights.update.telling import LATEST_S, Share, Teller, shares_of
+from asyncfabric.weights.update.telling import LATEST_S, Teller, shares_of
 
 Told = list[tuple[str, list[int], list[int]]]
 
@@ -85,7 +86,8 @@ def test_who_asks_for_no_share_hears_of_each_unit_and_first_words_come_in_turn()
     firsts = []
     for imm in range(16):
         gate = Gate(RegionKey.__new__(RegionKey), imm, 1000)
-        share = shares_of({"a": gate}, {"a": 100_000})["a"]
+        share = shares_of({"a": gate}, {"a": 100_000})("a")
+        assert share is not None
         firsts.append(next(number for number in range(1, 200) if share.add(10)))
     assert max(firsts) <= 100 and len(set(firsts)) >= 12, firsts
     assert sorted(firsts)[4] <= 45 and sorted(firsts)[11] >= 55, "they are spread over the share"
@@ -101,7 +103,7 @@ def test_a_word_that_is_not_due_is_told_in_time_and_what_is_left_at_the_end() ->
             told.append(word)  # type: ignore[arg-type]
             heard.set()
 
-        teller = Teller(tell, {"a": Share(1 << 30, 1 << 20)})
+        teller = Teller(tell, {"a": Share(1 << 30, 1 << 20)}.get)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.run)
             teller.add("a", 0, 1, 10)

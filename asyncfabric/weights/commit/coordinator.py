@@ -150,7 +150,8 @@ class Coordinator:
         self.phase = Phase.PREPARING
         for receiver in self._receivers.values():
             receiver.fetching = 0  # who was catching up gets this version instead
-        return [Say(name, Prepare(version, manifest)) for name in self._update.ready]
+        prepare = Prepare(version, manifest)  # one message for all: it is encoded once
+        return [Say(name, prepare) for name in self._update.ready]
 
     def heard(self, receiver: str, message: FromReceiver) -> list[Effect]:
         """Take a message of a receiver; words about versions that are not open change nothing."""
@@ -196,10 +197,11 @@ class Coordinator:
         update = self._deciding(version)
         self._update, self.phase, self.committed = None, Phase.IDLE, version
         effects: list[Effect] = []
+        commit = Commit(version)
         for name, receiver in self._receivers.items():
             if name in update.verified:
                 receiver.held = version
-                effects.append(Say(name, Commit(version)))
+                effects.append(Say(name, commit))
         return effects + self._send_elsewhere()
 
     def not_recorded(self, version: int, reason: str) -> list[Effect]:
@@ -224,7 +226,7 @@ class Coordinator:
             self.phase = Phase.WRITING
             write = Write(update.version, sorted(update.ready))
             return [Say(sender, write) for sender in sorted(update.senders)]
-        if self.phase is Phase.WRITING and update.verified >= set(update.ready):
+        if self.phase is Phase.WRITING and len(update.verified) == len(update.ready):  # who is verified is ready
             self.phase = Phase.DECIDING
             return [Decide(update.version)]
         return []
@@ -243,7 +245,8 @@ class Coordinator:
         assert update is not None
         self._update, self.phase, self.failure = None, Phase.IDLE, reason[:2000]
         told = [*sorted(update.senders), *(name for name in update.ready if name in self._receivers)]
-        effects: list[Effect] = [Say(name, Abort(update.version, self.failure)) for name in told]
+        abort = Abort(update.version, self.failure)
+        effects: list[Effect] = [Say(name, abort) for name in told]
         return effects + self._send_elsewhere()
 
     def _fetched(self, name: str, fetched: Fetched) -> list[Effect]:

@@ -39,7 +39,9 @@ class Arrival:
         Raises RemoteProtocolError for what is not the sender's to say.
         """
         if isinstance(message, Opened) and self.forwarding is not None:
-            self.forwarding.open(sender, Gate(RegionKey.from_bytes(message.key), message.imm), message.landing)
+            self.forwarding.open(
+                sender, Gate(RegionKey.from_bytes(message.key), message.imm, message.share_bytes), message.landing
+            )
         elif isinstance(message, Coded) and self.coded is not None:
             self.coded.take(sender, message)
         elif isinstance(message, Taken) and self.forwarding is not None and self.forwarding.coded is not None:

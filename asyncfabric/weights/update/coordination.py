@@ -22,6 +22,7 @@ from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.attendance import Attendance
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
+from asyncfabric.weights.update.pace import DECIDING_BEATS_PER_S, Pace
 from asyncfabric.weights.update.progress import Progress
 from asyncfabric.weights.update.reports import UpdateReport
 from asyncfabric.weights.update.rosters import roster_of
@@ -49,6 +50,8 @@ class WeightCoordinator(Attendance):
         self._seating = Seating(plan)
         self._here: set[str] = set()
         self._update: Progress | None = None
+        self._ranks = frozenset(self._trainers)
+        self._pace = Pace(DECIDING_BEATS_PER_S)
         self._words = Words(messenger, "the coordinator")
 
     @property
@@ -129,9 +132,10 @@ class WeightCoordinator(Attendance):
         if self._update is update:
             self._update = None
         self._offers.take_down(update.version)
+        outcome = Outcome(update.version, update.failure[:2000])
         for trainer in self._trainers:
             if trainer in self._here:
-                self._words.say(trainer, Outcome(update.version, update.failure[:2000]))
+                self._words.say(trainer, outcome)
         self._changed.tell()
 
     # ---- messages
@@ -142,16 +146,19 @@ class WeightCoordinator(Attendance):
         Cancellation: at once.
         """
         self._tasks.start_soon(self._words.run)
+        burst: list[tuple[str, Event]] = []
         while True:
             try:
-                sender, event = await self._messenger.receive()
+                burst = burst or [await self._messenger.receive()]
             except ClosedError as error:
                 self._carry_out(self._machine.sender_failed(self._trainers[0], str(error)))
                 self._settle()
                 return
-            self._hear(sender, event)
-            self._settle()
-            self._changed.tell()
+            for sender, event in (*burst, *self._messenger.take_nowait()):
+                self._hear(sender, event)
+                self._follow()
+            self._changed.tell()  # once for all: who waits looks at everything anew
+            burst = await self._pace.listen(self._messenger.take_nowait)
 
     def _hear(self, sender: str, event: Event) -> None:
         update = self._update
@@ -169,11 +176,11 @@ class WeightCoordinator(Attendance):
                 update.codings += codings
             case Unreachable(version, receiver, reason) if update is not None and version == update.version:
                 self._tasks.start_soon(self._doubt, update, receiver, f"{sender} cannot write to it: {reason}")
-            case Failed(version, reason) if sender in self._trainers:
+            case Failed(version, reason) if sender in self._ranks:
                 self._offers.withdraw(sender, version)
                 if update is not None and version == update.version:
                     self._carry_out(self._machine.sender_failed(sender, reason))
-            case Standing() | Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._trainers:
+            case Standing() | Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
                 if isinstance(event, Standing):
                     receiver_of(sender)
                 self._carry_out(self._machine.heard(sender, event))
@@ -186,8 +193,9 @@ class WeightCoordinator(Attendance):
         if name in self._machine.receivers:
             self._carry_out(self._machine.receiver_lost(name, reason))
         self._carry_out(self._machine.sender_failed(name, reason))
+        gone = Gone(name)
         for other in (*self._machine.receivers, *(trainer for trainer in self._trainers if trainer in self._here)):
-            self._words.say(other, Gone(name))
+            self._words.say(other, gone)
 
     async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
         """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
@@ -212,7 +220,8 @@ class WeightCoordinator(Attendance):
                     self._words.say(to, message)
                 case Decide(version):
                     self._tasks.start_soon(self._decide, version)
-        self._changed.tell()
+        if effects:
+            self._changed.tell()
 
     async def _decide(self, version: int) -> None:
         try:
@@ -233,8 +242,12 @@ class WeightCoordinator(Attendance):
     def _settle(self) -> None:
         """Note how far the open update is, and wake who waits for its end."""
         if self._update is not None:
-            self._update.follow(self._machine, self._trainers)
+            self._follow()
             self._changed.tell()
+
+    def _follow(self) -> None:
+        if self._update is not None:
+            self._update.follow(self._machine, self._ranks)
 
 
 @asynccontextmanager

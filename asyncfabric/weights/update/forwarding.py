@@ -37,6 +37,7 @@ class Forwarding:
 
     Attributes:
         coded: what sends them coded to whoever reads that, None when this receiver writes no coding.
+        gates: to receivers that opened; bytes_to: of everything that is for them.
     """
 
     def __init__(
@@ -46,17 +47,21 @@ class Forwarding:
         name: str,
         receiver: int,
         copy: Copy,
-        written: Callable[[str, list[int], list[int], ChecksumKind], Awaitable[None]],
+        written: Callable[[str, list[int], list[int], list[int], ChecksumKind], None],
         failed: Callable[[str, FabricError], Awaitable[None]],
         coded: CodedForwarding | None = None,
     ) -> None:
-        """Look up who wants what; see Sending for the two calls."""
+        """Look up who wants what.
+
+        `written` is called with (receiver, rows, checksums, bytes of each row, kind); see Sending for `failed`.
+        """
         self._fabric = fabric
         self._copy = copy
         self._written = written
         self._failed = failed
         self.coded: CodedForwarding | None = coded
-        self._gates: dict[str, Gate] = {}
+        self.gates: dict[str, Gate] = {}
+        self.bytes_to: dict[str, int] = {}
         self._given_up: set[str] = set()
         self._changed = Notice()
         self._room = anyio.Semaphore(BATCHES)
@@ -64,6 +69,11 @@ class Forwarding:
         self._there: dict[int, RowPlaces] = {}
         self._wanted: dict[int, list[tuple[str, int, int]]] = defaultdict(list)  # row here: (to, receiver, row there)
         told = forwarded_by(plan, name, receiver)
+        who = told.replica.astype(np.int64) * plan.receivers + told.receiver
+        sizes = np.bincount(who, weights=plan.piece_bytes[plan.row_piece[told.to_row]])
+        for number in np.unique(who).tolist():
+            one, rank = divmod(number, plan.receivers)
+            self.bytes_to[receiver_name(plan.replicas[one].name, rank)] = int(sizes[number])
         for replica, to, here, there in zip(
             told.replica.tolist(), told.receiver.tolist(), told.from_row.tolist(), told.to_row.tolist(), strict=True
         ):
@@ -81,7 +91,7 @@ class Forwarding:
 
     def open(self, receiver: str, gate: Gate, landing: Landing | None) -> None:
         """Take the key of a receiver, and where it takes coded rows."""
-        self._gates[receiver] = gate
+        self.gates[receiver] = gate
         if self.coded is not None:
             self.coded.open(receiver, landing)
         self._changed.tell()
@@ -97,7 +107,7 @@ class Forwarding:
                 by_receiver[name].append((row, receiver, there, checksum))
         forms: Forms = {}
         for name, wanted in by_receiver.items():
-            while name not in self._gates and name not in self._given_up:
+            while name not in self.gates and name not in self._given_up:
                 await self._changed.wait()
             if self.coded is None:
                 async with self._room:
@@ -117,7 +127,7 @@ class Forwarding:
                 for row, receiver, there, _ in wanted:
                     if name in self._given_up:
                         return
-                    await self._post(self._gates[name], row, self._there[receiver], there, transfers, borrowed)
+                    await self._post(self.gates[name], row, self._there[receiver], there, transfers, borrowed)
             except FabricError as error:
                 await self._give_up(name, error)
             finally:
@@ -126,7 +136,8 @@ class Forwarding:
             if failure is not None:
                 await self._give_up(name, failure)
             if name not in self._given_up:
-                await self._written(name, [each[2] for each in wanted], [each[3] for each in wanted], kind)
+                sizes = [self._there[each[1]].shape(each[2]).nbytes for each in wanted]
+                self._written(name, [each[2] for each in wanted], [each[3] for each in wanted], sizes, kind)
         finally:
             with anyio.CancelScope(shield=True):
                 for region in borrowed:

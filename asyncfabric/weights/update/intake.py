@@ -27,9 +27,6 @@ from asyncfabric.weights.update.rows import PieceShape, Strided, in_shard, writt
 from asyncfabric.weights.update.threads import in_thread
 from asyncfabric.weights.update.told import Columns, Told
 
-CHECK_BYTES, CHECK_S = 8 << 20, 0.002
-"""Fewer bytes wait so long for others before they are checked: a trip to a thread costs as much as hashing them."""
-
 Verified = Callable[[list[int], list[int], ChecksumKind], Awaitable[None]]
 """Called with rows that are right, and their checksums, in no order."""
 
@@ -149,10 +146,8 @@ class Intake:
         except BaseException:
             self.close()
             raise
-        row_bytes = plan.piece_bytes[plan.row_piece[rows]]
-        self.total_bytes: int = int(row_bytes.sum())
-        self._told = Told(rows, senders, self.names, row_bytes)
-        self._waiting_bytes = 0
+        self.total_bytes: int = int(plan.piece_bytes[plan.row_piece[rows]].sum())
+        self._told = Told(rows, senders, self.names)
         self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
         self._line: Line[Columns] = Line()
         self._all_told = anyio.Event()
@@ -193,7 +188,6 @@ class Intake:
             if decoded:
                 for number, writes in self._places.writes(columns.rows, self._senders[columns.at]).items():
                     self._targets[number] -= writes
-            self._waiting_bytes += self._told.bytes_of(columns.at)
             self._line.put_nowait(columns)
         self._end_line()
 
@@ -246,10 +240,6 @@ class Intake:
             async with anyio.create_task_group() as tasks:
                 async for first in self._line:
                     await turns.acquire()
-                    if self._waiting_bytes < CHECK_BYTES:
-                        with anyio.move_on_after(CHECK_S):
-                            await self._all_told.wait()
-                    self._waiting_bytes = 0
                     together: dict[ChecksumKind, tuple[list[int], list[int]]] = {}
                     for columns in (first, *self._line.take_nowait()):  # one trip to a thread for all
                         rows, sums = together.setdefault(columns.kind, ([], []))

@@ -202,17 +202,18 @@ WeightMessage = (
 )  # fmt: skip
 """Every message between the participants of an update."""
 
-_last: deque[tuple[WeightMessage, bytes]] = deque(maxlen=1)
+_latest: deque[tuple[WeightMessage, bytes]] = deque(maxlen=4)
 _encoder: msgspec.msgpack.Encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[WeightMessage] = msgspec.msgpack.Decoder(WeightMessage)
 
 
 def encode_message(message: WeightMessage) -> bytes:
-    """Return a message as bytes, at most about a megabyte; one that is said to many in a row is encoded once."""
-    if _last and _last[0][0] is message:
-        return _last[0][1]
+    """Return a message as bytes, at most about a megabyte; one that is said to many is encoded once."""
+    for said, data in _latest:
+        if said is message:
+            return data
     data = _encoder.encode(message)
-    _last.append((message, data))
+    _latest.append((message, data))
     return data
 
 

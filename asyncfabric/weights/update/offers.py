@@ -19,6 +19,8 @@ class Offers:
     @property
     def agreed(self) -> int | None:
         """The version that all trainers offer, if they do."""
+        if len(self._offered) < len(self._trainers):
+            return None  # asked at every word while hundreds make theirs
         versions = {self._offered.get(name) for name in self._trainers}
         return versions.pop() if len(versions) == 1 else None
 

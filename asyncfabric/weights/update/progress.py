@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from time import monotonic
 
 import anyio
@@ -37,14 +36,14 @@ class Progress:
         """Note when something happened first."""
         self.marks.setdefault(what, monotonic())
 
-    def follow(self, machine: Coordinator, trainers: Iterable[str]) -> None:
+    def follow(self, machine: Coordinator, trainers: frozenset[str]) -> None:
         """Note how far the machine is with it; `done` is set when it is idle again."""
         if self.done.is_set() or machine.begun < self.version:
             return
         phase = machine.phase
         if phase in (Phase.WRITING, Phase.DECIDING):
             self.mark("ready")
-        if self.wrote >= set(trainers):
+        if self.wrote >= trainers:
             self.mark("wrote")
         if phase is Phase.DECIDING:
             self.mark("verified")

@@ -16,6 +16,7 @@ from asyncfabric import Fabric, FabricError, RegionKey
 from asyncfabric._groups import unwrapped
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.shares import SHARES
 from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.coded_forwarding import CodedForwarding, ForwardCodings
 from asyncfabric.weights.update.copies import Copy
@@ -25,7 +26,8 @@ from asyncfabric.weights.update.landing import Arrivals, LandingMemory
 from asyncfabric.weights.update.lane import Failed
 from asyncfabric.weights.update.messages import Coded, Opened, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import COORDINATOR
-from asyncfabric.weights.update.telling import SHARES, rows_told
+from asyncfabric.weights.update.retelling import Retelling
+from asyncfabric.weights.update.telling import shares_of
 from asyncfabric.weights.update.words import Words
 
 
@@ -68,7 +70,8 @@ class Receiving:
                 passing = self._passing(arrival, base, copy, places)
                 if passing is not None:
                     ending.push_async_callback(passing.aclose)
-                forwarding = self._forwarding(arrival, plan, copy, passing)
+                retelling = Retelling(arrival.version, self._words)
+                forwarding = self._forwarding(arrival.version, plan, copy, passing, retelling)
                 coded = await ending.enter_async_context(self._coded(arrival, base, copy, intake, places))
                 arrival.intake, arrival.forwarding, arrival.coded = intake, forwarding, coded
                 self._open_to(arrival.version, key, intake, coded, copy)
@@ -76,7 +79,7 @@ class Receiving:
                 tasks = await ending.enter_async_context(anyio.create_task_group())
                 if coded is not None:
                     tasks.start_soon(coded.run)
-                await self._take(intake, forwarding, coded)
+                await self._take(intake, forwarding, coded, retelling)
                 if passing is not None and (reports := passing.end()):
                     self._words.say(COORDINATOR, Wrote(arrival.version, reports))  # ahead of what may end the update
                     assert self._forwards is not None
@@ -95,16 +98,19 @@ class Receiving:
             opened = Opened(version, told, intake.imm(name), landing, copy.device.checksum, share)
             self._words.say(name, opened)
 
-    async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None) -> None:
+    async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None, retelling: Retelling) -> None:
         with unwrapped():
-            async with anyio.create_task_group() as forwards:
+            async with anyio.create_task_group() as tellers:
+                retelling.begin(tellers, shares_of(forwarding.gates, forwarding.bytes_to))
+                async with anyio.create_task_group() as forwards:
 
-                async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
-                    forwards.start_soon(forwarding.forward, rows, sums, kind)
+                    async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
+                        forwards.start_soon(forwarding.forward, rows, sums, kind)
 
-                await intake.run(forward)
-                if coded is not None:
-                    coded.finish()
+                    await intake.run(forward)
+                    if coded is not None:
+                        coded.finish()
+                retelling.finish()
 
     def _coded(
         self, arrival: Arrival, base: Copy | None, into: Copy, intake: Intake, places: RowPlaces
@@ -126,15 +132,11 @@ class Receiving:
         version = arrival.version
         return CodedForwarding(self._forwards, version, base, copy, places, tell, self._unreachable(version))
 
-    def _forwarding(self, arrival: Arrival, plan: Plan, copy: Copy, passing: CodedForwarding | None) -> Forwarding:
-        version = arrival.version
-
-        async def written(receiver: str, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
-            for message in rows_told(version, rows, sums, kind):
-                self._words.say(receiver, message)
-
+    def _forwarding(
+        self, version: int, plan: Plan, copy: Copy, passing: CodedForwarding | None, retelling: Retelling
+    ) -> Forwarding:
         return Forwarding(
-            self._fabric, plan, self._name, self._receiver, copy, written, self._unreachable(version), passing
+            self._fabric, plan, self._name, self._receiver, copy, retelling.add, self._unreachable(version), passing
         )
 
     def _unreachable(self, version: int) -> Failed:

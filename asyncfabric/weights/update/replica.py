@@ -87,9 +87,10 @@ class WeightReplica(Serving):
         Cancellation: what is under way drains.
         """
         self._tasks.start_soon(self._words.run)
+        burst: list[tuple[str, Event]] = []
         while True:
             try:
-                burst = [await self._messenger.receive()]
+                burst = burst or [await self._messenger.receive()]
             except ClosedError as error:
                 logger.info("%s/%d hears of no more updates: %s", self.name, self.receiver, error)
                 self._carry_out(self._machine.session_lost())
@@ -105,8 +106,8 @@ class WeightReplica(Serving):
                     await self._hear(sender, event)
                 except RemoteProtocolError as error:
                     self._give_up(str(error))
-            if self._take_written(written):
-                await self._pace.rest()
+            more = self._take_written(written)
+            burst = await self._pace.listen(self._messenger.take_nowait) if more else []
 
     def _take_written(self, words: list[tuple[str, Written]]) -> bool:
         """Take what was said together, and forget it; return whether there is more to be written."""

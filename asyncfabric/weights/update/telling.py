@@ -15,81 +15,41 @@ import numpy as np
 
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.checksums import ChecksumKind
+from asyncfabric.weights.shares import Share, begin_of
 from asyncfabric.weights.update.messages import MOST_ROWS, Written
 from asyncfabric.weights.update.runs import Gate
 
 TELL_S = 0.005
 """A word that is due leaves so much later: what is written meanwhile goes along."""
 
-LATEST_S, LATEST_PART = 0.1, 8
+LATEST_S, LATEST_PART = 0.25, 8
 """What was written is told after so long at the latest, or after this part of the sending so far, if that is longer:
 receivers check and forward meanwhile what they know of."""
-
-SHARES = 512
-"""A receiver asks for words worth this part of all that it awaits: they then cost its event loop some 50 ms, whoever
-sends, and what is still to be checked at the end is little."""
-
-LEAST_PART = 8
-"""Towards the end words are worth less, down to this part of a share, so that the last checks are short."""
 
 Tell = Callable[[str, list[int], list[int]], Awaitable[None]]
 
 
-class Share:
-    """When what one sender has written for one receiver is worth a word.
+def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Callable[[str], Share | None]:
+    """Return what says the share of a receiver in what one sender writes through these gates.
 
-    It is worth one when it makes up a share; or at least a part of one, and half of what the receiver did not hear of.
+    The counters of a receiver's senders are different numbers, so their first words are spread evenly.
     """
 
-    __slots__ = ("_coming", "_least", "_share", "_untold", "_worth")
+    def share_of(receiver: str) -> Share | None:
+        gate = gates.get(receiver)
+        return None if gate is None else Share(coming_bytes[receiver], gate.share_bytes, begin_of(gate.imm))
 
-    def __init__(self, coming_bytes: int, share_bytes: int, begin: float = 1.0) -> None:
-        """Look forward to so many bytes.
-
-        Args:
-            coming_bytes: of everything for this receiver.
-            share_bytes: as it asked for; 0: it wants to hear of each unit.
-            begin: part of a share that is worth the first word; senders who begin at different ones tell in turn.
-        """
-        self._coming = coming_bytes
-        self._share = share_bytes
-        self._least = share_bytes // LEAST_PART
-        self._worth = share_bytes * begin
-        self._untold = 0
-
-    def add(self, written_bytes: int) -> bool:
-        """Note what was written; return whether a word is due, which then is told."""
-        self._coming -= written_bytes
-        self._untold += written_bytes
-        if self._untold < self._worth and self._untold < max(self._least, self._coming):
-            return False
-        self.told()
-        self._worth = self._share
-        return True
-
-    def told(self) -> None:
-        """A word was told, due or not."""
-        self._untold = 0
-
-
-def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> dict[str, Share]:
-    """Return the shares of what one sender writes through these gates.
-
-    The counters of a receiver's senders are different numbers, so a hash of them spreads the first words evenly.
-    """
-    return {
-        name: Share(coming_bytes[name], gate.share_bytes, ((gate.imm + 1) * 0x9E3779B1 & 0xFFFFFFFF) / (1 << 32))
-        for name, gate in gates.items()
-    }
+    return share_of
 
 
 class Teller:
     """What is written and not told yet, by receiver."""
 
-    def __init__(self, tell: Tell, shares: Mapping[str, Share] | None = None) -> None:
+    def __init__(self, tell: Tell, share_of: Callable[[str], Share | None] | None = None) -> None:
         """`tell` is called with (receiver, rows, checksums); who has no share hears of each unit."""
         self._tell = tell
-        self._shares = shares or {}
+        self._share_of = share_of
+        self._shares: dict[str, Share] = {}
         self._untold: dict[str, tuple[list[int], list[int], float]] = {}
         self._due: set[str] = set()
         self._added = Notice()
@@ -105,6 +65,8 @@ class Teller:
         untold[0].append(row)
         untold[1].append(checksum)
         share = self._shares.get(receiver)
+        if share is None and self._share_of is not None and (share := self._share_of(receiver)) is not None:
+            self._shares[receiver] = share
         if (share is None or share.add(row_bytes)) and receiver not in self._due:
             self._due.add(receiver)
             self._added.tell()

@@ -1,4 +1,4 @@
-"""Told: which rows of one version were said to be written at one receiver, by whom they may be, and how much that is.
+"""Told: which rows of one version were said to be written at one receiver, and by whom they may be.
 
 Runs on the event loop's thread. What many senders say together is looked up once for all, in arrays.
 """
@@ -33,12 +33,11 @@ class Told:
         all: whether that is everything.
     """
 
-    def __init__(self, rows: Ints, senders: Ints, names: Mapping[str, int], row_bytes: Ints) -> None:
+    def __init__(self, rows: Ints, senders: Ints, names: Mapping[str, int]) -> None:
         """Await these rows, in ascending order; `senders` has the number of each one's, `names` those of the names."""
         self._rows = rows
         self._senders = senders
         self._names = names
-        self._row_bytes = row_bytes
         self._told = np.zeros(len(rows), bool)
         self.all: bool = not len(rows)
 
@@ -76,10 +75,6 @@ class Told:
         if at is None:
             _refuse(sender, version)
         return at
-
-    def bytes_of(self, at: Ints) -> int:
-        """Return the bytes of rows."""
-        return int(self._row_bytes[at].sum())
 
     def _of(self, sender: str, message: Written) -> Ints | None:
         if len(message.rows) != len(message.sums):

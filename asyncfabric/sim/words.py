@@ -1,0 +1,74 @@
+"""How many words senders say to receivers of what they have written: the rule of `Share`, for all pairs. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asyncfabric.sim.workload import Floats, Workload
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.shares import LEAST_PART, SHARES, begin_of
+
+LAST_WORDS = int(np.log2(LEAST_PART)) + 1
+"""Of each pair, worth less than a share."""
+
+
+def words_of(work: Workload) -> tuple[Ints, Ints]:
+    """Return the words that each trainer says and that each receiver hears of trainers in an update.
+
+    What lies long is told anyway, see `telling.LATEST_S`; that is not counted, updates are short.
+    """
+    trainers, receivers = len(work.brought), len(work.fed)
+    sender = np.repeat(np.arange(trainers), work.first_entry[:, -1] - work.first_entry[:, 0])
+    pair = sender * receivers + work.entry_receiver
+    order = np.argsort(pair, kind="stable")  # units of a pair stay in their order
+    sizes = work.entry_bytes[order]
+    pairs, first, count = np.unique(pair[order], return_index=True, return_counts=True)
+    total = np.add.reduceat(sizes, first) if len(pairs) else np.zeros(0)
+    share = ((work.fed + work.gets) / SHARES)[pairs % receivers]
+    begin = np.array([begin_of(rank) for rank in range(trainers)])
+    said = _said(sizes, first, count, total, share, begin[pairs // receivers])
+    return (
+        np.bincount(pairs // receivers, weights=said, minlength=trainers).astype(np.int64),
+        np.bincount(pairs % receivers, weights=said, minlength=receivers).astype(np.int64),
+    )
+
+
+def forwarded_words(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
+    """Return the words that each receiver says about what it passes on, and those that it hears of such.
+
+    What is passed on comes in small parts, so there are as many words as shares, and LAST_WORDS more for each pair.
+    """
+    count, everybody = plan.receivers, len(work.fed)
+    said, heard = np.zeros(everybody, np.int64), np.zeros(everybody, np.int64)
+    share = np.maximum((work.fed + work.gets) / SHARES, 1.0)
+    names = [one.name for one in plan.replicas]
+    receiver, size = plan.pieces.receiver[plan.row_piece], plan.piece_bytes[plan.row_piece]
+    for number, one in enumerate(plan.replicas):
+        rows = np.flatnonzero(one.senders >= plan.trainers)
+        outside = one.senders[rows] >= plan.trainers + count
+        source = one.senders[rows].astype(np.int64) - plan.trainers - count * outside
+        feeder = np.where(outside, 0 if one.parent is None else names.index(one.parent), number)
+        pair = (feeder * count + source) * everybody + number * count + receiver[rows]
+        pairs, which = np.unique(pair, return_inverse=True)
+        total = np.bincount(which.reshape(-1), weights=size[rows], minlength=len(pairs))
+        words = (total // share[pairs % everybody]).astype(np.int64) + LAST_WORDS
+        said += np.bincount(pairs // everybody, weights=words, minlength=everybody).astype(np.int64)
+        heard += np.bincount(pairs % everybody, weights=words, minlength=everybody).astype(np.int64)
+    return said, heard
+
+
+def _said(sizes: Floats, first: Ints, count: Ints, coming: Floats, share: Floats, begin: Floats) -> Ints:
+    """Return the words of each pair, whose units have `count` of the sizes, from the first one on."""
+    worth, untold, coming = share * begin, np.zeros(len(first)), coming.copy()
+    said = np.zeros(len(first), np.int64)
+    for unit in range(int(count.max(initial=0))):
+        there = unit < count
+        size = np.where(there, sizes[np.minimum(first + unit, len(sizes) - 1)], 0.0)
+        coming -= size
+        untold += size
+        due = there & ((untold >= worth) | (untold >= np.maximum(share // LEAST_PART, coming)))
+        said += due
+        untold[due] = 0.0
+        worth[due] = share[due]
+    return said + (untold > 0)
