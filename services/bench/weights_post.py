@@ -27,6 +27,7 @@ class FabricPost:
         self._names = {address.incarnation: other for other, address in addresses.items()}
         self._messages = fabric.messages()
         self._sent: dict[str, int] = defaultdict(int)
+        self._leaving: dict[str, af.Transfer] = {}
         self._next: dict[str, int] = defaultdict(int)
         self._early: dict[tuple[str, int], bytes] = {}
         self._parts: dict[str, list[bytes]] = defaultdict(list)
@@ -34,7 +35,7 @@ class FabricPost:
         self._ready: list[tuple[str, WeightMessage | Found | Lost]] = [(other, Found()) for other in reversed(found)]
 
     async def send(self, to: str, message: WeightMessage) -> None:
-        """Send a message; raises PeerError when the fabric cannot be reached."""
+        """Send a message, as links do: it leaves by itself; raises PeerError when the one before it could not leave."""
         data = encode_message(message)
         parts = max(1, -(-len(data) // _PART_BYTES))
         numbers = range(self._sent[to], self._sent[to] + parts)
@@ -48,7 +49,10 @@ class FabricPost:
                     break
                 except af.BusyError:
                     await self._fabric.wait_writable()
-            await transfer
+            before = self._leaving.get(to)
+            self._leaving[to] = transfer
+            if before is not None:
+                await before
 
     async def receive(self) -> tuple[str, WeightMessage | Found | Lost]:
         """Return what comes next, each sender's words in its order."""

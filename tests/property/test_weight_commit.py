@@ -54,6 +54,7 @@ class World:
         self.decided: set[int] = set()
         self.served: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.deciding: Decide | None = None
+        self.beginning: int = 0  # the version whose beginning is on its way to the disk
 
     # ---- the coordinator's side
 
@@ -63,23 +64,34 @@ class World:
                 self.deciding = effect
             elif isinstance(effect, Say) and effect.to == SENDER:
                 if isinstance(effect.message, Write):
+                    assert effect.message.version <= self.log.begun, "WC-6: the number may be given to other bytes"
                     self.written |= {(effect.message.version, name) for name in effect.message.receivers}
             else:
                 node = self.nodes[effect.to]
                 assert node.connected, "said to somebody who is not there"
                 node.inbox.append(effect.message)
 
-    def begin(self) -> None:
+    def begin(self, logged: bool = True) -> None:
         coordinator = self.coordinator
-        if coordinator is None or coordinator.phase is not Phase.IDLE or not coordinator.receivers:
+        if coordinator is None or coordinator.phase is not Phase.IDLE or not coordinator.receivers or self.beginning:
             return
-        version = self.log.begun + 1
+        version = max(self.log.begun, coordinator.begun) + 1
         if coordinator.endangered:  # nobody hears of it, so nobody stops for it
             with pytest.raises(ValueError, match="needs a shadow"):
                 coordinator.begin(version, "m", [SENDER])
             return
-        self.log.begin(version, "m")
-        self.run(coordinator.begin(version, "m", [SENDER]))
+        if logged or coordinator.stoppable:
+            self.log.begin(version, "m")
+            self.run(coordinator.begin(version, "m", [SENDER]))
+        else:
+            self.beginning = version
+            self.run(coordinator.begin(version, "m", [SENDER], logged=False))
+
+    def begun(self) -> None:
+        if self.beginning and self.coordinator is not None:
+            version, self.beginning = self.beginning, 0
+            self.log.begin(version, "m")
+            self.run(self.coordinator.logged(version))
 
     def record(self, well: bool) -> None:
         if self.deciding is None or self.coordinator is None:
@@ -99,6 +111,7 @@ class World:
             self.log.commit(self.deciding.version)
             self.decided.add(self.deciding.version)
         self.deciding = self.coordinator = None
+        self.beginning = 0
         self.log.close()
         for name in NAMES:
             self.cut(name)
@@ -216,6 +229,7 @@ class World:
         self.restart_coordinator()
         for name in NAMES:
             self.connect(name)
+        self.begun()
         assert self.coordinator is not None
         for _ in range(200):
             for name in NAMES:
@@ -237,7 +251,8 @@ class World:
 
 name = st.sampled_from(NAMES)
 STEPS = st.one_of(
-    st.tuples(st.just("begin")),
+    st.tuples(st.just("begin"), st.booleans()),
+    st.tuples(st.just("begun")),
     st.tuples(st.just("deliver"), name, st.booleans()),
     st.tuples(st.just("deliver"), name, st.booleans()),
     st.tuples(st.just("open_ends"), name),
@@ -251,18 +266,18 @@ STEPS = st.one_of(
     st.tuples(st.just("sender_fails")),
     st.tuples(st.just("crash_coordinator"), st.booleans()),
     st.tuples(st.just("restart_coordinator")),
-    st.tuples(st.just("rush"), st.integers(1, 4)),
-    st.tuples(st.just("rush"), st.integers(1, 4)),
+    st.tuples(st.just("rush"), st.integers(1, 4), st.booleans()),
+    st.tuples(st.just("rush"), st.integers(1, 4), st.booleans()),
 )
 
 
-def rush(world: World, rounds: int) -> None:
-    """A stretch in which all goes well."""
+def rush(world: World, rounds: int, logged: bool = True) -> None:
+    """A stretch in which all goes well, but that the disk may be slow."""
     world.restart_coordinator()
     for name in NAMES:
         world.connect(name)
         world.deliver(name, True)
-    world.begin()
+    world.begin(logged)
     for _ in range(rounds):
         for name in NAMES:
             world.deliver(name, True)

@@ -78,8 +78,14 @@ class WeightCoordinator(Attendance):
             await self._changed.wait()
         update = self._update = Progress(version)
         try:
-            await in_thread(self._log.begin, version, self._seating.geometry)
-            self._begin(update)
+            if self._machine.stoppable:
+                await in_thread(self._log.begin, version, self._seating.geometry)
+                self._begin(update, logged=True)
+            else:  # receivers open their memory meanwhile; senders hear Write when it is on the disk (WC-6)
+                self._begin(update, logged=False)
+                await in_thread(self._log.begin, version, self._seating.geometry)
+                self._carry_out(self._machine.logged(version))
+                self._settle()
             await update.done.wait()
         except BaseException as error:
             if not update.done.is_set():
@@ -99,7 +105,7 @@ class WeightCoordinator(Attendance):
 
     # ---- one update
 
-    def _begin(self, update: Progress) -> None:
+    def _begin(self, update: Progress, *, logged: bool) -> None:
         """Say who takes part, and open the update; nothing waits between the two."""
         if self._offers.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
@@ -116,12 +122,15 @@ class WeightCoordinator(Attendance):
             )
         plan, forwards = self._seating.plan(present)
         roster = roster_of(plan, update.version, forwards)
-        for name in (*self._trainers, *present):
+        for name in (*present, *self._trainers):  # those have to open their memory
             self._words.say(name, roster)
         update.receivers = tuple(sorted(present))
         self._carry_out(
             self._machine.begin(
-                update.version, self._seating.geometry, [*self._trainers, *(present if forwards else ())]
+                update.version,
+                self._seating.geometry,
+                [*self._trainers, *(present if forwards else ())],
+                logged=logged,
             )
         )
 

@@ -59,11 +59,18 @@ class Sums(Protocol):
     """Checksums on their way."""
 
     def add(self, parts: Sequence[Stretch]) -> None:
-        """Begin one over some stretches, one after the other; they stay as they are until `result`."""
+        """Note one over some stretches, one after the other, which stay as they are from `begin` until `result`.
+
+        In host memory it is worked out at once, while the bytes are in the cache.
+        """
         ...
 
     def begin(self) -> None:
-        """Begin what was added."""
+        """Begin what was added; `result` does where nobody did."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether `result` would not wait."""
         ...
 
     def result(self) -> list[int]:
@@ -227,6 +234,10 @@ class HostSums:
 
     def begin(self) -> None:
         """They are worked out already."""
+
+    def ready(self) -> bool:
+        """They are."""
+        return True
 
     def result(self) -> list[int]:
         """Return them."""

@@ -46,6 +46,14 @@ class Line(Generic[Item]):
             self._changed.tell()
         return items
 
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is in line, and nothing more will come."""
+        return self._closed and not self._items
+
     def close(self) -> None:
         """Say that nothing more will come."""
         self._closed = True

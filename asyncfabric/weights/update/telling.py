@@ -1,4 +1,4 @@
-"""Telling: receivers hear which rows are written, in messages of bounded size, and not for every unit anew.
+"""Telling: receivers hear which rows are written or will be, in messages of bounded size, not for every unit anew.
 
 A word costs its two event loops a millisecond between busy processes, as much as hashing 16 MiB: so what was written
 meanwhile goes along. Runs on the event loop's thread.
@@ -18,24 +18,25 @@ from asyncfabric.weights.update.messages import MOST_ROWS, Written
 TELL_S = 0.005
 """What was written is told so much later at most; receivers check and forward meanwhile what they know of."""
 
-Tell = Callable[[str, list[int], list[int]], Awaitable[None]]
+Tell = Callable[[str, list[int], list[int], int], Awaitable[None]]
 
 
 class Teller:
     """What is written and not told yet, by receiver."""
 
     def __init__(self, tell: Tell) -> None:
-        """`tell` is called with (receiver, rows, checksums)."""
+        """`tell` is called with (receiver, rows, checksums, after which arrival there)."""
         self._tell = tell
-        self._untold: dict[str, tuple[list[int], list[int]]] = {}
+        self._untold: dict[str, tuple[list[int], list[int], int]] = {}
         self._added = Notice()
         self._last = anyio.Event()
 
-    def add(self, receiver: str, row: int, checksum: int) -> None:
-        """Note that a row is written."""
-        rows, sums = self._untold.setdefault(receiver, ([], []))
+    def add(self, receiver: str, row: int, checksum: int, after: int = 0) -> None:
+        """Note that a row is written, or that it will be among the first `after` arrivals there, which only grow."""
+        rows, sums, _ = self._untold.get(receiver, ([], [], 0))
         rows.append(row)
         sums.append(checksum)
+        self._untold[receiver] = rows, sums, after
         self._added.tell()
 
     def finish(self) -> None:
@@ -54,12 +55,15 @@ class Teller:
             with anyio.move_on_after(TELL_S):
                 await self._last.wait()
             untold, self._untold = self._untold, {}
-            for receiver, (rows, sums) in untold.items():
-                await self._tell(receiver, rows, sums)
+            for receiver, (rows, sums, after) in untold.items():
+                await self._tell(receiver, rows, sums, after)
 
 
-def rows_told(version: int, rows: list[int], sums: list[int], kind: ChecksumKind) -> Iterator[Written]:
-    """Yield the messages that say that these rows are written."""
+def rows_told(
+    version: int, rows: list[int], sums: list[int], kind: ChecksumKind, after: int = 0
+) -> Iterator[Written]:  # fmt: skip
+    """Yield the messages that say that these rows are written, or will be with so many arrivals."""
     for low in range(0, len(rows), MOST_ROWS):
         part = slice(low, low + MOST_ROWS)
-        yield Written(version, np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes(), kind)
+        columns = np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes()
+        yield Written(version, *columns, kind, after)

@@ -240,6 +240,10 @@ class _OnStream:
         with self._device.working():
             self._sums.begin()
 
+    def ready(self) -> bool:
+        """Return whether nobody would wait."""
+        return self._sums.ready()
+
     def result(self) -> list[int]:
         """Wait for all."""
         with self._device.working():

@@ -65,6 +65,10 @@ class Brought:
         self._numbers = numbers
         self._event = event
 
+    def ready(self) -> bool:
+        """Return whether they are here."""
+        return self._event is None or bool(self._event.query())
+
     def wait(self) -> list[int]:
         """Return them once they are here; on any thread."""
         if self._event is not None:
