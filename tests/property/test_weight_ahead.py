@@ -159,6 +159,8 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(scene.update, 1)
                     await here.wait()
+                    while len(filled) < pipeline.UNITS_AHEAD:  # noqa: ASYNC110  # nobody tells
+                        await anyio.sleep(0.001)
                     for _ in range(300):
                         await checkpoint()
                     assert len(filled) == pipeline.UNITS_AHEAD
@@ -254,5 +256,27 @@ def test_a_beginning_that_the_disk_refuses_is_an_abort_and_its_number_is_taken(t
             with pytest.raises(ValueError, match="version must be greater than 2, got 2"):
                 await scene.coordinator.update(2)
             await scene.bring(3)
+
+    run(body)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            log, threads = scene.coordinator._log, list[int]()
+            begin, commit = log.begin, log.commit
+
+            def begun(version: int, manifest: str) -> None:
+                begin(version, manifest)
+                log.took_s = 0.0 if quick else 0.01
+
+            def committed(version: int) -> None:
+                threads.append(threading.get_ident())
+                commit(version)
+
+            log.begin, log.commit = begun, committed  # type: ignore[method-assign]
+            await scene.bring(1)
+            assert [thread == threading.get_ident() for thread in threads] == [quick]
 
     run(body)

@@ -50,9 +50,9 @@ class Line(Generic[Item]):
         return len(self._items)
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing is in line, and nothing more will come."""
-        return self._closed and not self._items
+    def closed(self) -> bool:
+        """Whether nothing more will come."""
+        return self._closed
 
     def close(self) -> None:
         """Say that nothing more will come."""

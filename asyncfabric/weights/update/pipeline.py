@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
-import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
@@ -78,7 +77,10 @@ class _Posted:
     unit: Unit
     filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
-    after: dict[str, int] = field(default_factory=dict)  # by receiver: what it has counted once all of it is there
+    after: dict[str, int] | None = (
+        None  # by receiver: what it has counted once all of it is there; None: not all posted
+    )
+    told: bool = False
 
 
 class Sending:
@@ -197,8 +199,8 @@ class Sending:
             unit, at, filled = prepared.unit, prepared.at, prepared.filled
             one = _Posted(unit, filled)
             self._in_flight.append(one)
-            for (_, receiver, run_bytes), (region, sources, targets) in self._filler.runs(unit, at).items():
-                await self._post(one, region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
+            for run in self._filler.runs(unit, at):
+                await self._post(one, *run)
             one.after = dict(self._counted)
             prepared.posted.set()
             if self._coded is not None:
@@ -236,11 +238,7 @@ class Sending:
 
     async def _retire(self, posted: Line[_Posted]) -> None:
         async for one in posted:
-            ahead = self._filler.device.queues and one.filled.sums.ready()
-            if ahead:  # so that receivers need no word any more when it is there
-                self._tell(one)
-                if posted.ended:
-                    self._teller.finish()
+            self._tell_ahead(posted)
             for receiver, transfer, pages in one.transfers:
                 try:
                     await transfer
@@ -248,8 +246,7 @@ class Sending:
                     await self._give_up(receiver, error)
                 self._pages -= pages
                 self._page_room.tell()
-            if not ahead:
-                self._tell(one)
+            self._tell(one)
             self._in_flight.popleft()
             if one.unit.staged_bytes:
                 assert self._staging is not None
@@ -259,8 +256,20 @@ class Sending:
             self.stages.checksum_s += checksum_s
         self._teller.finish()
 
+    def _tell_ahead(self, posted: Line[_Posted]) -> None:
+        """Tell what was hashed and will be written soon: receivers need no word any more when it is there."""
+        if self._filler.device.queues:
+            for one in self._in_flight:
+                if one.after is not None and one.filled.sums.ready():
+                    self._tell(one)
+            if posted.closed and all(one.told for one in self._in_flight):
+                self._teller.finish()
+
     def _tell(self, one: _Posted) -> None:
-        counts = one.after if self._filler.device.queues else {}
+        if one.told:
+            return
+        one.told = True
+        counts = one.after if one.after is not None and self._filler.device.queues else {}
         for box, checksum in zip(one.unit.boxes, one.filled.sums.result(), strict=True):
             for row in box.rows:
                 if row.receiver in self._gates:

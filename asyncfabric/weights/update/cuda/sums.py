@@ -83,7 +83,7 @@ class KernelSums:
         place = whole = 0
         for memory, lies, at in parts:
             length, address, kept = lies.nbytes, memory.data_ptr() + at, memory
-            told = _lies(lies, address % 16)
+            told = lies_for_kernel(lies, address % 16)
             if told is None:
                 kept = self._gathered(Stretch(memory, lies, at))
                 kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
@@ -103,7 +103,7 @@ class KernelSums:
     def begin(self) -> None:
         """Launch, and let what it finds come to the host."""
         if self._lengths:
-            self._totals = self._kernels.sums(self._stretches, self._most_words, len(self._lengths))
+            self._totals = self._kernels.sums(b"".join(self._stretches), self._most_words, len(self._lengths))
 
     def ready(self) -> bool:
         """Return whether they are here."""
@@ -129,7 +129,7 @@ def _in_one_run(length: int, past: int) -> Lies:
 
 
 @lru_cache(maxsize=1 << 15)
-def _lies(lies: Strided, past: int) -> Lies | None:
+def lies_for_kernel(lies: Strided, past: int) -> Lies | None:
     """Return how a stretch lies as the kernel wants it; None for what it cannot read word by word.
 
     `past` is how far it begins behind a multiple of 16. Shapes are few, and are values that do not change.
