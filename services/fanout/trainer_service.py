@@ -70,7 +70,7 @@ class TrainerRank:
         self._stage = stage
         settings = stage.settings
         try:
-            self.rank, self.ranks = join_world()
+            self.rank, self.ranks, self._device = join_world(settings.train.device)
             layout = ReplicaLayout(
                 ranks=settings.weights.ranks, tp=settings.weights.tp, fp8=settings.weights.form == "float8"
             )
@@ -109,7 +109,7 @@ class TrainerRank:
         seen = tell_all(",".join(map(str, kept)).encode())
         if len(set(seen)) > 1:
             raise ValueError(f"ranks do not see the same checkpoints in {folder}")
-        return Training(made), made.config
+        return Training(made, device=self._device), made.config
 
     async def run(self, publisher: WeightPublisher, node: Node, membership: Membership) -> None:
         """Train and publish until a rank is told to stop.

@@ -118,7 +118,8 @@ async def train(device: str, versions: int) -> None:
             for name, wanted in expected(whole, rank, ranks).items():
                 served = torch.as_tensor(replica.tensors()[name]).cpu().view(-1)
                 assert torch.equal(served, wanted.contiguous().view(torch.uint8).view(-1)), (version, name)
-            print(f"rank {rank}: version {version} is right, {sorted(tuple(one.to_local().shape) for one in state.values())}", flush=True)
+            parts = sorted(tuple(one.to_local().shape) for one in state.values())
+            print(f"rank {rank}: version {version} is right, {parts}", flush=True)
         dist.barrier()
 
 

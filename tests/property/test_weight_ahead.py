@@ -276,7 +276,8 @@ def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool)
                 commit(version)
 
             log.begin, log.commit = begun, committed  # type: ignore[method-assign]
-            await scene.bring(1)
+            report = await scene.bring(1)
+            assert report.decide_s > 0
             assert [thread == threading.get_ident() for thread in threads] == [quick]
 
     run(body)

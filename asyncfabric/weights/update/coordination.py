@@ -226,6 +226,7 @@ class WeightCoordinator(Attendance):
                 case Say(to, message):
                     self._words.say(to, message)
                 case Decide(version) if self._log.took_s < AT_ONCE_S:
+                    self._settle()
                     with self._deciding(version):
                         self._log.commit(version)
                     self._settle()
