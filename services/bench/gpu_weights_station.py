@@ -1,19 +1,20 @@
 """A measured process of an update among GPUs: weights in tensors of torch; torch's copies between GPUs are the limit.
 
-Trainers are on the first GPUs, receivers on the last ones. The first and the last two matrices are compared with the
-reference of numpy.
+Trainers are on the first GPUs, receivers on the last ones, where torch makes of whole matrices what every tensor is
+compared with.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import asyncfabric as af
 from asyncfabric.weights.formats import STORED_AS
+from asyncfabric_services.bench.gpu_weights_reference import wrong_tensor
 from asyncfabric_services.bench.weights_station import WeightsStation
 from asyncfabric_services.bench.weights_workload import FORMS, mixed_rows
 
@@ -37,7 +38,9 @@ class GpuWeightsStation(WeightsStation):
         return await super().do_open(config | {"rails": [self.device]})
 
     def _part(self, number: int, seed: int) -> torch.Tensor:
-        begin, end = self._rows
+        return self._made(number, *self._rows, seed)
+
+    def _made(self, number: int, begin: int, end: int, seed: int) -> torch.Tensor:
         side, form = self._model["side"], self._model["form"]
         stored = STORED_AS[FORMS[form][0]]
         found = torch.empty((end - begin, side), dtype=BITS[stored.itemsize], device=self.device)
@@ -47,15 +50,12 @@ class GpuWeightsStation(WeightsStation):
             found[low - begin : low - begin + step] = rows.view(-1, side).to(found.dtype)
         return found.view(getattr(torch, FORMS[form][0]))
 
-    def _values(self, number: int, begin: int, end: int, seed: int) -> Any:
-        side, form = self._model["side"], self._model["form"]
-        stored = STORED_AS[FORMS[form][0]]
-        rows = mixed_rows(_arange, number, side, begin, end, seed, form)
-        return rows.astype(f"<u{stored.itemsize}").view(stored).reshape(-1, side)
-
-    def _checked(self) -> range:
-        last = self._model["matrices"] - 2
-        return range(0, last + 1, max(2, last))
+    async def do_check(self, seed: int) -> str:
+        """As a receiver: compare every tensor with what torch makes of whole matrices; "" is good."""
+        side, replica = self._model["side"], self._replica
+        whole = partial(self._made, begin=0, end=side, seed=seed)
+        name = wrong_tensor(replica.tensors(), replica.receiver, self._model, whole)
+        return f"{name} of {replica.name}/{replica.receiver} is wrong" if name else ""
 
     def _numbers(self, first: int, end: int) -> torch.Tensor:
         return torch.arange(first, end, dtype=torch.int64, device=self.device)
@@ -80,7 +80,3 @@ class GpuWeightsStation(WeightsStation):
         for device in (self.device, self._far):
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
-
-
-def _arange(first: int, end: int) -> Any:
-    return np.arange(first, end, dtype=np.int64)

@@ -87,7 +87,7 @@ class FabricMessenger:
         self._changed = Notice()
 
     async def send(self, to: str, message: WeightMessage) -> None:
-        """Send a message; raises PeerError when the fabric cannot be reached."""
+        """Send a message, as links do: it leaves by itself; raises PeerError when the one before it could not leave."""
         data = encode_message(message)
         parts = max(1, -(-len(data) // _PART_BYTES))
         numbers = range(self._sent[to], self._sent[to] + parts)

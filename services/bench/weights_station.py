@@ -109,10 +109,6 @@ class WeightsStation(FabricStation):
         """Return rows of a matrix, in host memory."""
         return rows_of(number, self._model["side"], begin, end, seed, self._model["form"])
 
-    def _checked(self) -> range:
-        """Return the first of each pair of matrices that is compared with the reference."""
-        return range(0, self._model["matrices"], 2)
-
     async def do_train(self, seed: int) -> None:
         """Take other weights."""
         for number in range(self._model["matrices"]):
@@ -145,7 +141,7 @@ class WeightsStation(FabricStation):
         model, replica = self._model, self._replica
         tensors = replica.tensors()
         one = {**model, "trainers": 1, "replicas": 1, "matrices": 2}
-        for number in self._checked():
+        for number in range(0, model["matrices"], 2):
             plan = plan_of(**one)
             memory = ReplicaMemory(plan)
 

@@ -52,7 +52,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Of pair: cuda computes on the first and the last GPU, over a cuda rail.",
+    help="Of pair: cuda computes on the first and the last GPU, over a cuda rail; of weights: two GPUs train (NCCL).",
 )
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Checkpoint directory (safetensors).")
 @click.option("--tokens", type=click.IntRange(1, 4096), help="Tokens to decode.  [default: 64; of moe 32]")
@@ -103,16 +103,18 @@ def demo_command(
     moe: four processes share the experts of a model; one is killed, the others go on without its experts.
 
     weights: two trainer ranks publish each version of a training, rollouts generate with it; one is killed, one joins.
-    A model of its own size: of the options above, provider, threads, versions and json apply.
+    A model of its own size: of the options above, provider, device, threads, versions and json apply.
     """
     if prompt_file is not None and prompt_tokens is not None:
         raise click.UsageError("--prompt-file and --prompt-tokens exclude each other")
     if what != "pair" and (prompt_file is not None or prompt_tokens is not None):
         raise click.UsageError("--prompt-file and --prompt-tokens are options of `demo pair`")
-    if device == "cuda" and (what != "pair" or provider != "local"):
-        raise click.UsageError("--device cuda is an option of `demo pair`, which then takes a cuda rail")
+    if device == "cuda" and (what not in ("pair", "weights") or provider != "local"):
+        raise click.UsageError(
+            "--device cuda is an option of `demo pair` and `demo weights`, which take cuda rails then"
+        )
     if what == "weights":
-        sys.exit(_run_weights(provider, threads, versions, as_json=as_json))
+        sys.exit(_run_weights(provider, device, threads, versions, as_json=as_json))
     try:
         jobs = (
             jobs_of_file(prompt_file) if prompt_file else jobs_of_lengths(prompt_tokens or default_lengths(page_tokens))
@@ -160,14 +162,16 @@ def _run_moe(settings: Settings, *, as_json: bool) -> int:
     return run_moe_demo(settings, as_json=as_json)
 
 
-def _run_weights(provider: str, threads: int, versions: int, *, as_json: bool) -> int:
+def _run_weights(provider: str, device: str, threads: int, versions: int, *, as_json: bool) -> int:
     try:
         from asyncfabric_services.demo_weights.run import run_weights_demo
         from asyncfabric_services.demo_weights.story import Scene
     except ModuleNotFoundError as error:
         print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT
-    return run_weights_demo(Scene(provider=provider, threads=threads, versions=versions), as_json=as_json)
+    return run_weights_demo(
+        Scene(provider=provider, device=device, threads=threads, versions=versions), as_json=as_json
+    )
 
 
 def run_demo(settings: Settings, jobs: list[Job], *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,17 @@ import torch
 import trio
 
 from asyncfabric_services.demo_weights.report import show, summarize
-from asyncfabric_services.demo_weights.story import Scene, play
+from asyncfabric_services.demo_weights.story import RANKS, Scene, play
 from asyncfabric_services.demo_weights.verdict import Usual
-from asyncfabric_services.exits import CHECK_FAILED, FINE
+from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import guarded
 
 
 def run_weights_demo(scene: Scene, *, as_json: bool) -> int:
     """Run the demo and show what became of it; return the exit status."""
+    if scene.device == "cuda" and torch.cuda.device_count() < RANKS:
+        print(f"{RANKS} trainers take a GPU each, torch sees {torch.cuda.device_count()}", file=sys.stderr)
+        return UNFIT
     began = time.monotonic()
 
     def say(text: str) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open_launcher
 
+RANKS = 2  # of the training
 LOOK_SECONDS = 0.05
 Say = Callable[[str], None]
 Rows = list[dict[str, Any]]
@@ -27,6 +28,7 @@ class Scene:
 
     Attributes:
         provider: rail.
+        device: of the trainers: "cpu"; or "cuda", a GPU each, whose rails bring the weights to rollouts in host memory.
         layers, hidden: of the random model.
         form: bfloat16 or float8.
         tp: ranks of a replica.
@@ -35,6 +37,7 @@ class Scene:
     """
 
     provider: str = "local"
+    device: str = "cpu"
     layers: int = 2
     hidden: int = 256
     form: str = "float8"
@@ -69,12 +72,13 @@ def environment_of(scene: Scene, folder: Path) -> dict[str, str]:
         "MODEL__KV_HEADS": 4,
         "MODEL__THREADS": scene.threads,
         "TRAIN__EVERY": 2,
+        "TRAIN__DEVICE": scene.device,
         "TRAIN__CHECKPOINTS": folder / "checkpoints",
         "WEIGHTS__RANKS": scene.tp,
         "WEIGHTS__TP": scene.tp,
         "WEIGHTS__FORM": scene.form,
         "WEIGHTS__LOG": folder / "decisions",
-        "CLUSTER__RAILS": scene.provider,
+        "CLUSTER__RAILS": "cuda:0" if scene.device == "cuda" else scene.provider,
         "LOG__LEVEL": "warning",
     }
     return {f"ASYNCFABRIC_{name}": str(value) for name, value in values.items()}
@@ -83,6 +87,11 @@ def environment_of(scene: Scene, folder: Path) -> dict[str, str]:
 def torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     """Return what torchrun would set for a rank of this machine."""
     return {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def rails_of(scene: Scene, rank: int) -> dict[str, str]:
+    """Return the setting of a trainer's own rails, if it has some."""
+    return {"ASYNCFABRIC_CLUSTER__RAILS": f"cuda:{rank}"} if scene.device == "cuda" else {}
 
 
 def free_port() -> int:
@@ -108,8 +117,9 @@ async def play(scene: Scene, folder: Path, say: Say) -> Told:
             nursery.start_soon(launcher.start, "coordinator", "coordinator")
             for name in ("rollout-1", "rollout-2"):
                 nursery.start_soon(launcher.start, "rollout", name)
-            for rank in range(2):
-                nursery.start_soon(_start, launcher, "trainer", f"trainer-{rank}", torchrun_variables(rank, 2, port))
+            for rank in range(RANKS):
+                more = torchrun_variables(rank, RANKS, port) | rails_of(scene, rank)
+                nursery.start_soon(_start, launcher, "trainer", f"trainer-{rank}", more)
         say("2 trainers, a coordinator and 2 rollouts are there")
         for name in ("rollout-1", "rollout-2"):
             await _until(launcher.nodes[name], "asyncfabric_rollout_version", 1)

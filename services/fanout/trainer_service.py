@@ -73,7 +73,7 @@ class TrainerRank:
         self._stage = stage
         settings = stage.settings
         try:
-            self.rank, self.ranks = join_world()
+            self.rank, self.ranks, self._device = join_world(settings.train.device)
             layout = ReplicaLayout(
                 ranks=settings.weights.ranks, tp=settings.weights.tp, fp8=settings.weights.form == "float8"
             )
@@ -116,7 +116,7 @@ class TrainerRank:
             raise ValueError(f"ranks do not see the same checkpoints in {folder}")
         if folder is not None and kept:
             made.load_state_dict(load_version(folder, kept[-1]))
-        return Training(made), made.config
+        return Training(made, device=self._device), made.config
 
     async def run(self, publisher: WeightPublisher, node: Node, membership: Membership) -> None:
         """Train and publish until a rank is told to stop.

@@ -33,7 +33,7 @@ def spread(model: Any, kind: Kind = "fsdp", tp: int = 1) -> dict[str, Part]:
     """Spread a model over the process group of the world, in place; all ranks have equal weights before.
 
     Args:
-        model: a causal model of transformers, on the CPU.
+        model: a causal model of transformers, on the CPU, or on this rank's GPU.
         kind: fsdp: parameters are sharded; tp: groups of `tp` ranks cut layers, and the groups shard what is left;
             ep: experts are dealt.
         tp: ranks of a group, of kind tp.
@@ -46,10 +46,11 @@ def spread(model: Any, kind: Kind = "fsdp", tp: int = 1) -> dict[str, Part]:
     """
     ranks = dist.get_world_size()
     layers = list(model.model.layers)
+    device = next(model.parameters()).device.type
     if kind == "tp":
         if ranks % tp:
             raise ValueError(f"groups of {tp} do not divide {ranks} ranks")
-        mesh = init_device_mesh("cpu", (ranks // tp, tp), mesh_dim_names=("fsdp", "tp"))
+        mesh = init_device_mesh(device, (ranks // tp, tp), mesh_dim_names=("fsdp", "tp"))
         styles: dict[str, ParallelStyle] = dict.fromkeys(COLUMNS, ColwiseParallel())
         styles |= dict.fromkeys(ROWS, RowwiseParallel())
         for layer in layers:
@@ -57,7 +58,7 @@ def spread(model: Any, kind: Kind = "fsdp", tp: int = 1) -> dict[str, Part]:
             fully_shard(layer, mesh=mesh["fsdp"])
         fully_shard(model, mesh=mesh["fsdp"])
         return {}
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+    mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("fsdp",))
     parts = _deal(model, ranks) if kind == "ep" else {}
     dealt = {parameter for name, parameter in model.named_parameters() if name in parts}
     for layer in layers:

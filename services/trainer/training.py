@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from asyncfabric.weights.holdings import Holding
 from asyncfabric.weights.tensors import holdings, stored
@@ -29,14 +30,19 @@ class Training:
         model: a causal model of transformers over bytes, equal on all ranks.
         kind, tp: see `parallel.spread`.
         rate: learning rate.
+        device: "cpu", or the GPU of this rank; the model is brought there.
     """
 
-    def __init__(self, model: Any, kind: Kind = "fsdp", tp: int = 1, rate: float = 1e-3) -> None:
+    def __init__(
+        self, model: Any, kind: Kind = "fsdp", tp: int = 1, rate: float = 1e-3, device: str = "cpu"
+    ) -> None:  # fmt: skip
+        model.to(device)
         self.rank: int = dist.get_rank()
         self.steps: int = 0
         self.loss: float = 0.0
         self._parts = spread(model, kind, tp)
         self._seed = self.rank // tp if kind == "tp" else self.rank  # a group computes one batch together
+        self._device = device
         self._model = model.train()
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
         text = "".join(topics[name] for name in sorted(topics))
@@ -49,7 +55,7 @@ class Training:
         """
         chance = torch.Generator().manual_seed(self._seed * 1_000_003 + self.steps)
         begins = torch.randint(len(self._text) - WINDOW, (SAMPLES,), generator=chance)
-        batch = torch.stack([self._text[begin : begin + WINDOW] for begin in begins.tolist()])
+        batch = torch.stack([self._text[begin : begin + WINDOW] for begin in begins.tolist()]).to(self._device)
         loss = self._model(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
         self._optimizer.step()
@@ -67,10 +73,10 @@ class Training:
     def arrays(self) -> Mapping[str, Any]:
         """Return the memory of what this rank holds, by name; the same in every version."""
         state = self.state()
-        return {one.name: stored(state[one.name]) for one in self.holdings()}
+        return {one.name: _held(state[one.name]) for one in self.holdings()}
 
     def whole_state(self) -> dict[str, Tensor]:
-        """Return the whole state dict, as one would save it; all ranks take part, each gets a copy."""
+        """Return the whole state dict on the CPU, as one would save it; all ranks take part, each gets a copy."""
         whole = {}
         for name, tensor in self.state().items():
             if name in self._parts:
@@ -79,4 +85,11 @@ class Training:
                 whole[name] = torch.cat(found)
             else:
                 whole[name] = tensor.full_tensor().clone() if hasattr(tensor, "full_tensor") else tensor.clone()
-        return whole
+        return {name: tensor.cpu() for name, tensor in whole.items()}
+
+
+def _held(tensor: Tensor) -> Any:
+    """Return the memory of what a rank holds of a tensor: an array, or a tensor of its GPU."""
+    if tensor.device.type == "cpu":
+        return stored(tensor)
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

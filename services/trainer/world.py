@@ -1,9 +1,13 @@
-"""The process group of a trainer, from torchrun's variables; what ranks tell all others. Blocking."""
+"""The process group of a trainer, from torchrun's variables; what ranks tell all others. Blocking.
+
+Words go over gloo, also where gradients of GPUs go over NCCL.
+"""
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -12,16 +16,27 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEET_SECONDS = 300
 
 
-def join_world() -> tuple[int, int]:
-    """Join the process group over gloo and return (rank, ranks).
+def join_world(kind: Literal["cpu", "cuda"] = "cpu") -> tuple[int, int, str]:
+    """Join the process group and return (rank, ranks, device of this rank).
 
-    Raises ValueError when torchrun's variables are missing, RuntimeError when the others do not come.
+    With "cuda" the rank takes the GPU of its number on this machine (LOCAL_RANK, else RANK), and tensors there go over
+    NCCL.
+
+    Raises ValueError when torchrun's variables are missing or there is no GPU, RuntimeError when others do not come.
     """
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
         raise ValueError(f"{', '.join(missing)} not set: start trainers with torchrun, or set what it sets")
-    dist.init_process_group("gloo", timeout=timedelta(seconds=MEET_SECONDS))
-    return dist.get_rank(), dist.get_world_size()
+    backend, device = "gloo", "cpu"
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        if not count:
+            raise ValueError("torch sees no GPU; see asyncfabric doctor")
+        number = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count
+        torch.cuda.set_device(number)
+        backend, device = "cpu:gloo,cuda:nccl", f"cuda:{number}"
+    dist.init_process_group(backend, timeout=timedelta(seconds=MEET_SECONDS))
+    return dist.get_rank(), dist.get_world_size(), device
 
 
 def leave_world() -> None:

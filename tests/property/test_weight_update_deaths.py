@@ -46,7 +46,7 @@ def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
             before = await scene.begin()
             victim, dead = scene.publishers[1], anyio.Event()
 
-            async def die(receiver: str, rows: list[int], sums: list[int]) -> None:
+            async def die(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
                 if not dead.is_set():
                     dead.set()
                     scene.post.close("trainer-1", "killed")

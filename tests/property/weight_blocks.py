@@ -52,7 +52,7 @@ def check_whole_blocks(
             how = device.told(bits, kind, sizes, axes, scale_order)
             assert how is not None
             memory = put(np.full(64 + shard.size + scales.size * 4, 0x55, np.uint8))
-            device.lay([Told(how, memory, 64, 64 + shard.size)])
+            device.laying([Told(how, memory, 64, 64 + shard.size)])()
             device.finish()
             before, found, told = np.split(take(memory), [64, 64 + shard.size])
             assert (before == 0x55).all()
@@ -77,7 +77,7 @@ def check_laid(
             how = device.told(held, kind, sizes, axes, [])
             assert how is not None
             found = put(np.full(expected.size, 0x55, np.uint8))
-            device.lay([Told(how, found, 0, 0)])
+            device.laying([Told(how, found, 0, 0)])()
             device.finish()
             assert np.array_equal(take(found), expected)
 

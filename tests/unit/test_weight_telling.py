@@ -9,7 +9,7 @@ from asyncfabric.weights.shares import Share
 from asyncfabric.weights.update.runs import Gate
 from asyncfabric.weights.update.telling import LATEST_S, Teller, shares_of
 
-Told = list[tuple[str, list[int], list[int]]]
+Told = list[tuple[str, list[int], list[int], int]]
 
 
 def test_rows_of_one_moment_are_one_word_for_each_receiver() -> None:
@@ -23,13 +23,13 @@ def test_rows_of_one_moment_are_one_word_for_each_receiver() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.run)
             for row in range(3):
-                teller.add("a", row, 10 * row)
+                teller.add("a", row, 10 * row, after=2 * row)
                 await anyio.lowlevel.checkpoint()
             teller.add("b", 3, 30)
             teller.finish()
 
     anyio.run(body, backend="trio")
-    assert told == [("a", [0, 1, 2], [0, 10, 20]), ("b", [3], [30])]
+    assert told == [("a", [0, 1, 2], [0, 10, 20], 4), ("b", [3], [30], 0)]
 
 
 def test_what_is_added_while_a_word_is_on_its_way_is_told_before_the_end() -> None:
@@ -53,7 +53,7 @@ def test_what_is_added_while_a_word_is_on_its_way_is_told_before_the_end() -> No
             go.set()
 
     anyio.run(body, backend="trio")
-    assert told == [("a", [0], [1]), ("a", [1], [2])]
+    assert told == [("a", [0], [1], 0), ("a", [1], [2], 0)]
 
 
 def test_nothing_to_tell_ends_at_once() -> None:
@@ -116,4 +116,4 @@ def test_a_word_that_is_not_due_is_told_in_time_and_what_is_left_at_the_end() ->
             teller.finish()
 
     anyio.run(body, backend="trio")
-    assert told == [("a", [0], [1]), ("a", [1, 2], [2, 3])]
+    assert told == [("a", [0], [1], 0), ("a", [1, 2], [2, 3], 0)]

@@ -29,6 +29,7 @@ def test_first_units_are_small_where_that_is_asked_for() -> None:
     """Each may have twice of the one before, up to the most; one box alone may have more."""
     program = Program.__new__(Program)
     program.boxes = [SimpleNamespace(weight_bytes=size, scale_bytes=0, staged_bytes=size) for size in [10] * 20 + [90]]  # type: ignore[misc]
+    program._units = {}
     assert [len(unit.boxes) for unit in program.units(80, 10)] == [1, 2, 4, 8, 5, 1]
     assert [len(unit.boxes) for unit in program.units(80)] == [8, 8, 4, 1]
     assert [len(unit.boxes) for unit in program.units(80, 1000)] == [8, 8, 4, 1]

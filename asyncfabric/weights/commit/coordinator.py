@@ -2,11 +2,13 @@ r"""The coordinator of weight updates as a state machine: who must verify, when 
 
 No clock, no files, no network: events in, effects out, carried out in their order.
 
-    begin -> PREPARING -> all ready -> WRITING -> all verified -> DECIDING -> recorded -> idle, committed
+    begin -> PREPARING -> all ready, logged -> WRITING -> all verified -> DECIDING -> recorded -> idle, committed
                  \\___________\\_ a failure, a lost sender, no receiver left: idle, aborted
 
 WC-1: a version is decided only when every receiver that is still there has verified it, and at least one has.
 WC-2: Commit is said only after `recorded`. WC-3: versions only grow; an undecided one is an abort (presumed abort).
+WC-6: Write is said only once the beginning is on the disk: a receiver may be in doubt about the version from then on,
+and a coordinator that begins anew must know that its number is taken.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class _Update:
     manifest: str
     senders: frozenset[str]
     ready: dict[str, bool]
+    logged: bool
     kept: frozenset[Hashable] = frozenset()  # seats of which somebody held the committed version at the beginning
     verified: set[str] = field(default_factory=set)
 
@@ -129,8 +132,13 @@ class Coordinator:
         lost = self._keeping() - kept
         return f"nobody would hold version {self.committed} any more: one receiver needs a shadow" if lost else ""
 
-    def begin(self, version: int, manifest: str, senders: Iterable[str]) -> list[Effect]:
-        """Open an update to all receivers that are there; the log has its beginning already.
+    @property
+    def stoppable(self) -> bool:
+        """Whether somebody stops serving for an update, and so is not to be asked before it surely begins."""
+        return any(receiver.in_place for receiver in self._receivers.values())
+
+    def begin(self, version: int, manifest: str, senders: Iterable[str], *, logged: bool = True) -> list[Effect]:
+        """Open an update to all receivers that are there; unless `logged`, call that when its beginning is on the disk.
 
         Raises ValueError when an update is open, the version is not later than all before, nobody is there, or nobody
         could keep the committed version meanwhile.
@@ -146,12 +154,20 @@ class Coordinator:
             raise ValueError(self.endangered)
         self.begun = version
         self.failure = ""
-        self._update = _Update(version, manifest, wanted, dict.fromkeys(self._receivers, False), self._keeping())
+        ready = dict.fromkeys(self._receivers, False)
+        self._update = _Update(version, manifest, wanted, ready, logged, self._keeping())
         self.phase = Phase.PREPARING
         for receiver in self._receivers.values():
             receiver.fetching = 0  # who was catching up gets this version instead
         prepare = Prepare(version, manifest)  # one message for all: it is encoded once
         return [Say(name, prepare) for name in self._update.ready]
+
+    def logged(self, version: int) -> list[Effect]:
+        """The beginning is on the disk: senders may be told to write (WC-6)."""
+        if self._update is None or self._update.version != version:
+            return []  # aborted meanwhile
+        self._update.logged = True
+        return self._go_on()
 
     def heard(self, receiver: str, message: FromReceiver) -> list[Effect]:
         """Take a message of a receiver; words about versions that are not open change nothing."""
@@ -220,7 +236,7 @@ class Coordinator:
     def _go_on(self) -> list[Effect]:
         update = self._update
         assert update is not None
-        if self.phase is Phase.PREPARING and all(update.ready.values()):
+        if self.phase is Phase.PREPARING and update.logged and all(update.ready.values()):
             if update.kept - self._keeping():
                 return self._abort(f"nobody would hold version {self.committed} any more: one receiver needs a shadow")
             self.phase = Phase.WRITING

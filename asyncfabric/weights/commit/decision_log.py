@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
+from math import inf
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Literal
 
@@ -39,6 +41,7 @@ class DecisionLog:
         begun: the latest version that was begun, 0 for none.
         committed: the latest version that was decided, 0 for none.
         manifest: digest of the committed version's manifest.
+        took_s: seconds until the last record was on the disk.
 
     Raises:
         BusyError: another process has it open.
@@ -50,6 +53,7 @@ class DecisionLog:
         self.begun: int = 0
         self.committed: int = 0
         self.manifest: str = ""
+        self.took_s: float = inf
         self._begun_manifest = ""
         self._broken = ""
         try:
@@ -147,6 +151,7 @@ class DecisionLog:
         if self._broken:
             raise BrokenError(self._broken, remedy="restart the coordinator when the disk is well again")
         line = msgspec.json.encode(_Line(record, _crc(record))) + b"\n"
+        began = monotonic()
         try:
             written = 0
             while written < len(line):  # a disk that is nearly full takes a part
@@ -154,6 +159,7 @@ class DecisionLog:
             os.fsync(self._file)
         except OSError as error:
             self._take_back(record, error)
+        self.took_s = monotonic() - began
         self._length += len(line)
         if record.kind == "begin":
             self._begun_manifest = record.manifest

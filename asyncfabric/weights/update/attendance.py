@@ -32,8 +32,8 @@ class Attendance:
 
     @property
     def begun(self) -> int:
-        """The latest version that was begun, as the log says: also one that nobody was there for. The next is later."""
-        return self._log.begun
+        """The latest version that was begun, also one that nobody was there for. The next is later."""
+        return max(self._log.begun, self._machine.begun)
 
     @property
     def receivers(self) -> dict[str, int]:

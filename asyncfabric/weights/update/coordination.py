@@ -1,13 +1,14 @@
 """Coordination: drives the coordinator of the commit: who takes part, the log, and how updates end.
 
-Runs on the event loop's thread; the log's file calls run on a worker thread.
+Runs on the event loop's thread; the log's file calls run on a worker thread, but for a decision on a disk that took the
+beginning of the version at once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -34,6 +35,11 @@ logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
 GRACE_S = 5.0
 """How long a receiver that cannot be written to may take to be known as dead, before it fails the update."""
+
+
+AT_ONCE_S = 0.002
+"""A disk that took the beginning of a version so soon takes its decision without a thread, the way to which would take
+longer: should the disk take longer this once, the event loop waits."""
 
 
 class WeightCoordinator(Attendance):
@@ -81,8 +87,14 @@ class WeightCoordinator(Attendance):
             await self._changed.wait()
         update = self._update = Progress(version)
         try:
-            await in_thread(self._log.begin, version, self._seating.geometry)
-            self._begin(update)
+            if self._machine.stoppable:
+                await in_thread(self._log.begin, version, self._seating.geometry)
+                self._begin(update, logged=True)
+            else:  # receivers open their memory meanwhile; senders hear Write when it is on the disk (WC-6)
+                self._begin(update, logged=False)
+                await in_thread(self._log.begin, version, self._seating.geometry)
+                self._carry_out(self._machine.logged(version))
+                self._settle()
             await update.done.wait()
         except BaseException as error:
             if not update.done.is_set():
@@ -102,7 +114,7 @@ class WeightCoordinator(Attendance):
 
     # ---- one update
 
-    def _begin(self, update: Progress) -> None:
+    def _begin(self, update: Progress, *, logged: bool) -> None:
         """Say who takes part, and open the update; nothing waits between the two."""
         if self._offers.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
@@ -119,12 +131,15 @@ class WeightCoordinator(Attendance):
             )
         plan, forwards = self._seating.plan(present)
         roster = roster_of(plan, update.version, forwards)
-        for name in (*self._trainers, *present):
+        for name in (*present, *self._trainers):  # those have to open their memory
             self._words.say(name, roster)
         update.receivers = tuple(sorted(present))
         self._carry_out(
             self._machine.begin(
-                update.version, self._seating.geometry, [*self._trainers, *(present if forwards else ())]
+                update.version,
+                self._seating.geometry,
+                [*self._trainers, *(present if forwards else ())],
+                logged=logged,
             )
         )
 
@@ -218,15 +233,26 @@ class WeightCoordinator(Attendance):
             match effect:
                 case Say(to, message):
                     self._words.say(to, message)
+                case Decide(version) if self._log.took_s < AT_ONCE_S:
+                    self._settle()
+                    with self._deciding(version):
+                        self._log.commit(version)
+                    self._settle()
                 case Decide(version):
                     self._tasks.start_soon(self._decide, version)
         if effects:
             self._changed.tell()
 
     async def _decide(self, version: int) -> None:
+        with self._deciding(version), anyio.CancelScope(shield=True):  # what may be on the disk, the machine must know
+            await in_thread(self._log.commit, version)
+        self._settle()
+
+    @contextmanager
+    def _deciding(self, version: int) -> Iterator[None]:
+        """Tell the machine how putting the decision on the disk ends."""
         try:
-            with anyio.CancelScope(shield=True):  # once it may be on the disk, the machine has to know
-                await in_thread(self._log.commit, version)
+            yield
         except FabricError as error:
             logger.error("version %d: %s", version, error)
             self._carry_out(self._machine.not_recorded(version, str(error)))
@@ -237,7 +263,6 @@ class WeightCoordinator(Attendance):
             raise
         else:
             self._carry_out(self._machine.recorded(version))
-        self._settle()
 
     def _settle(self) -> None:
         """Note how far the open update is, and wake who waits for its end."""

@@ -60,16 +60,34 @@ class Sums(Protocol):
     """Checksums on their way."""
 
     def add(self, parts: Sequence[Stretch]) -> None:
-        """Begin one over some stretches, one after the other; they stay as they are until `result`."""
+        """Note one over some stretches, one after the other, which stay as they are from `begin` until `result`.
+
+        In host memory it is worked out at once, while the bytes are in the cache.
+        """
         ...
 
     def begin(self) -> None:
-        """Begin what was added."""
+        """Begin what was added; `result` does where nobody did."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether `result` would not wait."""
         ...
 
     def result(self) -> list[int]:
         """Return all of them, in order, once they have been worked out; on any thread."""
         ...
+
+
+Summing = Callable[[Sequence[int]], Sums]
+"""Returns checksums by their numbers; they are begun by `begin`, if not before."""
+
+
+def added(sums: Sums, stretches: Sequence[Sequence[Stretch]], numbers: Sequence[int]) -> Sums:
+    """Return sums to which some of many were added."""
+    for number in numbers:
+        sums.add(stretches[number])
+    return sums
 
 
 class Measured(NamedTuple):
@@ -175,8 +193,11 @@ class Device(Protocol):
         """
         ...
 
-    def lay(self, boxes: Sequence[Told]) -> None:
-        """Do as `convert` does, for boxes that `told` said it can; writes their scales too, as `scales_of`."""
+    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
+        """Return what does as `convert` does, each time, for boxes that `told` said it can.
+
+        It writes their scales too, as `scales_of`. Everything stays where it is as long as that is used.
+        """
         ...
 
     def put(self, out: Memory, data: np.ndarray) -> None:
@@ -189,6 +210,13 @@ class Device(Protocol):
 
     def sums(self, kind: ChecksumKind) -> Sums:
         """Return what works out checksums."""
+        ...
+
+    def summing(self, kind: ChecksumKind, stretches: Sequence[Sequence[Stretch]]) -> Summing:
+        """Return what works out some of these checksums, by their numbers, each time that it is asked.
+
+        Each is over some stretches, as in `Sums.add`, which stay where they are as long as it is used.
+        """
         ...
 
     def working(self) -> AbstractContextManager[None]:
@@ -235,6 +263,10 @@ class HostSums:
 
     def begin(self) -> None:
         """They are worked out already."""
+
+    def ready(self) -> bool:
+        """They are."""
+        return True
 
     def result(self) -> list[int]:
         """Return them."""
@@ -309,7 +341,7 @@ class HostDevice:
         """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""
         return None
 
-    def lay(self, boxes: Sequence[Told]) -> None:
+    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
         """Nobody asks for it."""
         raise NotImplementedError("boxes in host memory are converted one by one")
 
@@ -324,6 +356,10 @@ class HostDevice:
     def sums(self, kind: ChecksumKind) -> Sums:
         """Return what works out checksums."""
         return HostSums(kind)
+
+    def summing(self, kind: ChecksumKind, stretches: Sequence[Sequence[Stretch]]) -> Summing:
+        """Nothing can be made ready."""
+        return lambda numbers: added(HostSums(kind), stretches, numbers)
 
     def working(self) -> AbstractContextManager[None]:
         """Return nothing to hold."""

@@ -6,6 +6,7 @@ the event loop's thread does that, but for shards that are brought.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Device, HostSums, Memory, Stretch, Sums, Told, stretch
+from asyncfabric.weights.update.device import Device, HostSums, Memory, Stretch, Summing, Sums, Told, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
@@ -25,8 +26,15 @@ from asyncfabric.weights.update.staging import Staging
 PAST_CACHES_BYTES = 48 << 20
 """Staging memory from here on is out of the caches before the engine reads it."""
 
-Runs = tuple[Region, list[Ints], list[Ints]]
-"""Of equal length: where they lie, where they begin there, where they go."""
+
+class Run(NamedTuple):
+    """Runs of equal length, from one region to one receiver: where they begin there, and where they go."""
+
+    region: Region
+    receiver: str
+    run_bytes: int
+    sources: Ints
+    targets: Ints
 
 
 class Filled(NamedTuple):
@@ -41,6 +49,20 @@ class Filled(NamedTuple):
     sums: Sums
     after: object
     marks: list[Any]
+
+
+class _Ready(NamedTuple):
+    """What is the same each time that a unit is staged in one place, on a device that queues.
+
+    Attributes:
+        lay: converts all boxes.
+        sum: works out their checksums.
+        runs: what is written.
+    """
+
+    lay: Callable[[], None]
+    sum: Summing
+    runs: list[Run]
 
 
 class Filler:
@@ -65,6 +87,8 @@ class Filler:
 
     def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> Filled:
         """Convert and stage a unit at `at`, and hash it."""
+        if (ready := self._ready(unit, at)) is not None:
+            return self._begin(unit, ready)
         device, sums = self.device, self.device.sums(self._kind)
         with device.working():
             marks = [device.mark()]
@@ -83,7 +107,7 @@ class Filler:
                 sums.add(parts)
                 marks.append(device.mark())
             if device.queues:
-                device.lay(told)
+                device.laying(told)()
                 marks.append(device.mark())
                 for parts in filled:
                     sums.add(parts)
@@ -141,9 +165,40 @@ class Filler:
         )  # fmt: skip
         return staged
 
-    def runs(self, unit: Unit, at: int) -> dict[tuple[int, str, int], Runs]:
-        """Return the runs of a unit, by (source region, receiver, bytes of a run)."""
-        found: dict[tuple[int, str, int], Runs] = {}
+    def _ready(self, unit: Unit, at: int) -> _Ready | None:
+        """Return what is made once of a unit; None for one that is converted box by box."""
+        if not self.quick(unit) or any(box.how is None and box.direct is None for box in unit.boxes):
+            return None
+        key = at, self._kind, None if self._staging is None else self._staging.region.id
+        found: _Ready | None = unit.ready.get(key)
+        if found is None:
+            told: list[Told] = []
+            parts, begin = [], at
+            for box in unit.boxes:
+                parts.append(self._parts(box, begin, None, told))
+                begin += box.staged_bytes
+            lay, add = self.device.laying(told), self.device.summing(self._kind, parts)
+            found = unit.ready[key] = _Ready(lay, add, self._runs(unit, at))
+        return found
+
+    def _begin(self, unit: Unit, ready: _Ready) -> Filled:
+        device = self.device
+        with device.working():
+            marks = [device.mark()]
+            ready.lay()
+            marks.append(device.mark())
+            sums = ready.sum(range(len(unit.boxes)))
+            sums.begin()
+            marks.append(device.mark())
+        return Filled(sums, device.after() if unit.staged_bytes else None, marks)
+
+    def runs(self, unit: Unit, at: int) -> list[Run]:
+        """Return the runs of a unit, those of one region, receiver and length together."""
+        ready = self._ready(unit, at)
+        return self._runs(unit, at) if ready is None else ready.runs
+
+    def _runs(self, unit: Unit, at: int) -> list[Run]:
+        found: dict[tuple[int, str, int], tuple[Region, list[Ints], list[Ints]]] = {}
 
         def add(region: Region, receiver: str, run_bytes: int, sources: Ints, targets: Ints) -> None:
             entry = found.setdefault((region.id, receiver, run_bytes), (region, [], []))
@@ -168,7 +223,10 @@ class Filler:
                         shape.scales.offsets(size) + row.scales_at,
                     )  # fmt: skip
             at += box.staged_bytes
-        return found
+        return [
+            Run(region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
+            for (_, receiver, run_bytes), (region, sources, targets) in found.items()
+        ]
 
     @property
     def _staged(self) -> Region:

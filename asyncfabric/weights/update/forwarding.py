@@ -85,6 +85,11 @@ class Forwarding:
                 self._there[to] = RowPlaces(plan, to)
 
     @property
+    def needed(self) -> bool:
+        """Whether anybody wants anything from this receiver."""
+        return bool(self._wanted)
+
+    @property
     def rows(self) -> list[int]:
         """The rows of this receiver that are wanted elsewhere."""
         return list(self._wanted)

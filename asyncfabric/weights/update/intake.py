@@ -12,13 +12,14 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric import BrokenError, Fabric, ImmCounter
+from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
 from asyncfabric._groups import unwrapped
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.comparing import compared, compared_soon
 from asyncfabric.weights.update.copies import Copy
-from asyncfabric.weights.update.device import Memory, Stretch, Sums
+from asyncfabric.weights.update.device import Memory, Stretch, Summing, Sums
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.messages import Written
@@ -51,6 +52,7 @@ class RowPlaces:
         self._offsets = layout_of(plan, receiver).by_region
         self._shapes: dict[int, PieceShape] = {}
         self._lies: dict[int, list[tuple[Strided, int]]] = {}  # of rows that were checked
+        self._summing: dict[tuple[Copy, ChecksumKind], Summing] = {}
 
     def shape(self, row: int) -> PieceShape:
         """Return how a row lies there."""
@@ -120,6 +122,14 @@ class RowPlaces:
             self._lies[row] = lies
         return [Stretch(memory, *each) for each in lies]
 
+    def summing(self, copy: Copy, kind: ChecksumKind, rows: Ints) -> Summing:
+        """Return what works out checksums in a copy, by the place of a row in `rows`, which are the same each time."""
+        found = self._summing.get((copy, kind))
+        if found is None:
+            all_ = [self.stretches(copy.memory, row) for row in rows.tolist()]
+            found = self._summing[copy, kind] = copy.device.summing(kind, all_)
+        return found
+
 
 class Intake:
     """One version on its way into a copy.
@@ -150,6 +160,8 @@ class Intake:
         self._told = Told(rows, senders, self.names)
         self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
         self._line: Line[Columns] = Line()
+        self._ahead: Line[tuple[int, int, Columns]] = Line()  # of whom, after which arrival
+        self._coming = 0
         self._all_told = anyio.Event()
 
     def imm(self, sender: str) -> int:
@@ -184,12 +196,29 @@ class Intake:
 
     def take_all(self, words: Sequence[tuple[str, Written]], *, decoded: bool = False) -> None:
         """Take what senders say together, as `take` one by one."""
-        for columns in self._told.take(words):
+        there = []
+        for sender, message in words:
+            if not self._is_ahead(sender, message):
+                there.append((sender, message))
+                continue
+            for columns in self._told.take([(sender, message)]):
+                self._coming += 1
+                self._ahead.put_nowait((self.names[sender], message.after, columns))
+        for columns in self._told.take(there):
             if decoded:
                 for number, writes in self._places.writes(columns.rows, self._senders[columns.at]).items():
                     self._targets[number] -= writes
             self._line.put_nowait(columns)
-        self._end_line()
+        self._end_lines()
+
+    def _is_ahead(self, sender: str, message: Written) -> bool:
+        """Return whether what is told is still to come."""
+        number = self.names.get(sender)
+        if number is None or not message.after:
+            return False
+        if message.after > self._targets[number]:
+            raise RemoteProtocolError(f"{sender} says {message.after} writes of {self._targets[number]}")
+        return message.after > self._counters[number].value
 
     def check(self, sender: str, version: int, rows: Ints, sums: NDArray[np.uint64]) -> Ints:
         """Return which of `self.rows` these are.
@@ -209,11 +238,13 @@ class Intake:
 
         Cancellation: at once; the caller takes back the keys.
         """
-        self._end_line()
+        self._end_lines()
         with unwrapped():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._check_all, verified)
                 tasks.start_soon(self._shut)
+                async for one in self._ahead:
+                    tasks.start_soon(self._arrive, *one, verified)
         for kind, doubtful in self._doubtful.items():
             rows, sums = list(doubtful), list(doubtful.values())
             right = await self._right(rows, sums, kind)
@@ -222,10 +253,31 @@ class Intake:
                 raise BrokenError(self._describe(wrong), remedy="publish again; if it repeats, check memory and links")
             await verified(rows, sums, kind)
 
-    def _end_line(self) -> None:
+    def _end_lines(self) -> None:
         if self._told.all:
-            self._line.close()
+            self._ahead.close()
             self._all_told.set()
+            if not self._coming:
+                self._line.close()
+
+    async def _arrive(self, number: int, after: int, columns: Columns, verified: Verified) -> None:
+        """Check rows that were told ahead once they are there; what is hashed is made ready meanwhile."""
+        rows, sums, kind = columns.rows.tolist(), columns.sums.tolist(), columns.kind
+        counter = self._counters[number]
+        if self._queues(kind):
+            found = self._told_of(rows, kind)
+            await counter.wait(after)
+            found.begin()
+            right = await compared_soon(found, sums)
+        else:
+            await counter.wait(after)
+            right = await self._right(rows, sums, kind)
+        if not all(right):  # rails may have brought others first; and who waits for these rows must not wait for all
+            await counter.wait(self._targets[number])
+            right = await self._right(rows, sums, kind)
+        await self._judge(rows, sums, kind, right, verified)
+        self._coming -= 1
+        self._end_lines()
 
     async def _shut(self) -> None:
         """Return when all writes have arrived, and nothing can land any more: what is checked then stays as it is."""
@@ -250,32 +302,44 @@ class Intake:
     async def _check_batch(
         self, together: dict[ChecksumKind, tuple[list[int], list[int]]], verified: Verified, turns: anyio.Semaphore
     ) -> None:
-        good: list[tuple[list[int], list[int], ChecksumKind]] = []
-        for kind, (rows, sums) in together.items():
-            right = await self._right(rows, sums, kind)
-            found = list(zip(rows, sums, right, strict=True))
-            if not all(right):
-                self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
-            fine = [(row, told) for row, told, fine in found if fine]
-            if fine:
-                good.append(([row for row, _ in fine], [told for _, told in fine], kind))
+        judged = [(rows, sums, kind, await self._right(rows, sums, kind)) for kind, (rows, sums) in together.items()]
         turns.release()
-        for each in good:
-            await verified(*each)
+        for each in judged:
+            await self._judge(*each, verified)
+
+    async def _judge(
+        self, rows: list[int], sums: list[int], kind: ChecksumKind, right: list[bool], verified: Verified
+    ) -> None:
+        """Say which rows are right; the others are looked at again in the end."""
+        if all(right):
+            await verified(rows, sums, kind)
+            return
+        found = list(zip(rows, sums, right, strict=True))
+        self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
+        if fine := [(row, told) for row, told, fine in found if fine]:
+            await verified([row for row, _ in fine], [told for _, told in fine], kind)
+
+    def _queues(self, kind: ChecksumKind) -> bool:
+        """Return whether the device is told from the event loop: threads would wait for each other."""
+        return self._copy.device.queues and kind == self._copy.device.checksum
 
     async def _right(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> list[bool]:
-        """Return which rows are right. A device that queues is told from here: threads would wait for each other."""
-        device = self._copy.device
-        if device.queues and kind == device.checksum:
-            return await in_thread(_compared, self._hashed(rows, kind), sums)
-        return await in_thread(lambda: _compared(self._hashed(rows, kind), sums))
+        """Return which rows are right."""
+        if not self._queues(kind):
+            return await in_thread(lambda: compared(self._told_of(rows, kind), sums))
+        found = self._told_of(rows, kind)
+        found.begin()
+        return await compared_soon(found, sums)
 
-    def _hashed(self, rows: list[int], kind: ChecksumKind) -> Sums:
+    def _told_of(self, rows: list[int], kind: ChecksumKind) -> Sums:
+        """Return what works out the checksums of rows, once it is begun."""
+        if self._queues(kind):
+            summing = self._places.summing(self._copy, kind, self.rows)
+            return summing(np.searchsorted(self.rows, rows).tolist())
         found = self._copy.device.sums(kind)
         with self._copy.device.working():
             for row in rows:
                 found.add(self._places.stretches(self._copy.memory, row))
-            found.begin()
         return found
 
     def _describe(self, wrong: list[int]) -> str:
@@ -288,7 +352,3 @@ class Intake:
             f"{len(wrong)} of {len(self.rows)} rows have wrong bytes, the first is row {row} of {sender}: "
             f"{self._places.shape(row).nbytes} bytes of {region}, at byte {begin} of this receiver's memory"
         )
-
-
-def _compared(found: Sums, sums: list[int]) -> list[bool]:
-    return [mine == told for mine, told in zip(found.result(), sums, strict=True)]

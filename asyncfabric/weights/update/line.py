@@ -46,6 +46,14 @@ class Line(Generic[Item]):
             self._changed.tell()
         return items
 
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will come."""
+        return self._closed
+
     def close(self) -> None:
         """Say that nothing more will come."""
         self._closed = True

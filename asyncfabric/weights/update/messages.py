@@ -100,12 +100,16 @@ class Opened(Struct, frozen=True, tag="weights.opened"):
 
 
 class Written(Struct, frozen=True, tag="weights.written"):
-    """From a sender to a receiver: rows of the plan (int64) whose writes have ended, and their checksums (uint64)."""
+    """From a sender to a receiver: rows of the plan (int64) and their checksums (uint64).
+
+    Their writes have ended; or they are among the first `after` that this sender's counter counts there.
+    """
 
     version: Version
     rows: Column
     sums: Column
     checksum: ChecksumKind = "xxh3"
+    after: Annotated[int, Meta(ge=0)] = 0
 
 
 class Coded(Struct, frozen=True, tag="weights.coded"):

@@ -7,13 +7,12 @@ a number of page entries.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
-import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
@@ -42,6 +41,9 @@ transfers alike that it cannot begin at once, and a rail of a GPU begins 1 GiB: 
 
 FIRST_UNIT_BYTES = 32 << 20
 """There: of the first unit, so that the wire has something to do soon."""
+
+UNITS_AHEAD = 3
+"""There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,10 @@ class _Posted:
     unit: Unit
     filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
+    after: dict[str, int] | None = (
+        None  # by receiver: what it has counted once all of it is there; None: not all posted
+    )
+    told: bool = False
 
 
 class Sending:
@@ -86,36 +92,44 @@ class Sending:
         shards: Shards,
         staging: Staging | None,
         exchange: Exchange,
-        gates: Mapping[str, Gate],
         written: Tell,
         failed: Callable[[str, FabricError], Awaitable[None]],
-        coded: CodedSending | None = None,
         kind: ChecksumKind = "xxh3",
     ) -> None:
-        """Send to the receivers that have gates, and to those that have lanes in `coded`; others are left out.
+        """Convert what goes into the staging memory; nothing is written before `open`.
 
-        `written` is called with (receiver, rows, checksums) soon after writes have ended, `failed` once for a receiver
-        that cannot be written to, and the others go on. `kind` is of the checksums.
+        `written` is called with (receiver, rows, checksums, arrivals) soon after writes have ended, or, where the
+        device queues, when they are next and all before them have; `failed` once for a receiver that cannot be written
+        to, and the others go on. `kind` is of the checksums.
         """
         self.stages: Stages = Stages()
         self._fabric = fabric
         self._staging = staging
         self._filler = Filler(shards, staging, kind)
         self._exchange = exchange
-        self._gates = dict(gates)
+        self._gates: dict[str, Gate] = {}
         self._written = written
         self._failed = failed
-        self._coded = coded
+        self._coded: CodedSending | None = None
+        self._opened = anyio.Event()
+        self._began = 0.0
+        self._counted: Counter[str] = Counter()
         self._pages = 0
         self._page_room = Notice()
         self._in_flight: deque[_Posted] = deque()
+
+    def open(self, gates: Mapping[str, Gate], coded: CodedSending | None = None) -> None:
+        """Begin to write: to the receivers that have gates, and to those with lanes in `coded`; others are left out."""
+        self._gates.update(gates)
+        self._coded = coded
+        self._began = monotonic()
+        self._opened.set()
 
     async def run(self, program: Program, unit_bytes: int) -> None:
         """Send everything; returns when every write has ended.
 
         Cancellation: stops posting, and goes on when what was posted has drained (INV-2).
         """
-        began = monotonic()
         self._teller = Teller(self._written, shares_of(self._gates, program.bytes_to))
         try:
             with unwrapped():
@@ -134,7 +148,7 @@ class Sending:
                     await self._coded.drain()
             if self._staging is not None:
                 self._staging.clear()
-            self.stages.write_s = monotonic() - began
+            self.stages.write_s = monotonic() - self._began
 
     # ---- bring, convert, hash
 
@@ -155,6 +169,8 @@ class Sending:
                         assert self._staging is not None
                         at = await self._staging.take(unit.staged_bytes)
                     self.stages.staging_wait_s += monotonic() - begin
+                    if len(ready) == UNITS_AHEAD:
+                        await self._opened.wait()
                     begin = monotonic()
                     maxima = [
                         await self._exchange.ready((box.parameter_number, box.kind_number)) if box.measured else None
@@ -166,7 +182,8 @@ class Sending:
                         one.filled = self._filler.fill(unit, at, maxima)
                         one.done.set()
                         await ready.put(one)
-                        await one.posted.wait()  # its writes wait for no more than what was told so far
+                        if self._opened.is_set():
+                            await one.posted.wait()  # its writes wait for no more than what was told so far
                     else:
                         await turns.acquire()
                         await ready.put(one)
@@ -176,14 +193,16 @@ class Sending:
     # ---- write
 
     async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
+        await self._opened.wait()
         async for prepared in ready:
             await prepared.done.wait()
             assert prepared.filled is not None
             unit, at, filled = prepared.unit, prepared.at, prepared.filled
             one = _Posted(unit, filled)
             self._in_flight.append(one)
-            for (_, receiver, run_bytes), (region, sources, targets) in self._filler.runs(unit, at).items():
-                await self._post(one, region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
+            for run in self._filler.runs(unit, at):
+                await self._post(one, *run)
+            one.after = dict(self._counted)
             prepared.posted.set()
             if self._coded is not None:
                 await self._coded.take(unit, self._filler.memory, at, filled.sums.result())
@@ -211,6 +230,7 @@ class Sending:
                     break
                 one.transfers.append((receiver, transfer, len(pages)))
                 self._pages += len(pages)
+                self._counted[receiver] += len(pages)
                 self.stages.writes += len(pages)
                 self.stages.bytes += transfer.total_bytes
                 break
@@ -219,6 +239,7 @@ class Sending:
 
     async def _retire(self, posted: Line[_Posted]) -> None:
         async for one in posted:
+            self._tell_ahead(posted)
             for receiver, transfer, pages in one.transfers:
                 try:
                     await transfer
@@ -226,7 +247,7 @@ class Sending:
                     await self._give_up(receiver, error)
                 self._pages -= pages
                 self._page_room.tell()
-            sums = one.filled.sums.result()
+            self._tell(one)
             self._in_flight.popleft()
             if one.unit.staged_bytes:
                 assert self._staging is not None
@@ -234,11 +255,26 @@ class Sending:
             convert_s, checksum_s = self._filler.seconds(one.filled)
             self.stages.convert_s += convert_s
             self.stages.checksum_s += checksum_s
-            for box, checksum in zip(one.unit.boxes, sums, strict=True):
-                for row in box.rows:
-                    if row.receiver in self._gates:
-                        self._teller.add(row.receiver, row.row, checksum, row.shape.nbytes)
         self._teller.finish()
+
+    def _tell_ahead(self, posted: Line[_Posted]) -> None:
+        """Tell what was hashed and will be written soon: receivers need no word any more when it is there."""
+        if self._filler.device.queues:
+            for one in self._in_flight:
+                if one.after is not None and one.filled.sums.ready():
+                    self._tell(one)
+            if posted.closed and all(one.told for one in self._in_flight):
+                self._teller.finish()
+
+    def _tell(self, one: _Posted) -> None:
+        if one.told:
+            return
+        one.told = True
+        counts = one.after if one.after is not None and self._filler.device.queues else {}
+        for box, checksum in zip(one.unit.boxes, one.filled.sums.result(), strict=True):
+            for row in box.rows:
+                if row.receiver in self._gates:
+                    self._teller.add(row.receiver, row.row, checksum, row.shape.nbytes, counts.get(row.receiver, 0))
 
     async def _give_up(self, receiver: str, error: FabricError) -> None:
         if self._gates.pop(receiver, None) is not None:

@@ -34,7 +34,8 @@ class Preparation:
         self._plan: Plan | None = None
         self._made: tuple[Plan, Program, Exchange, Scratch] | None = None
         self._scratch_end: AsyncExitStack | None = None
-        self._early: list[tuple[int, Maxima]] = []
+        self._begun = 0
+        self._early: list[tuple[int, Maxima]] = []  # of versions that are not begun here
 
     def seat(self, roster: Roster) -> None:
         """Take who takes part in the next version. Raises RemoteProtocolError when the coordinator has another plan."""
@@ -61,19 +62,22 @@ class Preparation:
             scratch = kept if kept is not None and kept.serves(program) else await self._open_scratch(program)
             self._made = (plan, program, exchange, scratch)
         _, program, exchange, scratch = self._made
+        self._begun = version
         exchange.begin(version)
         early, self._early = self._early, []
         for rank, message in early:
-            exchange.take(rank, message)
+            self._take(rank, message)
         return program, exchange, scratch
 
     def take_maxima(self, sender: str, message: Maxima) -> None:
         """Take another trainer's maxima, perhaps before the plan is here. Raises RemoteProtocolError for wrong ones."""
-        rank = self._ranks.get(sender, -1)
-        if self._made is not None and self._made[0] is self._plan:
+        self._take(self._ranks.get(sender, -1), message)
+
+    def _take(self, rank: int, message: Maxima) -> None:
+        if message.version > self._begun:
+            self._early.append((rank, message))  # its plan may be another one than that of now
+        elif self._made is not None:
             self._made[2].take(rank, message)
-        else:
-            self._early.append((rank, message))
 
     async def aclose(self) -> None:
         """Give back the staging memory.

@@ -131,11 +131,12 @@ class Box:
 class Unit:
     """Boxes that go through the pipeline together."""
 
-    __slots__ = ("boxes", "staged_bytes")
+    __slots__ = ("boxes", "ready", "staged_bytes")
 
     def __init__(self, boxes: list[Box]) -> None:
         self.boxes: list[Box] = boxes
         self.staged_bytes: int = sum(box.staged_bytes for box in boxes)
+        self.ready: dict[Any, Any] = {}  # what a filler made of it once, by where it is staged
 
 
 class Program:
@@ -165,12 +166,20 @@ class Program:
              for box in self.boxes if box.how is None),
             default=0,
         )  # fmt: skip
+        self._units: dict[tuple[int, int | None], list[Unit]] = {}
 
-    def units(self, most_bytes: int, first_bytes: int | None = None) -> Iterator[Unit]:
-        """Yield the boxes in units that stage and write at most about `most_bytes`; a single box may have more.
+    def units(self, most_bytes: int, first_bytes: int | None = None) -> list[Unit]:
+        """Return the boxes in units that stage and write at most about `most_bytes`; a single box may have more.
 
-        With `first_bytes` the first ones are small, and each may have twice of the one before.
+        With `first_bytes` the first ones are small, and each may have twice of the one before. They are the same units
+        each time.
         """
+        units = self._units.get((most_bytes, first_bytes))
+        if units is None:
+            units = self._units[most_bytes, first_bytes] = list(self._united(most_bytes, first_bytes))
+        return units
+
+    def _united(self, most_bytes: int, first_bytes: int | None) -> Iterator[Unit]:
         whole, most_bytes = most_bytes, most_bytes if first_bytes is None else min(first_bytes, most_bytes)
         boxes: list[Box] = []
         staged = written = 0

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 import anyio
+from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
@@ -20,6 +21,7 @@ from asyncfabric.weights.commit.messages import Abort, Failed, Write
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.device import HOST
+from asyncfabric.weights.update.exchange import Exchange
 from asyncfabric.weights.update.messages import (
     Gone,
     Landing,
@@ -55,6 +57,7 @@ class _Publication:
 
     def __init__(self, version: int) -> None:
         self.version = version
+        self.seated = False  # who takes part is known
         self.write: Write | None = None
         self.gates: dict[str, Gate] = {}
         self.landings: dict[str, Landing | None] = {}
@@ -129,31 +132,27 @@ class WeightPublisher:
         used: tuple[CodingReport, ...] = ()
         scratch: Scratch | None = None
         with one.scope:
-            while one.write is None and one.outcome is None:
+            while one.write is None and one.outcome is None and not one.seated:
                 await self._changed.wait()
-            if one.outcome is None and one.write is not None:
+            if one.outcome is None:
                 program, exchange, scratch = await self._preparation.begin(one.version)
-                wanted = [name for name in program.receivers if name in one.write.receivers]
                 with unwrapped():
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(exchange.run, self._tell)
-                        while not one.gates.keys() >= set(wanted):
-                            await self._changed.wait()
+                        if self._shards.device.queues:  # it converts while receivers open their memory
+                            sending = self._begin(one, exchange, scratch, program, tasks)
+                        wanted = await self._opened(one, program)
                         started = monotonic()
-                        if "words" in (self._shards.device.checksum, *one.kinds):
-                            one.kind = "words"
+                        if sending is None:
+                            sending = self._begin(one, exchange, scratch, program, tasks)
                         gates = {name: one.gates[name] for name in wanted}
                         coded = await self._coded(one, program)
                         for name in coded.lanes if coded is not None else ():
                             del gates[name]
-                        sending = Sending(
-                            self._fabric, self._shards, scratch.staging, exchange, gates, self._written,
-                            self._unreachable, coded, one.kind,
-                        )  # fmt: skip
-                        await sending.run(program, scratch.unit_bytes)
-                        ended = monotonic()
-                        if self._codings is not None:
-                            used = self._codings.sent(sending.stages.write_s)
+                        sending.open(gates, coded)
+                ended = monotonic()
+                if sending is not None and self._codings is not None:
+                    used = self._codings.sent(sending.stages.write_s)
                 await self._messenger.send(COORDINATOR, Wrote(one.version, list(used)))
                 if self._codings is not None:
                     await self._codings.measure()  # while receivers verify
@@ -170,6 +169,24 @@ class WeightPublisher:
             one.version, now - began, started - began, ended - started, now - ended, sending.stages, staged,
             program.receivers, used,
         )  # fmt: skip
+
+    def _begin(
+        self, one: _Publication, exchange: Exchange, scratch: Scratch, program: Program, tasks: TaskGroup
+    ) -> Sending:
+        """Begin to convert; nothing is written yet."""
+        if "words" in (self._shards.device.checksum, *one.kinds):
+            one.kind = "words"
+        sending = Sending(
+            self._fabric, self._shards, scratch.staging, exchange, self._written, self._unreachable, one.kind
+        )
+        tasks.start_soon(sending.run, program, scratch.unit_bytes)
+        return sending
+
+    async def _opened(self, one: _Publication, program: Program) -> list[str]:
+        """Return the receivers to write to, once each of them has opened its memory."""
+        while one.write is None or not one.gates.keys() >= {*program.receivers} & {*one.write.receivers}:
+            await self._changed.wait()
+        return [name for name in program.receivers if name in one.write.receivers]
 
     async def _coded(self, one: _Publication, program: Program) -> CodedSending | None:
         if self._codings is None:
@@ -212,6 +229,8 @@ class WeightPublisher:
                     one.scope.cancel()
             case Roster():
                 self._preparation.seat(event)
+                if one is not None and event.version == one.version:
+                    one.seated = True
             case Write() if one is not None and event.version == one.version:
                 one.write = event
             case Opened() if one is not None and event.version == one.version:
@@ -238,9 +257,9 @@ class WeightPublisher:
     async def _tell(self, to: int, message: Maxima) -> None:
         await self._messenger.send(trainer_name(to), message)
 
-    async def _written(self, receiver: str, rows: list[int], sums: list[int]) -> None:
+    async def _written(self, receiver: str, rows: list[int], sums: list[int], after: int) -> None:
         assert self._publication is not None
-        for message in rows_told(self._publication.version, rows, sums, self._publication.kind):
+        for message in rows_told(self._publication.version, rows, sums, self._publication.kind, after):
             await self._say(receiver, message)
 
     async def _unreachable(self, receiver: str, error: FabricError) -> None:

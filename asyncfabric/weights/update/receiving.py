@@ -105,7 +105,8 @@ class Receiving:
                 async with anyio.create_task_group() as forwards:
 
                     async def forward(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
-                        forwards.start_soon(forwarding.forward, rows, sums, kind)
+                        if forwarding.needed:
+                            forwards.start_soon(forwarding.forward, rows, sums, kind)
 
                     await intake.run(forward)
                     if coded is not None:

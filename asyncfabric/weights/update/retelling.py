@@ -47,8 +47,8 @@ class Retelling:
             teller.finish()
 
     def _tell_of(self, kind: ChecksumKind) -> Tell:
-        async def tell(receiver: str, rows: list[int], sums: list[int]) -> None:
-            for message in rows_told(self._version, rows, sums, kind):
+        async def tell(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
+            for message in rows_told(self._version, rows, sums, kind, after):
                 self._words.say(receiver, message)
 
         return tell

@@ -1,4 +1,4 @@
-"""Telling: receivers hear which rows are written, in a handful of words from each sender, however many units it has.
+"""Telling: receivers hear which rows are written or will be, in a handful of words from each sender for all its units.
 
 A word costs its two event loops a tenth of a millisecond and more, so hundreds of senders must not tell each unit to
 each receiver. A word is due when what was written since the last one is worth checking, see `Share`; what waits
@@ -8,6 +8,7 @@ otherwise goes along, and nothing waits for long. Runs on the event loop's threa
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
@@ -26,7 +27,7 @@ LATEST_S, LATEST_PART = 0.25, 8
 """What was written is told after so long at the latest, or after this part of the sending so far, if that is longer:
 receivers check and forward meanwhile what they know of."""
 
-Tell = Callable[[str, list[int], list[int]], Awaitable[None]]
+Tell = Callable[[str, list[int], list[int], int], Awaitable[None]]
 
 
 def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Callable[[str], Share | None]:
@@ -42,28 +43,39 @@ def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Cal
     return share_of
 
 
+@dataclass(slots=True)
+class _Untold:
+    """Rows for one receiver: since when, and after which arrival there all of them are."""
+
+    since: float
+    rows: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    after: int = 0
+
+
 class Teller:
     """What is written and not told yet, by receiver."""
 
     def __init__(self, tell: Tell, share_of: Callable[[str], Share | None] | None = None) -> None:
-        """`tell` is called with (receiver, rows, checksums); who has no share hears of each unit."""
+        """`tell` gets (receiver, rows, checksums, after which arrival); who has no share hears of each unit."""
         self._tell = tell
         self._share_of = share_of
         self._shares: dict[str, Share] = {}
-        self._untold: dict[str, tuple[list[int], list[int], float]] = {}
+        self._untold: dict[str, _Untold] = {}
         self._due: set[str] = set()
         self._added = Notice()
         self._last = anyio.Event()
         self._begin = monotonic()
 
-    def add(self, receiver: str, row: int, checksum: int, row_bytes: int = 0) -> None:
-        """Note that a row is written."""
+    def add(self, receiver: str, row: int, checksum: int, row_bytes: int = 0, after: int = 0) -> None:
+        """Note that a row is written, or that it will be among the first `after` arrivals there, which only grow."""
         untold = self._untold.get(receiver)
         if untold is None:
-            untold = self._untold[receiver] = ([], [], monotonic())
+            untold = self._untold[receiver] = _Untold(monotonic())
             self._added.tell()
-        untold[0].append(row)
-        untold[1].append(checksum)
+        untold.rows.append(row)
+        untold.sums.append(checksum)
+        untold.after = after
         share = self._shares.get(receiver)
         if share is None and self._share_of is not None and (share := self._share_of(receiver)) is not None:
             self._shares[receiver] = share
@@ -91,11 +103,11 @@ class Teller:
                 with anyio.move_on_after(TELL_S):
                     await self._last.wait()
             for receiver in self._ready():
-                rows, sums, _ = self._untold.pop(receiver)
+                untold = self._untold.pop(receiver)
                 self._due.discard(receiver)
                 if (share := self._shares.get(receiver)) is not None:
                     share.told()
-                await self._tell(receiver, rows, sums)
+                await self._tell(receiver, untold.rows, untold.sums, untold.after)
 
     def _ready(self) -> list[str]:
         """Return who is to hear now."""
@@ -103,11 +115,14 @@ class Teller:
             return list(self._untold)
         now = monotonic()
         latest = now - max(LATEST_S, (now - self._begin) / LATEST_PART)
-        return [name for name, (_, _, since) in self._untold.items() if name in self._due or since < latest]
+        return [name for name, untold in self._untold.items() if name in self._due or untold.since < latest]
 
 
-def rows_told(version: int, rows: list[int], sums: list[int], kind: ChecksumKind) -> Iterator[Written]:
-    """Yield the messages that say that these rows are written."""
+def rows_told(
+    version: int, rows: list[int], sums: list[int], kind: ChecksumKind, after: int = 0
+) -> Iterator[Written]:  # fmt: skip
+    """Yield the messages that say that these rows are written, or will be with so many arrivals."""
     for low in range(0, len(rows), MOST_ROWS):
         part = slice(low, low + MOST_ROWS)
-        yield Written(version, np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes(), kind)
+        columns = np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes()
+        yield Written(version, *columns, kind, after)

@@ -7,7 +7,7 @@ current stream.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -84,8 +84,9 @@ def told_box(
     return ToldBox(_kernel(kind), tuple(parts), len(places) * each)
 
 
-def lay_boxes(kernels: Kernels, boxes: Sequence[Told]) -> None:
-    """Begin to lay boxes that `told_box` told."""
+def laying_boxes(kernels: Kernels, boxes: Sequence[Told]) -> list[Callable[[], None]]:
+    """Return the launches that lay boxes that `told_box` told, for as long as all stays where it is."""
+    found: list[Callable[[], None]] = []
     alike: dict[str, list[tuple[Part, int, int, int]]] = defaultdict(list)
     for how, memory, at, scales_at in boxes:
         begin, each = memory.data_ptr(), how.tiles // len(how.parts)
@@ -98,7 +99,8 @@ def lay_boxes(kernels: Kernels, boxes: Sequence[Told]) -> None:
             for part, to, scales_at, tiles in parts[low : low + WHOLES]:
                 told.append(WHOLE.pack(*part.source, to, *part.out_strides, scales_at, *part.shape, first, 0))
                 first += tiles
-            kernels.lay(kernel, told, first)
+            found.append(kernels.laying(kernel, told, first))
+    return found
 
 
 def _kernel(kind: Kind) -> str:

@@ -25,10 +25,11 @@ from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update.cuda.arithmetic import block_maxima, box_scales, convert, sizes_of
 from asyncfabric.weights.update.cuda.bits import BITS, BY_BYTES
-from asyncfabric.weights.update.cuda.boxes import ToldBox, lay_boxes, told_box
+from asyncfabric.weights.update.cuda.boxes import ToldBox, laying_boxes, told_box
 from asyncfabric.weights.update.cuda.kernels import Kernels
+from asyncfabric.weights.update.cuda.packed_sums import PackedSums, packed
 from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
-from asyncfabric.weights.update.device import Measured, Root, Stretch, Sums, Told
+from asyncfabric.weights.update.device import Measured, Root, Stretch, Summing, Sums, Told, added
 from asyncfabric.weights.update.tiles import Floats
 
 
@@ -113,11 +114,25 @@ class TorchDevice:
         """Return how a kernel takes a box; it is by its addresses, so the box stays where it is."""
         return None if self._kernels is None else told_box(box, kind, sizes, axes, scale_axes)
 
-    def lay(self, boxes: Sequence[Told]) -> None:
-        """Launch once for all boxes of a kind."""
-        if self._kernels is not None and boxes:
+    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
+        """Return what launches once for all boxes of a kind."""
+        launches = [] if self._kernels is None else laying_boxes(self._kernels, boxes)
+
+        def lay() -> None:
             with self.working():
-                lay_boxes(self._kernels, boxes)
+                for launch in launches:
+                    launch()
+
+        return lay
+
+    def summing(self, kind: ChecksumKind, stretches: Sequence[Sequence[Stretch]]) -> Summing:
+        """Return what works out checksums, told to the kernel once; one by one where it cannot read some."""
+        if kind == "words" and self._kernels is not None:
+            table = packed(stretches)
+            if table is not None:
+                kernels = self._kernels
+                return lambda numbers: _OnStream(self, PackedSums(kernels, table, numbers))
+        return lambda numbers: added(self.sums(kind), stretches, numbers)
 
     def put(self, out: Tensor, data: np.ndarray) -> None:
         """Copy bytes of the host."""
@@ -239,6 +254,10 @@ class _OnStream:
         """Begin all."""
         with self._device.working():
             self._sums.begin()
+
+    def ready(self) -> bool:
+        """Return whether nobody would wait."""
+        return self._sums.ready()
 
     def result(self) -> list[int]:
         """Wait for all."""

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from asyncfabric._cuda_driver import Driver, open_driver
 
 THREADS = 256
+MOST_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 OUTER = 4
 """Dimensions that lead from run to run, at most."""
 
@@ -32,6 +33,10 @@ WHOLE = struct.Struct("<4Q3QQ3Q6I")
 
 STRETCHES, WHOLES = 40, 32
 """What the parameters of one launch hold."""
+
+SPARED_BYTES = {"whole": 0, "lay": 0, "sums": 0}
+"""Shared memory that blocks of a kernel take and do not use: so fewer of them run at once, and copy engines, which go
+to the same memory, are left more of it."""
 
 WORDS_OF_A_BLOCK = 16 * THREADS
 MOST_BLOCKS = 2048
@@ -65,6 +70,10 @@ class Brought:
         self._numbers = numbers
         self._event = event
 
+    def ready(self) -> bool:
+        """Return whether they are here."""
+        return self._event is None or bool(self._event.query())
+
     def wait(self) -> list[int]:
         """Return them once they are here; on any thread."""
         if self._event is not None:
@@ -89,11 +98,11 @@ class Kernels:
         )  # of updates that were given up too: a launch may still write
         self._launch: Launch = launch or _loaded(device)
 
-    def sums(self, stretches: Sequence[bytes], most_words: int, count: int) -> Brought:
+    def sums(self, stretches: bytes, most_words: int, count: int) -> Brought:
         """Begin checksums.
 
         Args:
-            stretches: of STRETCH; each says which checksum it is a part of.
+            stretches: of STRETCH, one behind the other; each says which checksum it is a part of.
             most_words: of a stretch.
             count: of the checksums.
 
@@ -101,10 +110,11 @@ class Kernels:
         """
         totals = self._totals(count)
         blocks = min(MOST_BLOCKS, max(1, most_words // WORDS_OF_A_BLOCK))
-        for low in range(0, len(stretches), STRETCHES):
-            part = stretches[low : low + STRETCHES]
-            told = _parameters(part, STRETCHES * STRETCH.size)
-            self._launch("sums", (blocks, len(part)), [told, c_uint64(totals.data_ptr())])
+        whole = STRETCHES * STRETCH.size
+        for low in range(0, len(stretches), whole):
+            part = stretches[low : low + whole]
+            told = ctypes.create_string_buffer(part, whole)
+            self._launch("sums", (blocks, len(part) // STRETCH.size), [told, c_uint64(totals.data_ptr())])
         on_gpu = self._device.type == "cuda"
         out = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
         numbers = [c_uint64(totals.data_ptr()), c_uint64(out.data_ptr()), c_uint32(count)]
@@ -116,9 +126,10 @@ class Kernels:
         self._latest.append(out)
         return Brought(out, event)
 
-    def lay(self, kernel: str, boxes: Sequence[bytes], tiles: int) -> None:
-        """Begin to lay at most WHOLES boxes, which are of WHOLE and have so many tiles: "whole_..." or "lay_..."."""
-        self._launch(kernel, (tiles, 1), [_parameters(boxes, WHOLES * WHOLE.size), c_uint32(len(boxes))])
+    def laying(self, kernel: str, boxes: Sequence[bytes], tiles: int) -> Callable[[], None]:
+        """Return what begins to lay at most WHOLES boxes, of WHOLE and of so many tiles: "whole_..." or "lay_..."."""
+        told = [ctypes.create_string_buffer(b"".join(boxes), WHOLES * WHOLE.size), c_uint32(len(boxes))]
+        return partial(self._launch, kernel, (tiles, 1), told)
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
@@ -176,18 +187,16 @@ class _Loaded:
 
     def __call__(self, name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
         found = self._functions.get(name)
+        spared = SPARED_BYTES.get(name.partition("_")[0], 0)
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(each) for each in arguments])
         if found is None:
             found = c_void_p()
             self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
             self._functions[name] = found
+            if spared:
+                self._driver.call("cuFuncSetAttribute", found, MOST_SHARED_BYTES, spared)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
-
-
-def _parameters(structs: Sequence[bytes], length: int) -> ctypes.Array[ctypes.c_char]:
-    """Return structs that a kernel takes by value."""
-    return ctypes.create_string_buffer(b"".join(structs), length)
+        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, spared, c_void_p(stream), pointers, None)
 
 
 def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scales: int, out: Tensor) -> Matrices:

@@ -25,15 +25,19 @@ Gathered = Callable[[Stretch], Tensor]
 
 
 class TorchSums:
-    """Checksums of the kind "words", each of them begun when it is added."""
+    """Checksums of the kind "words", by torch."""
 
     def __init__(self, gathered: Gathered) -> None:
         self._gathered = gathered
+        self._noted: list[Sequence[Stretch]] = []
         self._totals: list[Tensor] = []
         self._lengths: list[int] = []
 
     def add(self, parts: Sequence[Stretch]) -> None:
-        """Begin one."""
+        """Note one."""
+        self._noted.append(parts)
+
+    def _begin(self, parts: Sequence[Stretch]) -> None:
         totals, length, place = [], 0, 0
         for part in parts:
             ordered = self._gathered(part)
@@ -44,10 +48,18 @@ class TorchSums:
         self._lengths.append(length)
 
     def begin(self) -> None:
-        """They are begun as they are added."""
+        """Begin all that were not begun."""
+        noted, self._noted = self._noted, []
+        for parts in noted:
+            self._begin(parts)
+
+    def ready(self) -> bool:
+        """Only torch knows."""
+        return True
 
     def result(self) -> list[int]:
         """Wait for them."""
+        self.begin()
         if not self._totals:
             return []
         totals = torch.stack(self._totals).tolist()
@@ -71,7 +83,7 @@ class KernelSums:
         place = whole = 0
         for memory, lies, at in parts:
             length, address, kept = lies.nbytes, memory.data_ptr() + at, memory
-            told = _lies(lies, address % 16)
+            told = lies_for_kernel(lies, address % 16)
             if told is None:
                 kept = self._gathered(Stretch(memory, lies, at))
                 kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
@@ -91,7 +103,11 @@ class KernelSums:
     def begin(self) -> None:
         """Launch, and let what it finds come to the host."""
         if self._lengths:
-            self._totals = self._kernels.sums(self._stretches, self._most_words, len(self._lengths))
+            self._totals = self._kernels.sums(b"".join(self._stretches), self._most_words, len(self._lengths))
+
+    def ready(self) -> bool:
+        """Return whether they are here."""
+        return self._totals is None or self._totals.ready()
 
     def result(self) -> list[int]:
         """Wait for them."""
@@ -113,7 +129,7 @@ def _in_one_run(length: int, past: int) -> Lies:
 
 
 @lru_cache(maxsize=1 << 15)
-def _lies(lies: Strided, past: int) -> Lies | None:
+def lies_for_kernel(lies: Strided, past: int) -> Lies | None:
     """Return how a stretch lies as the kernel wants it; None for what it cannot read word by word.
 
     `past` is how far it begins behind a multiple of 16. Shapes are few, and are values that do not change.
@@ -138,18 +154,26 @@ class BroughtSums:
     def __init__(self, gathered: Gathered, kind: ChecksumKind) -> None:
         self._gathered = gathered
         self._kind: ChecksumKind = kind
+        self._noted: list[Sequence[Stretch]] = []
         self._found: list[int] = []
 
     def add(self, parts: Sequence[Stretch]) -> None:
-        """Work one out."""
-        brought = [self._gathered(part).cpu().numpy() for part in parts]
-        self._found.append(checksum(brought, self._kind))
+        """Note one."""
+        self._noted.append(parts)
 
     def begin(self) -> None:
-        """They are worked out already."""
+        """Work out all that were not."""
+        noted, self._noted = self._noted, []
+        for parts in noted:
+            self._found.append(checksum([self._gathered(part).cpu().numpy() for part in parts], self._kind))
+
+    def ready(self) -> bool:
+        """They are."""
+        return True
 
     def result(self) -> list[int]:
         """Return them."""
+        self.begin()
         return self._found
 
 

@@ -1,0 +1,283 @@
+"""What an update does ahead of the words that it waits for: rows told before they are there, words before the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+from anyio.lowlevel import checkpoint
+from test_weight_devices import tensors_over, torch_everywhere
+from weight_scene import Scene, open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights import Mesh, Move, Plan, Relay, alone, place, plan_weights
+from asyncfabric.weights.commit.coordinator import Phase
+from asyncfabric.weights.update import intake, messages, pipeline, publisher
+from asyncfabric.weights.update.comparing import compared_soon
+from asyncfabric.weights.update.device import Sums
+from asyncfabric.weights.update.intake import Intake
+from asyncfabric.weights.update.messages import Opened, Roster, Written
+from asyncfabric.weights.update.telling import rows_told
+
+SIDE = 256
+MIXED = "fault+local?reorder=8&delay_us=200&seed=7"
+
+
+def shared_plan() -> Plan:
+    """Matrices that both receivers of a replica want whole: each gets some from the trainer, and forwards those."""
+    held, wanted = (place((SIDE, SIDE), Mesh.of({name: count}), {}) for name, count in (("fsdp", 1), ("tp", 2)))
+    moves = [
+        Move(f"w{number}", "bfloat16", held, f"w{number}", "float8_e4m3fn", alone(wanted), 128) for number in range(8)
+    ]
+    return plan_weights(moves, trainers=1, receivers=2, replicas=["a"], relay=Relay(node_ranks=2), chunk_bytes=1 << 14)
+
+
+def shared_shard(rank: int, name: str) -> Any:
+    values = np.random.default_rng(int(name[1:])).standard_normal((SIDE, SIDE), np.float32)
+    return (values.view(np.uint32) >> 16).astype("<u2")
+
+
+@contextmanager
+def told_as(after: Any) -> Iterator[list[int]]:
+    """Let trainers say another number of arrivals; the list has what they would have said."""
+    said: list[int] = []
+
+    def changed(version: int, rows: Any, sums: Any, kind: Any, count: int = 0) -> Iterator[Written]:
+        said.append(count)
+        return rows_told(version, rows, sums, kind, after(count))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publisher, "rows_told", changed)
+        yield said
+
+
+@contextmanager
+def judged_before_arrival() -> Iterator[list[int]]:
+    """Count rows that were told before they were there."""
+    coming: list[int] = []
+    take_all = Intake.take_all
+
+    def counting(self: Intake, words: Sequence[tuple[str, Written]], **more: Any) -> None:
+        before = self._coming
+        take_all(self, words, **more)
+        coming.append(self._coming - before)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Intake, "take_all", counting)
+        yield coming
+
+
+@pytest.mark.parametrize("rail", ["local", "fault+local?delay_us=30000", MIXED])
+@pytest.mark.parametrize("receivers", [True, False])
+def test_rows_are_told_before_they_are_there_and_checked_when_they_are(
+    tmp_path: Path, rail: str, receivers: bool
+) -> None:
+    async def body() -> None:
+        with torch_everywhere(True, receivers), judged_before_arrival() as coming:
+            async with open_scene(
+                small_plan(), random_shard, tmp_path / "log", rail=rail, given=lambda rank, held: tensors_over(held)
+            ) as scene:
+                for version in (1, 2):
+                    await scene.bring(version)
+                    scene.change(version)
+        assert sum(coming) > 0 or rail == "local"
+
+    run(body)
+
+
+def test_rows_that_were_looked_at_too_early_are_looked_at_again_before_others_need_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both receivers wait for rows that the other one forwards: neither may wait until all its rows are there."""
+    looked: set[tuple[int, ...]] = set()
+
+    async def early(found: Sums, sums: list[int]) -> list[bool]:
+        """As if other rows had come first."""
+        if (told := tuple(sums)) in looked:
+            return await compared_soon(found, sums)
+        looked.add(told)
+        return [False] * len(sums)
+
+    monkeypatch.setattr(intake, "compared_soon", early)
+
+    async def body() -> None:
+        with torch_everywhere(), anyio.fail_after(20):
+            async with open_scene(
+                shared_plan(), shared_shard, tmp_path / "log", rail="fault+local?delay_us=20000",
+                given=lambda rank, held: tensors_over(held),
+            ) as scene:  # fmt: skip
+                await scene.bring(1)
+
+    run(body)
+    assert looked
+
+
+def test_arrivals_that_never_come_are_refused_by_name(tmp_path: Path) -> None:
+    async def body() -> None:
+        with torch_everywhere(), told_as(lambda count: count + 1000):
+            async with open_scene(
+                small_plan(), random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
+            ) as scene:
+                with pytest.raises(af.BrokenError, match=r"trainer-\d says 10\d\d writes of \d+"):
+                    await scene.update(1)
+
+    run(body)
+
+
+def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the first write may wait for, and no more."""
+    monkeypatch.setattr(pipeline, "FIRST_UNIT_BYTES", 1)  # a box each
+    monkeypatch.setattr("asyncfabric.weights.update.scratch.UNITS_STAGED", 1 << 20)
+    filled: list[int] = []
+    fill = pipeline.Filler.fill
+    monkeypatch.setattr(pipeline.Filler, "fill", lambda *words: filled.append(1) or fill(*words))
+
+    async def body() -> None:
+        with torch_everywhere():
+            async with open_scene(
+                small_plan(trainers=1, names=("a",)), lambda rank, name: random_whole(name), tmp_path / "log",
+                given=lambda rank, held: tensors_over(held),
+            ) as scene:  # fmt: skip
+                trainer, opened, here = scene.publishers[0], [], anyio.Event()
+                hear = trainer._hear
+
+                def late(sender: str, event: Any) -> None:
+                    if isinstance(event, Opened):
+                        opened.append((sender, event))
+                        here.set()
+                    else:
+                        hear(sender, event)
+
+                monkeypatch.setattr(trainer, "_hear", late)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(scene.update, 1)
+                    await here.wait()
+                    while len(filled) < pipeline.UNITS_AHEAD:  # noqa: ASYNC110  # nobody tells
+                        await anyio.sleep(0.001)
+                    for _ in range(300):
+                        await checkpoint()
+                    assert len(filled) == pipeline.UNITS_AHEAD
+                    monkeypatch.setattr(trainer, "_hear", hear)
+                    for each in opened:
+                        hear(*each)
+                    trainer._changed.tell()
+                assert len(filled) > pipeline.UNITS_AHEAD
+                await scene.flip(1)
+                scene.check(1)
+
+    run(body)
+
+
+def random_whole(name: str) -> Any:
+    return np.concatenate([random_shard(rank, name) for rank in range(2)])
+
+
+class SlowDisk:
+    """A decision log that takes the beginning of a version when it is told to."""
+
+    def __init__(self, scene: Scene, failure: Exception | None = None) -> None:
+        self.asked, self.go, self.failure = threading.Event(), threading.Event(), failure
+        self._begin = scene.coordinator._log.begin
+        scene.coordinator._log.begin = self.begin  # type: ignore[method-assign]
+
+    def begin(self, version: int, manifest: str) -> None:
+        self.asked.set()
+        assert self.go.wait(60)
+        if self.failure is not None:
+            raise self.failure
+        self._begin(version, manifest)
+
+
+def heard_by(scene: Scene, word: type) -> list[Any]:
+    """Everybody's messages of a kind, from now on."""
+    found: list[Any] = []
+    deliver = scene.post.deliver
+
+    def noting(sender: str, to: str, data: bytes) -> None:
+        message = messages.decode_message(data)
+        if isinstance(message, word):
+            found.append((to, message))
+        deliver(sender, to, data)
+
+    scene.post.deliver = noting  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_receivers_open_their_memory_while_the_beginning_is_on_its_way_to_the_disk(
+    tmp_path: Path, in_place: bool
+) -> None:
+    """WC-6: nobody writes meanwhile. Who would stop serving for it is asked when it is there."""
+
+    async def body() -> None:
+        async with open_scene(
+            small_plan(), random_shard, tmp_path / "log", shadow=lambda name: not (in_place and name == "b/0")
+        ) as scene:
+            disk, rosters = SlowDisk(scene), heard_by(scene, Roster)
+            written = heard_by(scene, Written)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(scene.update, 1)
+                await anyio.to_thread.run_sync(disk.asked.wait, 60)
+                machine = scene.coordinator._machine
+                if in_place:
+                    for _ in range(50):
+                        await checkpoint()
+                    assert machine.phase is Phase.IDLE and not rosters
+                else:
+                    for _ in range(1000):
+                        await checkpoint()
+                    assert machine.phase is Phase.PREPARING and rosters and not machine.awaited
+                assert not written
+                disk.go.set()
+            await scene.flip(1)
+            scene.check(1)
+
+    run(body)
+
+
+def test_a_beginning_that_the_disk_refuses_is_an_abort_and_its_number_is_taken(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            before = await scene.begin()
+            disk = SlowDisk(scene, af.BrokenError("no room"))
+            disk.go.set()
+            with pytest.raises(af.BrokenError, match=r"version 2 was not committed: .*no room"):
+                await scene.update(2)
+            scene.check(1, before)
+            disk.failure = None
+            assert scene.coordinator.begun == 2
+            with pytest.raises(ValueError, match="version must be greater than 2, got 2"):
+                await scene.coordinator.update(2)
+            await scene.bring(3)
+
+    run(body)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            log, threads = scene.coordinator._log, list[int]()
+            begin, commit = log.begin, log.commit
+
+            def begun(version: int, manifest: str) -> None:
+                begin(version, manifest)
+                log.took_s = 0.0 if quick else 0.01
+
+            def committed(version: int) -> None:
+                threads.append(threading.get_ident())
+                commit(version)
+
+            log.begin, log.commit = begun, committed  # type: ignore[method-assign]
+            report = await scene.bring(1)
+            assert report.decide_s > 0
+            assert [thread == threading.get_ident() for thread in threads] == [quick]
+
+    run(body)

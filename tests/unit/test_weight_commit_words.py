@@ -1,0 +1,66 @@
+"""The machines of the commit, word by word: who is told what, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.weights.commit.coordinator import Coordinator, Say
+from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Fetched, Ready, Standing, Stopped
+from asyncfabric.weights.commit.receiver import Discard, Fetch, Receiver, State, Tell
+
+SENDER = "trainer"
+
+
+def test_who_is_told_to_catch_up_before_it_flipped_or_while_it_fetches_does_so() -> None:
+    """Found by chance: such a word was lost, and the receiver stayed behind until the next update."""
+    receiver = Receiver()
+    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a")]
+    assert receiver.heard(CatchUp(1, "b")) == []
+    assert receiver.heard(CatchUp(2, "b")) == [Discard(1), Fetch(2, "b")]
+    assert receiver.fetched(2) == [Tell(Fetched(2))]
+    assert receiver.heard(CatchUp(3, "a")) == []
+    assert receiver.flip() == [Fetch(3, "a")]
+    assert (receiver.serving, receiver.state) == (2, State.FETCHING)
+
+
+def test_a_receiver_in_doubt_hears_the_decision_from_the_next_coordinator() -> None:
+    coordinator = Coordinator(begun=7, committed=7)
+    assert coordinator.heard("a", Standing(held=6, verified=7)) == [Say("a", Commit(7))]
+    assert coordinator.heard("b", Standing(held=7, verified=8))[0] == Say(
+        "b", Abort(8, "it was not decided before the session ended")
+    )
+    assert coordinator.heard("c", Standing(held=0, verified=0)) == [Say("c", CatchUp(7, "a"))]
+
+
+def test_someone_keeps_the_version_that_is_overwritten_elsewhere() -> None:
+    coordinator = Coordinator(begun=1, committed=1)
+    for name in ("a", "b"):
+        coordinator.heard(name, Standing(held=1, verified=0))
+    coordinator.begin(2, "m", [SENDER])
+    for name in ("a", "b"):
+        assert coordinator.heard(name, Stopped(2)) == []
+    assert coordinator.heard("a", Ready(2)) == []
+    aborted = coordinator.heard("b", Ready(2))
+    assert {effect.to for effect in aborted if isinstance(effect, Say) and isinstance(effect.message, Abort)} == {
+        "a", "b", SENDER,
+    }  # fmt: skip
+    assert "needs a shadow" in coordinator.failure
+
+
+def test_a_commit_of_what_is_not_here_is_a_protocol_error() -> None:
+    receiver = Receiver(serving=3)
+    with pytest.raises(RemoteProtocolError, match="commit of version 4, but this receiver holds 3 and is idle"):
+        receiver.heard(Commit(4))
+    assert receiver.serving == 3
+
+
+def test_a_receiver_that_overwrote_its_version_for_an_aborted_one_is_brought_up() -> None:
+    """Found by chance: the word that the old version is gone comes after the abort."""
+    coordinator = Coordinator(begun=1, committed=1)
+    for name in ("a", "b"):
+        coordinator.heard(name, Standing(held=1, verified=0))
+    coordinator.begin(2, "m", [SENDER])
+    coordinator.sender_failed(SENDER, "by choice")
+    assert coordinator.heard("a", Stopped(2)) == [Say("a", CatchUp(1, "b"))]
+    assert coordinator.receivers == {"a": 0, "b": 1}
