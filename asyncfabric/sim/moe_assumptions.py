@@ -6,7 +6,7 @@ import msgspec
 
 
 class MoeAssumptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are per rank, one GPU with one port. No GPU path by the nodes was run yet: what is not cited is a guess.
+    """Rates are per rank, one GPU with one port. By the nodes GPUs ran on one machine only: the uncited is guessed.
 
     Attributes:
         rail_gbits_per_s: nominal rate of a rank's network port, each way: 50 GB/s.

@@ -53,3 +53,22 @@ def test_a_row_has_room_for_what_travels_with_it_and_every_row_that_may_cross() 
     straight = cuda_buffer_bytes(MoeConfig(num_experts=16, ranks=6, in_flight=1, **SHAPE))
     assert cuda_buffer_bytes(config) < 3 * straight
     assert NvlinkLayout(lanes.across.config).words == 4, "nothing else travels without nodes"
+
+
+def test_verdicts_of_both_lanes_are_told_and_heard_by_numbers_of_the_whole_exchange() -> None:
+    """Rank 3 of 3 nodes of 2: node 1, place 1. Across are ranks 1, 3 and 5, inside 2 and 3; node 0 is excluded."""
+    from asyncfabric.moe.nvlink.launch import ExchangeWords
+    from asyncfabric.moe.nvlink.session import hear_verdicts
+
+    across = ExchangeWords(ranks=3, rank=1, first_rank=1, rank_stride=2)
+    inside = ExchangeWords(ranks=2, rank=1, first_rank=2, rank_stride=1)
+    for lane, boxes in ((across, {1: 100, 2: 110}), (inside, {0: 200, 1: 210})):
+        for member, address in boxes.items():
+            lane.outbox[member], lane.inbox[member] = address, address + 1
+    for words in (across, inside):
+        hear_verdicts(words, across.rank, across)
+        hear_verdicts(words, inside.rank, inside)
+        told = {rank: address for rank, address in enumerate(words.tell) if address}
+        heard = {rank: address for rank, address in enumerate(words.hear) if address}
+        assert told == {5: 110, 2: 200}, "the own rank and those that are gone are told nothing"
+        assert heard == {5: 111, 2: 201}
