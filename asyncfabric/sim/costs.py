@@ -25,6 +25,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         opened_ms: of a receiver's event loop, for each of its senders: it tells it the key before anything is written.
         row_us: of the threads that hash at a receiver, for each row: what it takes beside its bytes.
         process_ms: of each trainer and receiver, for taking part in an update at all.
+        shared_ms: of each trainer that shares a process with others, instead; only calibrations have such.
         participant_ms: of the coordinator, for each trainer and receiver: it speaks to many at once, on one core.
         update_ms: of the coordinator, for an update, however many take part: its log, its thread, its report.
     """
@@ -42,6 +43,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     opened_ms: float
     row_us: float
     process_ms: float
+    shared_ms: float
     participant_ms: float
     update_ms: float
 

@@ -23,7 +23,8 @@ def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> Non
     command = [
         sys.executable, "-m", "asyncfabric_services", "plan", "calibrate", "--json", "--repeats", "1", "--no-ops",
         "--out", str(file),
-        "--fit", "1:1:1MiB:copy:256", "--fit", "1:2:160MiB:copy:256", "--fit", "4:1:1MiB:cast:256:2", "--hold", "1:1:2MiB:copy:256",
+        "--fit", "1:1:1MiB:copy:256", "--fit", "1:2:160MiB:copy:256", "--fit", "4:1:1MiB:cast:256:2",
+        "--hold", "1:1:2MiB:copy:256",
     ]  # fmt: skip
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
