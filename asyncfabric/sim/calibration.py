@@ -66,7 +66,7 @@ class Run:
     @cached_property
     def labour(self) -> Labour:
         """Return how much of everything it does."""
-        return labour_of(self.plan, workload_of(self.plan, self.assumed(1.0)), self.sent)
+        return labour_of(self.plan, workload_of(self.plan, self.assumed(1.0)), self.sent, shared=not self.whole)
 
 
 class Judged(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         opened_ms: of a receiver's event loop, for each of its senders: it tells it the key before anything is written.
         row_us: of the threads that hash at a receiver, for each row: what it takes beside its bytes.
         process_ms: of each trainer and receiver, for taking part in an update at all.
+        shared_ms: of each trainer that shares a process with others, instead; only calibrations have such.
         participant_ms: of the coordinator, for each trainer and receiver: it speaks to many at once, on one core.
         update_ms: of the coordinator, for an update, however many take part: its log, its thread, its report.
     """
@@ -42,6 +43,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     opened_ms: float
     row_us: float
     process_ms: float
+    shared_ms: float
     participant_ms: float
     update_ms: float
 
@@ -55,11 +57,14 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         """The numbers in the order of COSTS."""
         return np.array([getattr(self, name) for name in COSTS], np.float64)
 
-    def beside_devices(self) -> HostCosts:
-        """Return what is left where NICs move bytes and GPUs convert and hash: event loops and posting."""
+    def beside_devices(self, op_us: float | None = None) -> HostCosts:
+        """Return what is left where NICs move bytes and GPUs convert and hash: event loops and posting.
+
+        `op_us` is what posting a write takes, measured by itself: `write_us` is of engines that copy, too.
+        """
         return msgspec.structs.replace(
-            self, write_s_per_gb=0.0, receive_s_per_gb=0.0, checksum_s_per_gb=0.0, gather_s_per_gb=0.0,
-            cast_s_per_gb=0.0, fp8_s_per_gb=0.0,
+            self, write_us=self.write_us if op_us is None else min(self.write_us, op_us), write_s_per_gb=0.0,
+            receive_s_per_gb=0.0, checksum_s_per_gb=0.0, gather_s_per_gb=0.0, cast_s_per_gb=0.0, fp8_s_per_gb=0.0,
         )  # fmt: skip
 
 

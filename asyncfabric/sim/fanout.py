@@ -185,7 +185,7 @@ class _Trainers:
         moved = share(self.waiting, self.sends, receivers.ports)
         ready = np.minimum(self.brought, self._together() * self.total)
         convert = np.clip(ready - self.converted, 0.0, self.converts)
-        if self.processor is None:
+        if self.processor is None or not self.processor.contended:
             checked = None
         else:
             checked = receivers.checkable

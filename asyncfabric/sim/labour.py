@@ -61,13 +61,14 @@ class Labour:
         return max(float(self.seconds(thread, costs).max(initial=0.0)) for thread in ranks)
 
 
-def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None) -> Labour:
+def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None, *, shared: bool = False) -> Labour:
     """Return the labour of a plan.
 
     Args:
         plan: with its replicas.
         work: of that plan: its units are those that event loops handle.
         sent: as senders carry the pieces out; None: in the plan's own runs, from where they lie.
+        shared: whether trainers share processes.
     """
     receivers = len(work.fed)
     counts = {thread: np.zeros((_ranks(thread, plan, receivers), len(COSTS))) for thread in THREADS}
@@ -102,7 +103,7 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None) -> Labou
     said, heard = words_of(work)
     senders, rows = _senders_and_rows(plan)
     put("trainer loop", "message_ms", MS, said)
-    put("trainer loop", "process_ms", MS, 1.0)
+    put("trainer loop", "shared_ms" if shared else "process_ms", MS, 1.0)
     put("receiver engine", "receive_s_per_gb", GB, work.fed)
     put("receiver engine", "write_s_per_gb", GB, work.forwards)
     put("receiver work", "checksum_s_per_gb", GB, work.fed + work.gets)

@@ -13,6 +13,9 @@ from asyncfabric.sim.labour import Labour, Thread
 from asyncfabric.sim.workload import Floats, Workload
 from asyncfabric.weights.boxes import Ints
 
+THREADS_OF_A_RANK = 3
+"""Of a trainer or a receiver: where each has a core of its own, `most` says all that there is to say."""
+
 ROUNDS = 8
 """Rounds of handing out what is left of a machine."""
 
@@ -45,6 +48,7 @@ class Processor:
     def __init__(self, hosts: Hosts, work: Workload, labour: Labour, step_s: float) -> None:
         """Spread each thread's core time over the bytes of its stage, evenly."""
         self._step_s, self._cores_s = step_s, hosts.cores * step_s
+        self.contended: bool = hosts.ranks != 1 or hosts.cores < THREADS_OF_A_RANK
         trainers, receivers = len(work.brought), len(work.fed)
 
         def rate(thread: Thread, total: Floats) -> Floats:

@@ -31,7 +31,7 @@ SHAPE = "TRAINERS:RECEIVERS:BYTES:FORM[:ROWS[:TOGETHER]]"
 
 @click.command()
 @click.option("--provider", type=click.Choice(PROVIDERS), default="local", show_default=True)
-@click.option("--fit", "fitted", multiple=True, metavar=SHAPE, help="An update to fit; repeat. Default: 14 shapes.")
+@click.option("--fit", "fitted", multiple=True, metavar=SHAPE, help="An update to fit; repeat. Default: 16 shapes.")
 @click.option(
     "--hold", "held", multiple=True, metavar=SHAPE, help="An update to predict; repeat. Default: eight others."
 )

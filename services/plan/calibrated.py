@@ -43,7 +43,7 @@ def measured_assumptions(found: Calibration, cores: float | None) -> dict[str, A
 def hosts_of(found: Calibration, cores: float | None) -> Hosts:
     """Return the machines of a cluster: one for each rank. Without `cores` every thread has a core of its own."""
     if cores is None:
-        return Hosts(costs=found.costs.beside_devices(), cores=3.0, ranks=1, one_interpreter=True)
+        return Hosts(costs=found.costs.beside_devices(found.op_us), cores=3.0, ranks=1, one_interpreter=True)
     return Hosts(costs=found.costs, cores=cores, ranks=1)
 
 

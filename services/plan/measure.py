@@ -44,8 +44,8 @@ ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
 
 TRAIN = ("2:2:64MiB:copy", "2:2:256MiB:copy:1024", "2:1:128MiB:copy", "4:2:128MiB:copy", "2:2:64MiB:cast",
          "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024", "8:6:32MiB:copy:1024",
-         "64:2:32MiB:cast:1024:32", "64:2:8MiB:cast:512:32", "32:1:16MiB:cast:1024:32", "96:4:24MiB:cast:1024:48",
-         "16:1:8MiB:cast:512:16")  # fmt: skip
+         "64:2:32MiB:cast:1024:32", "64:2:8MiB:cast:512:32", "64:2:64MiB:cast:1024:32", "32:1:16MiB:cast:1024:32",
+         "96:2:24MiB:cast:1024:48", "96:2:6MiB:cast:512:48", "16:1:8MiB:cast:512:16")  # fmt: skip
 HOLD = ("2:2:512MiB:copy", "2:2:128MiB:copy:4096", "2:1:256MiB:copy", "4:2:256MiB:copy", "4:2:128MiB:cast",
         "2:2:128MiB:cast:1024", "2:1:32MiB:fp8", "2:2:64MiB:fp8")  # fmt: skip
 

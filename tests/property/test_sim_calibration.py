@@ -13,27 +13,30 @@ from hypothesis import strategies as st
 from asyncfabric.sim import HostCosts, Hosts, Run, expect, fit, judge
 from asyncfabric.sim.calibration import fit_costs, spent_by
 from asyncfabric.sim.costs import COSTS
+from asyncfabric.sim.labour import THREADS
 from asyncfabric.sim.nonnegative import nonnegative_least_squares
 from asyncfabric.sim.processor import grant
 from asyncfabric_services.bench.weights_workload import plan_of
+from asyncfabric_services.plan.measure import CROWD_THREADS
 from asyncfabric_services.plan.runs import sent_runs
 
 SHAPES = (
     (2, 2, 8, 256, "copy"), (2, 1, 4, 512, "copy"), (4, 2, 4, 512, "copy"), (2, 2, 4, 256, "cast"),
-    (1, 1, 6, 512, "fp8"), (2, 2, 2, 512, "fp8"),
+    (1, 1, 6, 512, "fp8"), (2, 2, 2, 512, "fp8"), (6, 1, 8, 128, "cast"),
 )  # fmt: skip
 HELD = (4, 1, 4, 512, "cast")
 KNOWN = {
     "write_s_per_gb": 0.3, "write_us": 0.4, "receive_s_per_gb": 0.2, "checksum_s_per_gb": 0.15, "gather_s_per_gb": 0.2,
     "cast_s_per_gb": 2.0, "fp8_s_per_gb": 20.0, "unit_ms": 0.5, "message_ms": 0.3, "told_ms": 0.4,
-    "opened_ms": 0.2, "row_us": 9.0, "process_ms": 3.0, "participant_ms": 2.0, "update_ms": 3.0,
+    "opened_ms": 0.2, "row_us": 9.0, "process_ms": 3.0, "shared_ms": 2.0, "participant_ms": 2.0, "update_ms": 3.0,
 }  # fmt: skip
 
 
 @cache
 def shape(trainers: int, receivers: int, matrices: int, side: int, form: str) -> Run:
     plan = plan_of(trainers, receivers, 1, matrices, side, form)
-    return Run(f"{trainers}:{receivers}:{form}", plan, sent_runs(plan), 1 << 18, cores=2.0)
+    whole = THREADS if side > 128 else CROWD_THREADS
+    return Run(f"{trainers}:{receivers}:{form}", plan, sent_runs(plan), 1 << 18, cores=2.0, threads=whole)
 
 
 def made(costs: HostCosts, wait_s: float | None = None, noise: float = 0.0, seed: int = 0) -> list[Run]:

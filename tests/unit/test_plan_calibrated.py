@@ -68,6 +68,7 @@ def test_event_loops_cost_time_beside_devices_and_bytes_do_not(tmp_path: Path) -
     free = seconds("--calibration", str(file_of(tmp_path)))
     assert free == pytest.approx(0.25, abs=0.03)
     assert seconds("--calibration", str(file_of(tmp_path, checksum_s_per_gb=500.0, fp8_s_per_gb=500.0))) == free
+    assert seconds("--calibration", str(file_of(tmp_path, write_us=1e6))) == free, "posting was measured by itself"
     assert seconds("--calibration", str(file_of(tmp_path, participant_ms=100.0))) == pytest.approx(free + 0.8, abs=0.01)
     assert seconds("--calibration", str(file_of(tmp_path, update_ms=100.0))) == pytest.approx(free + 0.1, abs=0.01)
     assert seconds("--calibration", str(file_of(tmp_path, told_ms=50.0))) > free + 0.04
