@@ -32,6 +32,7 @@ class Preparation:
         self._plans = RosterPlans(plan)
         self._ranks = {trainer_name(one): one for one in range(plan.trainers)}
         self._plan: Plan | None = None
+        self._seated = 0
         self._made: tuple[Plan, Program, Exchange, Scratch] | None = None
         self._scratch_end: AsyncExitStack | None = None
         self._early: list[tuple[int, Maxima]] = []
@@ -39,6 +40,11 @@ class Preparation:
     def seat(self, roster: Roster) -> None:
         """Take who takes part in the next version. Raises RemoteProtocolError when the coordinator has another plan."""
         self._plan = self._plans.plan(roster)
+        self._seated = roster.version
+
+    def seated(self, version: int) -> bool:
+        """Return whether it is known who takes part in a version."""
+        return self._seated == version
 
     async def begin(self, version: int) -> tuple[Program, Exchange, Scratch]:
         """Return what is worked out for the plan of now, the exchange open for a version.

@@ -20,6 +20,7 @@ from asyncfabric.weights.commit.messages import Abort, Failed, Write
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.device import HOST
+from asyncfabric.weights.update.exchange import Exchange
 from asyncfabric.weights.update.messages import (
     Gone,
     Landing,
@@ -84,6 +85,7 @@ class WeightPublisher:
         self._codings = codings
         self._publication: _Publication | None = None
         self._here = self._closed = False
+        self._kind: ChecksumKind | None = None  # of the checksums of the last version
         self._changed = Notice()
 
     async def publish(self, version: int) -> PublishReport:
@@ -129,28 +131,14 @@ class WeightPublisher:
         used: tuple[CodingReport, ...] = ()
         scratch: Scratch | None = None
         with one.scope:
-            while one.write is None and one.outcome is None:
+            while one.write is None and one.outcome is None and not self._may_begin(one):
                 await self._changed.wait()
-            if one.outcome is None and one.write is not None:
+            if one.outcome is None:
                 program, exchange, scratch = await self._preparation.begin(one.version)
-                wanted = [name for name in program.receivers if name in one.write.receivers]
                 with unwrapped():
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(exchange.run, self._tell)
-                        while not one.gates.keys() >= set(wanted):
-                            await self._changed.wait()
-                        started = monotonic()
-                        if "words" in (self._shards.device.checksum, *one.kinds):
-                            one.kind = "words"
-                        gates = {name: one.gates[name] for name in wanted}
-                        coded = await self._coded(one, program)
-                        for name in coded.lanes if coded is not None else ():
-                            del gates[name]
-                        sending = Sending(
-                            self._fabric, self._shards, scratch.staging, exchange, gates, self._written,
-                            self._unreachable, coded, one.kind,
-                        )  # fmt: skip
-                        await sending.run(program, scratch.unit_bytes)
+                        sending, started = await self._send(one, program, exchange, scratch)
                         ended = monotonic()
                         if self._codings is not None:
                             used = self._codings.sent(sending.stages.write_s)
@@ -170,6 +158,49 @@ class WeightPublisher:
             one.version, now - began, started - began, ended - started, now - ended, sending.stages, staged,
             program.receivers, used,
         )  # fmt: skip
+
+    def _may_begin(self, one: _Publication) -> bool:
+        """Return whether units may be filled before receivers have opened their memory, with checksums as last time.
+
+        Where cores are few that only keeps others from opening it.
+        """
+        device = self._shards.device
+        idle = device.fills > 1 and not device.queues
+        return idle and self._kind is not None and self._preparation.seated(one.version)
+
+    async def _send(
+        self, one: _Publication, program: Program, exchange: Exchange, scratch: Scratch
+    ) -> tuple[Sending, float]:
+        """Write everything; return with what, and when receivers had opened their memory."""
+
+        def begun(kind: ChecksumKind) -> Sending:
+            return Sending(
+                self._fabric, self._shards, scratch.staging, exchange, self._written, self._unreachable, kind
+            )
+
+        sending = begun(self._kind) if self._kind is not None and self._may_begin(one) else None
+        with unwrapped():
+            async with anyio.create_task_group() as early:
+                if sending is not None:
+                    early.start_soon(sending.run, program, scratch.unit_bytes)
+                while one.write is None or not one.gates.keys() >= {*program.receivers} & {*one.write.receivers}:
+                    await self._changed.wait()
+                started = monotonic()
+                one.kind = "words" if "words" in (self._shards.device.checksum, *one.kinds) else "xxh3"
+                gates = {name: one.gates[name] for name in program.receivers if name in one.write.receivers}
+                coded = await self._coded(one, program)
+                for name in coded.lanes if coded is not None else ():
+                    del gates[name]
+                if sending is not None and sending.kind == one.kind:
+                    sending.open(gates, coded)
+                elif sending is not None:
+                    early.cancel_scope.cancel()
+        if sending is None or sending.kind != one.kind:  # what was filled, if it was, has other checksums
+            sending = begun(one.kind)
+            sending.open(gates, coded)
+            await sending.run(program, scratch.unit_bytes)
+        self._kind = one.kind
+        return sending, started
 
     async def _coded(self, one: _Publication, program: Program) -> CodedSending | None:
         if self._codings is None:

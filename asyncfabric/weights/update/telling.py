@@ -14,9 +14,11 @@ import numpy as np
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.messages import MOST_ROWS, Written
+from asyncfabric.weights.update.threads import ways
 
-TELL_S = 0.005
-"""What was written is told so much later at most; receivers check and forward meanwhile what they know of."""
+FEW_CORES_TELL_S, TELL_S = 0.005, 0.001
+"""What was written is told so much later at most; receivers check and forward meanwhile what they know of. Where cores
+are few a word takes time from what is checked meanwhile."""
 
 Tell = Callable[[str, list[int], list[int]], Awaitable[None]]
 
@@ -51,7 +53,7 @@ class Teller:
         while self._untold or not self._last.is_set():
             if not self._untold:
                 await self._added.wait()
-            with anyio.move_on_after(TELL_S):
+            with anyio.move_on_after(TELL_S if ways() > 1 else FEW_CORES_TELL_S):
                 await self._last.wait()
             untold, self._untold = self._untold, {}
             for receiver, (rows, sums) in untold.items():
