@@ -1,4 +1,4 @@
-# ordering.pxi: putting boxes of weights in order and summing them in one pass, over numpy arrays, with the GIL released.
+# ordering.pxi: putting boxes of weights in order and summing them in one pass, over numpy arrays, without the GIL.
 
 
 class ordering:  # a namespace
@@ -17,8 +17,8 @@ class ordering:  # a namespace
         runs.strides = ints_of(strides)
         runs.run_bytes = run_bytes
         fine = runs.measure(&bytes, &reach)
-        if not fine or at < 0 or <size_t> at > <size_t> memory.shape[0] or reach > <size_t> memory.shape[0] - <size_t> at:
-            raise IndexError(f"order_and_sum: runs of {run_bytes} bytes from byte {at} on leave {memory.shape[0]} bytes")
+        if not fine or at < 0 or at > memory.shape[0] or reach > <size_t> (memory.shape[0] - at):
+            raise IndexError(f"order_and_sum: runs of {run_bytes} bytes from byte {at} leave {memory.shape[0]} bytes")
         runs.data = &memory[0] + at
         with nogil:
             fine = native_order_and_sum(runs, out, past, &found)

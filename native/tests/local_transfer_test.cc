@@ -15,12 +15,13 @@ struct Way {
   const char* foreign;
   Kind kind;
   const char* copy = "auto";
+  const char* copiers = "1";
 };
 
 class LocalTransfer : public ::testing::TestWithParam<Way> {
  protected:
   LocalTransfer()
-      : writer_(Words{{"foreign", GetParam().foreign}, {"copy", GetParam().copy}}),
+      : writer_(Words{{"foreign", GetParam().foreign}, {"copy", GetParam().copy}, {"copiers", GetParam().copiers}}),
         owner_(Words{{"foreign", GetParam().foreign}}),
         source_(kBytes),
         target_(kBytes, GetParam().kind),
@@ -167,6 +168,40 @@ TEST_P(LocalTransfer, PageBatchOfRandomPagesLands) {
   EXPECT_EQ(writer_.done.size(), 1u);
 }
 
+// A rail that is ordered keeps what was written last, also where one post has both.
+TEST_P(LocalTransfer, WritesToOnePlaceLandInTheirOrder) {
+  constexpr uint64_t kLength = 96 << 10;
+  for (uint32_t round = 0; round < 40; ++round) {
+    std::vector<WorkRequest> batch;
+    for (uint64_t i = 0; i < 6; ++i) {
+      std::memset(source_.data() + i * kLength, static_cast<int>(1 + i + round), kLength);
+      const uint64_t to = i % 3 * (kLength / 2);
+      batch.push_back(
+          transfer(WorkKind::kWrite, *peer_, *remote_, source_.data() + i * kLength, to, kLength, round * 6 + i + 1));
+    }
+    writer_.post(batch, [&] { owner_.poll(); });
+    ASSERT_TRUE(eventually({&writer_, &owner_}, [&] { return writer_.done.size() == (round + 1) * 6; }));
+    for (uint64_t at = 0; at < 2 * kLength; at += 61) {
+      const uint64_t last = 3 + std::min<uint64_t>(at / (kLength / 2), 2);
+      ASSERT_EQ(target_.data()[at], static_cast<uint8_t>(1 + last + round)) << "at " << at << " in round " << round;
+    }
+  }
+}
+
+// Writes and a read of what they wrote, in one post: the read sees them.
+TEST_P(LocalTransfer, AReadSeesTheWritesBeforeIt) {
+  constexpr uint64_t kLength = 300'000;
+  for (uint64_t round = 1; round <= 20; ++round) {
+    source_.randomise(round);
+    auto* back = source_.data() + 2 * kLength;
+    writer_.post({transfer(WorkKind::kWrite, *peer_, *remote_, source_.data(), 64, kLength, 2 * round),
+                  transfer(WorkKind::kRead, *peer_, *remote_, back, 64, kLength, 2 * round + 1)},
+                 [&] { owner_.poll(); });
+    ASSERT_TRUE(eventually({&writer_, &owner_}, [&] { return writer_.done.contains(2 * round + 1); }));
+    ASSERT_EQ(std::memcmp(source_.data(), back, kLength), 0);
+  }
+}
+
 TEST_P(LocalTransfer, RevokedKeyTouchesNothing) {
   target_.fill(0x33);
   source_.fill(0x44);
@@ -250,12 +285,19 @@ INSTANTIATE_TEST_SUITE_P(
     Ways, LocalTransfer,
     ::testing::Values(Way{"direct", "auto", Kind::kForeign}, Way{"directPlain", "auto", Kind::kForeign, "plain"},
                       Way{"mapped", "cma", Kind::kMemfd}, Way{"mappedStreaming", "cma", Kind::kMemfd, "nt"},
-                      Way{"kernelCopy", "cma", Kind::kForeign}, Way{"bounce", "bounce", Kind::kForeign}),
+                      Way{"mappedTogether", "cma", Kind::kMemfd, "auto", "3"}, Way{"kernelCopy", "cma", Kind::kForeign},
+                      Way{"bounce", "bounce", Kind::kForeign}),
     [](const auto& info) { return info.param.name; });
 
 TEST(LocalOptions, UnknownOnesAreNamed) {
-  for (const auto& [name, word] :
-       Words{{"copy", "fast"}, {"colour", "red"}, {"ring", "100"}, {"ring", "x"}, {"ring", ""}}) {
+  for (const auto& [name, word] : Words{{"copy", "fast"},
+                                        {"colour", "red"},
+                                        {"ring", "100"},
+                                        {"ring", "x"},
+                                        {"ring", ""},
+                                        {"copiers", "0"},
+                                        {"copiers", "17"},
+                                        {"copiers", "2x"}}) {
     RailSpec spec;
     spec.options = {{name, word}};
     std::unique_ptr<Rail> rail;

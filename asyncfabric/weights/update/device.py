@@ -37,6 +37,8 @@ HOST_UNIT_BYTES, LEAST_UNIT_BYTES = 64 << 20, 16 << 20
 """Boxes go through the pipeline together up to about this many bytes, shared out to the threads that fill units.
 Each costs the event loops of both ends milliseconds, so few cores want them large; many would wait for the first."""
 
+HOST_FIRST_UNIT_BYTES = 4 << 20
+
 
 class Stretch(NamedTuple):
     """Bytes that lie somewhere in memory: how, and from which byte on."""
@@ -143,6 +145,11 @@ class Device(Protocol):
     @property
     def unit_bytes(self) -> int:
         """Boxes go through the pipeline together up to about this."""
+        ...
+
+    @property
+    def first_unit_bytes(self) -> int | None:
+        """The first ones up to this, so that the wire has something to do soon, each twice of the last; None: all."""
         ...
 
     def memory_of(self, region: Region) -> Memory:
@@ -290,6 +297,11 @@ class HostDevice:
     def unit_bytes(self) -> int:
         """Boxes go through the pipeline together up to about this."""
         return max(HOST_UNIT_BYTES // self.fills, LEAST_UNIT_BYTES)
+
+    @property
+    def first_unit_bytes(self) -> int | None:
+        """The first ones, where cores are there to fill them: small. Few cores are busy with anything."""
+        return HOST_FIRST_UNIT_BYTES if self.fills > 1 else None
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""

@@ -39,9 +39,6 @@ QUEUED_IN_FLIGHT = 1
 """The same where the device queues, besides one that is awaited and one that was just posted. The engine serves all
 transfers alike that it cannot begin at once, and a rail of a GPU begins 1 GiB: more would end late, and together."""
 
-FIRST_UNIT_BYTES = 32 << 20
-"""There: of the first unit, so that the wire has something to do soon."""
-
 UNITS_AHEAD = 3
 """There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
 
@@ -61,12 +58,11 @@ class Stages:
 
 @dataclass(slots=True)
 class _Ready:
-    """A unit that is being filled, or is: where it is staged."""
+    """A unit that is filled, or will be by what its device was told: where it is staged."""
 
     unit: Unit
     at: int
-    filled: Filled | None = None
-    done: anyio.Event = field(default_factory=anyio.Event)
+    filled: Filled
     posted: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -75,6 +71,7 @@ class _Posted:
     """A unit whose writes are under way."""
 
     unit: Unit
+    at: int
     filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
     after: dict[str, int] | None = (
@@ -103,6 +100,7 @@ class Sending:
         to, and the others go on. `kind` is of the checksums.
         """
         self.stages: Stages = Stages()
+        self.kind: ChecksumKind = kind
         self._fabric = fabric
         self._staging = staging
         self._filler = Filler(shards, staging, kind)
@@ -112,7 +110,7 @@ class Sending:
         self._failed = failed
         self._coded: CodedSending | None = None
         self._opened = anyio.Event()
-        self._began = 0.0
+        self._began = monotonic()
         self._counted: Counter[str] = Counter()
         self._pages = 0
         self._page_room = Notice()
@@ -126,7 +124,7 @@ class Sending:
         self._opened.set()
 
     async def run(self, program: Program, unit_bytes: int) -> None:
-        """Send everything; returns when every write has ended.
+        """Send everything; returns when every write has ended. What can be staged meanwhile is, before `open` too.
 
         Cancellation: stops posting, and goes on when what was posted has drained (INV-2).
         """
@@ -155,14 +153,14 @@ class Sending:
     async def _prepare(self, program: Program, unit_bytes: int, ready: Line[_Ready]) -> None:
         turns = anyio.Semaphore(self._filler.device.fills)
 
-        async def fill(one: _Ready, maxima: list[tuple[Floats, Ints] | None]) -> None:
-            one.filled = await in_thread(self._filler.fill_here, one.unit, one.at, maxima)
-            one.done.set()
+        async def fill(unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> None:
+            filled = await in_thread(self._filler.fill_here, unit, at, maxima)
+            await ready.put(_Ready(unit, at, filled))  # whichever is filled first is written first
             turns.release()
 
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                first = FIRST_UNIT_BYTES if self._filler.device.queues else None
+                first = self._filler.device.first_unit_bytes
                 for unit in program.units(unit_bytes, first):
                     at, begin = 0, monotonic()
                     if unit.staged_bytes:
@@ -177,17 +175,14 @@ class Sending:
                         for box in unit.boxes
                     ]
                     self.stages.maxima_wait_s += monotonic() - begin
-                    one = _Ready(unit, at)
                     if self._filler.quick(unit):
-                        one.filled = self._filler.fill(unit, at, maxima)
-                        one.done.set()
+                        one = _Ready(unit, at, self._filler.fill(unit, at, maxima))
                         await ready.put(one)
                         if self._opened.is_set():
                             await one.posted.wait()  # its writes wait for no more than what was told so far
                     else:
                         await turns.acquire()
-                        await ready.put(one)
-                        tasks.start_soon(fill, one, maxima)
+                        tasks.start_soon(fill, unit, at, maxima)
         ready.close()
 
     # ---- write
@@ -195,10 +190,8 @@ class Sending:
     async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
         await self._opened.wait()
         async for prepared in ready:
-            await prepared.done.wait()
-            assert prepared.filled is not None
             unit, at, filled = prepared.unit, prepared.at, prepared.filled
-            one = _Posted(unit, filled)
+            one = _Posted(unit, at, filled)
             self._in_flight.append(one)
             for run in self._filler.runs(unit, at):
                 await self._post(one, *run)
@@ -251,7 +244,7 @@ class Sending:
             self._in_flight.popleft()
             if one.unit.staged_bytes:
                 assert self._staging is not None
-                self._staging.give_back()
+                self._staging.give_back(one.at)
             convert_s, checksum_s = self._filler.seconds(one.filled)
             self.stages.convert_s += convert_s
             self.stages.checksum_s += checksum_s

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 import anyio
-from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
@@ -87,6 +86,7 @@ class WeightPublisher:
         self._codings = codings
         self._publication: _Publication | None = None
         self._here = self._closed = False
+        self._kind: ChecksumKind | None = None  # of the checksums of the last version
         self._changed = Notice()
 
     async def publish(self, version: int) -> PublishReport:
@@ -132,27 +132,17 @@ class WeightPublisher:
         used: tuple[CodingReport, ...] = ()
         scratch: Scratch | None = None
         with one.scope:
-            while one.write is None and one.outcome is None and not one.seated:
+            while one.write is None and one.outcome is None and not self._may_begin(one):
                 await self._changed.wait()
             if one.outcome is None:
                 program, exchange, scratch = await self._preparation.begin(one.version)
                 with unwrapped():
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(exchange.run, self._tell)
-                        if self._shards.device.queues:  # it converts while receivers open their memory
-                            sending = self._begin(one, exchange, scratch, program, tasks)
-                        wanted = await self._opened(one, program)
-                        started = monotonic()
-                        if sending is None:
-                            sending = self._begin(one, exchange, scratch, program, tasks)
-                        gates = {name: one.gates[name] for name in wanted}
-                        coded = await self._coded(one, program)
-                        for name in coded.lanes if coded is not None else ():
-                            del gates[name]
-                        sending.open(gates, coded)
-                ended = monotonic()
-                if sending is not None and self._codings is not None:
-                    used = self._codings.sent(sending.stages.write_s)
+                        sending, started = await self._send(one, program, exchange, scratch)
+                        ended = monotonic()
+                        if self._codings is not None:
+                            used = self._codings.sent(sending.stages.write_s)
                 await self._messenger.send(COORDINATOR, Wrote(one.version, list(used)))
                 if self._codings is not None:
                     await self._codings.measure()  # while receivers verify
@@ -170,23 +160,51 @@ class WeightPublisher:
             program.receivers, used,
         )  # fmt: skip
 
-    def _begin(
-        self, one: _Publication, exchange: Exchange, scratch: Scratch, program: Program, tasks: TaskGroup
-    ) -> Sending:
-        """Begin to convert; nothing is written yet."""
-        if "words" in (self._shards.device.checksum, *one.kinds):
-            one.kind = "words"
-        sending = Sending(
-            self._fabric, self._shards, scratch.staging, exchange, self._written, self._unreachable, one.kind
-        )
-        tasks.start_soon(sending.run, program, scratch.unit_bytes)
-        return sending
+    def _may_begin(self, one: _Publication) -> bool:
+        """Return whether units may be filled before receivers have opened their memory.
 
-    async def _opened(self, one: _Publication, program: Program) -> list[str]:
-        """Return the receivers to write to, once each of them has opened its memory."""
-        while one.write is None or not one.gates.keys() >= {*program.receivers} & {*one.write.receivers}:
-            await self._changed.wait()
-        return [name for name in program.receivers if name in one.write.receivers]
+        A device that queues has one kind of checksums, others have those of last time. Where cores are few that only
+        keeps others from opening it.
+        """
+        device = self._shards.device
+        return one.seated and (device.queues or (device.fills > 1 and self._kind is not None))
+
+    async def _send(
+        self, one: _Publication, program: Program, exchange: Exchange, scratch: Scratch
+    ) -> tuple[Sending, float]:
+        """Write everything; return with what, and when receivers had opened their memory."""
+
+        def begun(kind: ChecksumKind) -> Sending:
+            return Sending(
+                self._fabric, self._shards, scratch.staging, exchange, self._written, self._unreachable, kind
+            )
+
+        device = self._shards.device
+        early_kind = device.checksum if device.queues else self._kind
+        sending = begun(early_kind) if early_kind is not None and self._may_begin(one) else None
+        with unwrapped():
+            async with anyio.create_task_group() as early:
+                if sending is not None:
+                    one.kind = sending.kind
+                    early.start_soon(sending.run, program, scratch.unit_bytes)
+                while one.write is None or not one.gates.keys() >= {*program.receivers} & {*one.write.receivers}:
+                    await self._changed.wait()
+                started = monotonic()
+                one.kind = "words" if "words" in (device.checksum, *one.kinds) else "xxh3"
+                gates = {name: one.gates[name] for name in program.receivers if name in one.write.receivers}
+                coded = await self._coded(one, program)
+                for name in coded.lanes if coded is not None else ():
+                    del gates[name]
+                if sending is not None and sending.kind == one.kind:
+                    sending.open(gates, coded)
+                elif sending is not None:
+                    early.cancel_scope.cancel()
+        if sending is None or sending.kind != one.kind:  # what was filled, if it was, has other checksums
+            sending = begun(one.kind)
+            sending.open(gates, coded)
+            await sending.run(program, scratch.unit_bytes)
+        self._kind = one.kind
+        return sending, started
 
     async def _coded(self, one: _Publication, program: Program) -> CodedSending | None:
         if self._codings is None:

@@ -18,9 +18,12 @@ from asyncfabric.weights.update.tiles import TILE_BYTES
 PAGE_ENTRY_BYTES = 32
 """Of a page that is posted: source and target, here and in the engine's copy."""
 
-UNITS_STAGED, QUEUED_STAGED = 4, 6
-"""Units that the staging memory holds: one converted, one waiting, two written. More where the device queues, if
-scratch allows: some room is lost at the end of the ring, and nothing may wait for room."""
+UNITS_STAGED = 3
+"""Units that the staging memory holds besides those that are filled side by side: one waiting, two written."""
+
+LEAST_QUEUED_STAGED, QUEUED_STAGED = 4, 6
+"""All that it holds where the device queues, and if scratch allows: some room is lost at the end of the ring, and
+nothing may wait for room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,10 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int, dev
         yield Scratch(None, device.unit_bytes, reserve)
         return
     everything = sum(box.staged_bytes for box in program.boxes)
-    unit = max(program.largest_staged, min(device.unit_bytes, room // UNITS_STAGED))
-    held = QUEUED_STAGED if device.queues else UNITS_STAGED
+    least = held = UNITS_STAGED + device.fills
+    if device.queues:
+        least, held = LEAST_QUEUED_STAGED, QUEUED_STAGED
+    unit = max(program.largest_staged, min(device.unit_bytes, room // least))
     length = max(program.largest_staged, min(room, everything, held * unit))
     region = await fabric.allocate(padded(length), device=device.name, access="local")
     try:

@@ -1,7 +1,7 @@
 """Staging: the memory that converted weights wait in until they are written; one region, registered once, as a ring.
 
-Runs on the event loop's thread. Places are given back in the order in which they were taken, so a ring is enough; who
-finds no room waits. Its length is the hard bound: nothing is staged elsewhere.
+Runs on the event loop's thread. Places are taken one behind the other, and are free for others once those that were
+taken before are given back too; who finds no room waits. Its length is the hard bound: nothing is staged elsewhere.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Staging:
         self.region: Region = region
         self.highest_bytes: int = 0
         self._places: deque[tuple[int, int]] = deque()  # (begin, end) in order, none of them empty
+        self._given: set[int] = set()  # where those begin that are back before earlier ones
         self._freed = Notice()
 
     @property
@@ -55,15 +56,17 @@ class Staging:
         self.highest_bytes = max(self.highest_bytes, self.taken_bytes)
         return at
 
-    def give_back(self) -> None:
-        """Give back the place that was taken first."""
-        self._places.popleft()
-        self._freed.tell()
+    def give_back(self, at: int) -> None:
+        """Give back the place that begins there."""
+        self._given.add(at)
+        while self._places and self._places[0][0] in self._given:
+            self._given.remove(self._places.popleft()[0])
+            self._freed.tell()
 
     def clear(self) -> None:
         """Give back everything; nothing reads or writes it any more."""
         while self._places:
-            self.give_back()
+            self.give_back(self._places[0][0])
 
     def _room(self, length: int) -> int | None:
         if not self._places:

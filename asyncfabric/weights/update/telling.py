@@ -19,9 +19,11 @@ from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.shares import Share, begin_of
 from asyncfabric.weights.update.messages import MOST_ROWS, Written
 from asyncfabric.weights.update.runs import Gate
+from asyncfabric.weights.update.threads import ways
 
-TELL_S = 0.005
-"""A word that is due leaves so much later: what is written meanwhile goes along."""
+FEW_CORES_TELL_S, TELL_S = 0.005, 0.001
+"""A word that is due leaves so much later: what is written meanwhile goes along. Where cores are few a word takes time
+from what is checked meanwhile."""
 
 LATEST_S, LATEST_PART = 0.25, 8
 """What was written is told after so long at the latest, or after this part of the sending so far, if that is longer:
@@ -100,7 +102,7 @@ class Teller:
                 with anyio.move_on_after(LATEST_S / 4):
                     await self._added.wait()
             if not self._last.is_set() and self._due:
-                with anyio.move_on_after(TELL_S):
+                with anyio.move_on_after(TELL_S if ways() > 1 else FEW_CORES_TELL_S):
                     await self._last.wait()
             for receiver in self._ready():
                 untold = self._untold.pop(receiver)

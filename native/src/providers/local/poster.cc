@@ -91,7 +91,10 @@ size_t Poster::accept_transfer(Outgoing& link, std::span<const WorkRequest> rest
     finish(link, request, status);
     return 1;
   }
-  if (remote.direct != nullptr) return copy_directly(link, remote, request);
+  if (remote.direct != nullptr) {
+    const size_t together = crew_.present() ? copy_together(link, remote, rest) : 0;
+    return together != 0 ? together : copy_directly(link, remote, request);
+  }
   return link.foreign == ForeignPath::kBounce ? bounce(link, remote, request) : copy_by_kernel(link, remote, rest);
 }
 
@@ -110,6 +113,42 @@ size_t Poster::copy_directly(Outgoing& link, const RemoteHandle& remote, const W
   if (request.has_imm) add_imm(link, request);
   finish(link, request, Status());
   return 1;
+}
+
+// Requests from the front that the crew copies at once: of one remote memory, each behind the one before, so that none overlap.
+// 0: they are not worth it.
+size_t Poster::copy_together(Outgoing& link, const RemoteHandle& remote, std::span<const WorkRequest> rest) {
+  const WorkRequest& front = rest.front();
+  size_t count = 0;
+  uint32_t imms = 0;
+  uint64_t bytes = 0;
+  uint64_t behind = front.remote_offset;
+  for (const WorkRequest& request : rest) {
+    if (count == kMostTogether || bytes + request.length > kMaxRunBytes) break;
+    if (count != 0 && (request.kind != WorkKind::kWrite || front.kind != WorkKind::kWrite)) break;
+    if (request.peer != front.peer || request.remote != front.remote || request.length == 0) break;
+    if (request.remote_offset < behind || !check(request, remote).ok()) break;
+    if (request.has_imm && !room_for_imms(link, imms + 1)) break;
+    auto* there = remote.direct + request.remote_offset;
+    auto* here = static_cast<uint8_t*>(const_cast<void*>(request.address));
+    together_[count++] =
+        request.kind == WorkKind::kWrite ? Piece{there, here, request.length} : Piece{here, there, request.length};
+    imms += request.has_imm ? 1 : 0;
+    bytes += request.length;
+    behind = request.remote_offset + request.length;
+  }
+  if (bytes < Crew::kWorthBytes) return 0;
+  if (link.touched) announce(link);
+  if (!hold(link, remote)) {
+    finish(link, front, refusal(link));
+    return 1;
+  }
+  crew_.copy({together_.data(), count});
+  for (const WorkRequest& request : rest.first(count)) {
+    if (request.has_imm) add_imm(link, request);
+    finish(link, request, Status());
+  }
+  return count;
 }
 
 // How many requests from the front go into one system call; fills the piece lists.

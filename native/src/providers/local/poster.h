@@ -13,6 +13,7 @@
 
 #include "provider/provider.h"
 #include "providers/local/copy.h"
+#include "providers/local/crew.h"
 #include "providers/local/done_queue.h"
 #include "providers/local/outgoing.h"
 
@@ -20,7 +21,8 @@ namespace asyncfabric::local {
 
 class Poster {
  public:
-  Poster(const Copier& copier, bool bounce_when_refused) : copier_(copier), bounce_when_refused_(bounce_when_refused) {}
+  Poster(const Copier& copier, Crew& crew, bool bounce_when_refused)
+      : copier_(copier), crew_(crew), bounce_when_refused_(bounce_when_refused) {}
 
   PostResult post(std::span<const WorkRequest> requests);
 
@@ -32,11 +34,13 @@ class Poster {
  private:
   static constexpr size_t kMaxPieces = 1024;                      // the kernel's limit on iovecs
   static constexpr uint64_t kMaxRunBytes = 2 * kMaxRequestBytes;  // how long a revoke may wait for one system call
+  static constexpr size_t kMostTogether = 256;                    // requests that are copied by the crew at once
   static constexpr uint64_t kLargeBytes = 16384;  // payload that takes so long that news should not wait for it
 
   size_t accept(std::span<const WorkRequest> rest);
   size_t accept_transfer(Outgoing& link, std::span<const WorkRequest> rest);
   size_t copy_directly(Outgoing& link, const RemoteHandle& remote, const WorkRequest& request);
+  size_t copy_together(Outgoing& link, const RemoteHandle& remote, std::span<const WorkRequest> rest);
   size_t copy_by_kernel(Outgoing& link, const RemoteHandle& remote, std::span<const WorkRequest> rest);
   size_t bounce(Outgoing& link, const RemoteHandle& remote, const WorkRequest& request);
   size_t send(Outgoing& link, const WorkRequest& request);
@@ -67,6 +71,7 @@ class Poster {
   void defer(Outgoing& link, const Deferred& deferred);
 
   const Copier& copier_;
+  Crew& crew_;
   bool bounce_when_refused_;
   DoneQueue done_;
   Outgoing* held_link_ = nullptr;  // whose active_slot is set
@@ -76,6 +81,7 @@ class Poster {
   std::vector<std::shared_ptr<Outgoing>> blocked_;  // refused for want of room
   std::array<iovec, kMaxPieces> here_;
   std::array<iovec, kMaxPieces> there_;
+  std::array<Piece, kMostTogether> together_;
   size_t pieces_ = 0;
 };
 

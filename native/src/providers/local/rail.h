@@ -44,14 +44,16 @@ class LocalRail : public Rail {
   struct Rooms {
     Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<Doorbell> doorbell)
         : copier(options.copy),
+          crew(copier, (options.copiers != 0 ? options.copiers : Crew::usual_size()) - 1),
           board(std::move(board_file)),
           own(std::move(doorbell)),
           regions(board),
           roster(std::make_shared<Roster>(own)),
-          poster(copier, options.foreign == ForeignChoice::kAuto),
+          poster(copier, crew, options.foreign == ForeignChoice::kAuto),
           receiver(own, *roster, regions, copier),
           service(reception, regions, *roster) {}
     Copier copier;
+    Crew crew;
     std::shared_ptr<Mapping> board;
     std::shared_ptr<Doorbell> own;
     Regions regions;

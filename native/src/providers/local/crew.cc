@@ -1,0 +1,115 @@
+// crew.cc: see crew.h.
+#include "providers/local/crew.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "base/clock.h"
+
+namespace asyncfabric::local {
+namespace {
+
+constexpr int kCoresOfACopier = 16;  // a machine runs several processes, and memory is the limit soon
+constexpr int kMostCopiers = 4;
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kSpinNs =
+    100'000;  // a helper watches so long for more before it sleeps: the next payload is often near
+
+}  // namespace
+
+Crew::~Crew() {
+  stopping_.store(true, std::memory_order_seq_cst);
+  calls_.fetch_add(1, std::memory_order_seq_cst);
+  calls_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+uint32_t Crew::usual_size() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  // More cores than fit into the set: an error, and more than enough.
+  const int cores = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : CPU_SETSIZE;
+  return static_cast<uint32_t>(std::clamp(cores / kCoresOfACopier, 1, kMostCopiers));
+}
+
+void Crew::start() {
+  // Signals belong to the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (uint32_t i = 0; i < helpers_; ++i) {
+    threads_.emplace_back([this] { help(); });
+    pthread_setname_np(threads_.back().native_handle(), "af-copy");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Crew::copy(std::span<const Piece> pieces) {
+  uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.length;
+  if (threads_.empty()) start();
+  // Long pieces are cut, so that all have something to do; short ones are taken several at a time.
+  count_ = 0;
+  const uint64_t fitting = bytes / (kMostPieces - pieces.size() + 1) + 1;
+  const uint64_t longest = std::max(kShareBytes, (fitting + kPageBytes - 1) / kPageBytes * kPageBytes);
+  for (Piece piece : pieces) {
+    while (piece.length > longest) {
+      pieces_[count_++] = {piece.to, piece.from, longest};
+      piece.to += longest;
+      piece.from += longest;
+      piece.length -= longest;
+    }
+    pieces_[count_++] = piece;
+  }
+  each_ = std::max<uint64_t>(1, kShareBytes * count_ / std::max<uint64_t>(bytes, 1));
+  const uint64_t total = (count_ + each_ - 1) / each_;
+  done_.store(0, std::memory_order_relaxed);
+  const uint64_t call = (work_.load(std::memory_order_relaxed) >> 2 * kShareBits) + 1;
+  work_.store(call << 2 * kShareBits | total << kShareBits, std::memory_order_release);
+  calls_.fetch_add(1, std::memory_order_seq_cst);
+  calls_.notify_all();  // a system call only if somebody sleeps
+  const uint64_t mine = take_shares(nullptr);
+  while (done_.load(std::memory_order_acquire) + mine < total) cpu_pause();
+}
+
+size_t Crew::take_shares(std::atomic<uint64_t>* done) {
+  size_t mine = 0;
+  uint64_t work = work_.load(std::memory_order_acquire);
+  while (taken(work) < shares(work)) {
+    if (!work_.compare_exchange_weak(work, work + 1, std::memory_order_acquire, std::memory_order_acquire)) continue;
+    const size_t end = std::min<size_t>(count_, (taken(work) + 1) * each_);
+    for (size_t at = taken(work) * each_; at < end; ++at)
+      copier_.copy(pieces_[at].to, pieces_[at].from, pieces_[at].length);
+    ++mine;
+    if (done != nullptr) done->fetch_add(1, std::memory_order_release);
+    work = work_.load(std::memory_order_acquire);
+  }
+  return mine;
+}
+
+void Crew::help() {
+  uint32_t seen = 0;
+  uint64_t since = now_ns();
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const uint32_t calls = calls_.load(std::memory_order_seq_cst);
+    if (take_shares(&done_) != 0) {
+      since = now_ns();
+      continue;
+    }
+    if (calls != seen) {
+      seen = calls;
+      since = now_ns();
+    } else if (now_ns() - since >= kSpinNs) {
+      calls_.wait(calls, std::memory_order_seq_cst);
+      since = now_ns();
+    } else {
+      cpu_pause();
+    }
+  }
+}
+
+}  // namespace asyncfabric::local

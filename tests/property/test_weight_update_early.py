@@ -1,0 +1,90 @@
+"""Where cores are idle, trainers fill units before receivers have opened their memory, with checksums as last time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from weight_scene import open_scene, run
+
+from asyncfabric.weights import Plan
+from asyncfabric.weights.update import device, threads
+from asyncfabric.weights.update.filling import Filler
+from asyncfabric.weights.update.pipeline import Sending
+from asyncfabric_services.bench.weights_workload import plan_of, rows_of
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+
+SIDE = 256
+
+
+def plan() -> Plan:
+    return plan_of(trainers=2, receivers=2, replicas=1, matrices=6, side=SIDE, form="copy", chunk_bytes=1 << 14)
+
+
+def shard(rank: int, name: str) -> np.ndarray[Any, Any]:
+    half = SIDE // 2
+    return np.array(rows_of(int(name.split()[1]), SIDE, rank * half, (rank + 1) * half, 0, "copy"))
+
+
+def seen_in(patch: pytest.MonkeyPatch, busy: int) -> list[str]:
+    """Return a list of what the senders of a version do, in order, filled while it comes."""
+    seen: list[str] = []
+    fill, opened, begun = Filler.fill_here, Sending.open, Sending.run
+
+    def noted(name: str, method: Any) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
+            seen.append(f"{name} {self.kind}" if name == "run" else name)
+            return method(self, *arguments)
+
+        return call
+
+    patch.setattr(threads, "threads", lambda: busy)
+    patch.setattr(device.HostDevice, "unit_bytes", 1 << 15)
+    for name, kind, method in (("fill", Filler, fill), ("open", Sending, opened), ("run", Sending, begun)):
+        patch.setattr(kind, {"fill": "fill_here"}.get(name, name), noted(name, method))
+    return seen
+
+
+@pytest.mark.parametrize("busy", [2, 8])
+def test_units_are_filled_before_receivers_open_where_threads_are_idle(
+    monkeypatch: pytest.MonkeyPatch, busy: int
+) -> None:
+    seen = seen_in(monkeypatch, busy)
+
+    async def body() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with open_scene(plan(), shard, Path(folder) / "log") as scene:
+                for version in (1, 2, 3):
+                    seen.clear()
+                    await scene.bring(version)
+                    early = seen.index("run xxh3") < seen.index("open")
+                    assert early == (version > 1 and busy > 2), seen
+                    assert seen.count("open") == seen.count("run xxh3") == 2
+                    scene.change(version)
+
+    run(body)
+
+
+def test_units_that_were_filled_with_other_checksums_are_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver on a GPU that joins wants checksums that it can do."""
+    seen = seen_in(monkeypatch, 8)
+
+    async def body() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with open_scene(plan(), shard, Path(folder) / "log") as scene:
+                await scene.bring(1)
+                scene.change(1)
+                monkeypatch.setattr(device.HostDevice, "checksum", "words")
+                seen.clear()
+                await scene.bring(2)
+                assert seen.count("run xxh3") == seen.count("run words") == seen.count("open") == 2, seen
+                scene.change(2)
+                seen.clear()
+                await scene.bring(3)
+                assert seen.count("run words") == 2 and "run xxh3" not in seen
+
+    run(body)
