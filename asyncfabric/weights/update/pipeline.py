@@ -42,7 +42,7 @@ transfers alike that it cannot begin at once, and a rail of a GPU begins 1 GiB: 
 FIRST_UNIT_BYTES = 32 << 20
 """There: of the first unit, so that the wire has something to do soon."""
 
-UNITS_AHEAD = 3
+UNITS_AHEAD = 2
 """There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
 
 
@@ -116,6 +116,7 @@ class Sending:
         self._counted: Counter[str] = Counter()
         self._pages = 0
         self._page_room = Notice()
+        self._ready: Line[_Ready] = Line(UNITS_READY)
         self._in_flight: deque[_Posted] = deque()
 
     def open(self, gates: Mapping[str, Gate], coded: CodedSending | None = None) -> None:
@@ -133,11 +134,10 @@ class Sending:
         try:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
-                    ready: Line[_Ready] = Line(UNITS_READY)
                     queues = self._filler.device.queues
                     posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if queues else UNITS_IN_FLIGHT)
-                    tasks.start_soon(self._prepare, program, unit_bytes, ready)
-                    tasks.start_soon(self._post_all, ready, posted)
+                    tasks.start_soon(self._prepare, program, unit_bytes)
+                    tasks.start_soon(self._post_all, posted)
                     tasks.start_soon(self._retire, posted)
                     tasks.start_soon(self._teller.run)
         finally:
@@ -151,7 +151,8 @@ class Sending:
 
     # ---- bring, convert, hash
 
-    async def _prepare(self, program: Program, unit_bytes: int, ready: Line[_Ready]) -> None:
+    async def _prepare(self, program: Program, unit_bytes: int) -> None:
+        ready = self._ready
         turns = anyio.Semaphore(self._filler.device.fills)
 
         async def fill(one: _Ready, maxima: list[tuple[Floats, Ints] | None]) -> None:
@@ -191,9 +192,9 @@ class Sending:
 
     # ---- write
 
-    async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
+    async def _post_all(self, posted: Line[_Posted]) -> None:
         await self._opened.wait()
-        async for prepared in ready:
+        async for prepared in self._ready:
             await prepared.done.wait()
             assert prepared.filled is not None
             unit, at, filled = prepared.unit, prepared.at, prepared.filled
@@ -238,7 +239,7 @@ class Sending:
 
     async def _retire(self, posted: Line[_Posted]) -> None:
         async for one in posted:
-            self._tell_ahead(posted)
+            self._tell_ahead()
             for receiver, transfer, pages in one.transfers:
                 try:
                     await transfer
@@ -256,13 +257,13 @@ class Sending:
             self.stages.checksum_s += checksum_s
         self._teller.finish()
 
-    def _tell_ahead(self, posted: Line[_Posted]) -> None:
+    def _tell_ahead(self) -> None:
         """Tell what was hashed and will be written soon: receivers need no word any more when it is there."""
         if self._filler.device.queues:
             for one in self._in_flight:
                 if one.after is not None and one.filled.sums.ready():
                     self._tell(one)
-            if posted.closed and all(one.told for one in self._in_flight):
+            if self._ready.closed and not len(self._ready) and all(one.told for one in self._in_flight):
                 self._teller.finish()
 
     def _tell(self, one: _Posted) -> None:
