@@ -28,6 +28,7 @@ class FabricPost:
         self._messages = fabric.messages()
         self._sent: dict[str, int] = defaultdict(int)
         self._leaving: dict[str, af.Transfer] = {}
+        self._peers: dict[str, af.Peer] = {}
         self._next: dict[str, int] = defaultdict(int)
         self._early: dict[tuple[str, int], bytes] = {}
         self._parts: dict[str, list[bytes]] = defaultdict(list)
@@ -40,7 +41,9 @@ class FabricPost:
         parts = max(1, -(-len(data) // _PART_BYTES))
         numbers = range(self._sent[to], self._sent[to] + parts)
         self._sent[to] += parts
-        peer = await self._fabric.connect(self._addresses[to])
+        peer = self._peers.get(to)
+        if peer is None:
+            peer = self._peers[to] = await self._fabric.connect(self._addresses[to])
         for part, number in enumerate(numbers):
             body = data[part * _PART_BYTES : (part + 1) * _PART_BYTES]
             while True:
