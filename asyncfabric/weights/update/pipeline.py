@@ -117,6 +117,7 @@ class Sending:
         self._pages = 0
         self._page_room = Notice()
         self._ready: Line[_Ready] = Line(UNITS_READY)
+        self._unposted = 0
         self._in_flight: deque[_Posted] = deque()
 
     def open(self, gates: Mapping[str, Gate], coded: CodedSending | None = None) -> None:
@@ -136,7 +137,9 @@ class Sending:
                 async with anyio.create_task_group() as tasks:
                     queues = self._filler.device.queues
                     posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if queues else UNITS_IN_FLIGHT)
-                    tasks.start_soon(self._prepare, program, unit_bytes)
+                    units = program.units(unit_bytes, FIRST_UNIT_BYTES if queues else None)
+                    self._unposted = len(units)
+                    tasks.start_soon(self._prepare, units)
                     tasks.start_soon(self._post_all, posted)
                     tasks.start_soon(self._retire, posted)
                     tasks.start_soon(self._teller.run)
@@ -151,7 +154,7 @@ class Sending:
 
     # ---- bring, convert, hash
 
-    async def _prepare(self, program: Program, unit_bytes: int) -> None:
+    async def _prepare(self, units: list[Unit]) -> None:
         ready = self._ready
         turns = anyio.Semaphore(self._filler.device.fills)
 
@@ -162,8 +165,7 @@ class Sending:
 
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                first = FIRST_UNIT_BYTES if self._filler.device.queues else None
-                for unit in program.units(unit_bytes, first):
+                for unit in units:
                     at, begin = 0, monotonic()
                     if unit.staged_bytes:
                         assert self._staging is not None
@@ -203,6 +205,7 @@ class Sending:
             for run in self._filler.runs(unit, at):
                 await self._post(one, *run)
             one.after = dict(self._counted)
+            self._unposted -= 1
             prepared.posted.set()
             if self._coded is not None:
                 await self._coded.take(unit, self._filler.memory, at, filled.sums.result())
@@ -263,7 +266,7 @@ class Sending:
             for one in self._in_flight:
                 if one.after is not None and one.filled.sums.ready():
                     self._tell(one)
-            if self._ready.closed and not len(self._ready) and all(one.told for one in self._in_flight):
+            if not self._unposted and all(one.told for one in self._in_flight):
                 self._teller.finish()
 
     def _tell(self, one: _Posted) -> None:
