@@ -1,18 +1,18 @@
 """One process of a training by FSDP2 whose weights it serves itself: a trainer rank and a receiver on the same GPU.
 
-`python fsdp_rank.py DEVICE VERSIONS`, with torchrun's variables: over NCCL and cuda rails for "cuda", over gloo and the
-local rail for "cpu". Prints a line for each version that serves and is what whole tensors, quantised by torch, say.
+`python fsdp_rank.py block|causal cpu|cuda VERSIONS`, with torchrun's variables: over NCCL and cuda rails for "cuda",
+over gloo and the local rail for "cpu". "causal" is what services train. Prints a line for each version that serves and
+is what whole tensors, quantised by torch, say.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,27 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import asyncfabric as af
-from asyncfabric.weights import Held, Mesh, Move, Plan, Shard, alone, fused, held_by, place, plan_weights
+from asyncfabric.weights import (
+    Held,
+    Mesh,
+    Move,
+    Plan,
+    ReplicaLayout,
+    Shard,
+    alone,
+    card_of,
+    causal_moves,
+    fused,
+    held_by,
+    place,
+    plan_weights,
+)
 from asyncfabric.weights.tensors import arrays_of, holdings
 from asyncfabric.weights.update import COORDINATOR, open_coordinator, open_publisher, open_replica, trainer_name
 from asyncfabric_services.bench.weights_post import FabricPost
-from asyncfabric_services.rollout.usual import quantise
+from asyncfabric_services.rollout.usual import load_usual, quantise
+from asyncfabric_services.trainer.training import Training
+from asyncfabric_services.trainer.world import join_world, leave_world
 
 IN, HIDDEN, OUT = 256, 512, 385
 """The last does not divide by ranks or blocks: ranks hold unequal parts, and blocks that both have a part of."""
@@ -63,29 +79,77 @@ def plan_of(held: Mapping[str, Held], ranks: int) -> Plan:
     return plan_weights(moves, trainers=ranks, receivers=ranks, replicas=["a"])
 
 
-def expected(whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
-    """Return what a rank of the replica serves, from whole tensors on the CPU."""
-    gate_up = torch.cat([whole[name].chunk(ranks)[rank] for name in ("gate.weight", "up.weight")])
-    found = {"norm": whole["norm"]}
-    for name, matrix in (("gate_up.weight", gate_up), ("down.weight", whole["down.weight"].chunk(ranks, 1)[rank])):
-        found[name], found[name + "_scale_inv"] = quantise(matrix)
-    return found
+class BlockTraining:
+    """The block and its optimizer, as services know a training."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(7)
+        self._device = device
+        self._model = Block().to(device, torch.bfloat16)
+        fully_shard(self._model, mesh=init_device_mesh(torch.device(device).type, (dist.get_world_size(),)))
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=0.01)
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def holdings(self) -> list[Any]:
+        return holdings(self.state(), dist.get_rank())
+
+    def arrays(self) -> Mapping[str, Any]:
+        return arrays_of(self.state(), dist.get_rank())
+
+    def step(self) -> None:
+        loss = self._model(torch.randn(32, IN, device=self._device, dtype=torch.bfloat16)).square().mean()
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def whole_state(self) -> dict[str, Tensor]:
+        return {name: parameter.full_tensor().cpu() for name, parameter in self.state().items()}
+
+    def plan(self, held: Mapping[str, Held], ranks: int) -> Plan:
+        return plan_of(held, ranks)
+
+    def served(self, whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
+        """Return what a rank of the replica serves, from whole tensors on the CPU."""
+        gate_up = torch.cat([whole[name].chunk(ranks)[rank] for name in ("gate.weight", "up.weight")])
+        found = {"norm": whole["norm"]}
+        for name, matrix in (("gate_up.weight", gate_up), ("down.weight", whole["down.weight"].chunk(ranks, 1)[rank])):
+            found[name], found[name + "_scale_inv"] = quantise(matrix)
+        return found
 
 
-async def train(device: str, versions: int) -> None:
+class CausalTraining(Training):
+    """A training of the services: its plan, and what the usual way of loading gives."""
+
+    def __init__(self, device: str) -> None:
+        from asyncfabric_services.runner.model import ModelChoice, load_model
+
+        choice = ModelChoice(
+            path=None, layers=2, hidden=256, query_heads=4, kv_heads=4, max_tokens=256, seed=0
+        )  # fmt: skip
+        model = load_model(choice, page_tokens=1).model.to(torch.float32)
+        self.config = model.config
+        super().__init__(model, device=device)
+
+    def plan(self, held: Mapping[str, Held], ranks: int) -> Plan:
+        self.layout = ReplicaLayout(ranks=ranks, tp=ranks, fp8=True)
+        moves = causal_moves(held, card_of(self.config), self.layout)
+        return plan_weights(moves, trainers=ranks, receivers=ranks, replicas=["a"])
+
+    def served(self, whole: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
+        return load_usual(whole, card_of(self.config), self.layout)[rank]
+
+
+async def train(kind: str, here: str, versions: int) -> None:
     """Train, publish and check, as one rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    here = f"cuda:{rank}" if device == "cuda" else "cpu"
-    torch.manual_seed(7)
-    model = Block().to(here, torch.bfloat16)
-    fully_shard(model, mesh=init_device_mesh(device, (ranks,)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    training: Any = BlockTraining(here) if kind == "block" else CausalTraining(here)
     told: list[Any] = [None] * ranks
-    dist.all_gather_object(told, holdings(state, rank))
-    plan = plan_of(held_by(told), ranks)
+    dist.all_gather_object(told, training.holdings())
+    plan = training.plan(held_by(told), ranks)
     mine = [trainer_name(rank), f"a/{rank}", *([COORDINATOR] if rank == 0 else [])]
-    config = af.FabricConfig(rails=(here if device == "cuda" else "local",), peer_deadline_host=30.0)
+    config = af.FabricConfig(rails=("local" if here == "cpu" else here,), peer_deadline_host=30.0)
     async with AsyncExitStack() as stack:
         fabrics = {name: await stack.enter_async_context(af.open_fabric(config)) for name in mine}
         known: list[Any] = [None] * ranks
@@ -98,15 +162,12 @@ async def train(device: str, versions: int) -> None:
         replica = await stack.enter_async_context(
             open_replica(fabrics[f"a/{rank}"], posts[f"a/{rank}"], plan, "a", rank, device=here)
         )
-        shards = arrays_of(state, rank)
+        shards = training.arrays()
         publisher = await stack.enter_async_context(
             open_publisher(fabrics[trainer_name(rank)], posts[trainer_name(rank)], plan, rank, shards)
         )
         for version in range(1, versions + 1):
-            loss = model(torch.randn(32, IN, device=here, dtype=torch.bfloat16)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            training.step()
             async with trio.open_nursery() as nursery:
                 if rank == 0:
                     await coordinator.wait_receivers([f"a/{each}" for each in range(ranks)])
@@ -114,25 +175,22 @@ async def train(device: str, versions: int) -> None:
                 await publisher.publish(version)
             await replica.wait_version(version)
             assert replica.step_boundary() == version
-            whole = {name: parameter.full_tensor().cpu() for name, parameter in state.items()}
-            for name, wanted in expected(whole, rank, ranks).items():
+            for name, wanted in training.served(training.whole_state(), rank, ranks).items():
                 served = torch.as_tensor(replica.tensors()[name]).cpu().view(-1)
                 assert torch.equal(served, wanted.contiguous().view(torch.uint8).view(-1)), (version, name)
-            parts = sorted(tuple(one.to_local().shape) for one in state.values())
+            parts = sorted(tuple(one.shape) for one in shards.values())
             print(f"rank {rank}: version {version} is right, {parts}", flush=True)
         dist.barrier()
 
 
-def main(device: str, versions: int) -> None:
+def main(kind: str, device: Literal["cpu", "cuda"], versions: int) -> None:
     """Join the process group and train."""
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    _, _, here = join_world(device)
     try:
-        trio.run(train, device, versions)
+        trio.run(train, kind, here, versions)
     finally:
-        dist.destroy_process_group()
+        leave_world()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
-from test_weight_devices import tensors_over, torch_everywhere
+from test_weight_devices import tensors_over, torch, torch_everywhere
 from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
@@ -21,6 +21,7 @@ from asyncfabric.weights import Mesh, Move, Plan, Relay, alone, place, plan_weig
 from asyncfabric.weights.commit.coordinator import Phase
 from asyncfabric.weights.update import intake, messages, pipeline, publisher
 from asyncfabric.weights.update.comparing import compared_soon
+from asyncfabric.weights.update.cuda.device import TorchDevice
 from asyncfabric.weights.update.device import Sums
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.messages import Opened, Roster, Written
@@ -133,7 +134,7 @@ def test_arrivals_that_never_come_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the first write may wait for, and no more."""
-    monkeypatch.setattr(pipeline, "FIRST_UNIT_BYTES", 1)  # a box each
+    monkeypatch.setattr(TorchDevice, "first_unit_bytes", 1)  # a box each
     monkeypatch.setattr("asyncfabric.weights.update.scratch.UNITS_STAGED", 1 << 20)
     filled: list[int] = []
     fill = pipeline.Filler.fill
@@ -279,5 +280,27 @@ def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool)
             report = await scene.bring(1)
             assert report.decide_s > 0
             assert [thread == threading.get_ident() for thread in threads] == [quick]
+
+    run(body)
+
+
+@pytest.mark.parametrize("name", ["gate", "up", "down"])
+def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Everything before it is written and told by then, and nothing is in line."""
+    monkeypatch.setattr(TorchDevice, "first_unit_bytes", 1)
+
+    async def body() -> None:
+        shards = {each: random_whole(each) for each in ("gate", "up", "down")}
+
+        def bring(where: tuple[slice, ...]) -> Any:
+            threading.Event().wait(0.2)
+            return tensors_over({name: shards[name]})[name].view(torch.int16)[where]
+
+        with torch_everywhere(), anyio.fail_after(20):
+            async with open_scene(
+                small_plan(trainers=1, names=("a",)), lambda rank, each: shards[each], tmp_path / "log",
+                given=lambda rank, held: tensors_over(held) | {name: bring},
+            ) as scene:  # fmt: skip
+                await scene.bring(1)
 
     run(body)

@@ -49,11 +49,6 @@ class Line(Generic[Item]):
     def __len__(self) -> int:
         return len(self._items)
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more will come."""
-        return self._closed
-
     def close(self) -> None:
         """Say that nothing more will come."""
         self._closed = True

@@ -39,7 +39,7 @@ QUEUED_IN_FLIGHT = 1
 """The same where the device queues, besides one that is awaited and one that was just posted. The engine serves all
 transfers alike that it cannot begin at once, and a rail of a GPU begins 1 GiB: more would end late, and together."""
 
-UNITS_AHEAD = 3
+UNITS_AHEAD = 2
 """There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
 
 
@@ -114,6 +114,8 @@ class Sending:
         self._counted: Counter[str] = Counter()
         self._pages = 0
         self._page_room = Notice()
+        self._ready: Line[_Ready] = Line(UNITS_READY)
+        self._unposted = 0
         self._in_flight: deque[_Posted] = deque()
 
     def open(self, gates: Mapping[str, Gate], coded: CodedSending | None = None) -> None:
@@ -132,11 +134,12 @@ class Sending:
         try:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
-                    ready: Line[_Ready] = Line(UNITS_READY)
                     queues = self._filler.device.queues
                     posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if queues else UNITS_IN_FLIGHT)
-                    tasks.start_soon(self._prepare, program, unit_bytes, ready)
-                    tasks.start_soon(self._post_all, ready, posted)
+                    units = program.units(unit_bytes, self._filler.device.first_unit_bytes)
+                    self._unposted = len(units)
+                    tasks.start_soon(self._prepare, units)
+                    tasks.start_soon(self._post_all, posted)
                     tasks.start_soon(self._retire, posted)
                     tasks.start_soon(self._teller.run)
         finally:
@@ -150,7 +153,8 @@ class Sending:
 
     # ---- bring, convert, hash
 
-    async def _prepare(self, program: Program, unit_bytes: int, ready: Line[_Ready]) -> None:
+    async def _prepare(self, units: list[Unit]) -> None:
+        ready = self._ready
         turns = anyio.Semaphore(self._filler.device.fills)
 
         async def fill(unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> None:
@@ -160,14 +164,13 @@ class Sending:
 
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                first = self._filler.device.first_unit_bytes
-                for unit in program.units(unit_bytes, first):
+                for unit in units:
                     at, begin = 0, monotonic()
                     if unit.staged_bytes:
                         assert self._staging is not None
                         at = await self._staging.take(unit.staged_bytes)
                     self.stages.staging_wait_s += monotonic() - begin
-                    if len(ready) == UNITS_AHEAD:
+                    if self._filler.device.queues and len(ready) == UNITS_AHEAD:
                         await self._opened.wait()
                     begin = monotonic()
                     maxima = [
@@ -187,15 +190,16 @@ class Sending:
 
     # ---- write
 
-    async def _post_all(self, ready: Line[_Ready], posted: Line[_Posted]) -> None:
+    async def _post_all(self, posted: Line[_Posted]) -> None:
         await self._opened.wait()
-        async for prepared in ready:
+        async for prepared in self._ready:
             unit, at, filled = prepared.unit, prepared.at, prepared.filled
             one = _Posted(unit, at, filled)
             self._in_flight.append(one)
             for run in self._filler.runs(unit, at):
                 await self._post(one, *run)
             one.after = dict(self._counted)
+            self._unposted -= 1
             prepared.posted.set()
             if self._coded is not None:
                 await self._coded.take(unit, self._filler.memory, at, filled.sums.result())
@@ -232,7 +236,7 @@ class Sending:
 
     async def _retire(self, posted: Line[_Posted]) -> None:
         async for one in posted:
-            self._tell_ahead(posted)
+            self._tell_ahead()
             for receiver, transfer, pages in one.transfers:
                 try:
                     await transfer
@@ -250,13 +254,13 @@ class Sending:
             self.stages.checksum_s += checksum_s
         self._teller.finish()
 
-    def _tell_ahead(self, posted: Line[_Posted]) -> None:
+    def _tell_ahead(self) -> None:
         """Tell what was hashed and will be written soon: receivers need no word any more when it is there."""
         if self._filler.device.queues:
             for one in self._in_flight:
                 if one.after is not None and one.filled.sums.ready():
                     self._tell(one)
-            if posted.closed and all(one.told for one in self._in_flight):
+            if not self._unposted and all(one.told for one in self._in_flight):
                 self._teller.finish()
 
     def _tell(self, one: _Posted) -> None:

@@ -99,6 +99,7 @@ class Receiving:
             self._words.say(name, opened)
 
     async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None, retelling: Retelling) -> None:
+        """Return when all is right, and passed on where somebody wants it."""
         with unwrapped():
             async with anyio.create_task_group() as tellers:
                 retelling.begin(tellers, shares_of(forwarding.gates, forwarding.bytes_to))

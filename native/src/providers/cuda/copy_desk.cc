@@ -13,8 +13,9 @@ constexpr int kAttributeMultiprocessors = 16;
 constexpr unsigned kThreads = 512;
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kCheckNs = 10'000'000;
-constexpr uint64_t kSplitFrom = 8ull << 20;
-constexpr uint64_t kSplitAlign = 1ull << 20;
+// Of streams: the driver takes the highest that there is. A kernel of ours is short, and what follows it on its stream must not wait
+// until the multiprocessors have done everything that others launched before it.
+constexpr int kFirst = -1000;
 
 }  // namespace
 
@@ -24,21 +25,22 @@ Status CopyDesk::open(std::shared_ptr<Device> device, ListMode mode, uint32_t la
   const Scope scope(*device);
   std::unique_ptr<CopyDesk> desk(new CopyDesk(device, mode, std::clamp(lanes, 1u, kMaxLanes)));
   const char* call = "cuMemHostAlloc";
-  CUresult result = driver.cuMemHostAlloc(&desk->words_, kWays * kLineBytes, kHostPortable | kHostDeviceMap);
+  CUresult result =
+      driver.cuMemHostAlloc(&desk->words_, kWays * kMaxLanes * kLineBytes, kHostPortable | kHostDeviceMap);
   if (result == kSuccess)
     result = driver.cuMemHostAlloc(&desk->lists_, kWays * kLists * kListPieces * sizeof(Piece),
                                    kHostPortable | kHostDeviceMap);
   for (size_t way = 0; way < kWays && result == kSuccess; ++way) {
     Desk& at = desk->desks_[way];
-    at.flag = reinterpret_cast<std::atomic<uint64_t>*>(static_cast<char*>(desk->words_) + way * kLineBytes);
-    at.flag->store(0, std::memory_order_relaxed);
     at.lists = static_cast<Piece*>(desk->lists_) + way * kLists * kListPieces;
     at.pending.reserve(kListPieces);
     at.flying.reserve(64);
     call = "cuStreamCreateWithPriority";
     for (uint32_t lane = 0; lane < desk->lanes_ && result == kSuccess; ++lane) {
-      result = driver.cuStreamCreateWithPriority(&at.streams[lane], kStreamNonBlocking, 0);
-      if (result == kSuccess) result = driver.cuEventCreate(&at.joins[lane], kEventDisableTiming);
+      char* const word = static_cast<char*>(desk->words_) + (way * kMaxLanes + lane) * kLineBytes;
+      at.flags[lane] = reinterpret_cast<std::atomic<uint64_t>*>(word);
+      at.flags[lane]->store(0, std::memory_order_relaxed);
+      result = driver.cuStreamCreateWithPriority(&at.streams[lane], kStreamNonBlocking, kFirst);
     }
   }
   if (result != kSuccess) {
@@ -66,10 +68,8 @@ CopyDesk::~CopyDesk() {
   const Driver& driver = device_->driver();
   const Scope scope(*device_);
   for (Desk& desk : desks_)
-    for (uint32_t lane = 0; lane < lanes_; ++lane) {
-      if (desk.joins[lane] != nullptr) driver.cuEventDestroy_v2(desk.joins[lane]);
+    for (uint32_t lane = 0; lane < lanes_; ++lane)
       if (desk.streams[lane] != nullptr) driver.cuStreamDestroy_v2(desk.streams[lane]);
-    }
   if (module_ != nullptr) driver.cuModuleUnload(module_);
   if (words_ != nullptr) driver.cuMemFreeHost(words_);
   if (lists_ != nullptr) driver.cuMemFreeHost(lists_);
@@ -174,10 +174,11 @@ void CopyDesk::launch(Desk& desk, Way way) {
   if (as_list && result == kSuccess) result = mode_ == ListMode::kKernel ? launch_kernel(desk) : launch_batch(desk);
   const uint64_t ticket = ++desk.issued;
   if (result == kSuccess)
-    result =
-        device_->driver().cuStreamWriteValue64_v2(desk.streams[0], reinterpret_cast<CUdeviceptr>(desk.flag), ticket, 0);
+    result = device_->driver().cuStreamWriteValue64_v2(desk.streams[desk.lane],
+                                                       reinterpret_cast<CUdeviceptr>(desk.flags[desk.lane]), ticket, 0);
   if (result != kSuccess) failed_ = result;
-  desk.flying.push_back({ticket, desk.pending_bytes});
+  desk.flying.push_back({ticket, desk.pending_bytes, desk.lane});
+  desk.lane = (desk.lane + 1) % lanes_;
   desk.flying_bytes += desk.pending_bytes;
   desk.pending.clear();
   desk.stretch_count = 0;
@@ -191,27 +192,7 @@ CUresult CopyDesk::copy_one_by_one(Desk& desk, bool all) {
   for (const Piece& piece : desk.pending) {
     if (result != kSuccess) break;
     if (!all && fits_list(piece)) continue;
-    if (lanes_ > 1 && piece.bytes >= kSplitFrom)
-      result = copy_split(desk, piece);
-    else
-      result = device_->driver().cuMemcpyAsync(piece.target, piece.source, piece.bytes, desk.streams[0]);
-  }
-  return result;
-}
-
-// Parts on streams of their own; what follows on the first one follows all of them.
-CUresult CopyDesk::copy_split(Desk& desk, const Piece& piece) {
-  const Driver& driver = device_->driver();
-  const uint64_t share = (piece.bytes / lanes_ + kSplitAlign - 1) / kSplitAlign * kSplitAlign;
-  CUresult result = kSuccess;
-  uint64_t begin = 0;
-  for (uint32_t lane = 0; lane < lanes_ && result == kSuccess && begin < piece.bytes; ++lane) {
-    const uint64_t bytes = lane + 1 == lanes_ ? piece.bytes - begin : std::min(share, piece.bytes - begin);
-    result = driver.cuMemcpyAsync(piece.target + begin, piece.source + begin, bytes, desk.streams[lane]);
-    begin += bytes;
-    if (lane == 0 || result != kSuccess) continue;
-    result = driver.cuEventRecord(desk.joins[lane], desk.streams[lane]);
-    if (result == kSuccess) result = driver.cuStreamWaitEvent(desk.streams[0], desk.joins[lane], 0);
+    result = device_->driver().cuMemcpyAsync(piece.target, piece.source, piece.bytes, desk.streams[desk.lane]);
   }
   return result;
 }
@@ -224,7 +205,7 @@ CUresult CopyDesk::launch_kernel(Desk& desk) {
   desk.list_tickets[desk.next_list] = desk.issued + 1;
   desk.next_list = (desk.next_list + 1) % kLists;
   return device_->driver().cuLaunchKernel(copy_pieces_, std::min(count, blocks_), 1, 1, kThreads, 1, 1, 0,
-                                          desk.streams[0], arguments, nullptr);
+                                          desk.streams[desk.lane], arguments, nullptr);
 }
 
 CUresult CopyDesk::launch_stretches(Desk& desk) {
@@ -232,8 +213,8 @@ CUresult CopyDesk::launch_stretches(Desk& desk) {
   for (uint32_t i = 0; i < desk.stretch_count; ++i) count += desk.stretches.stretch[i].count;
   void* arguments[] = {&desk.stretches, &count};
   const auto blocks = static_cast<unsigned>(std::min<uint64_t>(count, blocks_));
-  return device_->driver().cuLaunchKernel(copy_pages_, blocks, 1, 1, kThreads, 1, 1, 0, desk.streams[0], arguments,
-                                          nullptr);
+  return device_->driver().cuLaunchKernel(copy_pages_, blocks, 1, 1, kThreads, 1, 1, 0, desk.streams[desk.lane],
+                                          arguments, nullptr);
 }
 
 CUresult CopyDesk::launch_batch(Desk& desk) {
@@ -250,18 +231,19 @@ CUresult CopyDesk::launch_batch(Desk& desk) {
   attributes.srcAccessOrder = kSourceInStreamOrder;
   size_t first = 0;
   return device_->driver().cuMemcpyBatchAsync_v2(batch_targets_.data(), batch_sources_.data(), batch_bytes_.data(),
-                                                 batch_bytes_.size(), &attributes, &first, 1, desk.streams[0]);
+                                                 batch_bytes_.size(), &attributes, &first, 1, desk.streams[desk.lane]);
 }
 
 void CopyDesk::look() {
   for (Desk& desk : desks_) {
-    if (desk.flying.empty()) continue;
-    const uint64_t landed = desk.flag->load(std::memory_order_acquire);
-    if (landed == desk.landed) continue;
-    desk.landed = landed;
-    size_t done = 0;
-    for (; done < desk.flying.size() && desk.flying[done].ticket <= landed; ++done)
-      desk.flying_bytes -= desk.flying[done].bytes;
+    size_t done = 0;  // in order: a later one in another lane waits for it
+    for (; done < desk.flying.size(); ++done) {
+      const Launch& launch = desk.flying[done];
+      if (desk.flags[launch.lane]->load(std::memory_order_acquire) < launch.ticket) break;
+      desk.landed = launch.ticket;
+      desk.flying_bytes -= launch.bytes;
+    }
+    if (done == 0) continue;
     desk.flying.erase(desk.flying.begin(), desk.flying.begin() + static_cast<ptrdiff_t>(done));
     checked_ns_ = 0;
   }
@@ -280,10 +262,11 @@ Status CopyDesk::trouble() {
     if (now - checked_ns_ >= kCheckNs) {
       checked_ns_ = now;
       const Scope scope(*device_);
-      for (const Desk& desk : desks_) {
-        const CUresult result = device_->driver().cuStreamQuery(desk.streams[0]);
-        if (result != kSuccess && result != kNotReady) failed_ = result;
-      }
+      for (const Desk& desk : desks_)
+        for (uint32_t lane = 0; lane < lanes_; ++lane) {
+          const CUresult result = device_->driver().cuStreamQuery(desk.streams[lane]);
+          if (result != kSuccess && result != kNotReady) failed_ = result;
+        }
     }
   }
   return failed_ == kSuccess ? Status() : Status(StatusCode::kRailDown, failed_);

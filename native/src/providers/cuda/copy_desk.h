@@ -1,7 +1,8 @@
 // copy_desk.h: copies wait here until they are launched together, in streams of our own, and a word in pinned memory that the
 // GPU itself writes says which launches have landed: looking costs a load, not a driver call. [helm]
 // Large copies go to the copy engines and use no multiprocessor. A list of small ones goes to one kernel launch, or to the copy
-// engines as a batch where the driver has that. A new launch waits while two are under way, so that lists grow meanwhile.
+// engines as a batch where the driver has that. A new launch waits while two are under way, so that lists grow meanwhile. With several
+// lanes launches go to streams in turn: one begins while the one before it ends. They are reported in order all the same.
 #pragma once
 
 #include <array>
@@ -81,11 +82,12 @@ class CopyDesk {
   struct Launch {
     uint64_t ticket;
     uint64_t bytes;
+    uint32_t lane;
   };
   struct Desk {
     std::array<CUstream, kMaxLanes> streams{};
-    std::array<CUevent, kMaxLanes> joins{};
-    std::atomic<uint64_t>* flag = nullptr;  // partner: the GPU stores tickets, the helm loads
+    std::array<std::atomic<uint64_t>*, kMaxLanes> flags{};  // partner: the GPU stores tickets, the helm loads
+    uint32_t lane = 0;                                      // of the next launch
     std::vector<Piece> pending;
     uint32_t listable = 0;  // of them, how many fit a list
     Stretches stretches;
@@ -111,7 +113,6 @@ class CopyDesk {
     return piece.bytes <= kListLimit && ((piece.target | piece.source | piece.bytes) & 15) == 0;
   }
   CUresult copy_one_by_one(Desk& desk, bool all);
-  CUresult copy_split(Desk& desk, const Piece& piece);
   CUresult launch_kernel(Desk& desk);
   CUresult launch_stretches(Desk& desk);
   CUresult launch_batch(Desk& desk);

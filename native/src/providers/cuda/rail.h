@@ -18,7 +18,7 @@ namespace asyncfabric::cuda {
 struct Options {
   int device = 0;
   ListMode lists = ListMode::kKernel;  // lists=kernel|batch|single: how lists of small copies are made
-  uint32_t lanes = 1;                  // lanes=1..4: streams that share a large copy
+  uint32_t lanes = 1;                  // lanes=1..4: streams that launches go to in turn
   local::Options local;
 };
 
