@@ -229,7 +229,7 @@ FAULTS = (
         "what crosses with a token is that of the token before",
         "nodes.cuh",
         "const uint32_t expert = words[go.scale_words + lane], local",
-        "const uint32_t expert = words[go.scale_words + lane - (row ? crossing_words(go) : 0)], local",
+        "const uint32_t expert = *(words + go.scale_words + lane - (row ? crossing_words(go) : 0)), local",
         NODES,
         "grouped",
     ),
