@@ -1,6 +1,8 @@
 // local_keys_test.cc: INV-3 under load: after a revoke returns, no write under the old key touches the memory,
 // whichever way bytes move. And keys and addresses made of hostile bytes.
 #include <atomic>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "local_rig.h"
@@ -132,6 +134,51 @@ TEST(LocalKeys, TraitsTellRegistrationsApart) {
     EXPECT_EQ(link.board().slots[remote.slot].traits.load(), 0u) << "its end is seen";
     seen.push_back(remote.access);
   }
+}
+
+// How often this process has mapped such a file, by the kernel's list.
+size_t mappings_of(const std::string& name) {
+  std::ifstream maps("/proc/self/maps");
+  size_t found = 0;
+  for (std::string line; std::getline(maps, line);) found += line.find("/memfd:" + name + " ") != std::string::npos;
+  return found;
+}
+
+// A new key of the same registration finds the mapping of the one before; the end of the registration ends it, also where nobody calls.
+TEST(LocalKeys, AMappingOutlivesItsKeyAndNotItsRegistration) {
+  Station writer(Words{{"foreign", "cma"}});
+  Station owner;
+  Block source(4096), target(1 << 20, Kind::kMemfd);
+  const size_t before = mappings_of("block");
+  std::string key = target.enrol(owner);
+  auto peer = writer.connect(owner);
+  const uint8_t* mapped = nullptr;
+  for (uint64_t version = 1; version <= 3; ++version) {
+    auto remote = attach(writer, *peer, key);
+    const uint8_t* direct = static_cast<local::RemoteHandle&>(*remote).direct;
+    EXPECT_TRUE(mapped == nullptr || direct == mapped);
+    mapped = direct;
+    source.fill(static_cast<uint8_t>(version));
+    writer.post({transfer(WorkKind::kWrite, *peer, *remote, source.data(), 4096, 4096, version)});
+    ASSERT_TRUE(eventually({&writer, &owner}, [&] { return writer.done.contains(version); }));
+    EXPECT_TRUE(writer.done[version].ok());
+    EXPECT_EQ(target.data()[8191], version);
+    ASSERT_TRUE(owner.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok());
+    writer.post({transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, 4096, 100 + version)});
+    ASSERT_TRUE(eventually({&writer, &owner}, [&] { return writer.done.contains(100 + version); }));
+    EXPECT_EQ(writer.done[100 + version].code, StatusCode::kStaleKey) << "a mapping lets nobody in";
+    remote.reset();
+    EXPECT_EQ(mappings_of("block"), before + 1) << "the mapping went with its key";
+  }
+  ASSERT_TRUE(owner.rail->release_memory(target.handle, kPatienceNs).ok());
+  EXPECT_TRUE(eventually({&writer, &owner}, [&] { return mappings_of("block") == before; }));
+  // Another registration in the same slot is another mapping.
+  key = target.enrol(owner);
+  auto remote = attach(writer, *peer, key);
+  EXPECT_EQ(mappings_of("block"), before + 1);
+  peer.reset();
+  remote.reset();
+  EXPECT_TRUE(eventually({&writer, &owner}, [&] { return mappings_of("block") == before; })) << "the peer is gone";
 }
 
 TEST(LocalKeys, HostileBytesAreRefused) {

@@ -51,7 +51,7 @@ class LocalRail : public Rail {
           roster(std::make_shared<Roster>(own)),
           poster(copier, crew, options.foreign == ForeignChoice::kAuto),
           receiver(own, *roster, regions, copier),
-          service(reception, regions, *roster) {}
+          service(reception, regions, *roster, kept) {}
     Copier copier;
     Crew crew;
     std::shared_ptr<Mapping> board;
@@ -60,6 +60,7 @@ class LocalRail : public Rail {
     std::shared_ptr<Roster> roster;  // shared with peer handles, which may outlive the rail
     Reception reception;
     Poster poster;
+    Kept kept;
     Receiver receiver;
     Service service;
   };

@@ -183,12 +183,17 @@ Status LocalRail::reach(RemoteHandle& remote) const {
   if (same_process && options_.foreign == ForeignChoice::kAuto) {
     remote.direct = reinterpret_cast<uint8_t*>(remote.base);
   } else if ((remote.access & kTraitMemfd) != 0) {
-    UniqueFd file;
-    if (const Status status = ask_file(link, remote.slot, remote.generation, 0, &file); !status.ok()) return status;
-    if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote.length, &remote.mapping);
-        !status.ok())
-      return status;
-    remote.mapping->populate(0, remote.length);
+    remote.mapping = rooms_->kept.find(remote);
+    if (remote.mapping == nullptr) {
+      UniqueFd file;
+      if (const Status status = ask_file(link, remote.slot, remote.generation, 0, &file); !status.ok()) return status;
+      if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote.length, &remote.mapping);
+          !status.ok())
+        return status;
+      remote.mapping->populate(0, remote.length);
+      rooms_->kept.keep(remote);
+      rooms_->service.look_after_kept();
+    }
     remote.direct = remote.mapping->data();
   }
   return {};

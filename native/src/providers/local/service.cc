@@ -23,6 +23,7 @@ constexpr int kKindShift = 56;
 constexpr uint64_t tag_of(TagKind kind, uint64_t id) { return static_cast<uint64_t>(kind) << kKindShift | id; }
 
 constexpr size_t kMaxSessions = kMaxConnections + 64;  // with some that are still in their handshake
+constexpr int kLookMs = 500;
 constexpr long kOutOfDescriptorsNapNs = 20'000'000;
 
 }  // namespace
@@ -56,12 +57,17 @@ Status Service::start(TracerPolicy policy, std::string* detail) {
 
 void Service::stop() {
   if (!thread_.joinable()) return;
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t done = write(stop_.get(), &one, sizeof one);
+  stopping_.store(true, std::memory_order_seq_cst);
+  look_after_kept();
   thread_.join();
   for (auto& [id, session] : sessions_) shutdown(session.fd(), SHUT_RDWR);
   sessions_.clear();
   listener_.reset();
+}
+
+void Service::look_after_kept() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t done = write(stop_.get(), &one, sizeof one);
 }
 
 void Service::watch(const Outgoing& link) {
@@ -78,18 +84,26 @@ bool Service::add(int fd, uint32_t events, uint64_t tag) const {
 
 void Service::run() {
   epoll_event events[64];
+  bool keeps = false;
   for (;;) {
-    const int count = epoll_wait(epoll_.get(), events, 64, -1);
+    const int count = epoll_wait(epoll_.get(), events, 64, keeps ? kLookMs : -1);
     for (int i = 0; i < count; ++i) {
       const uint64_t id = events[i].data.u64 & ((1ull << kKindShift) - 1);
       switch (static_cast<TagKind>(events[i].data.u64 >> kKindShift)) {
         case TagKind::kListener: accept_all(); break;
-        case TagKind::kStop: return;
+        case TagKind::kStop: {
+          uint64_t rung = 0;
+          [[maybe_unused]] const ssize_t taken = read(stop_.get(), &rung, sizeof rung);
+          if (stopping_.load(std::memory_order_seq_cst)) return;
+          break;
+        }
         case TagKind::kSession: serve(id); break;
         case TagKind::kOutgoing: roster_.lose(id); break;
         case TagKind::kProcess: bury(static_cast<pid_t>(id)); break;
       }
     }
+    // Nobody tells of the end of a registration: while something is kept, it is looked for.
+    keeps = kept_.prune();
   }
 }
 

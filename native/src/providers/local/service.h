@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "providers/local/kept.h"
 #include "providers/local/neighbours.h"
 #include "providers/local/regions.h"
 #include "providers/local/roster.h"
@@ -26,8 +27,8 @@ struct Reception {
 
 class Service {
  public:
-  Service(const Reception& reception, Regions& regions, Roster& roster)
-      : reception_(reception), regions_(regions), roster_(roster) {}
+  Service(const Reception& reception, Regions& regions, Roster& roster, Kept& kept)
+      : reception_(reception), regions_(regions), roster_(roster), kept_(kept) {}
   ~Service() { stop(); }
 
   Status start(TracerPolicy policy, std::string* detail);
@@ -35,6 +36,7 @@ class Service {
 
   Neighbours& neighbours() { return *neighbours_; }  // any thread
   void watch(const Outgoing& link);                  // [control] tell the roster when it ends
+  void look_after_kept();                            // any thread: from now on, until none is left
 
  private:
   struct Session {
@@ -56,10 +58,12 @@ class Service {
   const Reception& reception_;
   Regions& regions_;
   Roster& roster_;
+  Kept& kept_;
   std::unique_ptr<Neighbours> neighbours_;
   UniqueFd listener_;
   UniqueFd epoll_;
-  UniqueFd stop_;
+  UniqueFd stop_;  // rung for both
+  std::atomic<bool> stopping_{false};
   std::thread thread_;
   // [service]
   Sessions sessions_;
