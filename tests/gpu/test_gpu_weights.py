@@ -169,14 +169,14 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
             victim = scene.replicas["b/1"]
             right = Intake._right
 
-            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
                 assert kind == "words"
                 if self._copy in victim._copies:
                     place = self._places.places(rows[0])[0]
                     self._copy.memory[place] |= 0xFF  # what is wrong is looked at twice
                     self._copy.memory[place] ^= 0x10
                     torch.cuda.synchronize(far)
-                return await right(self, rows, sums, kind)
+                return await right(self, rows, sums, kind, told)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):

@@ -304,3 +304,35 @@ def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: py
                 await scene.bring(1)
 
     run(body)
+
+
+def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        with torch_everywhere(), judged_before_arrival() as coming:
+            async with open_scene(
+                small_plan(), random_shard, tmp_path / "log", rail="fault+local?delay_us=30000",
+                given=lambda rank, held: tensors_over(held),
+            ) as scene:  # fmt: skip
+                before = await scene.begin()
+                victim, right = scene.replicas["b/1"], Intake._right
+
+                async def flipped(
+                    self: Intake, rows: list[int], sums: list[int], kind: Any, told: Any = None
+                ) -> list[bool]:  # fmt: skip
+                    if self._copy in victim._copies:
+                        place = self._places.places(rows[0])[0]
+                        self._copy.memory[place] |= 0xFF  # what is wrong is looked at several times
+                        self._copy.memory[place] ^= 0x10
+                    return await right(self, rows, sums, kind, told)
+
+                monkeypatch.setattr(Intake, "_right", flipped)
+                with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):
+                    await scene.update(2)
+                monkeypatch.undo()
+                for replica in scene.replicas.values():
+                    assert replica.step_boundary() == 1
+                scene.check(1, before)
+                await scene.bring(3)
+        assert sum(coming) > 0
+
+    run(body)

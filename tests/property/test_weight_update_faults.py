@@ -35,12 +35,12 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
             victim = scene.replicas["b/1"]
             right = Intake._right
 
-            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
+            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
                 if self._copy in victim._copies:
                     place = self._places.places(rows[0])[0]
                     self._copy.memory[place] |= 0xFF
                     self._copy.memory[place] ^= 0x10
-                return await right(self, rows, sums, kind)
+                return await right(self, rows, sums, kind, told)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*wrong bytes.*trainer-"):

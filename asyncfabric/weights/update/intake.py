@@ -264,14 +264,9 @@ class Intake:
         """Check rows that were told ahead once they are there; what is hashed is made ready meanwhile."""
         rows, sums, kind = columns.rows.tolist(), columns.sums.tolist(), columns.kind
         counter = self._counters[number]
-        if self._queues(kind):
-            found = self._told_of(rows, kind)
-            await counter.wait(after)
-            found.begin()
-            right = await compared_soon(found, sums)
-        else:
-            await counter.wait(after)
-            right = await self._right(rows, sums, kind)
+        told = self._told_of(rows, kind) if self._queues(kind) else None
+        await counter.wait(after)
+        right = await self._right(rows, sums, kind, told)
         if not all(right):  # rails may have brought others first; and who waits for these rows must not wait for all
             await counter.wait(self._targets[number])
             right = await self._right(rows, sums, kind)
@@ -323,11 +318,13 @@ class Intake:
         """Return whether the device is told from the event loop: threads would wait for each other."""
         return self._copy.device.queues and kind == self._copy.device.checksum
 
-    async def _right(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> list[bool]:
-        """Return which rows are right."""
+    async def _right(
+        self, rows: list[int], sums: list[int], kind: ChecksumKind, told: Sums | None = None
+    ) -> list[bool]:  # fmt: skip
+        """Return which rows are right; `told` works out their checksums, if that was made ready."""
         if not self._queues(kind):
             return await in_thread(lambda: compared(self._told_of(rows, kind), sums))
-        found = self._told_of(rows, kind)
+        found = told or self._told_of(rows, kind)
         found.begin()
         return await compared_soon(found, sums)
 

@@ -35,9 +35,10 @@ PAGES_IN_FLIGHT = 8 * MOST_PAGES
 
 UNITS_READY, UNITS_IN_FLIGHT = 4, 64
 
-QUEUED_IN_FLIGHT = 1
-"""The same where the device queues, besides one that is awaited and one that was just posted. The engine serves all
-transfers alike that it cannot begin at once, and a rail of a GPU begins 1 GiB: more would end late, and together."""
+QUEUED_IN_FLIGHT = 3
+"""The same where the device queues, besides one that is awaited and one that was just posted. The first are small, and
+the wire must not wait for the event loop; many more would end late, and together: a rail of a GPU begins 1 GiB, and the
+engine serves all transfers alike that it cannot begin at once."""
 
 UNITS_AHEAD = 2
 """There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
