@@ -18,7 +18,7 @@ import click
 
 from asyncfabric.sim.calibration import Run
 from asyncfabric.sim.labour import THREADS, Thread
-from asyncfabric.weights.update.device import HostDevice
+from asyncfabric.weights.update.host_device import HostDevice
 from asyncfabric.weights.update.pipeline import PAGES_IN_FLIGHT
 from asyncfabric.weights.update.scratch import PAGE_ENTRY_BYTES, UNITS_STAGED
 from asyncfabric.weights.update.tiles import TILE_BYTES

@@ -18,7 +18,9 @@ from asyncfabric.weights.commit.word_sums import word_sum
 from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update import open_replica
-from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, device_of, stretch
+from asyncfabric.weights.update.device import Measured, Stretch, stretch
+from asyncfabric.weights.update.devices import device_of
+from asyncfabric.weights.update.host_device import HostDevice
 from asyncfabric.weights.update.intake import Intake
 from asyncfabric.weights.update.rows import Strided
 

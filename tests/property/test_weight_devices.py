@@ -24,7 +24,7 @@ from asyncfabric.weights.arithmetic import cast, quantise, to_float32
 from asyncfabric.weights.commit.word_sums import word_sum
 from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
 from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update import device, replica, shards
+from asyncfabric.weights.update import device, devices, replica, shards
 from asyncfabric.weights.update.rows import Strided
 from asyncfabric.weights.update.tiles import measure
 
@@ -33,8 +33,9 @@ torch = pytest.importorskip("torch", reason="NO TEST OF WEIGHTS IN TENSORS WAS R
 from asyncfabric.weights.update.cuda import arithmetic  # noqa: E402  # needs torch
 from asyncfabric.weights.update.cuda import device as gpu_device  # noqa: E402
 from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
+from asyncfabric.weights.update.host_device import HostDevice  # noqa: E402
 
-Host, Torch = device.HostDevice(), TorchDevice("cpu")
+Host, Torch = HostDevice(), TorchDevice("cpu")
 FORMS = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<u2"), "float32": np.dtype("<u4")}
 INTS = {2: torch.int16, 4: torch.int32}
 
@@ -192,7 +193,7 @@ def torch_everywhere(trainers: bool = True, receivers: bool = True) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_device, "BroughtSums", None)
         for wanted, module in ((trainers, shards), (receivers, replica)):
-            patch.setattr(module, "device_of", TorchDevice if wanted else device.device_of)
+            patch.setattr(module, "device_of", TorchDevice if wanted else devices.device_of)
         yield
 
 

@@ -13,7 +13,8 @@ from asyncfabric.weights.arithmetic import cast  # noqa: E402
 from asyncfabric.weights.commit.word_sums import word_sum  # noqa: E402
 from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS  # noqa: E402
 from asyncfabric.weights.plan import Kind  # noqa: E402
-from asyncfabric.weights.update.device import HostDevice, Measured, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.update.device import Measured, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.update.host_device import HostDevice  # noqa: E402
 from asyncfabric.weights.update.rows import Strided  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights.commit.messages import Abort
-from asyncfabric.weights.update import device, rows
+from asyncfabric.weights.update import host_device, rows
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def test_what_is_posted_is_not_read_after_a_cancelled_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rail: str, where: str
 ) -> None:
     """From the shards themselves, or from the staging memory, which the next version fills again."""
-    monkeypatch.setattr(device.HostDevice, "unit_bytes", 32 << 10)
+    monkeypatch.setattr(host_device.HostDevice, "unit_bytes", 32 << 10)
     if where == "shards":
         monkeypatch.setattr(rows, "DIRECT_RUN_BYTES", 1)
 

@@ -11,7 +11,7 @@ import pytest
 from weight_scene import open_scene, run
 
 from asyncfabric.weights import Plan
-from asyncfabric.weights.update import device, threads
+from asyncfabric.weights.update import host_device, threads
 from asyncfabric.weights.update.filling import Filler
 from asyncfabric.weights.update.pipeline import Sending
 from asyncfabric_services.bench.weights_workload import plan_of, rows_of
@@ -43,7 +43,7 @@ def seen_in(patch: pytest.MonkeyPatch, busy: int) -> list[str]:
         return call
 
     patch.setattr(threads, "threads", lambda: busy)
-    patch.setattr(device.HostDevice, "unit_bytes", 1 << 15)
+    patch.setattr(host_device.HostDevice, "unit_bytes", 1 << 15)
     for name, kind, method in (("fill", Filler, fill), ("open", Sending, opened), ("run", Sending, begun)):
         patch.setattr(kind, {"fill": "fill_here"}.get(name, name), noted(name, method))
     return seen
@@ -78,7 +78,7 @@ def test_units_that_were_filled_with_other_checksums_are_filled_again(monkeypatc
             async with open_scene(plan(), shard, Path(folder) / "log") as scene:
                 await scene.bring(1)
                 scene.change(1)
-                monkeypatch.setattr(device.HostDevice, "checksum", "words")
+                monkeypatch.setattr(host_device.HostDevice, "checksum", "words")
                 seen.clear()
                 await scene.bring(2)
                 assert seen.count("run xxh3") == seen.count("run words") == seen.count("open") == 2, seen

@@ -12,7 +12,7 @@ from weight_cases import Case, cases
 from weight_scene import open_scene, run
 
 from asyncfabric.weights import Relay, plan_weights
-from asyncfabric.weights.update import device, rows, threads
+from asyncfabric.weights.update import host_device, rows, threads
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
@@ -44,7 +44,7 @@ def test_updates_equal_the_reference(case: Case, relay: Relay, chunk_bytes: int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "DIRECT_RUN_BYTES", shortest)
         patch.setattr(threads, "threads", lambda: busy)
-        patch.setattr(device.HostDevice, "unit_bytes", 64)
+        patch.setattr(host_device.HostDevice, "unit_bytes", 64)
         updated(case, relay, chunk_bytes, "local")
 
 

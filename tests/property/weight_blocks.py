@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from asyncfabric.weights.arithmetic import cast, scales_of
 from asyncfabric.weights.formats import BLOCK, STORED_AS
 from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.device import Device, HostDevice, Measured, Told
+from asyncfabric.weights.update.device import Device, Measured, Told
+from asyncfabric.weights.update.host_device import HostDevice
 
 INTS = {2: np.int16, 4: np.int32}
 ORDERS = (((0, 1, 2, 3), [0, 1, 2, 3]), ((1, 0, 3, 2), [1, 0, 3, 2]), ((0, 1, 3, 2), [2, 0, 1, 3]))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import anyio
+import pytest
+import trio
+import trio.testing
 
 from asyncfabric import RegionKey
 from asyncfabric.weights.shares import Share
+from asyncfabric.weights.update import telling
 from asyncfabric.weights.update.runs import Gate
 from asyncfabric.weights.update.telling import LATEST_S, Teller, shares_of
 
@@ -93,8 +97,9 @@ def test_who_asks_for_no_share_hears_of_each_unit_and_first_words_come_in_turn()
     assert sorted(firsts)[4] <= 45 and sorted(firsts)[11] >= 55, "they are spread over the share"
 
 
-def test_a_word_that_is_not_due_is_told_in_time_and_what_is_left_at_the_end() -> None:
+def test_a_word_that_is_not_due_is_told_in_time_and_what_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: Told = []
+    monkeypatch.setattr(telling, "monotonic", trio.current_time)
 
     async def body() -> None:
         heard = anyio.Event()
@@ -115,5 +120,5 @@ def test_a_word_that_is_not_due_is_told_in_time_and_what_is_left_at_the_end() ->
             teller.add("a", 2, 3, 10)
             teller.finish()
 
-    anyio.run(body, backend="trio")
+    trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0))
     assert told == [("a", [0], [1], 0), ("a", [1, 2], [2, 3], 0)]

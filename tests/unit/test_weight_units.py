@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncfabric.weights.update.device import HOST_UNIT_BYTES, LEAST_UNIT_BYTES, HostDevice
+from asyncfabric.weights.update.host_device import HOST_UNIT_BYTES, LEAST_UNIT_BYTES, HostDevice
 from asyncfabric.weights.update.program import Program
 
 

@@ -17,8 +17,9 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Device, HostSums, Memory, Stretch, Summing, Sums, Told, stretch
+from asyncfabric.weights.update.device import Device, Memory, Stretch, Summing, Sums, Told, stretch
 from asyncfabric.weights.update.exchange import Floats
+from asyncfabric.weights.update.host_device import HostSums
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import Staging

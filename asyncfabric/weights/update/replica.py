@@ -22,7 +22,8 @@ from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.catching_up import Fetching, give
 from asyncfabric.weights.update.coded_forwarding import ForwardCodings
 from asyncfabric.weights.update.copies import Copy, open_copies
-from asyncfabric.weights.update.device import HOST, device_of
+from asyncfabric.weights.update.device import HOST
+from asyncfabric.weights.update.devices import device_of
 from asyncfabric.weights.update.landing import LANDING_BYTES, LandingMemory, open_landing
 from asyncfabric.weights.update.layout import TensorLayout, layout_of
 from asyncfabric.weights.update.messages import (

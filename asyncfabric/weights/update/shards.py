@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from asyncfabric import Fabric, Region
 from asyncfabric.weights.plan import Plan
-from asyncfabric.weights.update.device import HOST, Device, Elements, Memory, device_of
+from asyncfabric.weights.update.device import HOST, Device, Elements, Memory
+from asyncfabric.weights.update.devices import device_of
 from asyncfabric.weights.update.threads import in_thread
 
 if TYPE_CHECKING:

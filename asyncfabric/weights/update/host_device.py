@@ -1,0 +1,184 @@
+"""HostDevice: weights in host memory, with numpy, and the compiled pass that puts them in order and hashes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from asyncfabric import Region
+from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.commit.checksums import ChecksumKind, checksum
+from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.update.device import (
+    HOST,
+    Elements,
+    Measured,
+    Memory,
+    Root,
+    Stretch,
+    Summing,
+    Sums,
+    Told,
+    added,
+)
+from asyncfabric.weights.update.ordering import order_and_sum
+from asyncfabric.weights.update.threads import ways
+from asyncfabric.weights.update.tiles import Floats, convert_into, measure
+
+HOST_UNIT_BYTES, LEAST_UNIT_BYTES = 64 << 20, 16 << 20
+"""Boxes go through the pipeline together up to about this many bytes, shared out to the threads that fill units.
+Each costs the event loops of both ends milliseconds, so few cores want them large; many would wait for the first."""
+
+HOST_FIRST_UNIT_BYTES = 4 << 20
+
+
+class HostSums:
+    """Checksums in host memory, worked out as they are added."""
+
+    def __init__(self, kind: ChecksumKind) -> None:
+        self._kind: ChecksumKind = kind
+        self._found: list[int] = []
+
+    def add(self, parts: Sequence[Stretch]) -> None:
+        """Work one out."""
+        if self._kind == "words":
+            self._found.append(checksum((lies.gathered(memory, at) for memory, lies, at in parts), "words"))
+        else:
+            self._found.append(checksum(piece for memory, lies, at in parts for piece in lies.parts(memory, at)))
+
+    def order(self, out: Memory, part: Stretch, past: bool) -> bool:
+        """Put a stretch in order, into contiguous memory, and work out its checksum meanwhile, if that is possible."""
+        found = order_and_sum(part.lies, part.memory, part.at, out, past) if self._kind == "xxh3" else None
+        if found is not None:
+            self._found.append(found)
+        return found is not None
+
+    def begin(self) -> None:
+        """They are worked out already."""
+
+    def ready(self) -> bool:
+        """They are."""
+        return True
+
+    def result(self) -> list[int]:
+        """Return them."""
+        return self._found
+
+
+class HostDevice:
+    """Host memory, with numpy."""
+
+    name: str = HOST
+    checksum: ChecksumKind = "xxh3"
+    measures: int = 1
+    queues: bool = False
+
+    def __init__(self) -> None:
+        """Have as many threads for units and for batches as the cores of this process are good for."""
+        self.fills: int = ways()
+        self.checks: int = ways()
+
+    @property
+    def unit_bytes(self) -> int:
+        """Boxes go through the pipeline together up to about this."""
+        return max(HOST_UNIT_BYTES // self.fills, LEAST_UNIT_BYTES)
+
+    @property
+    def first_unit_bytes(self) -> int | None:
+        """The first ones, where cores are there to fill them: small. Few cores are busy with anything."""
+        return HOST_FIRST_UNIT_BYTES if self.fills > 1 else None
+
+    def memory_of(self, region: Region) -> Memory:
+        """Return the bytes of a region."""
+        return np.frombuffer(region.memory, np.uint8)
+
+    def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Elements:
+        """Return an array as it is, and one over the memory of a tensor."""
+        if not isinstance(given, np.ndarray):
+            from asyncfabric.weights.tensors import stored
+
+            given = stored(given)
+        if given.dtype != STORED_AS[dtype] or given.size != prod(shape) or not given.flags.c_contiguous:
+            raise ValueError(
+                f"expected C-contiguous {shape} of {STORED_AS[dtype]} ({dtype}), got "
+                f"{given.shape} of {given.dtype}{'' if given.flags.c_contiguous else ', not contiguous'}"
+            )
+        return given
+
+    def brought(self, given: Any) -> Elements:
+        """Return an array."""
+        return np.asarray(given)
+
+    def root(self, elements: Elements) -> Root:
+        """Return the array whose memory this one is a part of."""
+        root = elements
+        while isinstance(root.base, np.ndarray) and root.base.flags.c_contiguous:
+            root = root.base
+        return Root(root, root.ctypes.data, elements.ctypes.data - root.ctypes.data)
+
+    def after_caller(self) -> Callable[[], None] | None:
+        """Nothing is ever under way."""
+        return None
+
+    def measure(self, shards: Sequence[Measured]) -> list[Floats]:
+        """Return the maxima of blocks."""
+        return [measure(*one) for one in shards]
+
+    def convert(
+        self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
+        start: Ints, origin: Ints,
+    ) -> None:  # fmt: skip
+        """Convert tile by tile."""
+        target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
+        convert_into(target, box, kind, maxima, start, origin)
+
+    def told(
+        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    ) -> Any:
+        """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""
+        return None
+
+    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
+        """Nobody asks for it."""
+        raise NotImplementedError("boxes in host memory are converted one by one")
+
+    def put(self, out: Memory, data: np.ndarray) -> None:
+        """Copy bytes."""
+        out[...] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+    def gather(self, out: Memory, part: Stretch) -> None:
+        """Put a stretch in order."""
+        out[...] = part.lies.gathered(part.memory, part.at)
+
+    def sums(self, kind: ChecksumKind) -> Sums:
+        """Return what works out checksums."""
+        return HostSums(kind)
+
+    def summing(self, kind: ChecksumKind, stretches: Sequence[Sequence[Stretch]]) -> Summing:
+        """Nothing can be made ready."""
+        return lambda numbers: added(HostSums(kind), stretches, numbers)
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return nothing to hold."""
+        return nullcontext()
+
+    def after(self) -> object:
+        """Nothing is ever under way."""
+        return None
+
+    def mark(self) -> float:
+        """Return the time."""
+        return monotonic()
+
+    def seconds(self, first: float, second: float) -> float:
+        """Return what lies between two times."""
+        return second - first
+
+    def finish(self) -> None:
+        """Nothing is ever under way."""
