@@ -72,7 +72,6 @@ def environment_of(scene: Scene, folder: Path) -> dict[str, str]:
         "MODEL__KV_HEADS": 4,
         "MODEL__THREADS": scene.threads,
         "TRAIN__EVERY": 2,
-        "TRAIN__DEVICE": scene.device,
         "TRAIN__CHECKPOINTS": folder / "checkpoints",
         "WEIGHTS__RANKS": scene.tp,
         "WEIGHTS__TP": scene.tp,

@@ -73,7 +73,7 @@ class TrainerRank:
         self._stage = stage
         settings = stage.settings
         try:
-            self.rank, self.ranks, self._device = join_world(settings.train.device)
+            self.rank, self.ranks, self._device = join_world(_device_of(settings.cluster.rails))
             layout = ReplicaLayout(
                 ranks=settings.weights.ranks, tp=settings.weights.tp, fp8=settings.weights.form == "float8"
             )
@@ -205,6 +205,12 @@ class TrainerRank:
         self._published.add(outcome="aborted" if reason else "committed")
         self.rows.append(row | {"outcome": "aborted", "reason": reason} if reason else row | {"outcome": "committed"})
         del self.rows[:-MOST_ROWS]
+
+
+def _device_of(rails: str) -> str:
+    """Return where a trainer of these rails trains: on the GPU of a cuda rail, else on the CPU."""
+    first = rails.split(",")[0].partition("?")[0]
+    return first if first.startswith("cuda:") else "cpu"
 
 
 def _plain(value: Any) -> Any:

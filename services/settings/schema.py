@@ -104,9 +104,6 @@ class TrainSection:
     """The training whose weights are served; its ranks are those of torchrun's variables."""
 
     every: int = key(4, "steps between two versions that are published", 1, 1 << 20)
-    device: Literal["cpu", "cuda"] = key(
-        "cpu", "cuda: each rank trains on the GPU of its number, over NCCL, and needs that GPU's rail in cluster.rails"
-    )
     checkpoints: Path | None = key(None, "folder that keeps each published version as safetensors; resumed from")
 
 

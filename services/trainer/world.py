@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -16,25 +15,23 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEET_SECONDS = 300
 
 
-def join_world(kind: Literal["cpu", "cuda"] = "cpu") -> tuple[int, int, str]:
+def join_world(device: str = "cpu") -> tuple[int, int, str]:
     """Join the process group and return (rank, ranks, device of this rank).
 
-    With "cuda" the rank takes the GPU of its number on this machine (LOCAL_RANK, else RANK), and tensors there go over
-    NCCL.
+    With "cuda:N" the rank takes that GPU, and tensors there go over NCCL.
 
-    Raises ValueError when torchrun's variables are missing or there is no GPU, RuntimeError when others do not come.
+    Raises ValueError when torchrun's variables are missing or there is no such GPU, RuntimeError when others are gone.
     """
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
         raise ValueError(f"{', '.join(missing)} not set: start trainers with torchrun, or set what it sets")
-    backend, device = "gloo", "cpu"
-    if kind == "cuda":
-        count = torch.cuda.device_count()
-        if not count:
-            raise ValueError("torch sees no GPU; see asyncfabric doctor")
-        number = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count
+    backend = "gloo"
+    if device != "cpu":
+        count, number = torch.cuda.device_count(), int(device.removeprefix("cuda:"))
+        if number >= count:
+            raise ValueError(f"{device}: torch sees {count} GPUs; see asyncfabric doctor")
         torch.cuda.set_device(number)
-        backend, device = "cpu:gloo,cuda:nccl", f"cuda:{number}"
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=MEET_SECONDS))
     return dist.get_rank(), dist.get_world_size(), device
 

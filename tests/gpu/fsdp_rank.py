@@ -7,6 +7,7 @@ is what whole tensors, quantised by torch, say.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -185,7 +186,7 @@ async def train(kind: str, here: str, versions: int) -> None:
 
 def main(kind: str, device: Literal["cpu", "cuda"], versions: int) -> None:
     """Join the process group and train."""
-    _, _, here = join_world(device)
+    _, _, here = join_world("cpu" if device == "cpu" else f"cuda:{os.environ['RANK']}")
     try:
         trio.run(train, kind, here, versions)
     finally:
