@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,20 @@ def gpu_count() -> int:
     return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
+def spread(*arguments: str) -> tuple[str, ...]:
+    """Return the command of some tests, on several processes where pytest can."""
+    found = subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode == 0
+    return (*PYTEST, *(("-n", "8") if found else ()), *arguments)
+
+
 def tests() -> None:
-    """Run the tests of this folder, then the conformance suite over the rail of GPUs."""
-    spread = subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode == 0
-    workers = ("-n", "8") if spread else ()
-    step("tests", *PYTEST, *workers, "tests/gpu", limit_s=900)
-    step("conformance", *PYTEST, *workers, "tests/conformance", "-k", "cuda", limit_s=900)
+    """Run the tests of this folder."""
+    step("tests", *spread("tests/gpu"), limit_s=900)
+
+
+def conformance() -> None:
+    """Run the conformance suite over the rail of GPUs, and what exports their memory."""
+    step("conformance", *spread("tests/conformance", "-k", "cuda"), limit_s=900)
     if Path("/usr/include/gtest/gtest.h").exists():
         build = "cd native && cmake --preset release && cmake --build --preset release --target cuda_dmabuf_test"
         step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/cuda_dmabuf_test", limit_s=1200)
@@ -146,20 +155,19 @@ def tests() -> None:
         left_out("dma-bufs", "googletest is not installed")
 
 
-def sanitized() -> None:
-    """Run the kernels under compute-sanitizer."""
+def sanitized(tool: str) -> None:
+    """Run the kernels under one tool of compute-sanitizer."""
     if not shutil.which("compute-sanitizer"):
-        left_out("compute-sanitizer", "it is not here")
+        left_out(tool, "compute-sanitizer is not here")
         return
-    for tool in ("memcheck", "racecheck"):
+    sanitizer = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
+    if tool != "synccheck":
         for what, *command in SANITIZED:
-            step(f"{tool} of {what}", "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command)
-    for tool in ("memcheck", "racecheck", "synccheck"):
-        for path in ("nvlink", "proxied", "nodes"):
-            for case in ("decode", "prefill"):
-                sanitizer = ("compute-sanitizer", "--tool", tool, "--target-processes", "all")
-                steps = (sys.executable, "tests/gpu/sanitized_moe.py", path, case)
-                step(f"{tool} of MoE, {path}, {case}", *sanitizer, "--error-exitcode", "9", *steps)
+            step(f"{tool} of {what}", *sanitizer, *command)
+    for path in ("nvlink", "proxied", "nodes"):
+        for case in ("decode", "prefill"):
+            steps = (sys.executable, "tests/gpu/sanitized_moe.py", path, case)
+            step(f"{tool} of MoE, {path}, {case}", *sanitizer, "--target-processes", "all", *steps)
 
 
 def planted() -> None:
@@ -200,8 +208,9 @@ def main() -> None:
         step("machine", "nvidia-smi", "topo", "-m")
     step("doctor", *ASYNCFABRIC, "doctor", "--provider", "cuda", "--provider", "local")
     step("topo", *ASYNCFABRIC, "topo")
-    side_by_side(tests, sanitized, planted)
     figures()
+    tools = [partial(sanitized, tool) for tool in ("memcheck", "racecheck", "synccheck")]
+    side_by_side(tests, *tools, planted, conformance)
     finish()
 
 
