@@ -9,6 +9,7 @@ import anyio.abc
 import torch
 
 from asyncfabric import Fabric
+from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.nvlink.between import Between
 from asyncfabric.moe.nvlink.exchange import CudaMoeExchange
@@ -35,7 +36,7 @@ class CudaNodeExchange(CudaMoeExchange):
     ) -> None:
         """Not for users: `async with open_moe_cuda(...)`; `sites` across and inside."""
         super().__init__(fabric, group, sites[1], tasks)
-        self.config = lanes.config
+        self.config: MoeConfig = lanes.config
         self._present = tuple(range(lanes.config.ranks))
         self._lanes = lanes
         self._across_site = sites[0]
