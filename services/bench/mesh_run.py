@@ -47,6 +47,8 @@ def run_mesh(options: Options, report: Report, processes: int | None) -> None:
             for pattern in PATTERNS:
                 report.step(f"{pattern} of {format_size(size)}")
                 _one(options, report, ranks, pattern, size, opened[0])
+        for process in ranks:
+            process.hang_up()  # a process group of NCCL is left by all at once
 
 
 def _one(options: Options, report: Report, ranks: list[Process], pattern: str, size: int, rail: dict[str, str]) -> None:

@@ -60,7 +60,8 @@ def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -
     """Run one step, keep its output in a file and its last lines in the report."""
     begin = time.monotonic()
     paths = [str(ROOT), str(OUT / "path"), os.environ.get("PYTHONPATH", "")]
-    environment = {"OMP_NUM_THREADS": "4"} | os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment = {"OMP_NUM_THREADS": "4", "PYTHONFAULTHANDLER": "1"} | os.environ
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     log = OUT / (re.sub(r"\W+", "-", name) + ".txt")
     with (
         log.open("w") as sink,
@@ -72,8 +73,10 @@ def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = 124
+            end_all_of(process.pid, signal.SIGABRT)  # each Python among them says where it is
+            time.sleep(2)
         finally:
-            end_all_of(process.pid)
+            end_all_of(process.pid, signal.SIGKILL)
     lines = log.read_text(errors="replace").splitlines()
     seconds = round(time.monotonic() - begin, 1)
     with PRINTING:
@@ -85,10 +88,10 @@ def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -
     return code == 0
 
 
-def end_all_of(session: int) -> None:
-    """Kill what a step left running."""
+def end_all_of(session: int, how: signal.Signals) -> None:
+    """End what a step left running."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(session, signal.SIGKILL)
+        os.killpg(session, how)
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:
@@ -193,7 +196,7 @@ def figures() -> None:
         if gpus < 2 and name in NEED_TWO_GPUS:
             left_out(f"bench {name}", f"it needs two GPUs, here is {gpus}")
         else:
-            step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK)
+            step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK, limit_s=120)
 
 
 def main() -> None:
