@@ -21,7 +21,6 @@ from torch import Tensor
 from asyncfabric._cuda_driver import Driver, open_driver
 
 THREADS = 256
-MOST_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 OUTER = 4
 """Dimensions that lead from run to run, at most."""
 
@@ -33,10 +32,6 @@ WHOLE = struct.Struct("<4Q3QQ3Q6I")
 
 STRETCHES, WHOLES = 40, 32
 """What the parameters of one launch hold."""
-
-SPARED_BYTES = {"whole": 0, "lay": 0, "sums": 0}
-"""Shared memory that blocks of a kernel take and do not use: so fewer of them run at once, and copy engines, which go
-to the same memory, are left more of it."""
 
 WORDS_OF_A_BLOCK = 16 * THREADS
 MOST_BLOCKS = 2048
@@ -187,16 +182,13 @@ class _Loaded:
 
     def __call__(self, name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
         found = self._functions.get(name)
-        spared = SPARED_BYTES.get(name.partition("_")[0], 0)
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(each) for each in arguments])
         if found is None:
             found = c_void_p()
             self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
             self._functions[name] = found
-            if spared:
-                self._driver.call("cuFuncSetAttribute", found, MOST_SHARED_BYTES, spared)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, spared, c_void_p(stream), pointers, None)
+        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
 
 
 def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scales: int, out: Tensor) -> Matrices:

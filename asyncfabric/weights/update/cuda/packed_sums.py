@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric.weights.boxes import Ints
-from asyncfabric.weights.commit.word_sums import finished
-from asyncfabric.weights.update.cuda.kernels import STRETCH, Brought, Kernels
-from asyncfabric.weights.update.cuda.sums import lies_for_kernel
+from asyncfabric.weights.update.cuda.kernels import STRETCH, Kernels
+from asyncfabric.weights.update.cuda.sums import LaunchedSums, lies_for_kernel
 from asyncfabric.weights.update.device import Stretch
 
 _WHICH = slice(STRETCH.size - 12, STRETCH.size - 8)
@@ -61,11 +60,12 @@ def packed(stretches: Sequence[Sequence[Stretch]]) -> Packed | None:
     return Packed(table, first, counts, np.array(largest, np.int64), lengths)
 
 
-class PackedSums:
+class PackedSums(LaunchedSums):
     """Some of them, by one launch of the kernel for as many as its parameters hold."""
 
     def __init__(self, kernels: Kernels, table: Packed, numbers: Sequence[int]) -> None:
         """Make ready what begins checksums by their numbers."""
+        super().__init__([table.lengths[number] for number in numbers])
         self._kernels = kernels
         wanted = np.asarray(numbers, np.int64)
         count = table.counts[wanted]
@@ -75,8 +75,6 @@ class PackedSums:
         entries[:, _WHICH] = which.view(np.uint8).reshape(-1, 4)
         self._told = entries.tobytes()
         self._most_words = int(table.words[wanted].max(initial=0))
-        self._lengths = [table.lengths[number] for number in numbers]
-        self._totals: Brought | None = None
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Nobody adds to them."""
@@ -86,15 +84,3 @@ class PackedSums:
         """Launch, and let what it finds come to the host."""
         if self._lengths:
             self._totals = self._kernels.sums(self._told, self._most_words, len(self._lengths))
-
-    def ready(self) -> bool:
-        """Return whether they are here."""
-        return self._totals is None or self._totals.ready()
-
-    def result(self) -> list[int]:
-        """Wait for them."""
-        if self._totals is None:
-            self.begin()
-        if self._totals is None:
-            return []
-        return [finished(total, length) for total, length in zip(self._totals.wait(), self._lengths, strict=True)]

@@ -66,17 +66,41 @@ class TorchSums:
         return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
 
 
-class KernelSums:
-    """Checksums of the kind "words", all of them by one launch of a kernel."""
+class LaunchedSums:
+    """Checksums of the kind "words" by one launch of a kernel, which `begin` of those who derive from it makes."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        """Await one for each of these lengths, in bytes; more may be added before it begins."""
+        self._lengths = lengths
+        self._totals: Brought | None = None
+
+    def begin(self) -> None:
+        """Launch, and let what it finds come to the host."""
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        """Return whether they are here."""
+        return self._totals is None or self._totals.ready()
+
+    def result(self) -> list[int]:
+        """Wait for them."""
+        if self._totals is None:
+            self.begin()
+        if self._totals is None:
+            return []
+        return [finished(total, length) for total, length in zip(self._totals.wait(), self._lengths, strict=True)]
+
+
+class KernelSums(LaunchedSums):
+    """Checksums that are added one by one."""
 
     def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
+        super().__init__([])
         self._kernels = kernels
         self._gathered = gathered
         self._stretches: list[bytes] = []
         self._most_words = 0
-        self._lengths: list[int] = []
         self._kept: list[Tensor] = []
-        self._totals: Brought | None = None
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Note one."""
@@ -105,19 +129,11 @@ class KernelSums:
         if self._lengths:
             self._totals = self._kernels.sums(b"".join(self._stretches), self._most_words, len(self._lengths))
 
-    def ready(self) -> bool:
-        """Return whether they are here."""
-        return self._totals is None or self._totals.ready()
-
     def result(self) -> list[int]:
         """Wait for them."""
-        if self._totals is None:
-            self.begin()
-        if self._totals is None:
-            return []
-        totals = self._totals.wait()
+        found = super().result()
         self._kept.clear()
-        return [finished(total, length) for total, length in zip(totals, self._lengths, strict=True)]
+        return found
 
 
 Lies = tuple[tuple[int, ...], tuple[int, ...], int, bool]
