@@ -34,8 +34,8 @@ from asyncfabric.weights.update.words import Words
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
 GRACE_S = 5.0
-"""How long a receiver that cannot be written to may take to be known as dead, before it fails the update."""
-
+"""How long a receiver that cannot be written to may take to be known as dead, before it fails the update; and so long
+the report of a decided update waits for a trainer whose writes have not all ended, say those to a dead receiver."""
 
 AT_ONCE_S = 0.002
 """A disk that took the beginning of a version so soon takes its decision without a thread, the way to which would take
@@ -103,11 +103,17 @@ class WeightCoordinator(Attendance):
                     with anyio.CancelScope(shield=True):
                         await update.done.wait()
                 update.failure = update.failure or str(error)
+            self._tell_outcome(update)
             self._end(update)
             if isinstance(error, (FabricError, ValueError)):
                 raise BrokenError(f"version {version} was not committed: {error}") from error
             raise
-        self._end(update)
+        self._tell_outcome(update)
+        try:
+            if not update.failure:
+                await self._hear_out(update)
+        finally:
+            self._end(update)
         if update.failure:
             raise BrokenError(f"version {version} was not committed: {update.failure}", remedy="the old one serves")
         return update.report()
@@ -143,9 +149,18 @@ class WeightCoordinator(Attendance):
             )
         )
 
+    async def _hear_out(self, update: Progress) -> None:
+        """Wait a while for what trainers tell of a decided version: it may be verified before they speak."""
+        with anyio.move_on_after(self._grace_s):
+            while not update.wrote | update.silent >= self._ranks:
+                await self._changed.wait()
+
     def _end(self, update: Progress) -> None:
         if self._update is update:
             self._update = None
+        self._changed.tell()
+
+    def _tell_outcome(self, update: Progress) -> None:
         self._offers.take_down(update.version)
         outcome = Outcome(update.version, update.failure[:2000])
         for trainer in self._trainers:
@@ -167,6 +182,8 @@ class WeightCoordinator(Attendance):
                 burst = burst or [await self._messenger.receive()]
             except ClosedError as error:
                 self._carry_out(self._machine.sender_failed(self._trainers[0], str(error)))
+                if self._update is not None:
+                    self._update.silent.update(self._ranks)
                 self._settle()
                 return
             for sender, event in (*burst, *self._messenger.take_nowait()):
@@ -194,6 +211,7 @@ class WeightCoordinator(Attendance):
             case Failed(version, reason) if sender in self._ranks:
                 self._offers.withdraw(sender, version)
                 if update is not None and version == update.version:
+                    update.silent.add(sender)
                     self._carry_out(self._machine.sender_failed(sender, reason))
             case Standing() | Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
                 if isinstance(event, Standing):
@@ -205,6 +223,8 @@ class WeightCoordinator(Attendance):
     def _lost(self, name: str, reason: str) -> None:
         self._here.discard(name)
         self._offers.withdraw(name)
+        if self._update is not None:
+            self._update.silent.add(name)
         if name in self._machine.receivers:
             self._carry_out(self._machine.receiver_lost(name, reason))
         self._carry_out(self._machine.sender_failed(name, reason))

@@ -18,6 +18,7 @@ class Progress:
         receivers: who takes part.
         marks: moments, by what happened then.
         wrote: trainers whose writes have ended.
+        silent: trainers that will not say so any more.
         done: set when it is decided or aborted.
         codings: what trainers told of them.
         failure: why it was aborted, empty if it was not.
@@ -28,6 +29,7 @@ class Progress:
         self.receivers: tuple[str, ...] = ()
         self.marks: dict[str, float] = {"begin": monotonic()}
         self.wrote: set[str] = set()
+        self.silent: set[str] = set()
         self.codings: list[CodingReport] = []
         self.done: anyio.Event = anyio.Event()
         self.failure: str = ""
