@@ -20,6 +20,7 @@ from asyncfabric.weights.maxima import shares
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.device import Measured
 from asyncfabric.weights.update.messages import Maxima
+from asyncfabric.weights.update.messenger import trainer_name
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.threads import in_thread
 
@@ -149,9 +150,10 @@ class Exchange:
             await self._changed.wait()
         return self._found[key], self._origins[key]
 
-    def awaited(self) -> list[str]:
-        """Return who still has to tell maxima, for messages."""
-        return sorted({f"trainer-{rank}" for ranks in self._missing.values() for rank in ranks})
+    def awaited(self, version: int) -> set[str]:
+        """Return who still has to tell maxima of a version, which may be one that is not begun yet."""
+        told = self._missing if version == self._version else self._takes
+        return {trainer_name(rank) for ranks in told.values() for rank in ranks}
 
     def _batched(self) -> Iterator[list[Key]]:
         """Yield what is measured in one go: ever more, so that the first is soon there; what is brought, one by one."""

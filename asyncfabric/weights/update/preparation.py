@@ -73,6 +73,17 @@ class Preparation:
         """Take another trainer's maxima, perhaps before the plan is here. Raises RemoteProtocolError for wrong ones."""
         self._take(self._ranks.get(sender, -1), message)
 
+    def needs(self, name: str, version: int) -> bool:
+        """Return whether words of another participant matter for a version.
+
+        A receiver's do that rows of this trainer are for, and those of a trainer whose maxima are still to come; with a
+        plan that nothing was made of yet, anybody's may.
+        """
+        if self._made is None or self._made[0] is not self._plan:
+            return True
+        _, program, exchange, _ = self._made
+        return name in program.receivers or name in exchange.awaited(version)
+
     def _take(self, rank: int, message: Maxima) -> None:
         if message.version > self._begun:
             self._early.append((rank, message))  # its plan may be another one than that of now

@@ -59,11 +59,18 @@ class _Publication:
         self.seated = False  # who takes part is known
         self.write: Write | None = None
         self.gates: dict[str, Gate] = {}
+        self.gone: set[str] = set()  # participants that the coordinator has lost since it began
         self.landings: dict[str, Landing | None] = {}
         self.kinds: set[ChecksumKind] = set()
         self.kind: ChecksumKind = "xxh3"
         self.outcome: str | None = None
         self.scope: anyio.CancelScope = anyio.CancelScope()
+
+    def taking_part(self, program: Program) -> set[str] | None:
+        """Return the receivers that rows of this trainer are for and that are still there; None before Write."""
+        if self.write is None:
+            return None
+        return {name for name in program.receivers if name in self.write.receivers and name not in self.gone}
 
 
 class WeightPublisher:
@@ -187,11 +194,11 @@ class WeightPublisher:
                 if sending is not None:
                     one.kind = sending.kind
                     early.start_soon(sending.run, program, scratch.unit_bytes)
-                while one.write is None or not one.gates.keys() >= {*program.receivers} & {*one.write.receivers}:
+                while (here := one.taking_part(program)) is None or not one.gates.keys() >= here:
                     await self._changed.wait()
                 started = monotonic()
                 one.kind = "words" if "words" in (device.checksum, *one.kinds) else "xxh3"
-                gates = {name: one.gates[name] for name in program.receivers if name in one.write.receivers}
+                gates = {name: one.gates[name] for name in program.receivers if name in here}
                 coded = await self._coded(one, program)
                 for name in coded.lanes if coded is not None else ():
                     del gates[name]
@@ -234,6 +241,8 @@ class WeightPublisher:
             self._changed.tell()
             if self._closed:
                 return
+            if isinstance(event, Lost) and sender != COORDINATOR:
+                await self._parted(sender, event.reason)
 
     def _hear(self, sender: str, event: Event) -> None:
         one = self._publication
@@ -259,8 +268,10 @@ class WeightPublisher:
                     self._codings.opened(sender)
             case Taken() if self._codings is not None:
                 self._codings.take(sender, event)
-            case Gone(name) if self._codings is not None and one is not None:
-                self._codings.lost(name)
+            case Gone(name) if one is not None:
+                one.gone.add(name)
+                if self._codings is not None:
+                    self._codings.lost(name)
             case Maxima():
                 self._preparation.take_maxima(sender, event)
             case Abort(version=version, reason=reason) | Outcome(version=version, reason=reason) if (
@@ -271,6 +282,20 @@ class WeightPublisher:
                     one.scope.cancel()
             case _:
                 pass
+
+    async def _parted(self, name: str, reason: str) -> None:
+        """The session with another participant ended: what was said in it last may not have been heard, at either end.
+
+        It may be dead, which the coordinator hears by itself; or the link broke, and what is missing would be waited
+        for without an end.
+        """
+        one = self._publication
+        if one is None or one.outcome is not None or not self._preparation.needs(name, one.version):
+            return
+        if "/" in name:
+            await self._say(COORDINATOR, Unreachable(one.version, name, f"its session broke: {reason}"[:2000]))
+        elif one.seated:
+            await self._say(COORDINATOR, Failed(one.version, f"the session with {name} broke: {reason}"[:2000]))
 
     async def _tell(self, to: int, message: Maxima) -> None:
         await self._messenger.send(trainer_name(to), message)

@@ -33,6 +33,7 @@ from asyncfabric.weights.update.messages import (
     Opened,
     Roster,
     Taken,
+    Unreachable,
     Want,
     WeightMessage,
     Written,
@@ -131,6 +132,7 @@ class WeightReplica(Serving):
                 self._carry_out(self._machine.session_lost())
             case Lost(reason):
                 self._source_lost(sender, reason)
+                self._parted(sender, reason)
             case Gone(name):
                 self._source_lost(name, "the coordinator has lost it")
             case Roster():
@@ -163,6 +165,12 @@ class WeightReplica(Serving):
     def _source_lost(self, name: str, reason: str) -> None:
         if self._arrival is not None and self._arrival.fetching is not None:
             self._arrival.fetching.lost(name, reason)
+
+    def _parted(self, name: str, reason: str) -> None:
+        """A session ended: what was said last to one that gets rows from here, or by it, may not have been heard."""
+        arrival = self._arrival
+        if arrival is not None and arrival.forwarding is not None and name in arrival.forwarding.bytes_to:
+            self._words.say(COORDINATOR, Unreachable(arrival.version, name, f"its session broke: {reason}"[:2000]))
 
     # ---- effects
 

@@ -1,0 +1,136 @@
+"""Words that are said and never heard, because who says them dies or a session breaks: nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from weight_scene import Scene, open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights import Relay
+from asyncfabric.weights.commit.messages import Write
+from asyncfabric.weights.update.messages import Maxima, Opened, WeightMessage, decode_message
+from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+
+PATIENCE_S = 30.0
+SIDE = 256
+
+
+def unheard(scene: Scene, which: Callable[[str, str, WeightMessage], bool], then: Callable[[str, str], None]) -> None:
+    """Lose the first message that `which` says, given (from, to, message), and do something."""
+    deliver = scene.post.deliver
+    lost: list[tuple[str, str]] = []
+
+    def pass_on(sender: str, to: str, data: bytes) -> None:
+        if not lost and which(sender, to, decode_message(data)):
+            lost.append((sender, to))
+            then(sender, to)
+        else:
+            deliver(sender, to, data)
+
+    scene.post.deliver = pass_on  # type: ignore[method-assign]
+
+
+def renew(scene: Scene) -> Callable[[str, str], None]:
+    """Return what breaks the session of two participants, who find each other again at once."""
+    return scene.post.renew
+
+
+async def broken(scene: Scene, version: int, match: str) -> None:
+    with pytest.raises(af.BrokenError, match=match), anyio.fail_after(PATIENCE_S):
+        await scene.update(version)
+
+
+@pytest.mark.parametrize("codings", [(), ("exponent",)])
+def test_a_receiver_dies_before_a_trainer_has_its_key(tmp_path: Path, codings: tuple[str, ...]) -> None:
+    """The coordinator had heard that it was ready, and let trainers write to it: the others get the version."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always") as scene:
+            await scene.begin()
+            unheard(scene, lambda who, to, said: isinstance(said, Opened) and (who, to) == ("b/0", "trainer-1"),
+                    lambda *_: None)  # fmt: skip
+            deliver = scene.post.deliver
+
+            def die(sender: str, to: str, data: bytes) -> None:
+                if isinstance(decode_message(data), Write) and "b/0" in scene.replicas:
+                    del scene.replicas["b/0"]
+                    scene.post.close("b/0", "killed")
+                deliver(sender, to, data)
+
+            scene.post.deliver = die  # type: ignore[method-assign]
+            with anyio.fail_after(PATIENCE_S):
+                report = await scene.update(2)
+            assert "b/0" in report.receivers
+            await scene.flip(2)
+            scene.check(2)
+            await scene.bring(3)
+
+    run(body)
+
+
+def test_a_link_breaks_that_carried_the_key_of_a_receiver(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as scene:
+            await scene.begin()
+            unheard(scene, lambda who, to, said: isinstance(said, Opened) and to == "trainer-1", renew(scene))
+            await broken(scene, 2, "trainer-1 cannot write to it: its session broke")
+            await scene.bring(3)
+
+    run(body)
+
+
+def test_a_link_breaks_that_carried_the_key_to_one_who_forwards(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(relay=Relay(2, 1)), random_shard, tmp_path / "log", grace_s=0.1) as scene:
+            await scene.begin()
+            unheard(scene, lambda who, to, said: isinstance(said, Opened) and "/" in to, renew(scene))
+            await broken(scene, 2, "/. cannot write to it: its session broke")
+            await scene.bring(3)
+
+    run(body)
+
+
+def test_a_link_breaks_that_carried_the_maxima_of_a_trainer(tmp_path: Path) -> None:
+    plan = plan_of(trainers=3, receivers=2, replicas=1, matrices=2, side=SIDE, form="fp8")
+
+    def shard(rank: int, name: str) -> Any:
+        return rows_of(int(name.split()[1]), SIDE, *rows_at(rank, 3, SIDE), 0, "fp8")
+
+    async def body() -> None:
+        async with open_scene(plan, shard, tmp_path / "log") as scene:
+            await scene.begin()
+            unheard(scene, lambda who, to, said: isinstance(said, Maxima), renew(scene))
+            await broken(scene, 2, r"sender trainer-\d: the session with trainer-\d broke")
+            await scene.bring(3)
+
+    run(body)
+
+
+def test_a_link_that_carries_nothing_of_the_version_may_break(tmp_path: Path) -> None:
+    """Trainers whose shards cut no block have nothing to tell each other."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.begin()
+            unheard(scene, lambda who, to, said: False, renew(scene))
+            deliver = scene.post.deliver
+
+            def pass_on(sender: str, to: str, data: bytes) -> None:
+                deliver(sender, to, data)
+                if isinstance(decode_message(data), Write) and to == "trainer-1":
+                    scene.post.renew("trainer-0", "trainer-1")
+
+            scene.post.deliver = pass_on  # type: ignore[method-assign]
+            with anyio.fail_after(PATIENCE_S):
+                await scene.update(2)
+            await scene.flip(2)
+            scene.check(2)
+
+    run(body)
