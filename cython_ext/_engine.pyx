@@ -34,6 +34,7 @@ from bench_api cimport *
 from engine_api cimport *
 from ordering_api cimport *
 from rows_api cimport *
+from summing_api cimport *
 from topology_api cimport *
 
 from asyncfabric._bridge.engine import Completion as CompletionTuple
@@ -59,3 +60,4 @@ include "bench_engine.pxi"
 include "topology.pxi"
 include "rows.pxi"
 include "ordering.pxi"
+include "summing.pxi"

@@ -16,6 +16,7 @@ from asyncfabric.errors import DeviceError
 if TYPE_CHECKING:
     from asyncfabric._bridge.ordering import Ordering
     from asyncfabric._bridge.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
+    from asyncfabric._bridge.summing import MakeBoxSums
 
 
 def open_native_engine(config: FabricConfig) -> Engine:
@@ -52,6 +53,15 @@ def native_ordering() -> Ordering | None:
     except ImportError:
         return None
     return _native.ordering
+
+
+def native_box_sums() -> MakeBoxSums | None:
+    """Return what makes tables of boxes that are summed; None where nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError:
+        return None
+    return _native.BoxSums
 
 
 def native_providers() -> frozenset[str]:

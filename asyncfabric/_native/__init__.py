@@ -7,6 +7,7 @@ from __future__ import annotations
 
 try:
     from asyncfabric._native._engine import (
+        BoxSums,
         Buffer,
         Engine,
         build_info,
@@ -23,4 +24,4 @@ except ModuleNotFoundError as missing:
         "(or `pip install -e .`), or install a wheel; `asyncfabric.testing` works without it"
     ) from missing
 
-__all__ = ["Buffer", "Engine", "build_info", "ordering", "read_topology", "resolve_buffer", "row_loops"]
+__all__ = ["BoxSums", "Buffer", "Engine", "build_info", "ordering", "read_topology", "resolve_buffer", "row_loops"]

@@ -7,6 +7,7 @@ from asyncfabric._bridge.engine import Completion, KeyInfo, OpProgress, RegionIn
 from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric._bridge.ordering import Ordering
 from asyncfabric._bridge.rows import RowLoops
+from asyncfabric._bridge.summing import MakeBoxSums
 from asyncfabric.config import FabricConfig
 
 class BuildInfo(TypedDict):
@@ -182,3 +183,4 @@ def read_topology(root: str) -> NativeTopology: ...  # topology.pxi
 
 row_loops: RowLoops  # rows.pxi
 ordering: Ordering  # ordering.pxi
+BoxSums: MakeBoxSums  # summing.pxi

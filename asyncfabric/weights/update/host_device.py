@@ -28,6 +28,7 @@ from asyncfabric.weights.update.device import (
     added,
 )
 from asyncfabric.weights.update.ordering import order_and_sum
+from asyncfabric.weights.update.summing import BoxTable
 from asyncfabric.weights.update.threads import ways
 from asyncfabric.weights.update.tiles import Floats, convert_into, measure
 
@@ -41,9 +42,9 @@ HOST_FIRST_UNIT_BYTES = 4 << 20
 class HostSums:
     """Checksums in host memory, worked out as they are added."""
 
-    def __init__(self, kind: ChecksumKind) -> None:
+    def __init__(self, kind: ChecksumKind, found: Sequence[int] = ()) -> None:
         self._kind: ChecksumKind = kind
-        self._found: list[int] = []
+        self._found: list[int] = list(found)
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Work one out."""
@@ -161,8 +162,12 @@ class HostDevice:
         return HostSums(kind)
 
     def summing(self, kind: ChecksumKind, stretches: Sequence[Sequence[Stretch]]) -> Summing:
-        """Nothing can be made ready."""
-        return lambda numbers: added(HostSums(kind), stretches, numbers)
+        """Return what works out XXH3 of one memory in one compiled call, everything else one by one."""
+        memory: Memory = stretches[0][0].memory if stretches else None
+        if kind != "xxh3" or any(part.memory is not memory for parts in stretches for part in parts):
+            return lambda numbers: added(HostSums(kind), stretches, numbers)
+        table = BoxTable([[(lies, at) for _, lies, at in parts] for parts in stretches])
+        return lambda numbers: HostSums(kind, table.sums(memory, numbers))
 
     def working(self) -> AbstractContextManager[None]:
         """Return nothing to hold."""

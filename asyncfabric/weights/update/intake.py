@@ -7,6 +7,8 @@ written, while others still arrive; what is not right then is looked at again wh
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from threading import Lock
 
 import anyio
 import numpy as np
@@ -53,6 +55,7 @@ class RowPlaces:
         self._shapes: dict[int, PieceShape] = {}
         self._lies: dict[int, list[tuple[Strided, int]]] = {}  # of rows that were checked
         self._summing: dict[tuple[Copy, ChecksumKind], Summing] = {}
+        self._making = Lock()
 
     def shape(self, row: int) -> PieceShape:
         """Return how a row lies there."""
@@ -123,11 +126,15 @@ class RowPlaces:
         return [Stretch(memory, *each) for each in lies]
 
     def summing(self, copy: Copy, kind: ChecksumKind, rows: Ints) -> Summing:
-        """Return what works out checksums in a copy, by the place of a row in `rows`, which are the same each time."""
-        found = self._summing.get((copy, kind))
-        if found is None:
-            all_ = [self.stretches(copy.memory, row) for row in rows.tolist()]
-            found = self._summing[copy, kind] = copy.device.summing(kind, all_)
+        """Return what works out checksums in a copy, by the place of a row in `rows`, which are the same each time.
+
+        On any thread.
+        """
+        with self._making:
+            found = self._summing.get((copy, kind))
+            if found is None:
+                all_ = [self.stretches(copy.memory, row) for row in rows.tolist()]
+                found = self._summing[copy, kind] = copy.device.summing(kind, all_)
         return found
 
 
@@ -330,14 +337,9 @@ class Intake:
 
     def _told_of(self, rows: list[int], kind: ChecksumKind) -> Sums:
         """Return what works out the checksums of rows, once it is begun."""
-        if self._queues(kind):
-            summing = self._places.summing(self._copy, kind, self.rows)
+        summing = self._places.summing(self._copy, kind, self.rows)
+        with nullcontext() if self._queues(kind) else self._copy.device.working():
             return summing(np.searchsorted(self.rows, rows).tolist())
-        found = self._copy.device.sums(kind)
-        with self._copy.device.working():
-            for row in rows:
-                found.add(self._places.stretches(self._copy.memory, row))
-        return found
 
     def _describe(self, wrong: list[int]) -> str:
         row = wrong[0]

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "rows/kernels.h"
+#include "rows/walk.h"
 #include "rows/xxh3.h"
 
 #if defined(__x86_64__)
@@ -14,38 +15,8 @@
 namespace asyncfabric::rows {
 namespace {
 
-constexpr size_t kMostDimensions = 8;
 constexpr size_t kStepBytes = 4096;  // copied before it is summed
 constexpr size_t kLineBytes = 64;
-
-// The runs one after the other, in steps of kStepBytes at most.
-class Walk {
- public:
-  explicit Walk(const Runs& runs) : runs_(runs), run_(runs.data), length_(std::min(runs.run_bytes, kStepBytes)) {}
-
-  const uint8_t* data() const { return run_ + within_; }
-  size_t length() const { return length_; }
-
-  void next() {
-    within_ += length_;
-    if (within_ == runs_.run_bytes) {
-      within_ = 0;
-      for (size_t dimension = runs_.sizes.size(); dimension-- > 0;) {
-        run_ += runs_.strides[dimension];
-        if (++index_[dimension] < runs_.sizes[dimension]) break;
-        run_ -= runs_.strides[dimension] * runs_.sizes[dimension];
-        index_[dimension] = 0;
-      }
-    }
-    length_ = std::min(runs_.run_bytes - within_, kStepBytes);
-  }
-
- private:
-  const Runs& runs_;
-  const uint8_t* run_;
-  size_t within_ = 0, length_;
-  int64_t index_[kMostDimensions] = {};
-};
 
 }  // namespace
 
@@ -72,12 +43,12 @@ bool order_and_sum(const Runs& runs, std::span<uint8_t> target, bool past, uint6
   const bool whole_stripes = runs.run_bytes % xxh3::kStripe == 0;
   past = past && reinterpret_cast<uintptr_t>(target.data()) % xxh3::kStripe == 0;
   xxh3::Lanes lanes;
-  Walk walk(runs);
+  Walk walk(runs, kStepBytes);
   size_t summed = 0;
   for (size_t copied = 0; copied < bytes;) {
     const uint8_t* from = walk.data();
     const size_t length = walk.length();
-    walk.next();  // behind the last run: the first again, which may be looked at too
+    walk.next();
     uint8_t* to = target.data() + copied;
     copied += length;
     // The processor sees what comes next within a run, but not where the next one begins: so that is asked for.
