@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,41 @@ def test_a_link_breaks_that_carried_the_maxima_of_a_trainer(tmp_path: Path) -> N
             unheard(scene, lambda who, to, said: isinstance(said, Maxima), renew(scene))
             await broken(scene, 2, r"sender trainer-\d: the session with trainer-\d broke")
             await scene.bring(3)
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", [Opened, Maxima])
+@pytest.mark.parametrize("relay", [None, Relay(2, 1)])
+def test_participants_that_have_no_session_yet_are_told_once_they_have(
+    tmp_path: Path, kind: type, relay: Relay | None
+) -> None:
+    """Everybody has found the coordinator, which lets an update begin, and finds the others a while later."""
+    plan = plan_of(trainers=3, receivers=2, replicas=2, matrices=2, side=SIDE, form="fp8")
+    if relay is not None:
+        plan = small_plan(relay=relay)
+
+    def shard(rank: int, name: str) -> Any:
+        if relay is not None:
+            return random_shard(rank, name)
+        return rows_of(int(name.split()[1]), SIDE, *rows_at(rank, 3, SIDE), 0, "fp8")
+
+    async def body() -> None:
+        async with open_scene(plan, shard, tmp_path / "log") as scene:
+            deliver, refused = scene.post.deliver, Counter[tuple[str, str]]()
+
+            def meet_late(sender: str, to: str, data: bytes) -> None:
+                if isinstance(decode_message(data), kind) and refused[sender, to] < 3:
+                    refused[sender, to] += 1
+                    raise af.PeerError(f"{to} is not there yet")
+                deliver(sender, to, data)
+
+            scene.post.deliver = meet_late  # type: ignore[method-assign]
+            with anyio.fail_after(PATIENCE_S):
+                await scene.update(1)
+            await scene.flip(1)
+            scene.check(1)
+            assert bool(refused) == (kind is Opened or relay is None)  # small shards cut no block
 
     run(body)
 

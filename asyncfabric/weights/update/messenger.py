@@ -17,6 +17,10 @@ from asyncfabric.weights.update.messages import WeightMessage, decode_message, e
 
 COORDINATOR = "coordinator"
 
+AGAIN_S = 0.05
+"""Who has to hear of a version and has no session yet is told again after so long, while the version is open:
+participants that have just begun find the coordinator first, and each other later."""
+
 
 def trainer_name(rank: int) -> str:
     """Return what a trainer is called in messages."""
@@ -61,7 +65,7 @@ class Messenger(Protocol):
         """Send a message.
 
         Raises:
-            PeerError: there is no session with `to`.
+            PeerError: there is no session with `to`, or none yet.
 
         Cancellation: the message may or may not have left.
         """

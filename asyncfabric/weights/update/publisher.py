@@ -12,7 +12,16 @@ from time import monotonic
 
 import anyio
 
-from asyncfabric import BrokenError, BusyError, ClosedError, Fabric, FabricError, RegionKey, RemoteProtocolError
+from asyncfabric import (
+    BrokenError,
+    BusyError,
+    ClosedError,
+    Fabric,
+    FabricError,
+    PeerError,
+    RegionKey,
+    RemoteProtocolError,
+)
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.checksums import ChecksumKind
@@ -34,7 +43,7 @@ from asyncfabric.weights.update.messages import (
     WeightMessage,
     Wrote,
 )
-from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, trainer_name
+from asyncfabric.weights.update.messenger import AGAIN_S, COORDINATOR, Event, Found, Lost, Messenger, trainer_name
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.pipeline import Sending
 from asyncfabric.weights.update.preparation import Preparation
@@ -201,7 +210,7 @@ class WeightPublisher:
                 gates = {name: one.gates[name] for name in program.receivers if name in here}
                 coded = await self._coded(one, program)
                 for name in coded.lanes if coded is not None else ():
-                    del gates[name]
+                    gates.pop(name, None)  # it may be gone already
                 if sending is not None and sending.kind == one.kind:
                     sending.open(gates, coded)
                 elif sending is not None:
@@ -298,7 +307,11 @@ class WeightPublisher:
             await self._say(COORDINATOR, Failed(one.version, f"the session with {name} broke: {reason}"[:2000]))
 
     async def _tell(self, to: int, message: Maxima) -> None:
-        await self._messenger.send(trainer_name(to), message)
+        while True:  # until the version is over, if there is never a session
+            try:
+                return await self._messenger.send(trainer_name(to), message)
+            except PeerError:
+                await anyio.sleep(AGAIN_S)
 
     async def _written(self, receiver: str, rows: list[int], sums: list[int], after: int) -> None:
         assert self._publication is not None

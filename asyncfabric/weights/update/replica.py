@@ -16,7 +16,7 @@ from asyncfabric import ClosedError, Fabric, FabricError, RemoteProtocolError
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric.weights.coding import Coding
 from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Prepare
-from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, Tell
+from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, State, Tell
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.arrival import Arrival
 from asyncfabric.weights.update.catching_up import Fetching, give
@@ -38,7 +38,7 @@ from asyncfabric.weights.update.messages import (
     WeightMessage,
     Written,
 )
-from asyncfabric.weights.update.messenger import COORDINATOR, Event, Found, Lost, Messenger, receiver_name
+from asyncfabric.weights.update.messenger import AGAIN_S, COORDINATOR, Event, Found, Lost, Messenger, receiver_name
 from asyncfabric.weights.update.pace import Pace
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.receiving import Receiving, Stages
@@ -257,6 +257,13 @@ class WeightReplica(Serving):
     def _unsaid(self, to: str, message: WeightMessage, error: FabricError) -> None:
         if isinstance(message, Want):
             self._source_lost(to, str(error))
+        elif isinstance(message, Opened):
+            self._tasks.start_soon(self._say_again, to, message)
+
+    async def _say_again(self, to: str, message: Opened) -> None:
+        await anyio.sleep(AGAIN_S)
+        if self._machine.state is State.RECEIVING and self._machine.version == message.version:
+            self._words.say(to, message)
 
 
 @asynccontextmanager
