@@ -26,7 +26,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         row_us: of the threads that hash at a receiver, for each row: what it takes beside its bytes.
         process_ms: of each trainer and receiver, for taking part in an update at all.
         shared_ms: of each trainer that shares a process with others, instead; only calibrations have such.
-        participant_ms: of the coordinator, for each trainer and receiver: it speaks to many at once, on one core.
+        begin_word_ms: of the coordinator, for each word until everybody may write; it says many at once, on one core.
+        end_word_ms: of the coordinator, for each word besides those.
         update_ms: of the coordinator, for an update, however many take part: its log, its thread, its report.
     """
 
@@ -44,7 +45,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     row_us: float
     process_ms: float
     shared_ms: float
-    participant_ms: float
+    begin_word_ms: float
+    end_word_ms: float
     update_ms: float
 
     def __post_init__(self) -> None:

@@ -12,18 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric.sim.costs import COSTS, HostCosts
-from asyncfabric.sim.words import forwarded_words, words_of
+from asyncfabric.sim.words import forwarded_words, words_of, words_of_coordinator
 from asyncfabric.sim.workload import Floats, Workload
 from asyncfabric.weights.batch import all_sent
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.plan import Plan
 
 Thread = Literal["trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine", "receiver work",
-                 "coordinator"]  # fmt: skip
-"""Each is one thread of every process of that role; the coordinator's are taken together."""
+                 "coordinator begins", "coordinator"]  # fmt: skip
+"""Each is one thread of every process of that role; the coordinator's are taken together, and told apart by whether
+everybody may write already."""
 
 THREADS: tuple[Thread, ...] = ("trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine",
-                               "receiver work", "coordinator")  # fmt: skip
+                               "receiver work", "coordinator begins", "coordinator")  # fmt: skip
 
 GB, US, MS = 1e-9, 1e-6, 1e-3
 
@@ -57,7 +58,7 @@ class Labour:
 
     def longest_s(self, costs: HostCosts) -> float:
         """Return the core seconds of the busiest thread of a trainer or a receiver: nothing is over sooner."""
-        ranks = (thread for thread in THREADS if thread != "coordinator")
+        ranks = (thread for thread in THREADS if not thread.startswith("coordinator"))
         return max(float(self.seconds(thread, costs).max(initial=0.0)) for thread in ranks)
 
 
@@ -113,7 +114,9 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None, *, share
     put("receiver loop", "opened_ms", MS, senders)
     put("receiver work", "row_us", US, rows)
     put("receiver loop", "process_ms", MS, 1.0)
-    put("coordinator", "participant_ms", MS, float(plan.trainers + receivers))
+    begins, ends = words_of_coordinator(plan)
+    put("coordinator begins", "begin_word_ms", MS, float(begins))
+    put("coordinator", "end_word_ms", MS, float(ends))
     put("coordinator", "update_ms", MS, 1.0)
     return Labour(counts)
 

@@ -56,7 +56,9 @@ class Processor:
 
         rank = np.arange(trainers + receivers)
         machine = rank // hosts.ranks if hosts.ranks else rank * 0
-        self.coordinator_s: float = float(labour.seconds("coordinator", hosts.costs).sum()) / min(1.0, hosts.cores)
+        begins_s = float(labour.seconds("coordinator begins", hosts.costs).sum())
+        verified_s = (receivers * hosts.costs.end_word_ms + hosts.costs.update_ms) * 1e-3  # all at once at worst
+        self.coordinator_s: float = (begins_s + verified_s) / min(1.0, hosts.cores)
         left = self._still_to_open(hosts, int(np.bincount(machine).max()))
 
         def loop(thread: Thread, total: Floats, before: Floats | float = 0.0) -> Floats:
@@ -68,7 +70,8 @@ class Processor:
         self.post: Floats = loop("trainer loop", work.written)
         self.receive: Floats = rate("receiver engine", work.fed)
         opened_s = labour.counts["receiver loop"][:, COSTS.index("opened_ms")] * hosts.costs.opened_ms
-        self.open_s: float = float(opened_s.max(initial=0.0)) / min(1.0, hosts.cores)
+        told_s = trainers * hosts.costs.begin_word_ms * 1e-3  # trainers hear who takes part behind all receivers
+        self.open_s: float = max(0.0, float(opened_s.max(initial=0.0)) - told_s) / min(1.0, hosts.cores)
         self.told: Floats = loop("receiver loop", work.fed + work.gets, opened_s)
         self.verify: Floats = rate("receiver work", work.fed + work.gets)
         if hosts.one_interpreter:

@@ -34,6 +34,17 @@ def words_of(work: Workload) -> tuple[Ints, Ints]:
     )
 
 
+def words_of_coordinator(plan: Plan) -> tuple[int, int]:
+    """Return the words that a coordinator says and hears until everybody may write, and those besides.
+
+    The first are Roster to all, Prepare and Ready for each receiver, Write to all who send; the others Verified and
+    Commit for each receiver, Offered, Wrote and Outcome for each trainer.
+    """
+    receivers = plan.receivers * len(plan.replicas)
+    forwards = any((one.senders >= plan.trainers).any() for one in plan.replicas)
+    return 2 * plan.trainers + (4 if forwards else 3) * receivers, 3 * plan.trainers + 2 * receivers
+
+
 def forwarded_words(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
     """Return the words that each receiver says about what it passes on, and those that it hears of such.
 

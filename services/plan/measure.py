@@ -36,7 +36,9 @@ SCRATCH_BYTES = 320 << 20
 CROWD_UNIT_BYTES = 64 << 10
 """Of trainers who share a process: what matters is how many words they say."""
 
-CROWD_THREADS: tuple[Thread, ...] = ("trainer loop", "receiver loop", "receiver work", "coordinator")
+CROWD_THREADS: tuple[Thread, ...] = (
+    "trainer loop", "receiver loop", "receiver work", "coordinator begins", "coordinator",
+)  # fmt: skip
 """What there is as it would be with a process for each trainer; converting and writing so little is not."""
 
 ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
@@ -124,6 +126,8 @@ def measure(text: str, options: Options) -> Run:
             took, busy_after, after = time.monotonic() - begin, busy_s(), threads(scene)
             seconds.append(told["seconds"])
             spent.append({name: after[name] - before[name] for name in after})
+            spent[-1]["coordinator begins"] = told["prepare_core_s"]
+            spent[-1]["coordinator"] -= told["prepare_core_s"]
             between += took
             others += busy_after - busy - sum(spent[-1].values())
     free = max(0.1, cores - max(0.0, others) / between)
@@ -148,6 +152,7 @@ def threads(scene: WeightsScene) -> dict[Thread, float]:
         "receiver loop": total(scene.receivers, "loop"),
         "receiver engine": total(scene.receivers, "engine"),
         "receiver work": total(scene.receivers, "work"),
+        "coordinator begins": 0.0,  # its report tells
         "coordinator": sum(total(scene.roles["coordinator"], thread) for thread in ("loop", "engine", "work")),
     }
 

@@ -35,8 +35,8 @@ def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> Non
         assert each["measured_s"] > 0 and each["predicted_s"] > 0 and each["cores"] > 0
     costs = told["costs"]
     assert all(value >= 0 for value in costs.values()) and told["op_us"] is None
-    coordinator_ms = [costs["update_ms"] + number * costs["participant_ms"] for number in (2, 8)]
-    assert 0 < coordinator_ms[0] <= coordinator_ms[1], "two sizes alone may not tell the one from the other"
+    begin_ms = [words * costs["begin_word_ms"] for words in (2 * 1 + 3 * 1, 2 * 4 + 3 * 4)]
+    assert 0 < begin_ms[0] < begin_ms[1] and costs["update_ms"] + costs["end_word_ms"] > 0
     assert costs["fp8_s_per_gb"] == 0 and told["standard_errors"]["fp8_s_per_gb"] is None
 
     plain, used = (json.loads(CliRunner().invoke(plan, arguments).stdout.splitlines()[-1]) for arguments in (
@@ -44,4 +44,4 @@ def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> Non
     assert plain["calibration"] is None
     assert used["assumptions"]["commit_s"] == told["wait_s"] and used["calibration"]["costs"] == costs
     assert used["calibration"]["held_out_runs"] == 1
-    assert used["predicted_seconds"] > coordinator_ms[1] / 1000
+    assert used["predicted_seconds"] > begin_ms[1] / 1000

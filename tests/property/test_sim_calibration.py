@@ -28,7 +28,8 @@ HELD = (4, 1, 4, 512, "cast")
 KNOWN = {
     "write_s_per_gb": 0.3, "write_us": 0.4, "receive_s_per_gb": 0.2, "checksum_s_per_gb": 0.15, "gather_s_per_gb": 0.2,
     "cast_s_per_gb": 2.0, "fp8_s_per_gb": 20.0, "unit_ms": 0.5, "message_ms": 0.3, "told_ms": 0.4,
-    "opened_ms": 0.2, "row_us": 9.0, "process_ms": 3.0, "shared_ms": 2.0, "participant_ms": 2.0, "update_ms": 3.0,
+    "opened_ms": 0.2, "row_us": 9.0, "process_ms": 3.0, "shared_ms": 2.0, "begin_word_ms": 0.4,
+    "end_word_ms": 0.3, "update_ms": 3.0,
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_the_simulations_own_runs_are_predicted() -> None:
 def test_noise_is_told() -> None:
     known = HostCosts(**KNOWN)
     quiet, loud = fit_costs(made(known, noise=0.01)), fit_costs(made(known, noise=0.2))
-    for name in ("write_s_per_gb", "checksum_s_per_gb", "fp8_s_per_gb", "participant_ms"):
+    for name in ("write_s_per_gb", "checksum_s_per_gb", "fp8_s_per_gb", "begin_word_ms"):
         small, large = quiet.standard_errors[name], loud.standard_errors[name]
         assert small is not None and large is not None and 0 < small < large
     near = [

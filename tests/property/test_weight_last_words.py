@@ -51,7 +51,7 @@ def updated(last: Callable[[Scene], Awaitable[bool]], grace_s: float) -> set[str
                     report = await scene.update(1)
                 await scene.flip(1)
                 scene.check(1)
-                assert report.write_s <= report.seconds
+                assert report.write_s <= report.seconds and report.prepare_core_s > 0
                 found.update(one.sender for one in report.codings)
 
     run(body)

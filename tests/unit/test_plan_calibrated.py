@@ -69,7 +69,19 @@ def test_event_loops_cost_time_beside_devices_and_bytes_do_not(tmp_path: Path) -
     assert free == pytest.approx(0.25, abs=0.03)
     assert seconds("--calibration", str(file_of(tmp_path, checksum_s_per_gb=500.0, fp8_s_per_gb=500.0))) == free
     assert seconds("--calibration", str(file_of(tmp_path, write_us=1e6))) == free, "posting was measured by itself"
-    assert seconds("--calibration", str(file_of(tmp_path, participant_ms=100.0))) == pytest.approx(free + 0.8, abs=0.01)
+    begins, ends = (
+        4 * 2 + 4 * 4,
+        4,
+    )  # four trainers, four receivers that forward; of the words besides, those that all wait for
+    for name, words in (("begin_word_ms", begins), ("end_word_ms", ends)):
+        wanted = pytest.approx(free + words * 0.05, abs=0.01)
+        assert seconds("--calibration", str(file_of(tmp_path, **{name: 50.0}))) == wanted
+    opened = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0))) - free
+    assert opened > 0.2, "a receiver tells each of its senders the key"
+    both = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0, begin_word_ms=50.0)))
+    assert both == pytest.approx(free + begins * 0.05 + opened - 4 * 0.05, abs=0.01), (
+        "while trainers hear who takes part"
+    )
     assert seconds("--calibration", str(file_of(tmp_path, update_ms=100.0))) == pytest.approx(free + 0.1, abs=0.01)
     assert seconds("--calibration", str(file_of(tmp_path, told_ms=50.0))) > free + 0.04
 

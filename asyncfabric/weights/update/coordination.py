@@ -58,7 +58,7 @@ class WeightCoordinator(Attendance):
         self._update: Progress | None = None
         self._ranks = frozenset(self._trainers)
         self._pace = Pace(DECIDING_BEATS_PER_S)
-        self._words = Words(messenger, "the coordinator")
+        self._words = Words(messenger, "the coordinator", quiet=self._said)
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -245,6 +245,10 @@ class WeightCoordinator(Attendance):
         for trainer in self._offers.take_down(version):
             self._words.say(trainer, Outcome(version, reason))
         self._changed.tell()
+
+    def _said(self) -> None:
+        if self._update is not None and self._machine.phase in (Phase.WRITING, Phase.DECIDING):
+            self._update.mark("told")
 
     # ---- effects
 

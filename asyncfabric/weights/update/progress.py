@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, process_time
 
 import anyio
 
@@ -16,7 +16,7 @@ class Progress:
     Attributes:
         version: of it.
         receivers: who takes part.
-        marks: moments, by what happened then.
+        marks, cores: moments, by what happened then, and the core time of the process until then.
         wrote: trainers whose writes have ended.
         silent: trainers that will not say so any more.
         done: set when it is decided or aborted.
@@ -28,6 +28,7 @@ class Progress:
         self.version: int = version
         self.receivers: tuple[str, ...] = ()
         self.marks: dict[str, float] = {"begin": monotonic()}
+        self.cores: dict[str, float] = {"begin": process_time()}
         self.wrote: set[str] = set()
         self.silent: set[str] = set()
         self.codings: list[CodingReport] = []
@@ -36,7 +37,8 @@ class Progress:
 
     def mark(self, what: str) -> None:
         """Note when something happened first."""
-        self.marks.setdefault(what, monotonic())
+        if what not in self.marks:
+            self.marks[what], self.cores[what] = monotonic(), process_time()
 
     def follow(self, machine: Coordinator, trainers: frozenset[str]) -> None:
         """Note how far the machine is with it; `done` is set when it is idle again."""
@@ -63,5 +65,6 @@ class Progress:
         ready = marks.get("ready", marks["begin"])
         return UpdateReport(
             self.version, self.receivers, end - marks["begin"], ready - marks["begin"], wrote - ready,
-            decided - ready, end - decided, tuple(self.codings),
+            decided - ready, end - decided, self.cores.get("told", self.cores["begin"]) - self.cores["begin"],
+            tuple(self.codings),
         )  # fmt: skip

@@ -73,6 +73,7 @@ class UpdateReport:
         write_s: until every trainer's writes had ended.
         verify_s: until every receiver had verified; receivers verify while others still write.
         decide_s: for the log.
+        prepare_core_s: core time of the coordinator's process until every trainer had been told to write.
         codings: what trainers said of those receivers that read codings which they write.
     """
 
@@ -83,4 +84,5 @@ class UpdateReport:
     write_s: float
     verify_s: float
     decide_s: float
+    prepare_core_s: float
     codings: tuple[CodingReport, ...] = ()

@@ -28,11 +28,14 @@ Unsaid = Callable[[str, WeightMessage, FabricError], None]
 class Words:
     """What one participant says."""
 
-    def __init__(self, messenger: Messenger, who: str, unsaid: Unsaid | None = None) -> None:
-        """Say it as `who`; `unsaid` is told of what somebody did not get."""
+    def __init__(
+        self, messenger: Messenger, who: str, unsaid: Unsaid | None = None, quiet: Callable[[], None] | None = None
+    ) -> None:
+        """Say it as `who`; `unsaid` is told of what somebody did not get, `quiet` when all that was said has left."""
         self._messenger = messenger
         self._who = who
         self._unsaid = unsaid
+        self._quiet = quiet
         self._waiting: dict[str, deque[WeightMessage]] = {}  # who is in it is spoken to, or will be
         self._next: deque[str] = deque()  # of them those whom nobody speaks to yet
         self._idle: list[anyio.Event] = []
@@ -84,3 +87,5 @@ class Words:
                 if self._unsaid is not None:
                     self._unsaid(to, message, error)
         del self._waiting[to]
+        if not self._waiting and self._quiet is not None:
+            self._quiet()
