@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncfabric.weights.arithmetic import cast, scales_of
 from asyncfabric.weights.formats import BLOCK, STORED_AS
 from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.device import Device, Measured, Told
+from asyncfabric.weights.update.device import Device, Measured, PlacedBox
 from asyncfabric.weights.update.host_device import HostDevice
 
 INTS = {2: np.int16, 4: np.int32}
@@ -53,7 +53,7 @@ def check_whole_blocks(
             how = device.told(bits, kind, sizes, axes, scale_order)
             assert how is not None
             memory = put(np.full(64 + shard.size + scales.size * 4, 0x55, np.uint8))
-            device.laying([Told(how, memory, 64, 64 + shard.size)])()
+            device.laying([PlacedBox(how, memory, 64, 64 + shard.size)])()
             device.finish()
             before, found, told = np.split(take(memory), [64, 64 + shard.size])
             assert (before == 0x55).all()
@@ -78,7 +78,7 @@ def check_laid(
             how = device.told(held, kind, sizes, axes, [])
             assert how is not None
             found = put(np.full(expected.size, 0x55, np.uint8))
-            device.laying([Told(how, found, 0, 0)])()
+            device.laying([PlacedBox(how, found, 0, 0)])()
             device.finish()
             assert np.array_equal(take(found), expected)
 

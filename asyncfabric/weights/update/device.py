@@ -89,7 +89,7 @@ class Measured(NamedTuple):
     kind: Kind
 
 
-class Told(NamedTuple):
+class PlacedBox(NamedTuple):
     """A box that a device was told of once: how it lays it, and where in a memory it and its scales begin."""
 
     how: Any
@@ -189,7 +189,7 @@ class Device(Protocol):
         """
         ...
 
-    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
+    def laying(self, boxes: Sequence[PlacedBox]) -> Callable[[], None]:
         """Return what does as `convert` does, each time, for boxes that `told` said it can.
 
         It writes their scales too, as `scales_of`. Everything stays where it is as long as that is used.

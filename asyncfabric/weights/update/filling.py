@@ -17,7 +17,7 @@ from asyncfabric.weights.arithmetic import scales_of
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
-from asyncfabric.weights.update.device import Device, Memory, Stretch, Summing, Sums, Told, stretch
+from asyncfabric.weights.update.device import Device, Memory, PlacedBox, Stretch, Summing, Sums, stretch
 from asyncfabric.weights.update.exchange import Floats
 from asyncfabric.weights.update.host_device import HostSums
 from asyncfabric.weights.update.program import Box, Unit
@@ -94,7 +94,7 @@ class Filler:
         with device.working():
             marks = [device.mark()]
             filled = []
-            told: list[Told] = []
+            told: list[PlacedBox] = []
             for box, found in zip(unit.boxes, maxima, strict=True):
                 begin, at = at, at + box.staged_bytes
                 if self._ordered(box, begin, sums):
@@ -136,12 +136,12 @@ class Filler:
         part = Stretch(self._shards.memory(region), box.lies, base)
         return sums.order(self.memory[at : at + box.weight_bytes], part, len(self.memory) >= PAST_CACHES_BYTES)
 
-    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, told: list[Told]) -> list[Stretch]:
+    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, told: list[PlacedBox]) -> list[Stretch]:
         """Return where a box is as it is written, once what is added to `told` is laid."""
         if box.how is not None:
             assert self.memory is not None
             scales_at = at + box.scales_staged_at
-            told.append(Told(box.how, self.memory, at, scales_at))
+            told.append(PlacedBox(box.how, self.memory, at, scales_at))
             weights = stretch(self.memory, at, box.weight_bytes)
             return [weights, stretch(self.memory, scales_at, box.scale_bytes)] if box.scale_bytes else [weights]
         parts = [self._weights(box, at, found)]
@@ -173,7 +173,7 @@ class Filler:
         key = at, self._kind, None if self._staging is None else self._staging.region.id
         found: _Ready | None = unit.ready.get(key)
         if found is None:
-            told: list[Told] = []
+            told: list[PlacedBox] = []
             parts, begin = [], at
             for box in unit.boxes:
                 parts.append(self._parts(box, begin, None, told))

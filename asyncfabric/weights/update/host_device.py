@@ -20,11 +20,11 @@ from asyncfabric.weights.update.device import (
     Elements,
     Measured,
     Memory,
+    PlacedBox,
     Root,
     Stretch,
     Summing,
     Sums,
-    Told,
     added,
 )
 from asyncfabric.weights.update.ordering import order_and_sum
@@ -145,7 +145,7 @@ class HostDevice:
         """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""
         return None
 
-    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
+    def laying(self, boxes: Sequence[PlacedBox]) -> Callable[[], None]:
         """Nobody asks for it."""
         raise NotImplementedError("boxes in host memory are converted one by one")
 

@@ -12,7 +12,6 @@ from threading import Lock
 
 import anyio
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
 from asyncfabric._groups import unwrapped
@@ -227,12 +226,9 @@ class Intake:
             raise RemoteProtocolError(f"{sender} says {message.after} writes of {self._targets[number]}")
         return message.after > self._counters[number].value
 
-    def check(self, sender: str, version: int, rows: Ints, sums: NDArray[np.uint64]) -> Ints:
-        """Return which of `self.rows` these are.
-
-        Raises RemoteProtocolError for rows that are not this sender's to write here, or were told before.
-        """
-        return self._told.check(sender, version, rows, sums)
+    def check(self, sender: str, version: int, rows: Ints) -> None:
+        """Raise RemoteProtocolError for rows that are not this sender's to write here, or were told before."""
+        self._told.check(sender, version, rows)
 
     async def run(self, verified: Verified) -> None:
         """Return when every byte has arrived and every checksum is right.

@@ -184,9 +184,8 @@ class Arrivals:
 
     async def _serve(self, sender: str, slots: _Slots) -> None:
         async for message in slots.line:
-            rows, sums = np.frombuffer(message.rows, "<i8"), np.frombuffer(message.sums, "<u8")
-            lengths = np.frombuffer(message.lengths, "<i8")
-            self._intake.check(sender, message.version, rows, sums)
+            rows, lengths = np.frombuffer(message.rows, "<i8"), np.frombuffer(message.lengths, "<i8")
+            self._intake.check(sender, message.version, rows)
             if (lengths < 0).any() or lengths.sum() > self._slot_bytes:
                 raise RemoteProtocolError(f"{sender} says {lengths.sum()} coded bytes in {self._slot_bytes}")
             slot = message.slot

@@ -48,38 +48,31 @@ class Told:
         rest of what came with them is not noted then, the version is over.
         """
         by_kind: dict[ChecksumKind, list[tuple[str, Written]]] = {}
-        for word in words:
-            by_kind.setdefault(word[1].checksum, []).append(word)
+        for sender, message in words:
+            if len(message.rows) != len(message.sums) or len(message.rows) % 8:
+                _refuse(sender, message.version)
+            by_kind.setdefault(message.checksum, []).append((sender, message))
         for kind, alike in by_kind.items():
             rows = np.frombuffer(b"".join(message.rows for _, message in alike), "<i8")
             sums = np.frombuffer(b"".join(message.sums for _, message in alike), "<u8")
             lengths = [len(message.rows) // 8 for _, message in alike]
             numbers = np.repeat([self._names.get(sender, -1) for sender, _ in alike], lengths)
-            fine = all(len(message.rows) == len(message.sums) for _, message in alike)
-            at = self._found(rows, numbers) if fine else None
+            at = self._found(rows, numbers)
             if at is None:
                 for sender, message in alike:
-                    if self._of(sender, message) is None:
-                        _refuse(sender, message.version)
+                    self.check(sender, message.version, np.frombuffer(message.rows, "<i8"))
                 _refuse(" and ".join(dict.fromkeys(sender for sender, _ in alike)), alike[0][1].version)
             else:
                 self._note(at)
                 yield Columns(rows, sums, at, kind)
 
-    def check(self, sender: str, version: int, rows: Ints, sums: NDArray[np.uint64]) -> Ints:
-        """Return which of the receiver's rows these are, without noting them.
+    def check(self, sender: str, version: int, rows: Ints) -> None:
+        """Look whether these rows are a sender's to write, without noting them.
 
         Raises RemoteProtocolError as `take` does.
         """
-        at = self._found(rows, self._names.get(sender, -1)) if len(rows) == len(sums) else None
-        if at is None:
+        if self._found(rows, self._names.get(sender, -1)) is None:
             _refuse(sender, version)
-        return at
-
-    def _of(self, sender: str, message: Written) -> Ints | None:
-        if len(message.rows) != len(message.sums):
-            return None
-        return self._found(np.frombuffer(message.rows, "<i8"), self._names.get(sender, -1))
 
     def _found(self, rows: Ints, numbers: Ints | int) -> Ints | None:
         """Return where rows stand; None unless each is its sender's and comes once, now for the first time."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from asyncfabric.weights.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.update.cuda.kernels import WHOLE, WHOLES, Kernels
-from asyncfabric.weights.update.device import Told
+from asyncfabric.weights.update.device import PlacedBox
 
 TILE = 64
 """Rows and columns that a block of threads lays at once."""
@@ -84,7 +84,7 @@ def told_box(
     return ToldBox(_kernel(kind), tuple(parts), len(places) * each)
 
 
-def laying_boxes(kernels: Kernels, boxes: Sequence[Told]) -> list[Callable[[], None]]:
+def laying_boxes(kernels: Kernels, boxes: Sequence[PlacedBox]) -> list[Callable[[], None]]:
     """Return the launches that lay boxes that `told_box` told, for as long as all stays where it is."""
     found: list[Callable[[], None]] = []
     alike: dict[str, list[tuple[Part, int, int, int]]] = defaultdict(list)

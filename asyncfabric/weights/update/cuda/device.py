@@ -29,7 +29,7 @@ from asyncfabric.weights.update.cuda.boxes import ToldBox, laying_boxes, told_bo
 from asyncfabric.weights.update.cuda.kernels import Kernels
 from asyncfabric.weights.update.cuda.packed_sums import PackedSums, packed
 from asyncfabric.weights.update.cuda.sums import BroughtSums, KernelSums, TorchSums
-from asyncfabric.weights.update.device import Measured, Root, Stretch, Summing, Sums, Told, added
+from asyncfabric.weights.update.device import Measured, PlacedBox, Root, Stretch, Summing, Sums, added
 from asyncfabric.weights.update.tiles import Floats
 
 
@@ -115,7 +115,7 @@ class TorchDevice:
         """Return how a kernel takes a box; it is by its addresses, so the box stays where it is."""
         return None if self._kernels is None else told_box(box, kind, sizes, axes, scale_axes)
 
-    def laying(self, boxes: Sequence[Told]) -> Callable[[], None]:
+    def laying(self, boxes: Sequence[PlacedBox]) -> Callable[[], None]:
         """Return what launches once for all boxes of a kind."""
         launches = [] if self._kernels is None else laying_boxes(self._kernels, boxes)
 
