@@ -14,7 +14,9 @@ from weight_scene import Scene, open_scene, random_shard, run, small_plan
 import asyncfabric as af
 from asyncfabric.weights import Relay
 from asyncfabric.weights.commit.messages import Write
-from asyncfabric.weights.update.messages import Maxima, Opened, WeightMessage, decode_message
+from asyncfabric.weights.update import open_replica
+from asyncfabric.weights.update.messages import Maxima, Opened, Want, WeightMessage, decode_message
+from asyncfabric.weights.update.messenger import AGAIN_S
 from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
@@ -145,6 +147,35 @@ def test_participants_that_have_no_session_yet_are_told_once_they_have(
             await scene.flip(1)
             scene.check(1)
             assert bool(refused) == (kind is Opened or relay is None)  # small shards cut no block
+
+    run(body)
+
+
+def test_who_finds_no_session_with_the_source_asks_again_after_a_rest(tmp_path: Path) -> None:
+    """The coordinator names a source at once, again and again: nobody may run in circles as fast as words go."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.update(1)
+            await scene.flip(1)
+            deliver, asked = scene.post.deliver, 0
+            until = anyio.current_time() + 0.5
+
+            def meet_late(sender: str, to: str, data: bytes) -> None:
+                nonlocal asked
+                if isinstance(decode_message(data), Want):
+                    asked += 1
+                    if anyio.current_time() < until:
+                        raise af.PeerError(f"{to} is not there yet")
+                deliver(sender, to, data)
+
+            scene.post.deliver = meet_late  # type: ignore[method-assign]
+            plan, post = scene.plan, scene.post.open("late/0")
+            async with af.open_fabric() as fabric, open_replica(fabric, post, plan, "late", 0) as late:
+                with anyio.fail_after(PATIENCE_S):
+                    await late.wait_version(1)
+                assert 2 <= asked <= 0.5 / AGAIN_S + 2
+                scene.post.close("late/0")
 
     run(body)
 

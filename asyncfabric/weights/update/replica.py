@@ -256,9 +256,13 @@ class WeightReplica(Serving):
 
     def _unsaid(self, to: str, message: WeightMessage, error: FabricError) -> None:
         if isinstance(message, Want):
-            self._source_lost(to, str(error))
+            self._tasks.start_soon(self._missed, to, str(error))
         elif isinstance(message, Opened):
             self._tasks.start_soon(self._say_again, to, message)
+
+    async def _missed(self, source: str, reason: str) -> None:
+        await anyio.sleep(AGAIN_S)  # the coordinator names a source again at once
+        self._source_lost(source, reason)
 
     async def _say_again(self, to: str, message: Opened) -> None:
         await anyio.sleep(AGAIN_S)
