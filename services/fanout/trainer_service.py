@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from safetensors import SafetensorError
 from starlette.applications import Starlette
 from torch import Tensor
 
+from asyncfabric import Waiting
 from asyncfabric.actors import Membership, Node, Reference
 from asyncfabric.errors import BrokenError, FabricError
 from asyncfabric.weights import (
@@ -71,6 +73,7 @@ class TrainerRank:
         self.rows: list[Row] = []
         self.ended = trio.Event()
         self._stage = stage
+        self._since = 0.0  # when the version began that is being published
         settings = stage.settings
         try:
             self.rank, self.ranks, self._device = join_world(_device_of(settings.cluster.rails))
@@ -175,6 +178,13 @@ class TrainerRank:
                     _log.warning("the coordinator does not take the blueprint: %s", error)
             await trio.sleep(LOOK_SECONDS)
 
+    def waits(self, publisher: WeightPublisher) -> list[Waiting]:
+        """Return what the version that is being published waits for."""
+        awaited = publisher.awaited
+        if awaited is None:
+            return []
+        return [Waiting("the version", awaited.what, 0, len(awaited.names), awaited.names, self._since, {})]
+
     async def _next(self, node: Node, membership: Membership) -> int:
         for member in membership.members("coordinator"):
             try:
@@ -186,6 +196,7 @@ class TrainerRank:
     async def _publish(self, publisher: WeightPublisher, version: int) -> None:
         row: Row = {"version": version, "step": self.training.steps, "loss": round(self.training.loss, 6)}
         reason = f"it was not decided within {PUBLISH_SECONDS} s"
+        self._since = time.monotonic()
         with trio.move_on_after(PUBLISH_SECONDS):
             try:
                 report = await publisher.publish(version)
@@ -235,7 +246,11 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             trio.open_nursery() as working,
         ):
             working.start_soon(one.run, publisher, own.node, own.membership)
-            view = View(own.fabric.why, partial(link_rows, own.link), own.regions, {"published": lambda: one.rows})
+
+            def why() -> list[Waiting]:
+                return [*one.waits(publisher), *own.fabric.why()]
+
+            view = View(why, partial(link_rows, own.link), own.regions, {"published": lambda: one.rows})
             yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
             with trio.move_on_after(stage.settings.http.drain):
                 await one.ended.wait()

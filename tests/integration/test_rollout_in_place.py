@@ -91,6 +91,8 @@ def caught_waiting(made: Cluster) -> tuple[float, float, float]:
                 found.append((tokens, second.metric(TOKENS), second.metric(VERSION)))
                 (line,) = rows(second, "why")
                 assert line["what"] == "generation" and line["for_s"] > 0, line
+                (asked, *_) = rows(made["trainer-0"], "why")  # for whatever rollout-1 did not do yet
+                assert asked["what"] == "the version" and 0 < asked["for_s"] < PATIENCE, asked
         finally:
             os.kill(first.child.pid, signal.SIGCONT)
         still = made["coordinator"].metric(COMMITTED), made["coordinator"].metric(RECEIVERS)

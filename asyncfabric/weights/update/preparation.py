@@ -84,6 +84,12 @@ class Preparation:
         _, program, exchange, _ = self._made
         return name in program.receivers or name in exchange.awaited(version)
 
+    def standing(self, version: int) -> tuple[Program | None, set[str]]:
+        """Return the program of a version that is under way here, and of whom maxima are still to come."""
+        if self._made is None or self._begun != version:
+            return None, set()
+        return self._made[1], self._made[2].awaited(version)
+
     def _take(self, rank: int, message: Maxima) -> None:
         if message.version > self._begun:
             self._early.append((rank, message))  # its plan may be another one than that of now

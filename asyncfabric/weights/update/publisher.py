@@ -32,7 +32,6 @@ from asyncfabric.weights.update.device import HOST
 from asyncfabric.weights.update.exchange import Exchange
 from asyncfabric.weights.update.messages import (
     Gone,
-    Landing,
     Maxima,
     Offered,
     Opened,
@@ -48,6 +47,7 @@ from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.pipeline import Sending
 from asyncfabric.weights.update.preparation import Preparation
 from asyncfabric.weights.update.program import Program
+from asyncfabric.weights.update.publication import Awaited, Publication
 from asyncfabric.weights.update.reports import CodingReport, PublishReport
 from asyncfabric.weights.update.runs import Gate
 from asyncfabric.weights.update.scratch import Scratch
@@ -58,28 +58,6 @@ from asyncfabric.weights.update.telling import rows_told
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
 SCRATCH_BYTES = 1 << 30
-
-
-class _Publication:
-    """A version that is being published."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.seated = False  # who takes part is known
-        self.write: Write | None = None
-        self.gates: dict[str, Gate] = {}
-        self.gone: set[str] = set()  # participants that the coordinator has lost since it began
-        self.landings: dict[str, Landing | None] = {}
-        self.kinds: set[ChecksumKind] = set()
-        self.kind: ChecksumKind = "xxh3"
-        self.outcome: str | None = None
-        self.scope: anyio.CancelScope = anyio.CancelScope()
-
-    def taking_part(self, program: Program) -> set[str] | None:
-        """Return the receivers that rows of this trainer are for and that are still there; None before Write."""
-        if self.write is None:
-            return None
-        return {name for name in program.receivers if name in self.write.receivers and name not in self.gone}
 
 
 class WeightPublisher:
@@ -100,10 +78,16 @@ class WeightPublisher:
         self._shards = shards
         self._preparation = preparation
         self._codings = codings
-        self._publication: _Publication | None = None
+        self._publication: Publication | None = None
         self._here = self._closed = False
         self._kind: ChecksumKind | None = None  # of the checksums of the last version
         self._changed = Notice()
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """What the version that is being published waits for next, and from whom; None when none is."""
+        one = self._publication
+        return one.awaited(*self._preparation.standing(one.version)) if one is not None else None
 
     async def publish(self, version: int) -> PublishReport:
         """Write the shards, as they are now, to every replica as this version; return when it is decided.
@@ -121,7 +105,7 @@ class WeightPublisher:
         """
         if self._publication is not None:
             raise BusyError(f"version {self._publication.version} is being published")
-        one = self._publication = _Publication(version)
+        one = self._publication = Publication(version)
         began = monotonic()
         try:
             while not self._here:
@@ -141,7 +125,7 @@ class WeightPublisher:
                 self._codings.end(version if one.outcome == "" else 0)
         return report
 
-    async def _carry_out(self, one: _Publication, began: float) -> PublishReport:
+    async def _carry_out(self, one: Publication, began: float) -> PublishReport:
         sending: Sending | None = None
         program: Program | None = None
         started = ended = began
@@ -159,6 +143,7 @@ class WeightPublisher:
                         ended = monotonic()
                         if self._codings is not None:
                             used = self._codings.sent(sending.stages.write_s)
+                one.written = True
                 await self._messenger.send(COORDINATOR, Wrote(one.version, list(used)))
                 if self._codings is not None:
                     await self._codings.measure()  # while receivers verify
@@ -176,7 +161,7 @@ class WeightPublisher:
             program.receivers, used,
         )  # fmt: skip
 
-    def _may_begin(self, one: _Publication) -> bool:
+    def _may_begin(self, one: Publication) -> bool:
         """Return whether units may be filled before receivers have opened their memory.
 
         A device that queues has one kind of checksums, others have those of last time. Where cores are few that only
@@ -186,7 +171,7 @@ class WeightPublisher:
         return one.seated and (device.queues or (device.fills > 1 and self._kind is not None))
 
     async def _send(
-        self, one: _Publication, program: Program, exchange: Exchange, scratch: Scratch
+        self, one: Publication, program: Program, exchange: Exchange, scratch: Scratch
     ) -> tuple[Sending, float]:
         """Write everything; return with what, and when receivers had opened their memory."""
 
@@ -222,7 +207,7 @@ class WeightPublisher:
         self._kind = one.kind
         return sending, started
 
-    async def _coded(self, one: _Publication, program: Program) -> CodedSending | None:
+    async def _coded(self, one: Publication, program: Program) -> CodedSending | None:
         if self._codings is None:
             return None
         return await self._codings.begin(one.version, program, one.landings, self._say, self._unreachable, one.kind)

@@ -1,0 +1,89 @@
+"""What a trainer says that its version waits for, and from whom, at each stage that can take long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from weight_scene import Scene, open_scene, run
+
+from asyncfabric.weights.update import COORDINATOR, WeightMessage
+from asyncfabric.weights.update.messages import Maxima, Opened, Outcome, decode_message
+from asyncfabric.weights.update.publication import Awaited
+from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+
+PATIENCE_S = 30.0
+SIDE, TRAINERS = 256, 3
+
+
+def shard(rank: int, name: str) -> Any:
+    return rows_of(int(name.split()[1]), SIDE, *rows_at(rank, TRAINERS, SIDE), 0, "fp8")
+
+
+def held_back(scene: Scene, which: Callable[[str, str, WeightMessage], bool]) -> Callable[[], None]:
+    """Keep messages; returns what lets them go."""
+    deliver = scene.post.deliver
+    kept: list[tuple[str, str, bytes]] = []
+
+    def keep(sender: str, to: str, data: bytes) -> None:
+        if which(sender, to, decode_message(data)):
+            kept.append((sender, to, data))
+        else:
+            deliver(sender, to, data)
+
+    def let_go() -> None:
+        scene.post.deliver = deliver  # type: ignore[method-assign]
+        for each in kept:
+            deliver(*each)
+        assert kept, "nothing was held back"
+
+    scene.post.deliver = keep  # type: ignore[method-assign]
+    return let_go
+
+
+def kept(kind: type, receiver: str, sender: str = "") -> Callable[[str, str, WeightMessage], bool]:
+    return lambda who, to, said: isinstance(said, kind) and to == receiver and sender in ("", who)
+
+
+@pytest.mark.parametrize(
+    ("which", "wanted"),
+    [
+        (kept(Opened, "trainer-1", "replica 0/1"), Awaited("keys of receivers", ("replica 0/1",))),
+        (kept(Opened, "trainer-1"), Awaited("keys of receivers", ("replica 0/0", "replica 0/1"))),
+        (kept(Maxima, "trainer-1", "trainer-2"), Awaited("maxima of blocks", ("trainer-2",))),
+        (kept(Outcome, "trainer-1"), Awaited("the decision", (COORDINATOR,))),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path, which: Callable[[str, str, WeightMessage], bool], wanted: Awaited
+) -> None:
+    plan = plan_of(TRAINERS, 2, 1, 2, SIDE, "fp8")
+
+    async def body() -> None:
+        async with open_scene(plan, shard, tmp_path / "log") as scene:
+            publisher = scene.publishers[1]
+            assert publisher.awaited is None
+            let_go = held_back(scene, which)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publisher.publish, 1)
+                await anyio.wait_all_tasks_blocked()
+                assert publisher.awaited == Awaited("the offers of all trainers", (COORDINATOR,))
+                for other in (scene.publishers[0], scene.publishers[2]):
+                    tasks.start_soon(other.publish, 1)
+                tasks.start_soon(scene.coordinator.update, 1)
+                with anyio.fail_after(PATIENCE_S):
+                    while publisher.awaited != wanted:  # noqa: ASYNC110
+                        await anyio.sleep(0.001)  # stages pass by
+                    await anyio.sleep(0.05)
+                    assert publisher.awaited == wanted, "until it comes"
+                    let_go()
+            assert publisher.awaited is None
+            await scene.flip(1)
+            scene.check(1)
+
+    run(body)
