@@ -14,7 +14,7 @@ from weight_scene import Scene, open_scene, random_shard, run, small_plan
 import asyncfabric as af
 from asyncfabric.weights import Relay
 from asyncfabric.weights.commit.messages import Write
-from asyncfabric.weights.update import open_replica
+from asyncfabric.weights.update import COORDINATOR, open_replica
 from asyncfabric.weights.update.messages import Maxima, Opened, Want, WeightMessage, decode_message
 from asyncfabric.weights.update.messenger import AGAIN_S
 from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
@@ -74,6 +74,27 @@ def test_a_receiver_dies_before_a_trainer_has_its_key(tmp_path: Path, codings: t
             await scene.flip(2)
             scene.check(2)
             await scene.bring(3)
+
+    run(body)
+
+
+def test_a_receiver_that_came_back_before_the_update_began_takes_part(tmp_path: Path) -> None:
+    """A trainer that had offered the version already hears that it is gone, and then the roster."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.begin()
+            with anyio.fail_after(PATIENCE_S):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(scene.publishers[1].publish, 2)
+                    await anyio.wait_all_tasks_blocked()
+                    scene.post.renew(COORDINATOR, "b/0")
+                    await anyio.wait_all_tasks_blocked()
+                    await scene.coordinator.wait_receivers(scene.replicas)
+                    tasks.start_soon(scene.publishers[0].publish, 2)
+                    await scene.coordinator.update(2)
+            await scene.flip(2)
+            scene.check(2)
 
     run(body)
 

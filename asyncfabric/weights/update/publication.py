@@ -29,7 +29,7 @@ class Publication:
         seated: whether it is known who takes part.
         write: the word that it may be written.
         gates, landings, kinds: what receivers that opened their memory said.
-        gone: participants that the coordinator has lost since it began.
+        gone: participants that the coordinator has lost since it said who takes part.
         kind: of the checksums.
         written: whether everything is.
         outcome: None while it is open, "" once it is decided, else why it was aborted.

@@ -252,6 +252,7 @@ class WeightPublisher:
                 self._preparation.seat(event)
                 if one is not None and event.version == one.version:
                     one.seated = True
+                    one.gone.clear()  # who was lost before takes part if it came back
             case Write() if one is not None and event.version == one.version:
                 one.write = event
             case Opened() if one is not None and event.version == one.version:
