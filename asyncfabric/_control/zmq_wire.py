@@ -8,6 +8,7 @@ socket also becomes readable when a full pipe has room again, so frames that wai
 from __future__ import annotations
 
 import errno
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +28,12 @@ from asyncfabric._control.pump import Pump
 from asyncfabric._control.switchboard import Switchboard
 from asyncfabric.errors import DeviceError, PeerError
 
+log = logging.getLogger("asyncfabric.control")
 zmq: Any = _zmq  # its stubs name nothing that they gather by star
 MAX_PARTS = 8  # parts of one message that are kept; one more than any good message has would do
 MAX_WAITING = 4096  # control frames that wait for room on a path before its peer counts as stuck
 LINGER_MS = 100  # how long last words may take to leave
+END_S = 5.0  # and ZeroMQ to end then
 _MONITORED = (
     zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_DISCONNECTED
@@ -273,9 +276,14 @@ class ZmqWire:
     async def aclose(self) -> None:
         """End ZeroMQ once the pumps have ended; last words have LINGER_MS to leave.
 
+        What does not end within END_S is left behind with its thread, and that is logged.
+
         Cancellation: shielded by the caller.
         """
-        await anyio.to_thread.run_sync(self.context.term)  # it blocks, so not on the event loop
+        with anyio.move_on_after(END_S) as patience:  # it blocks, so not on the event loop
+            await anyio.to_thread.run_sync(self.context.term, abandon_on_cancel=True)
+        if patience.cancelled_caught:
+            log.warning("ZeroMQ did not end within %g s; its sockets are left behind", END_S)
 
     def _try(self, path: Path, frame: bytes) -> bool:
         if isinstance(path, int):

@@ -12,8 +12,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+import zmq
 
-from asyncfabric._control import Identity, Link, LinkConfig, LinkKeys, make_keys, open_link
+from asyncfabric._control import Identity, Link, LinkConfig, LinkKeys, make_keys, open_link, zmq_wire
 from asyncfabric._control.ipc_folder import sweep
 from asyncfabric.errors import BusyError, ClosedError, DeviceError, PeerError
 
@@ -344,3 +345,19 @@ async def test_a_link_that_is_cancelled_leaves_in_good_order(config: LinkConfig)
             (a.identity, "lost"),
         ]
         assert states[-1].reason == "left"
+
+
+async def test_a_link_closes_also_when_zeromq_does_not_end(
+    config: LinkConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen in processes that others stopped now and then; a socket that is left open does the same."""
+    monkeypatch.setattr(zmq_wire, "END_S", 0.3)
+    with anyio.fail_after(10.0), caplog.at_level(logging.WARNING, "asyncfabric.control"):
+        async with open_link("a", bind="ipc", config=config) as link:
+            left = link._board.wire.context.socket(zmq.PAIR)  # type: ignore[attr-defined]
+        left.close(0)  # lets the thread go
+    assert "ZeroMQ did not end within 0.3 s" in caplog.text
+    caplog.clear()
+    async with open_link("b", bind="ipc", config=config):
+        pass
+    assert not caplog.records
