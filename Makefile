@@ -169,6 +169,7 @@ check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, 
 	@mkdir -p build/typing && ln -sfn ../../services build/typing/asyncfabric_services
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing
+	$(BIN)/mypy tests/gpu
 	$(BIN)/lint-imports
 	$(BIN)/cython-lint cython_ext
 	$(BIN)/clang-format --style=file:native/.clang-format --dry-run -Werror $(CXX_FILES)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ import trio
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import asyncfabric as af
 from asyncfabric.weights import (
@@ -106,7 +107,7 @@ class BlockTraining:
         self._optimizer.zero_grad(set_to_none=True)
 
     def whole_state(self) -> dict[str, Tensor]:
-        return {name: parameter.full_tensor().cpu() for name, parameter in self.state().items()}
+        return {name: cast("DTensor", parameter).full_tensor().cpu() for name, parameter in self.state().items()}
 
     def plan(self, held: Mapping[str, Held], ranks: int) -> Plan:
         return plan_of(held, ranks)
@@ -156,7 +157,7 @@ async def train(kind: str, here: str, versions: int) -> None:
         known: list[Any] = [None] * ranks
         dist.all_gather_object(known, {name: bytes(fabric.address) for name, fabric in fabrics.items()})
         addresses = {name: af.FabricAddress.from_bytes(each) for part in known for name, each in part.items()}
-        posts = {name: FabricPost(fabric, name, addresses) for name, fabric in fabrics.items()}
+        posts = {name: FabricPost(fabric, addresses).open(name) for name, fabric in fabrics.items()}
         if rank == 0:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
             coordinator = await stack.enter_async_context(open_coordinator(posts[COORDINATOR], plan, log))

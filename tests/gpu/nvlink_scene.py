@@ -6,7 +6,7 @@ GPU anything between the launches of two ranks: the first would wait for the sec
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
@@ -36,7 +36,16 @@ class Tokens(NamedTuple):
 
     def on(self, device: torch.device) -> Tokens:
         """Return the same on a GPU."""
-        return Tokens(*(None if each is None else each.to(device) for each in self))  # type: ignore[arg-type]
+        return self.mapped(lambda each: each.to(device))
+
+    def part(self, rows: slice) -> Tokens:
+        """Return some of them."""
+        return self.mapped(lambda each: each[rows])
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tokens:
+        """Return what a function makes of each tensor."""
+        scales = None if self.scales is None else change(self.scales)
+        return Tokens(change(self.x), change(self.indices), change(self.weights), scales)
 
 
 def tokens_of(config: MoeConfig, rank: int, seed: int, count: int | None = None, masked: float = 0.1) -> Tokens:
@@ -219,7 +228,7 @@ async def cast_of(
                 await inside.wait()
                 ranks = [found[rank] for rank in range(config.ranks)]
                 try:
-                    yield Cast(ranks, [torch.cuda.Stream(moe.device) for moe in ranks])
+                    yield Cast(ranks, [torch.cuda.Stream(moe.device) for moe in ranks])  # type: ignore[no-untyped-call]
                 finally:
                     with anyio.CancelScope(shield=True):
                         for moe in ranks:

@@ -222,7 +222,7 @@ def test_what_the_caller_has_begun_is_in_the_version(tmp_path: Path, far: int) -
         async with gpu_scene(small_plan(), random_shard, tmp_path / "log", far) as (scene, refresh):
             await scene.bring(1)
             scene.change(1)
-            torch.cuda._sleep(400_000_000)  # cycles: 0.2 s
+            torch.cuda._sleep(400_000_000)  # type: ignore[no-untyped-call]  # cycles: 0.2 s
             refresh()
             await scene.bring(2)
 

@@ -74,10 +74,10 @@ async def test_a_write_after_a_stream_carries_what_the_stream_made() -> None:
         source = await writer.allocate(8 * MIB, device="cuda:0")
         exposed = await target.allocate(8 * MIB, device="cuda:0")
         tensor, landed = source.tensor(torch.uint8), exposed.tensor(torch.uint8)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         for round_number in range(1, 6):
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(50_000_000)
+                torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
                 tensor.fill_(round_number)
             transfer = writer.write(source, exposed.key(), 0, after=stream)
             assert not stream.query(), "the stream was done already: the test says nothing"
@@ -95,9 +95,9 @@ async def test_cancelling_a_write_that_waits_for_a_stream_sends_nothing() -> Non
         await writer.write(source, exposed.key(), 0)
         source.tensor(torch.uint8).fill_(9)
         torch.cuda.synchronize()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(400_000_000)
+            torch.cuda._sleep(400_000_000)  # type: ignore[no-untyped-call]
         transfer = writer.write(source, exposed.key(), 0, after=stream)
         with anyio.move_on_after(0.001) as scope:
             await transfer
@@ -114,7 +114,7 @@ async def test_a_stream_waits_for_a_counter_also_inside_a_graph() -> None:
         exposed = await target.allocate(4 * MIB, device="cuda:0")
         landed, out = exposed.tensor(torch.uint8), torch.zeros(4 * MIB, dtype=torch.uint8, device="cuda:0")
         counter = target.counter()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         counter.stream_wait(stream, 1)
         with torch.cuda.stream(stream):
             out.copy_(landed)
@@ -155,7 +155,7 @@ async def test_a_kernel_waits_for_a_flag_and_bumps_a_watch_word() -> None:
         out = torch.zeros(MIB // 4, dtype=torch.int32, device="cuda:0")
         torch.cuda.synchronize()
         counter = target.counter()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with on_stream(stream):
             wait((1,), (256,), (counter.flag_address, 1, exposed._base, out.data_ptr(), numpy.int32(MIB // 4)))
             bump((1,), (1,), (word.address, 77))
@@ -189,7 +189,7 @@ async def test_a_kernel_in_a_graph_sets_off_writes_layer_by_layer(far: int) -> N
         counter, key = target.counter(), exposed.key()
         base = torch.zeros(1, dtype=torch.int64, device="cuda:0")
         values = torch.zeros(layers, MIB, dtype=torch.int32, device="cuda:0")
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
         await writer.write(source[:1], key, 0)
         with torch.cuda.graph(graph, stream=stream), on_stream(torch.cuda.current_stream()):
             for layer in range(layers):
@@ -235,7 +235,7 @@ async def test_copy_engines_move_bytes_while_every_multiprocessor_is_taken(far: 
         exposed = await target.allocate(256 * MIB, device=f"cuda:{far}")
         source.tensor(torch.uint8).fill_(3)
         torch.cuda.synchronize(0)
-        key, stream = exposed.key(), torch.cuda.Stream()
+        key, stream = exposed.key(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         await writer.write(source[:MIB], key, 0)
         await writer.write_pages(source, torch.arange(64), key, torch.arange(64), page_bytes=4096)
         properties = torch.cuda.get_device_properties(0)

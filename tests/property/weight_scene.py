@@ -205,7 +205,7 @@ async def open_scene(
     async with AsyncExitStack() as stack:
 
         async def fabric(name: str) -> af.Fabric:
-            wanted = {
+            wanted: dict[str, Any] = {
                 "rails": (rail if isinstance(rail, str) else rail(name),),
                 "peer_deadline_host": 30.0,
                 "peer_deadline_network": 30.0,

@@ -1,0 +1,22 @@
+"""A training by FSDP2 over gloo, each process of which serves a rank of the replica that it updates."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+
+from fsdp_ranks import VERSIONS, run_ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["block", "causal"])
+def test_fsdp2_over_gloo_serves_what_it_trained(kind: str) -> None:
+    """Ranks with unequal parts, blocks that both hold a part of, rows and columns that cross between them both ways."""
+    for rank, (ended, words) in enumerate(run_ranks(kind, "cpu", 2)):
+        assert ended == 0, words
+        assert f"rank {rank}: version {VERSIONS} is right" in words
+        assert kind == "causal" or str((193 - rank, 512)) in words
