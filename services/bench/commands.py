@@ -165,6 +165,7 @@ def ttft(sizes: tuple[int, ...], **arguments: Any) -> int:
 @click.option("--private", type=click.IntRange(0), help="Tokens pushed without waiting for routes; default: its own.")
 @click.option("--dtype", "dtypes", type=click.Choice(["bf16", "fp8"]), multiple=True, help="Of tokens; on GPUs.")
 @click.option("--apart", is_flag=True, help="On GPUs: each rank as if on a host of its own, over --provider.")
+@click.option("--node-size", type=click.IntRange(2), help="On GPUs: as if so many ranks were a host, each a node.")
 def moe(
     sizes: tuple[int, ...] | None,
     device: str,
@@ -175,18 +176,21 @@ def moe(
     private: int | None,
     dtypes: tuple[str, ...],
     apart: bool,
+    node_size: int | None,
     **arguments: Any,
 ) -> int:
     """Measure dispatch and combine of a mixture of experts, against gloo, or on GPUs against the wire and NCCL."""
     from asyncfabric_services.bench.moe_shapes import shapes_of
 
     on_gpu = device == "cuda"
-    if not on_gpu and (dtypes or apart):
-        raise click.UsageError("--dtype and --apart are for --device cuda")
+    if not on_gpu and (dtypes or apart or node_size):
+        raise click.UsageError("--dtype, --apart and --node-size are for --device cuda")
+    if apart and node_size:
+        raise click.UsageError("--apart has one rank on each host: leave out --node-size")
     sizes = sizes or ((128, 4096) if on_gpu else (128, 1024))
     try:
         shapes = shapes_of(
-            sizes, dtypes if on_gpu else ("bf16",), processes, hidden, top_k, experts, private, on_gpu=on_gpu
+            sizes, dtypes if on_gpu else ("bf16",), processes, hidden, top_k, experts, private, node_size, on_gpu=on_gpu
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -198,8 +202,9 @@ def moe(
         return measured(title, lambda report: run_moe(options, report, shapes), arguments)
     from asyncfabric_services.bench.moe_gpu_run import run_moe_gpu
 
-    title = f"mixture of experts among GPUs{f' apart, over {options.provider}' if apart else ''}"
-    return measured(title, lambda report: run_moe_gpu(options, report, shapes, apart), arguments)
+    hosts = [rank // (node_size or 1) for rank in range(shapes[0]["ranks"])] if apart or node_size else None
+    title = f"mixture of experts among GPUs{f' apart, over {options.provider}' if hosts else ''}"
+    return measured(title, lambda report: run_moe_gpu(options, report, shapes, hosts), arguments)
 
 
 @bench.command()

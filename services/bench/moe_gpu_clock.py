@@ -43,12 +43,13 @@ def queued_times(bodies: dict[str, Body], batches: int, rounds: int) -> dict[str
 async def single_times(bodies: dict[str, Body], rounds: int) -> dict[str, list[float]]:
     """Return the same where the event loop is needed while GPUs work: one round after the other.
 
-    The GPUs meet by a small all_reduce before each round, behind a sleeping kernel; then the loop waits in a thread.
+    The GPUs, or the processes where some share one, meet by a small all_reduce before each round, behind a sleeping
+    kernel; then the loop waits in a thread.
 
     Cancellation: the round under way goes on.
     """
     found: dict[str, list[float]] = {name: [] for name in bodies}
-    met = torch.ones(1, device="cuda")
+    met = torch.ones(1, device="cuda" if dist.get_backend() != "gloo" else "cpu")
     for number in range(rounds + WARM_ROUNDS):
         events = [_event() for _ in range(len(bodies) + 1)]
         sleep(SHORT_SLEEP_CYCLES)

@@ -10,21 +10,29 @@ import torch
 
 from asyncfabric.moe import MoeConfig
 from asyncfabric.moe.nvlink import CudaMoeHandle
+from asyncfabric.moe.nvlink.lanes import lanes_of
 from asyncfabric.moe.nvlink.layout import NvlinkLayout
 
 WORD_BYTES = 4
 
 
-def rows_by_rank(config: MoeConfig, indices: torch.Tensor) -> list[int]:
+def rows_by_rank(config: MoeConfig, rank: int, indices: torch.Tensor) -> list[int]:
     """Return how many of these tokens have experts of each rank: the rows that go there.
+
+    By the nodes: of each node, and its rows go to the rank that has there the place that this one has here.
 
     Args:
         config: the shape.
+        rank: of this process.
         indices: experts of each token, shape [tokens, top_k].
     """
-    owner = torch.tensor([rank for rank in range(config.ranks) for _ in config.experts_of(rank)])
+    size = config.node_size
+    owner = torch.tensor([each // size for each in range(config.ranks) for _ in config.experts_of(each)])
     owned = owner[indices.long().cpu()]
-    return [int((owned == rank).any(dim=1).sum()) for rank in range(config.ranks)]
+    found = [0] * config.ranks
+    for node in range(config.nodes):
+        found[node * size + rank % size] = int((owned == node).any(dim=1).sum())
+    return found
 
 
 def moved(config: MoeConfig, rank: int, handle: CudaMoeHandle) -> dict[str, int]:
@@ -74,7 +82,7 @@ def carried(config: MoeConfig, sent: int, taken: int) -> tuple[int, int]:
         sent: rows for that rank.
         taken: rows that came from it, whose sums go back.
     """
-    layout = NvlinkLayout(config)
+    layout = NvlinkLayout(config) if config.node_size == 1 else lanes_of(config).across
     spans = [layout.first_span(1), layout.rest_span(1, sent), layout.back_span(1, taken)]
-    writes = 2 + (sent > config.private)
+    writes = 2 + (sent > layout.config.private)
     return writes, sum(end - begin for begin, end in spans)

@@ -1,12 +1,14 @@
 """`bench moe --device cuda`: dispatch and combine among the GPUs of this machine, beside the wire, memory and NCCL.
 
-The GPUs are one host's, or with --apart each rank is as if on a host of its own, and rows go by way of the fabric.
+The GPUs are one host's; with --apart each rank is as if on a host of its own, with --node-size so many as if on one,
+and rows between hosts go by way of the fabric.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ TOTALS = {"writes": "immediates_sent", "wire_bytes": "bytes_written"}
 WORD_BYTES = 4
 
 
-def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], apart: bool) -> None:
-    """Measure each shape."""
+def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], hosts: Sequence[int] | None) -> None:
+    """Measure each shape; `hosts`: of each rank, None: all are on one."""
     report.expect(len(shapes))
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -37,14 +39,19 @@ def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], 
         ]
         addresses = [each["address"] for each in all_of(ranks, "open", config=options.engine)]
         for rank, process in enumerate(ranks):
-            process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "nccl"), apart=apart)
-        names = answers_of(ranks)
+            process.start("join", addresses=addresses, rank=rank, meeting=str(Path(folder) / "nccl"), hosts=hosts)
+        gpus, name = answers_of(ranks)[0]
         limits = all_of(ranks, "limits")
         least = {name: min(each[name] for each in limits) for name in limits[0]}
         for shape in shapes:
             config = MoeConfig(**shape)
             report.step(f"{config.max_tokens} tokens, {config.in_dtype}")
-            detail = {"gpu": f"{len(names)} x {names[0]}", "apart": apart, "empty_us": least["empty_us"]}
+            detail = {
+                "gpu": f"{gpus} x {name}",
+                "apart": hosts is not None,
+                "node_size": config.node_size,
+                "empty_us": least["empty_us"],
+            }
             _one_shape(options, report, ranks, config, shape, least, detail)
         for process in ranks:
             process.hang_up()  # a process group of NCCL is left by all at once
@@ -55,7 +62,7 @@ def floors_of(config: MoeConfig, moved: float, rates: dict[str, float], apart: b
 
     Args:
         config: the shape.
-        moved: rows that leave a GPU, and as many that come.
+        moved: rows that leave a GPU, and as many that come; by the nodes those that leave the host.
         rates: bytes per microsecond of `wire`, `memory` and `pcie`.
         apart: the wire is no faster than the way from GPU to pinned memory.
     """
@@ -124,7 +131,7 @@ def _one_shape(
                     "samples": len(pooled),
                     "wire_us": wire,
                     "memory_us": memory,
-                    "nccl_us": percentiles_us([sample * 1e3 for sample in nccl])[0],
+                    "nccl_us": percentiles_us([sample * 1e3 for sample in nccl])[0] if nccl else None,
                     "private_tokens": config.private,
                     "buffer_bytes": max(plan["buffer_bytes"] for plan in plans),
                 }
@@ -155,10 +162,15 @@ def _counted(
         "rows": [sum(row) - row[rank] for rank, row in enumerate(routes)],
         "sums": [sum(row[rank] for row in routes) - routes[rank][rank] for rank in range(config.ranks)],
     }
+    wanted = {name: right for name, right in wanted.items() if name in found}
     if apart:
         found = {name: found[name] for name in wanted}  # kernels only pack: the engine counts what is moved
         pairs = [
-            [carried(config, routes[rank][far], routes[far][rank]) for far in range(config.ranks) if far != rank]
+            [
+                carried(config, routes[rank][far], routes[far][rank])
+                for far in range(rank % config.node_size, config.ranks, config.node_size)
+                if far != rank
+            ]
             for rank in range(config.ranks)
         ]
         for at, (name, counter) in enumerate(TOTALS.items()):

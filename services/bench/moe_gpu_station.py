@@ -31,7 +31,8 @@ class MoeGpuStation(FabricStation):
     """One rank; opened by `do_open`, `do_join` and `do_shape`."""
 
     _group: MoeGroup
-    _apart: bool
+    _hosts: list[int] | None
+    _gpu: int
     _moe: CudaMoeExchange
     _given: list[Tokens]
 
@@ -54,31 +55,35 @@ class MoeGpuStation(FabricStation):
         self, config: MoeConfig, tag: str, task_status: trio.TaskStatus[CudaMoeExchange] = trio.TASK_STATUS_IGNORED
     ) -> None:
         rank, left = self._group.rank, trio.Event()
-        hosts = range(config.ranks) if self._apart else None
         group = MoeGroup(rank, self._group.addresses, tag)
-        async with open_moe_cuda(self._fabric, group, config, device=f"cuda:{rank}", hosts=hosts) as moe:
+        async with open_moe_cuda(self._fabric, group, config, device=f"cuda:{self._gpu}", hosts=self._hosts) as moe:
             self._leave, self._left = trio.Event(), left
             task_status.started(moe)
             await self._leave.wait()
         left.set()
 
-    async def do_join(self, addresses: list[str], rank: int, meeting: str, apart: bool) -> str:
-        """Join the other ranks; `apart`: each is as if on a host of its own. Return the name of the GPU."""
-        if torch.cuda.device_count() < len(addresses):
-            raise af.DeviceError(f"{len(addresses)} ranks need as many GPUs, torch sees {torch.cuda.device_count()}")
-        torch.cuda.set_device(rank)
+    async def do_join(self, addresses: list[str], rank: int, meeting: str, hosts: list[int] | None) -> tuple[int, str]:
+        """Join the other ranks; `hosts`: as if each were on that one. Return how many GPUs all have, and its name.
+
+        With `hosts`, ranks may be more than GPUs: they share them then, and NCCL, which refuses that, is left out.
+        """
+        world, gpus = len(addresses), torch.cuda.device_count()
+        if gpus < world and (hosts is None or gpus == 0):
+            raise af.DeviceError(f"{world} ranks need as many GPUs, torch sees {gpus}")
+        self._gpu = rank % gpus
+        torch.cuda.set_device(self._gpu)
         known = [af.FabricAddress.from_bytes(bytes.fromhex(each)) for each in addresses]
-        self._group, self._apart = MoeGroup(rank, known), apart
-        world = len(addresses)
-        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meeting}", rank=rank, world_size=world)
+        self._group, self._hosts = MoeGroup(rank, known), hosts
+        backend = "cpu:gloo,cuda:nccl" if world <= gpus else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
         sleep(1000)
-        return str(torch.cuda.get_device_name(rank))
+        return min(world, gpus), str(torch.cuda.get_device_name(self._gpu))
 
     async def do_limits(self) -> dict[str, float]:
         """Return bytes per microsecond of copies to the next GPU, inside, and to the host; and what nothing takes."""
-        rank, world = dist.get_rank(), dist.get_world_size()
-        here = torch.empty(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{rank}").random_()
-        there, inside = torch.empty_like(here, device=f"cuda:{(rank + 1) % world}"), torch.empty_like(here)
+        here = torch.empty(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{self._gpu}").random_()
+        near = (self._gpu + 1) % torch.cuda.device_count()
+        there, inside = torch.empty_like(here, device=f"cuda:{near}"), torch.empty_like(here)
         host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
         copies = {"wire": there, "memory": inside, "pcie": host}
         found = {}
@@ -95,8 +100,8 @@ class MoeGpuStation(FabricStation):
         """Open an exchange of this shape, after closing the last.
 
         Returns:
-            `moved`: rows that leave this GPU in a step, the mean of all routes; `rows`: those for each rank with the
-            first routes; `buffer_bytes`.
+            `moved`: rows that leave this GPU, or by the nodes this node, in a step, the mean of all routes; `rows`:
+            those for each rank with the first routes; `buffer_bytes`.
         """
         if self._left is not None:
             self._leave.set()
@@ -108,7 +113,7 @@ class MoeGpuStation(FabricStation):
             for number in range(SETS if config.max_tokens <= MANY_TOKENS else LARGE_SETS)
         ]
         self._given = [each.on(self._moe.device) for each in sets]
-        rows = [rows_by_rank(config, each.indices) for each in sets]
+        rows = [rows_by_rank(config, rank, each.indices) for each in sets]
         moved = statistics.mean(sum(each) - each[rank] for each in rows)
         return {"moved": moved, "buffer_bytes": self._moe.buffer_bytes, "rows": rows[0]}
 
@@ -143,18 +148,21 @@ class MoeGpuStation(FabricStation):
             moe.combine(outputs, handles[0], out=out)
 
         bodies = {"dispatch": dispatch, "combine": combine}
-        if self._apart:
+        if self._hosts is not None:
             return await single_times(bodies, batches * rounds)
         return queued_times(bodies, batches, rounds)
 
     async def do_counted(self, steps: int) -> dict[str, int]:
-        """Do steps with the first routes; return what kernels stored to other ranks in the last of them."""
+        """Do steps with the first routes; return what kernels stored to other ranks in the last of them.
+
+        By the nodes nothing: they do so in two lanes, and what matters crosses between hosts.
+        """
         moe = self._moe
         for _ in range(steps):
             handle = moe.dispatch(*self._given[0].arguments)
             moe.combine(torch.zeros_like(handle.rows, dtype=moe.config.out_torch), handle)
             await moe.settled()
-        return moved(moe.config, moe.rank, handle)
+        return moved(moe.config, moe.rank, handle) if moe.config.node_size == 1 else {}
 
     async def do_wall(self, rounds: int) -> list[float]:
         """Return microseconds of whole steps by the clock of the host, from the first call until all is done.
@@ -176,8 +184,13 @@ class MoeGpuStation(FabricStation):
         return found
 
     async def do_nccl(self, tokens: int, top_k: int, hidden: int) -> list[float]:
-        """Return microseconds of NCCL's all-to-all of a bf16 row for each choice: without routing, it has to pad so."""
+        """Return microseconds of NCCL's all-to-all of a bf16 row for each choice: without routing, it has to pad so.
+
+        Nothing where ranks share GPUs.
+        """
         world = dist.get_world_size()
+        if world > torch.cuda.device_count():
+            return []
         here = torch.randn(tokens * top_k // world * world, hidden, device="cuda").to(torch.bfloat16)
         there = torch.empty_like(here)
         dist.all_to_all_single(there, here)

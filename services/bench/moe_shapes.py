@@ -27,6 +27,7 @@ def shapes_of(
     top_k: int,
     experts: int | None,
     private: int | None,
+    node_size: int | None = None,
     *,
     on_gpu: bool,
 ) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def shapes_of(
         ranks = max(1, torch.cuda.device_count())
     given = {"ranks": ranks, "hidden": hidden, "num_experts": experts}
     base = (GPUS if on_gpu else HOST) | {name: value for name, value in given.items() if value is not None}
-    base |= {"top_k": top_k, "private_tokens": private, "out_dtype": "bfloat16"}
+    base |= {"top_k": top_k, "private_tokens": private, "out_dtype": "bfloat16", "node_size": node_size or 1}
     if top_k > base["num_experts"]:
         raise ValueError(f"a token has {top_k} distinct experts, there are {base['num_experts']}")
     shapes = [

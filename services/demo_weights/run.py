@@ -16,6 +16,7 @@ from asyncfabric_services.demo_weights.story import RANKS, Scene, play
 from asyncfabric_services.demo_weights.verdict import Usual
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import guarded
+from asyncfabric_services.trainer.checkpoints import KEPT
 
 
 def run_weights_demo(scene: Scene, *, as_json: bool) -> int:
@@ -37,6 +38,10 @@ def run_weights_demo(scene: Scene, *, as_json: bool) -> int:
         say("every version that served is compared with its checkpoint, loaded the usual way")
         torch.set_num_threads(scene.threads)
         usual = Usual(folder / "checkpoints", folder / "decisions")
-        summary = summarize(scene, told, usual, time.monotonic() - began)
+        try:
+            summary = summarize(scene, told, usual, time.monotonic() - began)
+        except OSError as error:
+            print(f"a version that served cannot be compared: {error}; trainers keep the last {KEPT}", file=sys.stderr)
+            return CHECK_FAILED
     show(summary, as_json=as_json)
     return FINE if summary.fine else CHECK_FAILED

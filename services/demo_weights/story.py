@@ -18,6 +18,8 @@ from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open
 
 RANKS = 2  # of the training
 LOOK_SECONDS = 0.05
+STEPS = {"cpu": 2, "cuda": 100}
+"""Steps of the training for a version: so many that a rollout that joins late, for seconds, misses few of them."""
 Say = Callable[[str], None]
 Rows = list[dict[str, Any]]
 
@@ -71,7 +73,7 @@ def environment_of(scene: Scene, folder: Path) -> dict[str, str]:
         "MODEL__QUERY_HEADS": 4,
         "MODEL__KV_HEADS": 4,
         "MODEL__THREADS": scene.threads,
-        "TRAIN__EVERY": 2,
+        "TRAIN__EVERY": STEPS[scene.device],
         "TRAIN__CHECKPOINTS": folder / "checkpoints",
         "WEIGHTS__RANKS": scene.tp,
         "WEIGHTS__TP": scene.tp,

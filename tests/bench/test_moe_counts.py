@@ -15,7 +15,19 @@ def test_rows_go_once_to_each_rank_of_a_token() -> None:
     from asyncfabric_services.bench.moe_gpu_counts import rows_by_rank
 
     config = MoeConfig(num_experts=5, top_k=2, hidden=64, max_tokens=4, ranks=2)  # experts 0 to 2, and 3 and 4
-    assert rows_by_rank(config, torch.tensor([[0, 1], [2, 3], [4, 0], [4, 3]])) == [3, 3]
+    assert rows_by_rank(config, 0, torch.tensor([[0, 1], [2, 3], [4, 0], [4, 3]])) == [3, 3]
+
+
+def test_by_the_nodes_rows_go_once_to_each_node_and_there_to_the_rank_of_the_same_place() -> None:
+    from asyncfabric.moe import MoeConfig
+    from asyncfabric_services.bench.moe_gpu_counts import rows_by_rank
+
+    config = MoeConfig(num_experts=8, top_k=2, hidden=64, max_tokens=4, ranks=4, node_size=2)
+    chosen = torch.tensor(
+        [[0, 3], [4, 7], [1, 6], [2, 0]]
+    )  # both of the first node, both of the other one, one of each
+    assert rows_by_rank(config, 1, chosen) == [0, 3, 0, 2]
+    assert rows_by_rank(config, 2, chosen) == [3, 0, 2, 0]
 
 
 def test_what_kernels_noted_is_counted() -> None:
@@ -54,3 +66,14 @@ def test_what_an_engine_carries_is_spans_of_a_parcel(sent: int, writes: int) -> 
     found, length = carried(config, sent, 5)
     assert found == writes
     assert length == layout.offsets.slots + max(sent, 3) * 128 + 5 * 128
+
+
+def test_by_the_nodes_what_crosses_takes_the_choices_of_a_token_along() -> None:
+    from asyncfabric.moe import MoeConfig
+    from asyncfabric_services.bench.moe_gpu_counts import carried
+
+    config = MoeConfig(num_experts=8, top_k=2, hidden=64, max_tokens=8, ranks=4, node_size=2, private_tokens=0)
+    alone = MoeConfig(num_experts=8, top_k=2, hidden=64, max_tokens=8, ranks=4, private_tokens=0)
+    more = [[carried(each, sent, 5)[1] for sent in (3, 4)] for each in (config, alone)]
+    assert carried(config, 3, 5)[0] == 3
+    assert [high - low for low, high in more] == [256, 128]  # a row of 128 bytes, and 5 words in lines of 128

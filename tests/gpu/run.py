@@ -33,22 +33,24 @@ QUICK = ("--region", "1GiB", "--duration", "0.2s", "--deadline", "300s")
 BUSY = ("--polling", "busy", "--spin", "300us")
 AWAKE = ("--polling", "busy", "--spin", "2ms")  # longer than a list of 10,000 pages takes: its end is met awake
 PAGES = ("pages", "--page-bytes", "32KiB", *AWAKE)
-WEIGHTS = ("--trainers", "1", "--rollouts", "1", "--side", "8192", "--model", "8GiB")
-BENCHES = (
-    ("limits", "limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB"),
-    ("write", "write", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB", *BUSY),
-    ("1,024 pages", *PAGES, "--pages", "1024"),
-    ("1,024 pages, 8 in flight", *PAGES, "--pages", "1024", "--window", "8"),
-    ("10,000 pages", *PAGES, "--pages", "10000"),
-    ("10,000 pages, 3 in flight", *PAGES, "--pages", "10000", "--window", "3"),
-    ("notify", "notify", *BUSY),
-    ("mesh", "mesh", "--size", "16MiB,64MiB,256MiB"),
-    ("weights as they are", "weights", *WEIGHTS, "--form", "copy"),
-    ("weights to float8", "weights", *WEIGHTS, "--form", "fp8"),
-    ("moe", "moe"),
-    ("moe apart", "moe", "--apart"),
+WEIGHTS = ("weights", "--trainers", "HALF", "--rollouts", "HALF", "--side", "8192")  # HALF: of the GPUs
+BENCHES: tuple[tuple[int, str, tuple[str, ...]], ...] = (  # GPUs that it takes, name, arguments
+    (1, "limits", ("limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB")),
+    (1, "write", ("write", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB", *BUSY)),
+    (1, "1,024 pages", (*PAGES, "--pages", "1024")),
+    (1, "1,024 pages, 8 in flight", (*PAGES, "--pages", "1024", "--window", "8")),
+    (1, "10,000 pages", (*PAGES, "--pages", "10000")),
+    (1, "10,000 pages, 3 in flight", (*PAGES, "--pages", "10000", "--window", "3")),
+    (1, "notify", ("notify", *BUSY)),
+    (2, "mesh", ("mesh", "--size", "16MiB,64MiB,256MiB")),
+    (1, "weights as they are", (*WEIGHTS, "--model", "8GiB", "--form", "copy")),
+    (1, "weights to float8", (*WEIGHTS, "--model", "8GiB", "--form", "fp8")),
+    (2, "weights to float8, 30 GB", (*WEIGHTS, "--model", "28GiB", "--form", "fp8")),
+    (2, "moe", ("moe",)),
+    (2, "moe apart", ("moe", "--apart")),
+    (4, "moe by nodes of 2", ("moe", "--node-size", "2")),
+    (8, "moe by nodes of 4", ("moe", "--node-size", "4")),
 )
-NEED_TWO_GPUS = ("mesh", "moe", "moe apart")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 SANITIZED = (
     ("page lists", sys.executable, "tests/gpu/sanitized_pages.py"),
@@ -192,11 +194,13 @@ def figures() -> None:
     """Take the figures, each alone on the machine."""
     step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
     gpus = gpu_count()
-    for name, *arguments in BENCHES:
-        if gpus < 2 and name in NEED_TWO_GPUS:
-            left_out(f"bench {name}", f"it needs two GPUs, here is {gpus}")
+    half = str(max(1, gpus // 2))
+    for needed, name, arguments in BENCHES:
+        if gpus < needed:
+            left_out(f"bench {name}", f"it takes {needed} GPUs, here are {gpus}")
         else:
-            step(f"bench {name}", *ASYNCFABRIC, "bench", *arguments, "--device", "cuda", "--json", *QUICK, limit_s=120)
+            given = [half if each == "HALF" else each for each in arguments]
+            step(f"bench {name}", *ASYNCFABRIC, "bench", *given, "--device", "cuda", "--json", *QUICK, limit_s=120)
 
 
 def main() -> None:
