@@ -31,6 +31,7 @@ from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
 
 from bench_api cimport *
+from converting_api cimport *
 from engine_api cimport *
 from ordering_api cimport *
 from rows_api cimport *
@@ -61,3 +62,4 @@ include "topology.pxi"
 include "rows.pxi"
 include "ordering.pxi"
 include "summing.pxi"
+include "converting.pxi"

@@ -14,6 +14,7 @@ from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
 
 if TYPE_CHECKING:
+    from asyncfabric._bridge.converting import Converting
     from asyncfabric._bridge.ordering import Ordering
     from asyncfabric._bridge.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
     from asyncfabric._bridge.summing import MakeBoxSums
@@ -62,6 +63,15 @@ def native_box_sums() -> MakeBoxSums | None:
     except ImportError:
         return None
     return _native.BoxSums
+
+
+def native_converting() -> Converting | None:
+    """Return compiled conversions of weights; None where nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError:
+        return None
+    return _native.converting
 
 
 def native_providers() -> frozenset[str]:

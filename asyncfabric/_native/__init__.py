@@ -11,6 +11,7 @@ try:
         Buffer,
         Engine,
         build_info,
+        converting,
         ordering,
         read_topology,
         resolve_buffer,
@@ -24,4 +25,14 @@ except ModuleNotFoundError as missing:
         "(or `pip install -e .`), or install a wheel; `asyncfabric.testing` works without it"
     ) from missing
 
-__all__ = ["BoxSums", "Buffer", "Engine", "build_info", "ordering", "read_topology", "resolve_buffer", "row_loops"]
+__all__ = [
+    "BoxSums",
+    "Buffer",
+    "Engine",
+    "build_info",
+    "converting",
+    "ordering",
+    "read_topology",
+    "resolve_buffer",
+    "row_loops",
+]

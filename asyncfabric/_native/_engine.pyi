@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict
 
+from asyncfabric._bridge.converting import Converting
 from asyncfabric._bridge.engine import Completion, KeyInfo, OpProgress, RegionInfo
 from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric._bridge.ordering import Ordering
@@ -184,3 +185,4 @@ def read_topology(root: str) -> NativeTopology: ...  # topology.pxi
 row_loops: RowLoops  # rows.pxi
 ordering: Ordering  # ordering.pxi
 BoxSums: MakeBoxSums  # summing.pxi
+converting: Converting  # converting.pxi

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from weight_cases import Case, cases
 from weight_scene import shards_of
 
+from asyncfabric._bridge.native import native_converting
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights import Relay, all_sent, forwarded_by, plan_weights
 from asyncfabric.weights.arithmetic import block_maxima, cast, quantise, scales_of, to_float32
 from asyncfabric.weights.formats import STORED_AS
 from asyncfabric.weights.plan import Kind
 from asyncfabric.weights.planner import join_replica, leave_replica
+from asyncfabric.weights.update import converting
 from asyncfabric.weights.update import rows as rows_module
 from asyncfabric.weights.update.intake import RowPlaces
 from asyncfabric.weights.update.messages import Roster, Seat, Written, decode_message, encode_message
@@ -71,10 +73,19 @@ def test_both_ends_count_by_one_rule() -> None:
 def same_tiles(rows: int, columns: int, origin: Any, low: list[int], size: list[int], dtype: str, to: str) -> None:
     random = np.random.default_rng(rows)
     values = (random.standard_normal((1, rows, columns)) * 10 ** random.uniform(-3, 3, (1, rows, 1))).astype(np.float32)
-    shard = cast(values, "float32", "bfloat16") if dtype == "bfloat16" else values
+    shard = values if dtype == "float32" else cast(values, "float32", dtype)
     box = shard[:, low[0] : low[0] + size[0], low[1] : low[1] + size[1]]
     start = origin + np.array([0, *low])
     kind = Kind(dtype, to, 128 if to == "float8_e4m3fn" else 0, 0, 0, 1)
+    for loops in (native_converting, lambda: None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(converting, "_converting", loops)
+            same_bits(shard, box, kind, origin, start)
+
+
+def same_bits(shard: Any, box: Any, kind: Kind, origin: Any, start: Any) -> None:
+    """Compare a box with what `arithmetic` makes of it, in columns, and its maxima."""
+    dtype, to, size = kind.dtype, kind.to, box.shape[1:]
     out = np.zeros(box.shape, STORED_AS[to]).transpose(0, 2, 1).copy().transpose(0, 2, 1)
     if not kind.block:
         convert_into(out, box, kind, None, start, origin)
@@ -84,7 +95,7 @@ def same_tiles(rows: int, columns: int, origin: Any, low: list[int], size: list[
     assert np.array_equal(maxima, block_maxima(to_float32(shard, dtype), (int(origin[1]), int(origin[2]))))
     convert_into(out, box, kind, maxima, start, origin)
     first = start[1:] // 128 - origin[1:] // 128
-    last = -(-(start[1:] + size) // 128) - origin[1:] // 128
+    last = -(-(start[1:] + np.array(size)) // 128) - origin[1:] // 128
     scales = scales_of(maxima[:, first[0] : last[0], first[1] : last[1]])
     wanted = quantise(to_float32(box, dtype), scales, (int(start[1]), int(start[2])))
     assert np.array_equal(out, wanted)
@@ -97,8 +108,21 @@ def test_tiles_make_the_bits_of_the_whole(data: Any) -> None:
     origin = np.array([0, data.draw(st.integers(0, 200)), data.draw(st.integers(0, 2000))])
     low = [data.draw(st.integers(0, length - 1)) for length in (rows, columns)]
     size = [data.draw(st.integers(1, length - at)) for length, at in zip((rows, columns), low, strict=True)]
-    dtype = data.draw(st.sampled_from(["bfloat16", "float32"]))
+    dtype = data.draw(st.sampled_from(["bfloat16", "float16", "float32"]))
     same_tiles(rows, columns, origin, low, size, dtype, data.draw(st.sampled_from(["float8_e4m3fn", "float16", dtype])))
+
+
+def test_rows_and_columns_are_converted_by_what_was_compiled_and_others_are_not() -> None:
+    wide, kind = np.ones((64, 96), np.float32), Kind("float32", "bfloat16", 0, 0, 0, 1)
+    rows, columns = np.zeros((64, 96), np.uint16), np.zeros((96, 64), np.uint16)
+    for out in (rows, columns.T):
+        assert converting.convert_plane(out, wide, kind, None, 0, 0) and (out == 0x3F80).all()
+    spread = np.zeros((64, 192), np.uint16)[:, ::2]
+    for out, plane in ((spread, wide), (rows[:, :48], wide[:, ::2])):
+        assert not converting.convert_plane(out, plane, kind, None, 0, 0)
+    assert not converting.convert_plane(rows.view(np.float16), wide, Kind("float32", "float16", 0, 0, 0, 1), None, 0, 0)
+    with pytest.raises(ValueError, match="sizes do not fit"):
+        converting.convert_plane(rows[1:], wide, kind, None, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -1,6 +1,7 @@
-"""Converting and measuring boxes of weights tile by tile, so that temporaries stay small and in the cache. Pure.
+"""Converting and measuring boxes of weights: compiled, or tile by tile, so that temporaries stay small. Pure.
 
-Runs on worker threads; numpy lets go of the GIL. The bits are those of `arithmetic`, whose functions do the work.
+Runs on worker threads; numpy lets go of the GIL. The bits are those of `arithmetic`, whose functions do the work where
+nothing compiled does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from asyncfabric.weights.arithmetic import block_maxima, cast, quantise, scales_
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.update.converting import convert_plane, measure_plane
 
 TILE_ROWS = BLOCK
 TILE_COLUMNS = 8 * BLOCK
@@ -40,6 +42,8 @@ def measure(shard: Elements, start: Ints, kind: Kind) -> Floats:
     )
     found = np.zeros((*shard.shape[:-2], rows, columns), np.float32)
     for lead in np.ndindex(*shard.shape[:-2]):
+        if measure_plane(found[lead], shard[lead], kind.dtype, row, column):
+            continue
         for low, high in _steps(row, shard.shape[-2], TILE_ROWS):
             strip = shard[lead][low:high]
             if kind.dtype == "bfloat16":  # without its sign a number is the larger the larger its bits are
@@ -65,20 +69,34 @@ def convert_into(out: Elements, box: Elements, kind: Kind, maxima: Floats | None
         out[...] = box
         return
     row, column = int(start[-2]), int(start[-1])
-    base_row, base_column = int(origin[-2]) // BLOCK, int(origin[-1]) // BLOCK
+    # In blocks of the shard, whose origin may lie within one: those that the box touches.
+    rows, columns = (
+        slice(at // BLOCK - base // BLOCK, -(-(at + length) // BLOCK) - base // BLOCK)
+        for at, length, base in ((row, box.shape[-2], int(origin[-2])), (column, box.shape[-1], int(origin[-1])))
+    )
     for lead in np.ndindex(*box.shape[:-2]):
-        for low, high in _steps(row, box.shape[-2], TILE_ROWS):
-            for left, right in _steps(column, box.shape[-1], TILE_COLUMNS):
-                tile = box[lead][low:high, left:right]
-                if maxima is None:
-                    out[lead][low:high, left:right] = cast(tile, kind.dtype, kind.to)
-                    continue
-                first, second = (row + low) // BLOCK - base_row, (column + left) // BLOCK - base_column
-                last = -(-(column + right) // BLOCK) - base_column
-                place = tuple(int(a + b - c) for a, b, c in zip(lead, start[:-2], origin[:-2], strict=True))
-                scales = scales_of(maxima[place][first : first + 1, second:last])
-                values = quantise(to_float32(tile, kind.dtype), scales, (row + low, column + left))
-                out[lead][low:high, left:right] = values
+        scales = None
+        if maxima is not None:
+            place = tuple(int(a + b - c) for a, b, c in zip(lead, start[:-2], origin[:-2], strict=True))
+            scales = scales_of(maxima[place][rows, columns])
+        if not convert_plane(out[lead], box[lead], kind, scales, row, column):
+            _convert_tiles(out[lead], box[lead], kind, scales, row, column)
+
+
+def _convert_tiles(out: Elements, plane: Elements, kind: Kind, scales: Floats | None, row: int, column: int) -> None:
+    """Do with numpy what `convert_plane` does."""
+    for low, high in _steps(row, plane.shape[0], TILE_ROWS):
+        for left, right in _steps(column, plane.shape[1], TILE_COLUMNS):
+            tile = plane[low:high, left:right]
+            if scales is None:
+                out[low:high, left:right] = cast(tile, kind.dtype, kind.to)
+                continue
+            first, second = (row + low) // BLOCK - row // BLOCK, (column + left) // BLOCK - column // BLOCK
+            last = -(-(column + right) // BLOCK) - column // BLOCK
+            values = to_float32(tile, kind.dtype)
+            out[low:high, left:right] = quantise(
+                values, scales[first : first + 1, second:last], (row + low, column + left)
+            )
 
 
 def _steps(begin: int, length: int, step: int) -> Iterator[tuple[int, int]]:

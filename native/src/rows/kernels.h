@@ -6,7 +6,7 @@
 
 namespace asyncfabric::rows {
 
-// All over `width` elements, a multiple of 16. `weights` may be null: then the sources are added as they are.
+// Sums are over `width` elements, a multiple of 16. `weights` may be null: then the sources are added as they are.
 struct Kernels {
   using Sum = void (*)(uint8_t* target, const uint8_t* const* sources, const float* weights, size_t count,
                        size_t width);
@@ -22,6 +22,13 @@ struct Kernels {
   // the caches, to a target that is aligned to 64.
   void (*copy_stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first, uint8_t* target,
                        const uint8_t* next, bool past);
+  // The rest takes any `width`. By kinds from and to; null where numpy does it: rounding to fp16, and what has no bits of its own.
+  using Convert = void (*)(uint8_t* target, const uint8_t* source, size_t width);
+  Convert cast[3][3];
+  // Each element over the scale, as float8_e4m3fn: to nearest, even; at most 448; what is no number stays none. By kind.
+  void (*quantise[3])(uint8_t* target, const uint8_t* source, float scale, size_t width);
+  // Raises the bits of sixteen fp32 to those of the largest absolute values; what is no number is larger than all. By kind.
+  void (*largest[3])(uint32_t* most, const uint8_t* source, size_t width);
 };
 
 extern const Kernels kPlainKernels;

@@ -1,0 +1,79 @@
+// conversions.h: the loops that cast elements, quantise them, and look for the largest; included and compiled as loops.h is.
+// The bits are those of asyncfabric/weights/arithmetic.py.
+#pragma once
+
+#include "rows/elements.h"
+
+namespace asyncfabric::rows {
+namespace {
+
+using Codes = uint8_t __attribute__((vector_size(16)));
+
+constexpr uint32_t kSize = 0x7fffffff, kInfinite = 0x7f800000;
+constexpr uint32_t kLargest = 0x43e00000, kLeastNormal = 0x3c800000;  // 448 and 2**-6, of float8_e4m3fn
+constexpr uint32_t kBiasApart = (127 - 7) << 3;                       // of the exponents, in codes
+constexpr float kStepsOfOne = 512.0F, kWhole = 0x1p23F;               // below 2**-6 codes are steps of 2**-9
+
+// Whole vectors of a row, and then what is left, by way of one that is filled up with zeros.
+template <size_t kFrom, size_t kTo, class Each>
+[[gnu::always_inline]] inline void each_vector(uint8_t* target, const uint8_t* source, size_t width, Each each) {
+  size_t column = 0;
+  for (; column + kLanes <= width; column += kLanes) each(target + column * kTo, source + column * kFrom);
+  if (column == width) return;
+  uint8_t from[kLanes * kFrom] = {}, to[kLanes * kTo + 1];  // there are no arrays of nothing
+  std::memcpy(from, source + column * kFrom, (width - column) * kFrom);
+  each(to, from);
+  if (kTo != 0) std::memcpy(target + column * kTo, to, (width - column) * kTo);
+}
+
+template <RowKind kFrom, RowKind kTo>
+void cast(uint8_t* target, const uint8_t* source, size_t width) {
+  each_vector<Element<kFrom>::kBytes, Element<kTo>::kBytes>(target, source, width,
+                                                            [](uint8_t* to, const uint8_t* from) {
+                                                              Floats values;
+                                                              Element<kFrom>::load(from, values);
+                                                              Element<kTo>::store(to, values);
+                                                            });
+}
+
+template <RowKind kFrom>
+void quantise(uint8_t* target, const uint8_t* source, float scale, size_t width) {
+  each_vector<Element<kFrom>::kBytes, 1>(target, source, width, [scale](uint8_t* to, const uint8_t* from) {
+    Floats values;
+    Element<kFrom>::load(from, values);
+    values /= scale;
+    Words bits;
+    std::memcpy(&bits, &values, sizeof bits);
+    Words size = bits & kSize;
+    const Words numbers = size > kInfinite ? Words{} : ~Words{};
+    size = size > kLargest ? Words{} + kLargest : size;
+    Floats steps;
+    std::memcpy(&steps, &size, sizeof steps);
+    steps = steps * kStepsOfOne + kWhole;  // the product is exact, the sum rounds to whole steps
+    Words tiny;
+    std::memcpy(&tiny, &steps, sizeof tiny);
+    const Words normal = ((size + 0x7ffff + ((size >> 20) & 1)) >> 20) - kBiasApart;
+    Words code = size < kLeastNormal ? tiny & 0xff : normal;
+    code = (code & numbers) | (0x7f & ~numbers) | (bits >> 24 & 0x80);
+    const Codes codes = __builtin_convertvector(code, Codes);
+    std::memcpy(to, &codes, sizeof codes);
+  });
+}
+
+template <RowKind kFrom>
+void largest(uint32_t* most, const uint8_t* source, size_t width) {
+  Words found;
+  std::memcpy(&found, most, sizeof found);
+  each_vector<Element<kFrom>::kBytes, 0>(nullptr, source, width, [&found](uint8_t*, const uint8_t* from) {
+    Floats values;
+    Element<kFrom>::load(from, values);
+    Words bits;
+    std::memcpy(&bits, &values, sizeof bits);
+    bits &= kSize;
+    found = bits > found ? bits : found;
+  });
+  std::memcpy(most, &found, sizeof found);
+}
+
+}  // namespace
+}  // namespace asyncfabric::rows

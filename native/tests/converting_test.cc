@@ -1,0 +1,223 @@
+// converting_test.cc: casts, float8 and maxima of each instruction set against arithmetic of one element at a time; blocks, turning round,
+// and what is refused.
+#include "asyncfabric/converting.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "rows/kernels.h"
+
+namespace asyncfabric::rows {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+std::vector<const Kernels*> all_kernels() {
+  std::vector<const Kernels*> found{&kPlainKernels};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) found.push_back(&kAvx2Kernels);
+  if (best_kernels().name == kAvx512Kernels.name) found.push_back(&kAvx512Kernels);
+#endif
+  return found;
+}
+
+float value_of(uint32_t code) {  // of float8_e4m3fn, without its sign
+  const uint32_t exponent = code >> 3, fraction = code & 7;
+  return exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                       : std::ldexp(8.0F + static_cast<float>(fraction), static_cast<int>(exponent) - 10);
+}
+
+// The nearest of all codes, the even one of two that are as near.
+uint8_t nearest(float value) {
+  const uint32_t sign = std::bit_cast<uint32_t>(value) >> 31 << 7;
+  if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7f);
+  const double size = std::min(std::abs(static_cast<double>(value)), 448.0);
+  uint32_t best = 0;
+  for (uint32_t code = 1; code < 0x7f; ++code) {
+    const double now = std::abs(value_of(best) - size), then = std::abs(value_of(code) - size);
+    if (then < now || (then == now && code % 2 == 0)) best = code;
+  }
+  return static_cast<uint8_t>(sign | best);
+}
+
+std::vector<float> awkward(size_t count) {
+  std::mt19937 random(5);
+  std::vector<float> found{0.0F,
+                           -0.0F,
+                           448.0F,
+                           464.0F,
+                           -1e9F,
+                           0x1p-10F,
+                           0x3p-10F,
+                           0x1p-6F,
+                           0x1p-149F,
+                           INFINITY,
+                           -INFINITY,
+                           std::numeric_limits<float>::quiet_NaN(),
+                           -std::numeric_limits<float>::quiet_NaN()};
+  for (uint32_t code = 0; code < 0x7e; ++code) found.push_back((value_of(code) + value_of(code + 1)) / 2);
+  while (found.size() < count) found.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  return found;
+}
+
+Bytes stored(const std::vector<float>& values) {
+  Bytes found(values.size() * sizeof(float));
+  std::memcpy(found.data(), values.data(), found.size());
+  return found;
+}
+
+Bytes upper_halves(const std::vector<float>& values) {  // as bfloat16, cut
+  Bytes found(values.size() * 2);
+  for (size_t at = 0; at < values.size(); ++at)
+    std::memcpy(&found[at * 2], reinterpret_cast<const uint8_t*>(&values[at]) + 2, 2);
+  return found;
+}
+
+float cut(float value) { return std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000); }
+
+TEST(Converting, Float8IsTheNearestCodeWithEachInstructionSetAndEachWidth) {
+  const std::vector<float> values = awkward(3000);
+  for (const Kernels* kernels : all_kernels()) {
+    for (const size_t width : {size_t{1}, size_t{15}, size_t{16}, size_t{17}, values.size()}) {
+      Bytes codes(width + 1, 0x55), cut_codes(width + 1, 0x55);
+      kernels->quantise[2](codes.data(), stored(values).data(), 1.0F, width);
+      kernels->quantise[0](cut_codes.data(), upper_halves(values).data(), 3.0F, width);
+      for (size_t at = 0; at < width; ++at) {
+        ASSERT_EQ(codes[at], nearest(values[at])) << kernels->name << ": " << values[at];
+        ASSERT_EQ(cut_codes[at], nearest(cut(values[at]) / 3.0F)) << kernels->name << ": " << cut(values[at]);
+      }
+      EXPECT_EQ(codes[width], 0x55) << kernels->name << " wrote behind the row";
+      EXPECT_EQ(cut_codes[width], 0x55);
+    }
+  }
+}
+
+TEST(Converting, CastsRoundToNearestEvenAndWidenExactly) {
+  const std::vector<float> values = awkward(1001);
+  for (const Kernels* kernels : all_kernels()) {
+    Bytes narrow(values.size() * 2), wide(values.size() * 4);
+    kernels->cast[2][0](narrow.data(), stored(values).data(), values.size());
+    kernels->cast[0][2](wide.data(), upper_halves(values).data(), values.size());
+    for (size_t at = 0; at < values.size(); ++at) {
+      uint16_t half;
+      float whole;
+      std::memcpy(&half, &narrow[at * 2], sizeof half);
+      std::memcpy(&whole, &wide[at * 4], sizeof whole);
+      ASSERT_EQ(std::bit_cast<uint32_t>(whole), std::bit_cast<uint32_t>(cut(values[at]))) << kernels->name;
+      if (std::isnan(values[at])) {
+        ASSERT_EQ(half, 0x7fc0);
+        continue;
+      }
+      const auto bits = std::bit_cast<uint32_t>(values[at]);
+      const uint32_t low = bits & 0xffff, up = bits >> 16;
+      ASSERT_EQ(half, up + (low > 0x8000 || (low == 0x8000 && up % 2 == 1))) << kernels->name << ": " << values[at];
+    }
+  }
+}
+
+struct Matrix {
+  static constexpr size_t kRows = 300, kColumns = 420, kRow = 37, kColumn = 101;  // begins within a block
+  static constexpr size_t kDown = 3, kAcross = 5;
+  static constexpr size_t kStride = kColumns * 4 + 28;
+  Bytes bytes = Bytes(kRows * kStride);
+  std::vector<float> scales;
+
+  Matrix() {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (size_t row = 0; row < kRows; ++row)
+      for (size_t column = 0; column < kColumns; ++column) set(row, column, normal(random));
+    for (size_t block = 0; block < kDown * kAcross; ++block) scales.push_back(0.001F * static_cast<float>(block + 1));
+  }
+  void set(size_t row, size_t column, float value) { std::memcpy(&bytes[row * kStride + column * 4], &value, 4); }
+  float at(size_t row, size_t column) const {
+    float value;
+    std::memcpy(&value, &bytes[row * kStride + column * 4], 4);
+    return value;
+  }
+  static size_t block(size_t row, size_t column) { return (row + kRow) / 128 * kAcross + (column + kColumn) / 128; }
+  Plane plane() const { return {bytes.data(), kRows, kColumns * 4, kStride, RowKind::kFloat32}; }
+};
+
+TEST(Converting, EachElementHasTheScaleOfItsBlockAlsoTurnedRound) {
+  const Matrix matrix;
+  constexpr size_t kFirst = Matrix::kColumns + 3, kSecond = Matrix::kRows + 5;
+  Bytes plain(Matrix::kRows * kFirst, 0x55), turned(Matrix::kColumns * kSecond, 0x55);
+  ASSERT_TRUE(quantise_plane(matrix.plane(), Matrix::kRow, Matrix::kColumn, matrix.scales,
+                             {plain.data(), Matrix::kRows, Matrix::kColumns, kFirst, false}));
+  ASSERT_TRUE(quantise_plane(matrix.plane(), Matrix::kRow, Matrix::kColumn, matrix.scales,
+                             {turned.data(), Matrix::kColumns, Matrix::kRows, kSecond, true}));
+  for (size_t row = 0; row < Matrix::kRows; ++row)
+    for (size_t column = 0; column < Matrix::kColumns; ++column) {
+      const uint8_t code = nearest(matrix.at(row, column) / matrix.scales[Matrix::block(row, column)]);
+      ASSERT_EQ(plain[row * kFirst + column], code) << row << ", " << column;
+      ASSERT_EQ(turned[column * kSecond + row], code) << row << ", " << column;
+    }
+  for (size_t row = 0; row < Matrix::kRows; ++row) EXPECT_EQ(plain[row * kFirst + Matrix::kColumns], 0x55);
+  for (size_t column = 0; column < Matrix::kColumns; ++column)
+    EXPECT_EQ(turned[column * kSecond + Matrix::kRows], 0x55);
+}
+
+TEST(Converting, MaximaAreThoseOfEachBlockAndNoNumberIsLargest) {
+  Matrix matrix;
+  matrix.set(299, 419, -1000.0F);
+  matrix.set(0, 0, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> wanted(Matrix::kDown * Matrix::kAcross), found(wanted.size(), -1.0F);
+  for (size_t row = 0; row < Matrix::kRows; ++row)
+    for (size_t column = 0; column < Matrix::kColumns; ++column) {
+      float& most = wanted[Matrix::block(row, column)];
+      most = std::max(most, std::abs(matrix.at(row, column)));
+    }
+  ASSERT_TRUE(measure_plane(matrix.plane(), Matrix::kRow, Matrix::kColumn, found));
+  EXPECT_TRUE(std::isnan(found[0]));
+  for (size_t block = 1; block < wanted.size(); ++block) EXPECT_EQ(found[block], wanted[block]) << block;
+  EXPECT_EQ(found.back(), 1000.0F);
+}
+
+TEST(Converting, CastsAreTurnedRoundToo) {
+  const Matrix matrix;
+  Bytes turned(Matrix::kColumns * Matrix::kRows * 2);
+  const PlaneTarget target{turned.data(), Matrix::kColumns, Matrix::kRows * 2, Matrix::kRows * 2, true};
+  ASSERT_TRUE(cast_plane(matrix.plane(), RowKind::kBfloat16, target));
+  for (size_t row = 0; row < Matrix::kRows; row += 7)
+    for (size_t column = 0; column < Matrix::kColumns; ++column) {
+      const auto bits = std::bit_cast<uint32_t>(matrix.at(row, column));
+      uint16_t half;
+      std::memcpy(&half, &turned[(column * Matrix::kRows + row) * 2], sizeof half);
+      ASSERT_EQ(half, (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+TEST(Converting, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
+  const Matrix matrix;
+  Bytes memory(Matrix::kRows * Matrix::kColumns * 4, 0x55);
+  const PlaneTarget target{memory.data(), Matrix::kRows, Matrix::kColumns, Matrix::kColumns, false};
+  const auto refused = [&](const Plane& plane, size_t row, size_t column, size_t scales, const PlaneTarget& into) {
+    return !quantise_plane(plane, row, column, std::span(matrix.scales).first(scales), into);
+  };
+  EXPECT_TRUE(refused(matrix.plane(), Matrix::kRow, Matrix::kColumn, 14, target)) << "a scale is missing";
+  EXPECT_TRUE(refused(matrix.plane(), 128, Matrix::kColumn, 15, target)) << "begins in another block";
+  PlaneTarget wrong = target;
+  wrong.turned = true;
+  EXPECT_TRUE(refused(matrix.plane(), Matrix::kRow, Matrix::kColumn, 15, wrong)) << "is not turned round";
+  wrong = target;
+  wrong.row_bytes -= 1;
+  EXPECT_TRUE(refused(matrix.plane(), Matrix::kRow, Matrix::kColumn, 15, wrong)) << "rows are too short";
+  Plane odd = matrix.plane();
+  odd.row_bytes -= 2;
+  EXPECT_TRUE(refused(odd, Matrix::kRow, Matrix::kColumn, 15, target)) << "half an element";
+  EXPECT_FALSE(cast_plane(matrix.plane(), RowKind::kFloat16, target)) << "numpy rounds to fp16";
+  std::vector<float> few(14);
+  EXPECT_FALSE(measure_plane(matrix.plane(), Matrix::kRow, Matrix::kColumn, few));
+  EXPECT_EQ(static_cast<size_t>(std::count(memory.begin(), memory.end(), 0x55)), memory.size());
+}
+
+}  // namespace
+}  // namespace asyncfabric::rows
