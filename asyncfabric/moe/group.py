@@ -16,10 +16,16 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from asyncfabric import BusyError, Fabric, FabricAddress, FabricError, Peer
+from asyncfabric import BusyError, Fabric, FabricAddress, FabricError, Peer, PeerError
+from asyncfabric._groups import beside
+from asyncfabric._notice import Notice
 from asyncfabric.moe.faults import missing, shortly_before_deadline
 
 logger: logging.Logger = logging.getLogger("asyncfabric.moe")
+
+NEVER = 1 << 62
+LAST_WORDS_S = 0.2
+"""How long after the loss of a peer its card may still be read."""
 
 
 class Card(msgspec.Struct, frozen=True, tag_field="moe", tag="card", forbid_unknown_fields=True, kw_only=True):
@@ -124,14 +130,39 @@ class FabricMeeting:
                 raise missing(f"{what} ({error})", [rank], lost=True) from error
         cards = self._desk.cards
         wanted = {rank: (card.tag, card.epoch, rank) for rank in peers}
+        lost: list[int] = []
         with shortly_before_deadline() as scope:
-            async with self._desk.reading:
+            async with beside() as tasks:
+                tasks.start_soon(self._watch, peers, wanted, lost, scope)
                 while any(place not in cards for place in wanted.values()):
-                    await self._read()
+                    await self._desk.read(self._fabric)
         if absent := [rank for rank, place in wanted.items() if place not in cards]:
-            assert scope.cancelled_caught
-            raise missing(what, absent, lost=False)
+            raise missing(what, lost or absent, lost=bool(lost))
         return {rank: cards.pop(place) for rank, place in wanted.items()}
+
+    async def _watch(
+        self,
+        peers: Mapping[int, Peer],
+        wanted: Mapping[int, tuple[str, int, int]],
+        lost: list[int],
+        scope: anyio.CancelScope,
+    ) -> None:
+        """Note the peers that are lost before their card was read, and end the scope with the first of them."""
+        desk = self._desk
+        counter = self._fabric.counter()
+        try:
+            while not lost:
+                absent = [rank for rank, place in wanted.items() if place not in desk.cards]
+                try:
+                    await counter.wait(NEVER, peers=[peers[rank] for rank in absent])
+                except PeerError:
+                    with anyio.move_on_after(LAST_WORDS_S):  # what came before the loss may not have been read yet
+                        while any(wanted[rank] not in desk.cards for rank in absent):
+                            await desk.changed.wait()
+                    lost += [rank for rank in absent if wanted[rank] not in desk.cards and peers[rank].lost]
+        finally:
+            counter.close()
+        scope.cancel()
 
     async def _give(self, peer: Peer, payload: bytes) -> None:
         while True:
@@ -141,19 +172,31 @@ class FabricMeeting:
             except BusyError:
                 await self._fabric.wait_writable()
 
-    async def _read(self) -> None:
-        message = await self._fabric.messages().__anext__()
+
+class _Desk:
+    """Cards of one fabric that nobody took yet. One meeting at a time reads, for all; whose cards are there goes."""
+
+    def __init__(self) -> None:
+        self.cards: dict[tuple[str, int, int], Card] = {}
+        self.changed = Notice()
+        self._is_read = False
+
+    async def read(self, fabric: Fabric) -> None:
+        """Return when there may be another card.
+
+        Cancellation: no card is lost; another meeting reads on.
+        """
+        if self._is_read:
+            await self.changed.wait()
+            return
+        self._is_read = True
         try:
+            message = await fabric.messages().__anext__()
             card = msgspec.msgpack.decode(message.payload, type=Card)
         except (msgspec.DecodeError, msgspec.ValidationError):
             logger.warning("%r sent what is no card of an exchange; it is dropped", message.peer)
         else:
-            self._desk.cards[card.tag, card.epoch, card.rank] = card
-
-
-class _Desk:
-    """Cards of one fabric that nobody took yet, and the right to read its messages."""
-
-    def __init__(self) -> None:
-        self.cards: dict[tuple[str, int, int], Card] = {}
-        self.reading = anyio.Lock()
+            self.cards[card.tag, card.epoch, card.rank] = card
+        finally:
+            self._is_read = False
+            self.changed.tell()
