@@ -76,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (error.name or "asyncfabric").startswith("asyncfabric"):
+            raise
+        click.echo(f"{error}; install it with: pip install 'asyncfabric[demo,bench]', or {error.name} alone", err=True)
+        sys.exit(UNFIT)
     except TimeoutError as error:
         click.echo(f"deadline passed: {error}", err=True)
         sys.exit(DEADLINE)
