@@ -183,6 +183,10 @@ class LoopbackRail final : public Rail {
         result.status = StatusCode::kBusy;
         break;
       }
+      if (request.kind == WorkKind::kSend && request.length > capabilities_.max_send_bytes) {
+        result.status = StatusCode::kOutOfBounds;  // as rails do: nothing of it leaves
+        break;
+      }
       Item item;
       item.request = request;
       item.rail = static_cast<LoopbackPeer*>(request.peer)->rail;

@@ -208,6 +208,20 @@ async def check_counter_generations(factory: FabricFactory) -> None:
             await until(lambda stale=stale: pair.target.statistics().stale_arrivals > stale)  # type: ignore[misc]
 
 
+async def check_who_meets_late_counts_for_reopened_counters(factory: FabricFactory) -> None:
+    """However many counters were opened before, and closed, peers meet, and count for those that are open now."""
+    async with factory.target() as target, factory.open() as writer:
+        imms = range(0, 15_000, 5)  # apart, so that they cannot be told as a few ranges, nor in one message
+        for imm in (*imms, *imms):
+            target.counter(imm).close()
+        counters = {imm: target.counter(imm) for imm in (imms[0], imms[1_500], imms[-1])}
+        peer = await writer.connect(carried_address(target))
+        for imm, counter in counters.items():
+            await writer.signal(peer, imm)
+            assert await counter.wait(1) == 1
+        assert target.statistics().stale_arrivals == 0
+
+
 async def check_closing_a_counter_wakes_its_waiters(factory: FabricFactory) -> None:
     """A wait on a counter that is closed raises instead of hanging, and so does every later use."""
     async with open_pair(factory) as pair:

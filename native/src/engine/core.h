@@ -22,6 +22,7 @@
 #include "base/wake_gate.h"
 #include "engine/control.h"
 #include "engine/counters.h"
+#include "engine/generations.h"
 #include "engine/op.h"
 #include "engine/peer.h"
 #include "engine/rail_watch.h"
@@ -224,8 +225,6 @@ struct Core {
   void on_hello(const MessageHeader& header, std::string_view payload);
   void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);
   void send_welcome(Peer& peer, uint64_t their_lane);
-  std::string counter_generations() const;
-  void learn_generations(Peer& peer, std::string_view bytes);
 
   // key_verdicts.cc
   void ask_key(KeyTable::Slot& key, Peer& peer);
@@ -246,7 +245,9 @@ struct Core {
   void message_taken(PeerId peer);
   void announce_generation(uint32_t imm, uint32_t generation);
   bool generation_confirmed(uint32_t imm) const;
-  std::vector<uint32_t> reopened;  // imms whose generation is not 0
+  void learn_generations(Peer& peer, std::string_view slice);
+  void on_counter(Peer& peer, const MessageHeader& header);
+  Generations generations;  // of our counters
 
   // regions.cc (control thread)
   void end_region(RegionTable::Slot* slot);

@@ -36,6 +36,14 @@ bool read_greeting(uint64_t value, uint64_t lanes, Greeting* out) {
   return out->lane < lanes && out->life != 0 && out->life <= kMostLives;
 }
 
+// What an earlier life of theirs told of its counters may have changed since.
+void begin_life(Peer& peer, uint32_t life) {
+  if (peer.their_life == life) return;
+  peer.their_life = life;
+  peer.counter_generations = {};
+  peer.generations_from = 0;
+}
+
 struct Wiring {
   std::vector<Lane> lanes;
   std::string protocol;
@@ -122,7 +130,7 @@ void Core::say_hello(Peer& peer) {
   std::string payload = address;
   const uint16_t length = static_cast<uint16_t>(address.size());
   payload.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
-  payload += counter_generations();
+  payload += generations.slice(0, kMaxMessageBytes - payload.size());
   for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
     if (!peer.lanes[lane].welcomed) send_message(peer, lane, MessageType::kHello, greeting(lane, peer), payload);
 }
@@ -156,7 +164,7 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   }
   if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
   peer->heard = true;
-  peer->their_life = hello.life;
+  begin_life(*peer, hello.life);
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;
@@ -178,14 +186,14 @@ void Core::send_welcome(Peer& peer, uint64_t their_lane) {
     peer.rejects = 0;
     return;
   }
-  send_message(peer, lane, MessageType::kWelcome, greeting(their_lane, peer), counter_generations());
+  send_message(peer, lane, MessageType::kWelcome, greeting(their_lane, peer), generations.slice(0, kMaxMessageBytes));
 }
 
 void Core::on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload) {
   Greeting welcome;
   if (!read_greeting(header.value, peer.lanes.size(), &welcome)) return;
   if (peer.their_life != 0 && peer.their_life != welcome.life && !is_later(welcome.life, peer.their_life)) return;
-  peer.their_life = welcome.life;
+  begin_life(peer, welcome.life);
   learn_generations(peer, payload);
   peer.lanes[welcome.lane].welcomed = true;
   if (peer.state != PeerState::kConnecting) return;

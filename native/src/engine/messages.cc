@@ -2,8 +2,6 @@
 // User messages are numbered per peer and put in order at the receiver, whatever the rail does; 64 may be on the way or untaken per
 // peer, so a program that does not read holds its senders back and nothing is dropped.
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "engine/core.h"
 
@@ -97,14 +95,15 @@ void Core::on_message(std::string_view bytes) {
       for (Op* op : waiting) start(*op);
       break;
     }
-    case MessageType::kCounter: {
-      std::array<char, 4> pair;
-      const uint32_t word = static_cast<uint32_t>(header.value);
-      std::memcpy(pair.data(), &word, sizeof word);
-      learn_generations(*peer, {pair.data(), pair.size()});
-      send_message(*peer, 0, MessageType::kCounterAck, header.value, {});
+    case MessageType::kCounter: on_counter(*peer, header); break;
+    case MessageType::kAskCounters:
+      if (header.value < Generations::kEnd)
+        send_message(*peer, 0, MessageType::kCounters, 0,
+                     generations.slice(static_cast<uint32_t>(header.value), kMaxMessageBytes));
       break;
-    }
+    case MessageType::kCounters:
+      if (peer->knows_a_part()) learn_generations(*peer, payload);
+      break;
     case MessageType::kCounterAck: {
       const auto open = peer->unconfirmed.find(static_cast<uint32_t>(header.value) >> 2);
       if (open != peer->unconfirmed.end() && open->second == (header.value & 3)) peer->unconfirmed.erase(open);
@@ -184,48 +183,15 @@ uint64_t Core::remind(Peer& peer, uint64_t now) {
     send_message(peer, 0, MessageType::kAskCredit, 0, {});
     peer.next_reminder_ns = now + kRemindNs;
   }
+  if (peer.knows_a_part()) {
+    send_message(peer, 0, MessageType::kAskCounters, peer.generations_from, {});
+    peer.next_reminder_ns = now + kRemindNs;
+  }
   for (const auto& [imm, generation] : peer.unconfirmed) {
     send_message(peer, 0, MessageType::kCounter, imm << 2 | generation, {});
     peer.next_reminder_ns = now + kRemindNs;
   }
   return peer.next_reminder_ns != 0 ? peer.next_reminder_ns : ~0ull;
-}
-
-// A counter of this imm was open before: peers must stamp their immediates with the new generation before it may be used again.
-void Core::announce_generation(uint32_t imm, uint32_t generation) {
-  std::erase(reopened, imm);
-  if (generation != 0) reopened.push_back(imm);
-  for (const auto& peer : peers)
-    if (peer->state == PeerState::kConnected && peer->incarnation != incarnation) {
-      peer->unconfirmed[imm] = generation;
-      send_message(*peer, 0, MessageType::kCounter, imm << 2 | generation, {});
-      remind_later(*peer);
-    } else if (peer->incarnation == incarnation) {
-      peer->counter_generations[imm] = generation;  // ourselves
-    }
-}
-
-bool Core::generation_confirmed(uint32_t imm) const {
-  for (const auto& peer : peers)
-    if (peer->state == PeerState::kConnected && peer->unconfirmed.contains(imm)) return false;
-  return true;
-}
-
-std::string Core::counter_generations() const {
-  std::string bytes;
-  for (const uint32_t imm : reopened) {
-    const uint32_t word = imm << 2 | counters.generation(imm);
-    bytes.append(reinterpret_cast<const char*>(&word), sizeof word);
-  }
-  return bytes;
-}
-
-void Core::learn_generations(Peer& peer, std::string_view bytes) {
-  for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
-    uint32_t word = 0;
-    std::memcpy(&word, bytes.data() + at, sizeof word);
-    if (word >> 2 <= kMaxImm) peer.counter_generations[word >> 2] = word & 3;
-  }
 }
 
 }  // namespace asyncfabric

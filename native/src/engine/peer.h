@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "asyncfabric/types.h"
+#include "engine/generations.h"
 #include "engine/region.h"
 #include "engine/wire.h"
 #include "provider/provider.h"
@@ -77,8 +78,11 @@ struct Peer {
   uint64_t next_expected = 0;
   std::map<uint64_t, std::string> out_of_order;
 
-  std::unordered_map<uint32_t, uint32_t> counter_generations;  // imm -> generation, where not 0
-  std::unordered_map<uint32_t, uint32_t> unconfirmed;          // generations of ours that they have not confirmed
+  // Work that counts is held back while only a part is known: it would be stamped with an old generation, and count for nobody.
+  bool knows_a_part() const { return generations_from != 0 && generations_from != Generations::kEnd; }
+  Generations counter_generations;                     // of theirs
+  uint32_t generations_from = 0;                       // they are known up to here; 0: nothing was said yet
+  std::unordered_map<uint32_t, uint32_t> unconfirmed;  // generations of ours that they have not confirmed
 
   std::atomic<uint64_t> bytes_sent{0};     // relaxed, for statistics
   std::atomic<uint64_t> ops_in_flight{0};  // relaxed, for statistics

@@ -79,6 +79,9 @@ void Core::connected(Peer& peer) {
   for (const uint64_t cookie : peer.connect_cookies)
     publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = peer.id});
   peer.connect_cookies.clear();
+  // What was left unsaid while we met leaves before anything that is posted from here on.
+  peer.next_reminder_ns = 1;
+  (void)remind(peer, now_ns());
   restart_parked(peer);
 }
 

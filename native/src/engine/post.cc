@@ -122,11 +122,7 @@ size_t Core::post(uint32_t rail_index) {
          leg = leg->after) {
       Op& op = *leg->op;
       Peer& peer = *op.targets[leg->target].peer;
-      uint32_t generation = 0;
-      if (op.imm != kNoImm && !peer.counter_generations.empty()) {
-        const auto known = peer.counter_generations.find(static_cast<uint32_t>(op.imm));
-        if (known != peer.counter_generations.end()) generation = known->second;
-      }
+      const uint32_t generation = op.imm != kNoImm ? peer.counter_generations.of(static_cast<uint32_t>(op.imm)) : 0;
       const bool batched = op.kind == OpKind::kPages && op.imm != kNoImm && rail.capabilities.ordered;
       while (leg->cursor != leg->end && count < kBatch && bytes < rail.capabilities.step_bytes) {
         WorkRequest& request = requests[count];

@@ -65,6 +65,11 @@ void Core::start(Op& op) {
       peer.parked.push_back(&op);
       return;
     }
+    if (op.imm != kNoImm && peer.knows_a_part()) {
+      op.parked = true;
+      peer.parked.push_back(&op);
+      return;
+    }
     if (target.key != nullptr && target.key->value.stale) {
       fail_op(op, StatusCode::kStaleKey, peer.id);
       return;

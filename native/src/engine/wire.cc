@@ -115,7 +115,7 @@ bool decode_header(std::string_view bytes, MessageHeader* out, std::string_view*
   if (reader.get<uint32_t>() != kMessageMagic) return false;
   const uint32_t word = reader.get<uint32_t>();
   const uint32_t type = word & 0xff;
-  if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kAskCredit))
+  if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kCounters))
     return false;
   out->type = static_cast<MessageType>(type);
   out->life = word >> 8;

@@ -39,8 +39,8 @@ bool decode_key(std::string_view bytes, KeyBlob* out);
 
 // Engine messages: two-sided, small, over lane 0 or the lane they are about.
 enum class MessageType : uint8_t {
-  kHello = 1,    // value = lane | sender's life << 32; payload = sender's address, then its counter generations
-  kWelcome = 2,  // value likewise; payload = counter generations: (imm << 2 | generation) as u32 each
+  kHello = 1,    // value = lane | sender's life << 32; payload = sender's address, then a slice as kWelcome's
+  kWelcome = 2,  // value likewise; payload = a slice of the counter generations, see generations.h
   kReject = 3,   // value = our real incarnation: the address belongs to an earlier process
   kPing = 4,
   kPong = 5,
@@ -49,10 +49,12 @@ enum class MessageType : uint8_t {
   kCounter = 8,  // value = imm << 2 | generation
   kCounterAck = 9,
   kBye = 10,
-  kAskKey = 11,      // value = region; payload = generation, then a word to give back: is this key still good?
-  kKeyVerdict = 12,  // value = the word; payload = one byte, 1: good
-  kRevoked = 13,     // value = region; payload = first generation that is good, 0: none
-  kAskCredit = 14,   // how many of our user messages were taken?
+  kAskKey = 11,       // value = region; payload = generation, then a word to give back: is this key still good?
+  kKeyVerdict = 12,   // value = the word; payload = one byte, 1: good
+  kRevoked = 13,      // value = region; payload = first generation that is good, 0: none
+  kAskCredit = 14,    // how many of our user messages were taken?
+  kAskCounters = 15,  // value = imm; the slice of your counter generations that begins there?
+  kCounters = 16,     // payload = that slice
 };
 
 // A life is one entry for a peer, from meeting it to losing it. One side may lose the other alone, and begin anew while the other still

@@ -1,0 +1,99 @@
+// engine_meeting_test.cc: what two engines have to know of each other before the first count, and what they refuse to believe: generations of
+// counters while they meet, keys that do not fit their owner, messages beyond what was allowed, ops that wait for one peer and end by another.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "engine/peer.h"
+#include "engine/wire.h"
+#include "engine_pair.h"
+
+namespace asyncfabric::testing {
+namespace {
+
+RailSpec plain() { return {"loopback", "", {}}; }
+
+PeerId connect(Pair& pair, Party& from, Party& to) {
+  const uint64_t cookie = from.cookie();
+  EXPECT_TRUE(from.engine->submit_connect(cookie, to.engine->address()).ok());
+  const Completion done = pair.wait(from, cookie);
+  EXPECT_TRUE(done.status.ok());
+  return done.value;
+}
+
+void open_and_close(Engine& engine, int64_t imm) {
+  CounterId counter = 0;
+  uint32_t taken = 0;
+  ASSERT_TRUE(engine.open_counter(imm, &counter, &taken).ok());
+  engine.close_counter(counter);
+}
+
+CounterId open_one(Engine& engine, int64_t imm) {
+  CounterId counter = 0;
+  uint32_t taken = 0;
+  EXPECT_TRUE(engine.open_counter(imm, &counter, &taken).ok());
+  return counter;
+}
+
+// More reopened counters than fit into one message, and no two of them next to each other.
+TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
+  Pair pair(Pair::manual(plain()));
+  constexpr int64_t kApart = 7, kImms = 10'000;
+  for (int64_t i = 0; i < kImms; ++i) {
+    open_and_close(*pair.b->engine, i * kApart);
+    if (i % 3 != 0) open_and_close(*pair.b->engine, i * kApart);  // the next one has generation 2
+  }
+  const std::set<int64_t> asked = {0, 1, 2, 3000, 5001, 9998, 9999};
+  std::vector<CounterId> counters;
+  for (const int64_t i : asked) counters.push_back(open_one(*pair.b->engine, i * kApart));
+  const PeerId peer = connect(pair, *pair.a, *pair.b);
+  OpId op = 0;
+  for (const int64_t i : asked) {
+    const uint64_t cookie = pair.a->cookie();
+    ASSERT_TRUE(pair.a->engine->submit_signal(cookie, &peer, 1, i * kApart, &op).ok());
+    ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+  }
+  for (int i = 0; i < 20; ++i) pair.turn();
+  for (const CounterId counter : counters) EXPECT_EQ(pair.b->engine->counter_value(counter), 1u);
+  EXPECT_EQ(pair.b->engine->statistics().stale_arrivals, 0u);
+  // A counter that is reopened later is told by itself.
+  pair.b->engine->close_counter(counters[0]);
+  const CounterId again = open_one(*pair.b->engine, 0);
+  for (int i = 0; i < 20; ++i) pair.turn();
+  ASSERT_TRUE(pair.a->engine->submit_signal(pair.a->cookie(), &peer, 1, 0, &op).ok());
+  for (int i = 0; i < 20; ++i) pair.turn();
+  EXPECT_EQ(pair.b->engine->counter_value(again), 1u);
+}
+
+// They know each other's generations by the greeting; what is reopened behind the greeting has to be told all the same.
+TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
+  Pair pair(Pair::manual(plain()));
+  open_and_close(*pair.a->engine, 5);
+  const uint64_t cookie = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_connect(cookie, pair.b->engine->address()).ok());
+  const uint64_t deadline = now_ns() + 10'000'000'000;
+  const auto b_knows = [&] {
+    const std::vector<PeerInfo> peers = pair.b->engine->peers();
+    return !peers.empty() && peers[0].state == static_cast<uint32_t>(PeerState::kConnected);
+  };
+  // The greeting leaves and is heard, its answer is not.
+  while (pair.b->engine->peers().empty() && now_ns() < deadline) {
+    pair.a->engine->step();
+    pair.b->engine->step();
+  }
+  while (!b_knows() && now_ns() < deadline) pair.b->engine->step();
+  ASSERT_TRUE(b_knows());
+  ASSERT_EQ(pair.a->engine->peers()[0].state, static_cast<uint32_t>(PeerState::kConnecting));
+  const CounterId counter = open_one(*pair.a->engine, 5);
+  ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+  for (int i = 0; i < 20; ++i) pair.turn();
+  const PeerId back = connect(pair, *pair.b, *pair.a);
+  OpId op = 0;
+  ASSERT_TRUE(pair.b->engine->submit_signal(pair.b->cookie(), &back, 1, 5, &op).ok());
+  for (int i = 0; i < 20; ++i) pair.turn();
+  EXPECT_EQ(pair.a->engine->counter_value(counter), 1u);
+  EXPECT_EQ(pair.a->engine->statistics().stale_arrivals, 0u);
+}
+
+}  // namespace
+}  // namespace asyncfabric::testing
