@@ -95,5 +95,43 @@ TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
   EXPECT_EQ(pair.a->engine->statistics().stale_arrivals, 0u);
 }
 
+// A scatter waits for its second peer when the first one revokes its key: it ends once, and nobody starts it again.
+TEST(Meeting, AnOpThatWaitsForOnePeerEndsOnceByTheKeyOfAnother) {
+  Pair pair(Pair::manual(plain()));
+  Party third(pair.config);
+  std::vector<uint8_t> source(64, 1), near(64, 0xee), far(64, 0xee);
+  const RegionId from = pair.add_region(*pair.a, source), to = pair.add_region(*pair.b, near);
+  const KeyId near_key = pair.give_key(*pair.b, to, 64, *pair.a);
+  const uint64_t registering = third.cookie();
+  ASSERT_TRUE(third.engine->submit_register(registering, far.data(), far.size(), kHostDevice, 3).ok());
+  ASSERT_TRUE(pair.until([&] {
+    third.engine->step();
+    third.take();
+    return third.done.contains(registering);
+  }));
+  const KeyId far_key = pair.give_key(third, third.done[registering].value, 64, *pair.a);
+  OpId op = 0;
+  const uint64_t first = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_write(first, from, 0, 64, near_key, 0, kNoImm, &op).ok());
+  ASSERT_TRUE(pair.wait(*pair.a, first).status.ok());
+
+  const ScatterTarget targets[] = {{near_key, 0, 0, 64}, {far_key, 0, 0, 64}};
+  const uint64_t scatter = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_scatter(scatter, from, targets, 2, kNoImm, &op).ok());
+  for (int i = 0; i < 20; ++i) pair.turn();  // the third engine takes no step, so it does not answer
+  ASSERT_FALSE(pair.a->done.contains(scatter));
+  const uint64_t revoking = pair.b->cookie();
+  ASSERT_TRUE(pair.b->engine->submit_revoke(revoking, to).ok());
+  EXPECT_EQ(pair.wait(*pair.a, scatter).status.kind, StatusKind::kStale);
+  ASSERT_TRUE(pair.until([&] {
+    third.engine->step();
+    return pair.a->engine->peers()[1].state == static_cast<uint32_t>(PeerState::kConnected);
+  }));
+  for (int i = 0; i < 20; ++i) pair.turn();
+  const EngineStatistics now = pair.a->engine->statistics();
+  EXPECT_EQ(now.ops_submitted, 2u);
+  EXPECT_EQ(now.ops_completed, 2u);
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing

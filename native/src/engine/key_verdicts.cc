@@ -98,7 +98,8 @@ void Core::on_revoked(Peer& peer, const MessageHeader& header, std::string_view 
       const Target& target = op->targets[i];
       if (target.key == nullptr || !target.key->value.stale || target.peer != &peer || target.failed) continue;
       if (op->parked) {
-        std::erase(peer.parked, op);
+        for (const Target& each : op->targets)  // it may wait for another of its peers
+          if (each.peer != nullptr) std::erase(each.peer->parked, op);
         fail_op(*op, StatusCode::kStaleKey, peer.id);
         break;
       }
