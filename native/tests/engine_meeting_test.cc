@@ -133,5 +133,30 @@ TEST(Meeting, AnOpThatWaitsForOnePeerEndsOnceByTheKeyOfAnother) {
   EXPECT_EQ(now.ops_completed, 2u);
 }
 
+// Its checksum is right, but it has keys for fewer rails than its owner has.
+TEST(Meeting, AKeyThatDoesNotFitItsOwnerIsRefused) {
+  Pair pair(Pair::manual(plain()), 2, 2);
+  std::vector<uint8_t> source(64, 1), target(64, 0xee);
+  const RegionId from = pair.add_region(*pair.a, source), to = pair.add_region(*pair.b, target);
+  connect(pair, *pair.a, *pair.b);
+  std::string bytes;
+  KeyBlob blob;
+  AddressBlob owner;
+  ASSERT_TRUE(pair.b->engine->region_key(to, 3, 0, 64, &bytes).ok());
+  ASSERT_TRUE(decode_key(bytes, &blob));
+  ASSERT_TRUE(decode_address(blob.address, &owner));
+  owner.rails.pop_back();
+  blob.rail_keys.pop_back();
+  blob.address = encode_address(owner);
+  KeyId key = 0;
+  KeyInfo info;
+  ASSERT_TRUE(pair.a->engine->open_key(encode_key(blob), &key, &info).ok());
+  const uint64_t write = pair.a->cookie();
+  OpId op = 0;
+  ASSERT_TRUE(pair.a->engine->submit_write(write, from, 0, 64, key, 0, kNoImm, &op).ok());
+  EXPECT_EQ(pair.wait(*pair.a, write).status.code, StatusCode::kInvalidArgument);
+  EXPECT_EQ(target, std::vector<uint8_t>(64, 0xee));
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing

@@ -243,6 +243,11 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
       } else {
         for (const Lane& lane : peer_now->lanes) {
           where.emplace_back(lane.rail, lane.handle.get());
+          // The key says by itself how many rails its owner has; we know the owner, and keys may be forged.
+          if (lane.remote_rail >= found->value.rail_keys.size()) {
+            status = StatusCode::kInvalidArgument;
+            break;
+          }
           rail_keys.push_back(found->value.rail_keys[lane.remote_rail]);
         }
       }
