@@ -158,5 +158,32 @@ TEST(Meeting, AKeyThatDoesNotFitItsOwnerIsRefused) {
   EXPECT_EQ(target, std::vector<uint8_t>(64, 0xee));
 }
 
+// A peer that does not wait for its messages to be taken fills no more memory than one that does.
+TEST(Meeting, MessagesBeyondTheCreditAreRefused) {
+  Pair pair(Pair::manual(plain()));
+  connect(pair, *pair.a, *pair.b);
+  AddressBlob sender, receiver;
+  ASSERT_TRUE(decode_address(pair.a->engine->address(), &sender));
+  ASSERT_TRUE(decode_address(pair.b->engine->address(), &receiver));
+  LoopbackRail rail(plain());
+  std::unique_ptr<RailPeer> path;
+  ASSERT_TRUE(rail.connect(receiver.rails[0].address, 0, &path).ok());
+  for (uint64_t i = 0; i < 1000; ++i) {
+    std::string bytes(kHeaderBytes + 1, 'x');
+    encode_header({MessageType::kUser, sender.incarnation, receiver.incarnation, i, 0}, bytes.data());
+    WorkRequest request;
+    request.kind = WorkKind::kSend;
+    request.peer = path.get();
+    request.address = bytes.data();
+    request.length = bytes.size();
+    ASSERT_EQ(rail.post({&request, 1}).accepted, 1u);
+    RailEvent events[4];
+    rail.poll(events);
+    pair.turn();
+  }
+  for (int i = 0; i < 20; ++i) pair.turn();
+  EXPECT_EQ(pair.b->engine->statistics().messages_received, kMessageCredits);
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing

@@ -121,7 +121,8 @@ void Core::on_message(std::string_view bytes) {
 
 void Core::on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload) {
   if (header.value < peer.next_expected) return;  // said again by a sender that could not know that it came
-  if (header.value >= peer.next_expected + kMessageCredits || payload.size() > kMaxMessageBytes) {
+  // Whoever keeps to its credit is never further than that: it counts what we said we took.
+  if (header.value >= peer.taken_here + kMessageCredits || payload.size() > kMaxMessageBytes) {
     tallies.messages_refused.add(1);
     return;
   }
