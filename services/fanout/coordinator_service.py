@@ -98,15 +98,20 @@ class Coordinating:
         del self.rows[:-MOST_ROWS]
 
     def waits(self) -> list[Waiting]:
-        """Return who the open update waits for."""
+        """Return who the open update waits for; and the trainers that are not there, without whom there is none."""
         coordinator = self._desk.coordinator
         if coordinator is None:
             return [Waiting("the coordinator", "a trainer's plan", 0, 1, ("trainer-0",), self._since, {})]
-        missing = coordinator.awaited
-        if not missing:
-            return []
-        total = max(len(missing), len(coordinator.receivers))
-        return [Waiting("the open update", "its participants", total - len(missing), total, missing, self._since, {})]
+        waits: list[Waiting] = []
+        if missing := coordinator.awaited:
+            total = max(len(missing), len(coordinator.receivers))
+            waits.append(
+                Waiting("the open update", "its participants", total - len(missing), total, missing, self._since, {})
+            )
+        if absent := coordinator.absent:
+            total, since = coordinator.trainers, min(absent.values())
+            waits.append(Waiting("the next update", "trainers", total - len(absent), total, tuple(absent), since, {}))
+        return waits
 
 
 def log_file(settings: Settings) -> Path:

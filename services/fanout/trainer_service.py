@@ -54,6 +54,8 @@ from asyncfabric_services.trainer.world import join_world, leave_world, sum_over
 
 PUBLISH_SECONDS = 30.0  # ranks that heard differently of a lost coordinator would wait for each other for ever
 LOOK_SECONDS = 0.2
+LATE_SECONDS = 1.0  # a step that took so long, and so many times as long as any before, is told by /why
+LATE_TIMES = 3.0
 MOST_ROWS = 1024
 Answer = TypeVar("Answer")
 
@@ -65,6 +67,29 @@ async def _blocking(work: Callable[..., Answer], *arguments: Any) -> Answer:
     return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True)
 
 
+class Together:
+    """Notes how long what all ranks do together takes: `with` around each time. Event loop's thread."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._longest = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._began is not None:
+            self._longest = max(self._longest, time.monotonic() - self._began)
+        self._began = None
+
+    def late(self) -> float | None:
+        """Return since when the one under way has been awaited, if that is far longer than any before; else None."""
+        began = self._began
+        if began is None or time.monotonic() - began <= max(LATE_SECONDS, LATE_TIMES * self._longest):
+            return None
+        return began
+
+
 class TrainerRank:
     """One rank: what it trains, what it published."""
 
@@ -74,6 +99,7 @@ class TrainerRank:
         self.ended = trio.Event()
         self._stage = stage
         self._since = 0.0  # when the version began that is being published
+        self._together = Together()
         settings = stage.settings
         try:
             self.rank, self.ranks, self._device = join_world(_device_of(settings.cluster.rails))
@@ -132,9 +158,11 @@ class TrainerRank:
         while True:
             try:
                 for _ in range(train.every):
-                    await _blocking(self.training.step)
+                    with self._together:
+                        await _blocking(self.training.step)
                 wanted = await self._next(node, membership) if self.rank == 0 else 0
-                version, stopping = await _blocking(sum_over_ranks, wanted, int(stage.stop.is_set()))
+                with self._together:
+                    version, stopping = await _blocking(sum_over_ranks, wanted, int(stage.stop.is_set()))
                 if stopping:
                     break
                 if version and train.checkpoints is not None:
@@ -179,10 +207,13 @@ class TrainerRank:
             await trio.sleep(LOOK_SECONDS)
 
     def waits(self, publisher: WeightPublisher) -> list[Waiting]:
-        """Return what the version that is being published waits for."""
+        """Return what the version that is being published waits for, or the step that takes far longer than others."""
         awaited = publisher.awaited
         if awaited is None:
-            return []
+            since, others = self._together.late(), tuple(trainer_name(each) for each in range(self.ranks))
+            step = f"step {self.training.steps + 1} with the other ranks"
+            names = tuple(name for name in others if name != trainer_name(self.rank))
+            return [] if since is None or not names else [Waiting("the training", step, 0, 1, names, since, {})]
         return [Waiting("the version", awaited.what, 0, len(awaited.names), awaited.names, self._since, {})]
 
     async def _next(self, node: Node, membership: Membership) -> int:

@@ -6,6 +6,7 @@ Runs on the event loop's thread.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from time import monotonic
 
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.coordinator import Coordinator
@@ -24,6 +25,17 @@ class Attendance:
         self._machine = Coordinator(begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1])
         self._offers = Offers(trainers)
         self._changed = Notice()
+        self._absent: dict[str, float] = dict.fromkeys(trainers, monotonic())
+
+    @property
+    def trainers(self) -> int:
+        """How many trainers the plan has."""
+        return len(self._trainers)
+
+    @property
+    def absent(self) -> dict[str, float]:
+        """The trainers that have no session with the coordinator, and since when, on time.monotonic()."""
+        return dict(self._absent)
 
     @property
     def committed(self) -> int:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from time import monotonic
 
 import anyio
 from anyio.abc import TaskGroup
@@ -196,7 +197,9 @@ class WeightCoordinator(Attendance):
         update = self._update
         match event:
             case Found():
+                logger.info("%s is here", sender)
                 self._here.add(sender)
+                self._absent.pop(sender, None)
             case Lost(reason):
                 self._lost(sender, reason)
             case Offered(version):
@@ -221,7 +224,10 @@ class WeightCoordinator(Attendance):
                 pass
 
     def _lost(self, name: str, reason: str) -> None:
+        logger.info("%s is gone: %s", name, reason)
         self._here.discard(name)
+        if name in self._ranks:
+            self._absent[name] = monotonic()
         self._offers.withdraw(name)
         if self._update is not None:
             self._update.silent.add(name)
