@@ -240,6 +240,30 @@ TEST(EngineTest, FullSlabIsBusyAndRecovers) {
   EXPECT_TRUE(pair.a->engine->submit_write(pair.a->cookie(), from, 0, 64, key, 0, kNoImm, &op).ok());
 }
 
+// A counter that has its count already is told without an op: those may all be in flight, and who waits for a count can do nothing about it.
+TEST(EngineTest, AReachedCounterIsToldWhenNoOpIsFree) {
+  EngineConfig config = Pair::manual(plain());
+  config.max_ops = 8;
+  Pair pair(config);
+  std::vector<uint8_t> source(64), target(64);
+  const RegionId from = pair.add_region(*pair.a, source);
+  const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), 64, *pair.a);
+  const uint64_t connect = pair.b->cookie(), signal = pair.b->cookie();
+  ASSERT_TRUE(pair.b->engine->submit_connect(connect, pair.a->engine->address()).ok());
+  const PeerId peer = pair.wait(*pair.b, connect).value;
+  OpId op;
+  ASSERT_TRUE(pair.b->engine->submit_signal(signal, &peer, 1, 7, &op).ok());
+  ASSERT_TRUE(pair.wait(*pair.b, signal).status.ok());
+  CounterId counter;
+  uint32_t imm;
+  ASSERT_TRUE(pair.a->engine->open_counter(7, &counter, &imm).ok());
+  ASSERT_TRUE(pair.until([&] { return pair.a->engine->counter_value(counter) == 1; }));
+  while (pair.a->engine->submit_write(pair.a->cookie(), from, 0, 64, key, 0, kNoImm, &op).ok()) {}
+  const uint64_t armed = pair.a->cookie();
+  EXPECT_TRUE(pair.a->engine->arm_counter(counter, armed, 1).ok());
+  EXPECT_EQ(pair.wait(*pair.a, armed).value, 1u);
+}
+
 TEST(EngineTest, MessagesKeepOrderAndHoldBackTheSender) {
   Pair pair(Pair::manual(plain()));
   const uint64_t connect = pair.a->cookie();

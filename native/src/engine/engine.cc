@@ -193,7 +193,13 @@ Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t ta
   if (!core_.counters.arm(counter, cookie, target)) return {};
   // Reached already: only the helm may publish, so it looks again.
   Op* op = core_.ops.take();
-  if (op == nullptr) return StatusCode::kBusy;
+  if (op == nullptr) {
+    const Moment moment(core_);
+    const CounterArrival arrival = core_.counters.check_armed(static_cast<uint32_t>(counter) - 1);
+    if (arrival.reached)
+      core_.publish({.cookie = arrival.cookie, .kind = CompletionKind::kCounter, .value = arrival.value});
+    return {};
+  }
   op->kind = OpKind::kCounterCheck;
   op->imm = static_cast<int64_t>(static_cast<uint32_t>(counter) - 1);
   core_.mailbox.push(op);
