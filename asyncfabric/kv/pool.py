@@ -143,7 +143,19 @@ class KvPool:
         return self._grant(ticket)
 
     def extend_nowait(self, lease: KvLease, pages: int) -> None:
-        """Give a lease more pages, for an answer that grows; raises BusyError when there are none to spare."""
+        """Give a lease more pages, for an answer that grows; raises BusyError when there are none to spare.
+
+        Raises:
+            ValueError: a negative number of pages, or a lease of another pool.
+            ClosedError: the lease was given back, or the pool is closed.
+        """
+        self._check_open()
+        if lease.pool is not self:
+            raise ValueError(f"{lease!r} is a lease of another pool")
+        if pages < 0:
+            raise ValueError(f"pages must be 0 or more, got {pages}")
+        if lease.released:
+            raise ClosedError(f"{lease!r} was released")
         if self._queue:
             raise BusyError(f"{lease!r} wants {pages} more pages, {len(self._queue)} others wait for theirs")
         lease.pages = np.concatenate((lease.pages, self.ledger.extend(lease.number, pages)))

@@ -36,6 +36,22 @@ async def expose(pool: KvPool, pages: int, owner: str = "exposed") -> Any:
 
 
 @pytest.mark.anyio
+async def test_what_cannot_be_extended_is_refused_and_the_books_are_right() -> None:
+    """A negative number of pages took one off the stack of free ones that was never there."""
+    async with pool_of() as pool, pool_of() as other:
+        lease = await pool.lease("one", pages=2)
+        with pytest.raises(ValueError, match="-1"):
+            pool.extend_nowait(lease, -1)
+        with pytest.raises(ValueError, match="another pool"):
+            other.extend_nowait(lease, 1)
+        assert pool.report().free == 6 and other.report().free == 8
+        lease.release()
+        with pytest.raises(af.ClosedError):
+            pool.extend_nowait(lease, 1)
+        assert pool.report().free == 8
+
+
+@pytest.mark.anyio
 async def test_pages_are_views_of_one_region() -> None:
     async with pool_of(seed=3) as pool:
         tensor = pool.tensor()
