@@ -89,7 +89,7 @@ test-native: $(STAMPS)/venv
 # $(1): a preset of native/CMakePresets.json; $(2): a prefix of the ctest command
 define native_tests
 @if [ -e /usr/include/gtest/gtest.h ]; then set -x; \
-  cd native && cmake --preset $(1) >/dev/null && cmake --build --preset $(1) -j $(JOBS) && $(2) ctest --preset $(1); \
+  cd native && cmake --preset $(1) -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" >/dev/null && cmake --build --preset $(1) -j $(JOBS) && $(2) ctest --preset $(1); \
 else echo 'NATIVE TESTS LEFT OUT: googletest is not installed (libgtest-dev)'; fi
 endef
 
@@ -144,7 +144,7 @@ $(STAMPS)/rxe-apt: tests/rxe/packages.txt
 	@touch $@
 
 rxe: $(STAMPS)/rxe-apt build  ## ring 6: soft-RoCE in an emulated machine: native tests, conformance and failures over verbs
-	cd native && cmake --preset release >/dev/null && cmake --build --preset release -j $(JOBS) --target rxe_tests
+	cd native && cmake --preset release -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" >/dev/null && cmake --build --preset release -j $(JOBS) --target rxe_tests
 	$(BIN)/python tests/rxe/ring.py $(RXE_FLAGS)
 
 bench: build  ## limits of this machine, then our transfers beside them
