@@ -58,7 +58,8 @@ class FabricConfig:
         stripe_bytes: a write is split over several rails only from this many bytes per rail on.
         inline_bytes: ops up to this size may be posted by the calling thread while the worker sleeps.
         max_ops: transfers in flight; one more raises BusyError.
-        max_messages: received two-sided messages that nobody took yet.
+        max_messages: received two-sided messages that nobody took yet, with the fake engine; the compiled one lets each
+            sender have 64, whatever this says.
         worker_cpu: core to pin the worker thread to, -1 for none; opening refuses a core that the process may not use.
         require: when not empty, providers that must carry every peer; anything else is an error.
     """

@@ -162,7 +162,7 @@ class Fabric(DataOps):
     def messages(self) -> MessageStream:
         """Return an iterator over received messages (peer, payload): `async for message in fabric.messages()`.
 
-        At most `config.max_messages` wait to be taken; beyond that senders wait.
+        At most 64 of each sender wait to be taken; beyond that it waits.
         """
         return MessageStream(self._stairwell, self._peers)
 
