@@ -10,6 +10,7 @@
 #include "providers/libfabric/orphans.h"
 #include "providers/libfabric/process.h"
 #include "providers/libfabric/rail.h"
+#include "providers/libfabric/segment_request.h"
 
 namespace asyncfabric::libfabric {
 namespace {
@@ -31,6 +32,13 @@ double link_gbits(const fi_info& info) {
 
 std::string dotted(uint32_t version) {
   return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
+}
+
+void close_own_endpoint(const Device& device, PeerState& peer) {
+  if (device.profile().same_host_only && !peer.same_process)
+    close_shm_endpoint(peer.own_endpoint);
+  else
+    peer.own_endpoint.reset();
 }
 
 }  // namespace
@@ -93,7 +101,7 @@ struct LibfabricRail::Everything final : Remains {
 
   void close_endpoints() override {
     for (const std::shared_ptr<PeerState>& peer : peers) {
-      peer->own_endpoint.reset();
+      close_own_endpoint(*device, *peer);
       peer->endpoint = nullptr;
     }
     device->close_endpoint();
@@ -116,15 +124,25 @@ LibfabricRail::~LibfabricRail() {
     everything->close_endpoints();
 }
 
-// shm: the target fetches from our memory, also after our endpoint is closed. So let it finish what it has, for a while.
+// shm: the target fetches from our memory, also after our endpoint is closed. So let it finish what it has, for a while, and read the
+// requests of our endpoints, so that no segment is left behind.
 // verbs: see its profile.
 void LibfabricRail::settle() {
   if (const uint64_t settle_ns = device_->profile().settle_ns; settle_ns != 0)
     for (const uint64_t settled = now_ns() + settle_ns; now_ns() < settled;) progress_into_stash();
   if (!capabilities_.same_host_only) return;
   const uint64_t deadline = now_ns() + kSettleNs;
+  std::vector<std::unique_ptr<SegmentRequest>> requests;
+  for (const std::shared_ptr<PeerState>& peer : peers_)
+    if (peer->own_endpoint != nullptr && !peer->same_process)
+      if (auto request = SegmentRequest::of(peer->own_endpoint.get())) requests.push_back(std::move(request));
   const auto busy = [](const std::shared_ptr<PeerState>& peer) { return peer->submitted > 0 && !peer->same_process; };
-  while (std::any_of(peers_.begin(), peers_.end(), busy) && now_ns() < deadline) {
+  const auto unread = [](const std::unique_ptr<SegmentRequest>& request) { return request->unread(); };
+  const auto unfinished = [&] {
+    return std::any_of(peers_.begin(), peers_.end(), busy) || std::any_of(requests.begin(), requests.end(), unread) ||
+           sweep_left_behind() > 0;
+  };
+  while (unfinished() && now_ns() < deadline) {
     progress_into_stash();
     watch_processes();
   }
@@ -215,11 +233,23 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
     if (const Status status = device_->open_endpoint(&state->own_endpoint, &detail); !status.ok()) return status;
     state->endpoint = state->own_endpoint.get();
   }
-  if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1)
+  if (const PeerState* known = sharer_of(*state); known != nullptr)
+    state->address = known->address;
+  else if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1)
     return StatusCode::kInvalidArgument;
   peers_.push_back(state);
   *out = state;
   return introduce(*state);
+}
+
+// shm: another connection to the same rail. libfabric counts insertions of a name but not who uses the segment behind it: the first
+// removal unmaps it, under the feet of the others.
+const PeerState* LibfabricRail::sharer_of(const PeerState& peer) const {
+  if (!capabilities_.same_host_only) return nullptr;
+  for (const std::shared_ptr<PeerState>& other : peers_)
+    if (other.get() != &peer && other->address != FI_ADDR_UNSPEC && other->remote.name == peer.remote.name)
+      return other.get();
+  return nullptr;
 }
 
 Status LibfabricRail::attach(RailPeer&, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
@@ -250,12 +280,13 @@ bool LibfabricRail::flush(PeerState& peer) {
   if (peer.same_process) return true;  // stays mapped until the rail goes
   if (peer.own_endpoint != nullptr) {
     if (device_->profile().settle_ns != 0) progress_into_stash();
-    peer.own_endpoint.reset();
+    close_own_endpoint(*device_, peer);
     progress_into_stash();  // nothing in the CQ may name a context that is given back below
   }
   peer.endpoint = nullptr;
   while (!peer.requests.empty()) finish(*peer.requests.head, StatusCode::kPeerDead);
-  if (peer.address != FI_ADDR_UNSPEC) (void)fi_av_remove(device_->av(), &peer.address, 1, 0);
+  if (peer.address != FI_ADDR_UNSPEC && sharer_of(peer) == nullptr)
+    (void)fi_av_remove(device_->av(), &peer.address, 1, 0);
   peer.address = FI_ADDR_UNSPEC;
   return true;
 }

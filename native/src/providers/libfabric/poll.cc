@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "providers/libfabric/errors.h"
 #include "providers/libfabric/rail.h"
+#include "providers/libfabric/segment_request.h"
 
 namespace asyncfabric::libfabric {
 namespace {
@@ -258,6 +259,7 @@ void LibfabricRail::watch_processes() {
     (void)flush(peer);
   }
   forget_finished_peers();
+  (void)sweep_left_behind();
 }
 
 void LibfabricRail::progress_into_stash() {

@@ -14,6 +14,8 @@
 #include <charconv>
 #include <cstdint>
 
+#include "providers/libfabric/segment_request.h"
+
 namespace asyncfabric::libfabric {
 namespace {
 
@@ -70,8 +72,11 @@ std::vector<std::string> shm_segments_of(pid_t pid) {
 }
 
 void sweep_shm_segments() {
-  for (const std::string& name : find_segments([](pid_t owner) { return kill(owner, 0) != 0 && errno == ESRCH; }))
-    (void)shm_unlink(("/" + name).c_str());
+  (void)sweep_left_behind();
+  for (const std::string& name : find_segments([](pid_t owner) { return kill(owner, 0) != 0 && errno == ESRCH; })) {
+    const auto request = SegmentRequest::open(name);
+    if (request == nullptr || !request->unread()) (void)shm_unlink(("/" + name).c_str());
+  }
 }
 
 std::string_view shm_segment_name(std::string_view endpoint_name) {

@@ -73,6 +73,7 @@ class LibfabricRail final : public Rail {
   struct Everything;
   void settle();
   bool flush(PeerState& peer);
+  const PeerState* sharer_of(const PeerState& peer) const;
   void forget_finished_peers();
 
   // post.cc

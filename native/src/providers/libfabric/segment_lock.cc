@@ -1,4 +1,4 @@
-// segment_lock.cc: see segment_lock.h. Facts about the layout: libfabric 1.17, prov/shm, read off a live segment.
+// segment_lock.cc: see segment_lock.h.
 #include "providers/libfabric/segment_lock.h"
 
 #include <fcntl.h>
@@ -6,30 +6,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "providers/libfabric/process.h"
+#include "providers/libfabric/segment_layout.h"
 
 namespace asyncfabric::libfabric {
 namespace {
 
 constexpr size_t kHeadBytes = 4096;
-
-struct SegmentHead {
-  static constexpr uint8_t kVersion = 4;
-  uint8_t version;
-  uint8_t reserved;
-  uint16_t flags;
-  int32_t pid;
-  uint8_t can_copy_peer;
-  uint8_t can_copy_self;
-  uint32_t buffers_per_peer;
-  uint64_t base_address;
-  pthread_spinlock_t lock;
-};
-static_assert(offsetof(SegmentHead, lock) == 24);
 
 int word_of(const volatile pthread_spinlock_t* lock) {
   return __atomic_load_n(reinterpret_cast<const volatile int*>(lock), __ATOMIC_RELAXED);
