@@ -124,6 +124,28 @@ TEST_P(LibfabricProcess, SleepersWakeUp) {
   EXPECT_EQ(::poll(&entry, 1, 50), 0) << "the fd stays readable although there is nothing to do";
 }
 
+// A connection that ended leaves nothing behind that the rail would look at before it sleeps.
+TEST_P(LibfabricProcess, SleepsAfterConnectionsEnded) {
+  Side a(spec());
+  Remote remote(a, "target", GetParam());
+  const auto try_to_sleep = [&a] {
+    for (int i = 0; i < 100 && !a.rail->prepare_wait(); ++i) a.pump();
+    a.rail->cancel_wait();
+  };
+  Link first(a, remote.address, remote.key);
+  for (uint32_t i = 0; i < 8; ++i) {
+    Link link(a, remote.address, remote.key);
+    link.post(link.signal(i, i), {&a});
+    ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == i + 1 && a.imms.size() == i + 1; }));
+    EXPECT_TRUE(a.rail->disconnect(*link.peer).ok());
+    try_to_sleep();
+  }
+  first.post(first.signal(9, 9), {&a});
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == 9; }));
+  try_to_sleep();
+  EXPECT_EQ(remote.child.finish(), 0);
+}
+
 TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
   Side a(spec(), kRegion);
   Remote victim(a, "target", GetParam()), other(a, "target", GetParam());
