@@ -2,10 +2,35 @@
 // process of a rail that reads the request of a segment which is gone.
 #include <dirent.h>
 
+#include <fstream>
+
 #include "libfabric_child.h"
+#include "providers/libfabric/process.h"
+#include "providers/libfabric/segment.h"
 
 namespace asyncfabric::testing {
 namespace {
+
+constexpr size_t kVisits = 600;       // libfabric's table has room for 256
+constexpr uint64_t kPiece = 1 << 16;  // fetched by the target from the process that its table names
+
+// Comes and goes, and writes over the first connection all the while.
+void visit(Side& side, const Link& resident, const std::string& address, const std::string& key) {
+  const auto write = [&side](const Link& link) {
+    const size_t before = side.done.size();
+    const WorkRequest request = link.write_imm(0, 0, kPiece, before, 1);
+    ASSERT_EQ(side.rail->post({&request, 1}).accepted, 1u);
+    ASSERT_TRUE(pump_until({&side}, [&] { return side.done.size() == before + 1; }));
+    ASSERT_TRUE(side.done.back().second.ok());
+  };
+  fill(side.region, 3);
+  for (size_t i = 0; i < kVisits && !::testing::Test::HasFatalFailure(); ++i) {
+    Link visitor(side, address, key);
+    write(visitor);
+    if (i % 10 == 0) write(resident);
+    EXPECT_TRUE(side.rail->disconnect(*visitor.peer).ok());
+  }
+}
 
 // "caller": asks to be let in with its first post and, when told so, disconnects, closes its rail or just stays.
 // "target": answers each immediate with itself + 1.
@@ -28,8 +53,12 @@ TEST(LibfabricChildRole, Run) {
   link->post(link->signal(0, 7), {});
   send_text(kChildFd, "asked");
   for (std::string order = receive_text(kChildFd); !order.empty(); order = receive_text(kChildFd)) {
-    if (order == "disconnect") {
+    if (order == "visits") {
+      visit(*side, *link, address, key);
+    } else if (order == "disconnect") {
       EXPECT_TRUE(side->rail->disconnect(*link->peer).ok());
+    } else if (order == "arrive") {
+      EXPECT_TRUE(pump_until({side.get()}, [&] { return side->done.size() == 1; }));
     } else if (order == "poll") {
       for (int i = 0; i < 1000; ++i) side->pump();
     } else {
@@ -114,6 +143,52 @@ TEST(LibfabricShmLeaving, KilledBeforeItsRequestWasRead) {
   expect_service(a);
   Side sweeper(spec_of("shm"));
   EXPECT_EQ(segments_of(pid), 0u);
+}
+
+size_t mapped_segments() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("/dev/shm/asyncfabric_") != std::string::npos;
+  return count;
+}
+
+// Callers leave libfabric's table when they go, with their memory: one place serves any number of them after each other.
+TEST(LibfabricShmLeaving, CallersComeAndGo) {
+  Side a(spec_of("shm"));
+  if (a.rail->info().version.find("1.17") == std::string::npos) GTEST_SKIP() << "this libfabric has another table";
+  Remote caller(a, "caller"), killed(a, "caller");
+  for (const Remote* one : {&caller, &killed}) {
+    send_text(one->child.control, "arrive");
+    ASSERT_TRUE(pump_until({&a}, [&] { return has_input(one->child.control); }));
+    EXPECT_EQ(receive_text(one->child.control), "done");
+  }
+  killed.child.die();
+  send_text(caller.child.control, "visits");
+  ASSERT_TRUE(pump_until({&a}, [&] { return has_input(caller.child.control); }, 100 * kSecond));
+  EXPECT_EQ(receive_text(caller.child.control), "done");
+  EXPECT_EQ(a.imms.size(), 2 + kVisits + kVisits / 10);
+  EXPECT_EQ(a.region[kPiece - 1], pattern(kPiece - 1, 3));
+  ASSERT_TRUE(pump_until({&a}, [] { return mapped_segments() < 10; }));
+  caller.order("close");
+  EXPECT_EQ(caller.child.finish(), 0);
+  expect_service(a);
+}
+
+// The 257th would take the place of another.
+TEST(LibfabricShmLeaving, FullRailIsNotCalled) {
+  Side a(spec_of("shm"));
+  if (a.rail->info().version.find("1.17") == std::string::npos) GTEST_SKIP() << "this libfabric has another table";
+  Remote target(a, "target");
+  std::unique_ptr<libfabric::Segment> segment;
+  for (const std::string& name : libfabric::shm_segments_of(target.child.pid)) segment = libfabric::Segment::open(name);
+  ASSERT_NE(segment, nullptr);
+  const std::span<libfabric::SegmentPeer> peers = segment->peers();
+  std::unique_ptr<RailPeer> peer;
+  for (libfabric::SegmentPeer& one : peers.subspan(0, 240)) one.number = 0;
+  EXPECT_EQ(a.rail->connect(target.address, kPatience, &peer).code, StatusCode::kPeerUnreachable);
+  for (libfabric::SegmentPeer& one : peers.subspan(0, 240)) one.number = -1;
+  EXPECT_TRUE(a.rail->connect(target.address, kPatience, &peer).ok());
+  EXPECT_EQ(target.child.finish(), 0);
 }
 
 // Nobody waits for a target that will never read: its process is gone, or its rail is.

@@ -85,6 +85,7 @@ Status LibfabricRail::open(const Library& library, const Profile& profile, Info 
   if (profile.same_host_only) {
     note_open(rail->device_->endpoint_name());
     rail->own_segment_ = SegmentLock::open(shm_segment_name(rail->device_->endpoint_name()));
+    rail->guests_ = SegmentGuests::open(*rail->device_);
     rail->warden_ = SegmentWarden::shared();
     if (rail->warden_ == nullptr) return {StatusCode::kNoMemory, errno};
   }
@@ -132,14 +133,14 @@ void LibfabricRail::settle() {
     for (const uint64_t settled = now_ns() + settle_ns; now_ns() < settled;) progress_into_stash();
   if (!capabilities_.same_host_only) return;
   const uint64_t deadline = now_ns() + kSettleNs;
-  std::vector<std::unique_ptr<SegmentRequest>> requests;
+  std::vector<std::unique_ptr<Segment>> segments;
   for (const std::shared_ptr<PeerState>& peer : peers_)
     if (peer->own_endpoint != nullptr && !peer->same_process)
-      if (auto request = SegmentRequest::of(peer->own_endpoint.get())) requests.push_back(std::move(request));
+      if (auto segment = Segment::of(peer->own_endpoint.get())) segments.push_back(std::move(segment));
   const auto busy = [](const std::shared_ptr<PeerState>& peer) { return peer->submitted > 0 && !peer->same_process; };
-  const auto unread = [](const std::unique_ptr<SegmentRequest>& request) { return request->unread(); };
+  const auto unread = [](const std::unique_ptr<Segment>& segment) { return has_unread_request(*segment); };
   const auto unfinished = [&] {
-    return std::any_of(peers_.begin(), peers_.end(), busy) || std::any_of(requests.begin(), requests.end(), unread) ||
+    return std::any_of(peers_.begin(), peers_.end(), busy) || std::any_of(segments.begin(), segments.end(), unread) ||
            sweep_left_behind() > 0;
   };
   while (unfinished() && now_ns() < deadline) {
@@ -221,6 +222,8 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
   if (capabilities_.same_host_only) {
     state->process = ProcessWatch::open(remote.name);
     if (state->process == nullptr || state->process->ended()) return StatusCode::kPeerUnreachable;
+    if (SegmentGuests::full_at(remote.name) || (guests_ != nullptr && guests_->full()))
+      return StatusCode::kPeerUnreachable;
     state->segment = SegmentLock::open(shm_segment_name(remote.name));
     warden_->watch(shm_owner(shm_segment_name(remote.name)));
     state->same_process = note_link(device_->endpoint_name(), remote.name);

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kReadAtOnce = 64;
 constexpr uint32_t kPollsPerWatch = 32;  // a process check costs a system call
+constexpr uint64_t kSendOffEveryNs = 100'000'000;
 constexpr uint64_t kProbeAgainNs = 20'000'000;
 constexpr size_t kMostStashed = 4096;  // hostile peers must not make the stash grow without bound
 
@@ -260,6 +261,11 @@ void LibfabricRail::watch_processes() {
   }
   forget_finished_peers();
   (void)sweep_left_behind();
+  if (guests_ == nullptr || now_ns() < next_send_off_ns_ || !stash_.empty() || !handed_out_.empty() ||
+      !buffers_->waits())
+    return;
+  guests_->send_off(*device_);
+  next_send_off_ns_ = now_ns() + kSendOffEveryNs;
 }
 
 void LibfabricRail::progress_into_stash() {

@@ -74,8 +74,8 @@ std::vector<std::string> shm_segments_of(pid_t pid) {
 void sweep_shm_segments() {
   (void)sweep_left_behind();
   for (const std::string& name : find_segments([](pid_t owner) { return kill(owner, 0) != 0 && errno == ESRCH; })) {
-    const auto request = SegmentRequest::open(name);
-    if (request == nullptr || !request->unread()) (void)shm_unlink(("/" + name).c_str());
+    const auto segment = Segment::open(name);
+    if (segment == nullptr || !has_unread_request(*segment)) (void)shm_unlink(("/" + name).c_str());
   }
 }
 

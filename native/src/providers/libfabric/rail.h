@@ -17,6 +17,7 @@
 #include "providers/libfabric/memory.h"
 #include "providers/libfabric/messages.h"
 #include "providers/libfabric/peer.h"
+#include "providers/libfabric/segment_guests.h"
 #include "providers/libfabric/segment_warden.h"
 
 namespace asyncfabric::libfabric {
@@ -122,6 +123,8 @@ class LibfabricRail final : public Rail {
   std::shared_ptr<Device> device_;
   std::unique_ptr<SegmentLock> own_segment_;  // shm: what our progress would spin on
   std::shared_ptr<SegmentWarden> warden_;     // shm
+  std::unique_ptr<SegmentGuests> guests_;     // shm
+  uint64_t next_send_off_ns_ = 0;
   Capabilities capabilities_;
   Pace pace_;
   std::unique_ptr<ContextPool> contexts_;

@@ -37,6 +37,14 @@ static_assert(offsetof(SegmentHead, lock) == 24);
 static_assert(offsetof(SegmentHead, peers_offset) == 0x60);
 static_assert(offsetof(SegmentHead, name_offset) == 0x68);
 
+// At command_queue_offset: the owner has taken `taken` of the `put` commands.
+struct SegmentQueue {
+  uint64_t size;
+  uint64_t mask;
+  uint64_t taken;
+  uint64_t put;
+};
+
 // One of kSegmentPeers at peers_offset: what the owner knows of a peer that it writes to.
 struct SegmentPeer {
   char name[256];

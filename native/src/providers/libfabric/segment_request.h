@@ -4,36 +4,13 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
-#include <string>
-#include <string_view>
 
-#include "providers/libfabric/fids.h"
+#include "providers/libfabric/segment.h"
 
 namespace asyncfabric::libfabric {
 
-struct SegmentHead;
-
-class SegmentRequest {
- public:
-  // Null: there is no such segment, or its layout is not known here.
-  static std::unique_ptr<SegmentRequest> open(std::string_view segment);
-  static std::unique_ptr<SegmentRequest> of(fid_ep* endpoint);
-  ~SegmentRequest();
-  SegmentRequest(const SegmentRequest&) = delete;
-  SegmentRequest& operator=(const SegmentRequest&) = delete;
-
-  bool unread() const;          // by a process that lives and still has the endpoint that was asked
-  void outlive_its_endpoint();  // what closes the endpoint leaves the segment where it is
-  void remove() const;
-
- private:
-  SegmentRequest(std::string_view segment, SegmentHead* head, size_t bytes)
-      : segment_(segment), head_(head), bytes_(bytes) {}
-  std::string segment_;
-  SegmentHead* head_;
-  size_t bytes_;
-};
+// By a process that lives and still has the endpoint that was asked.
+bool has_unread_request(const Segment& segment);
 
 // Closes it; a segment that is still asked for joins those left behind. Any thread.
 void close_shm_endpoint(EndpointPtr& endpoint);
