@@ -1,6 +1,8 @@
 // libfabric_rail_test.cc: the provider contract on tcp and shm, two rails in one process, post and poll driven by hand.
 #include "libfabric_pair.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -321,6 +323,33 @@ TEST_P(LibfabricRail, ReleasedWhileTheWriterAsksForNothingMore) {
 }
 
 // The answers come behind more messages than there are receives, and nobody polls; the messages come with the next polls.
+// A question of a rail that we disconnected from arrives while finished connections are forgotten: the connection that is opened for the
+// answer is not forgotten with them.
+TEST_P(LibfabricRail, AskedWhileItForgetsConnections) {
+  Side a(spec()), b(spec()), c(spec());
+  Link there(a, b), back(b, a);
+  there.post(there.signal(1, 1), {&a, &b});
+  back.post(back.signal(1, 1), {&a, &b});
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.imms.size() == 1 && b.imms.size() == 1 && a.done.size() == 1; }));
+  { Link dropped(a, c); }  // not disconnected: forgotten at the next connect()
+  ASSERT_TRUE(pump_until({&a, &b, &c}, [rounds = 0]() mutable { return ++rounds > 1000; }));
+  EXPECT_TRUE(a.rail->disconnect(*there.peer).ok());
+  mallopt(M_PERTURB, 0x5a);  // what is used after it was freed shows
+  if (!b.rail->release_memory(b.memory, kSecond / 50).ok()) {
+    Link again(a, c);
+    ASSERT_TRUE(pump_until({&a, &c}, [rounds = 0]() mutable { return ++rounds > 1000; }));
+    std::thread other([&] { EXPECT_TRUE(b.rail->release_memory(b.memory, 10 * kSecond).ok()); });
+    std::atomic<bool> stop{false};
+    std::thread pump([&] {
+      while (!stop) a.pump();
+    });
+    other.join();
+    stop = true;
+    pump.join();
+  }
+  mallopt(M_PERTURB, 0);
+}
+
 TEST_P(LibfabricRail, ReleasedWhileMessagesPourIn) {
   Side hub(spec());
   Side a(spec()), b(spec()), c(spec());

@@ -294,12 +294,16 @@ bool LibfabricRail::flush(PeerState& peer) {
   return true;
 }
 
+// By number, and out of the list last: flush() reads the CQ, and a message that is found there may open a connection.
 void LibfabricRail::forget_finished_peers() {
-  std::erase_if(peers_, [this](const std::shared_ptr<PeerState>& peer) {
-    if (peer.use_count() > 1 || !peer->requests.empty() || peer->in_backlog || peer->same_process) return false;
-    if (!peer->closed) (void)flush(*peer);
-    return true;
-  });
+  for (size_t i = 0; i < peers_.size();) {
+    const bool used = peers_[i].use_count() > 1 || !peers_[i]->requests.empty() || peers_[i]->in_backlog;
+    if (!used && !peers_[i]->closed && !peers_[i]->same_process) (void)flush(*peers_[i]);
+    if (used || peers_[i]->in_backlog || peers_[i]->same_process)
+      ++i;
+    else
+      peers_.erase(peers_.begin() + static_cast<ptrdiff_t>(i));
+  }
 }
 
 }  // namespace asyncfabric::libfabric

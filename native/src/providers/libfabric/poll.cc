@@ -101,8 +101,8 @@ void LibfabricRail::break_stream(PeerState& peer, Status status) {
 void LibfabricRail::rebuild_broken() {
   if (!any_broken_) return;
   any_broken_ = false;
-  for (const std::shared_ptr<PeerState>& peer : peers_)
-    if (peer->broken && !peer->closed) rebuild(*peer);
+  for (size_t i = 0; i < peers_.size(); ++i)  // rebuild() reads the CQ: a message there may open a connection
+    if (peers_[i]->broken && !peers_[i]->closed) rebuild(*peers_[i]);
 }
 
 // The queue pair is in error and everything that was on it or waits for it fails; the engine may post again after this poll.
