@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
+from socket import socketpair
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import zmq as _zmq
 from anyio.abc import TaskGroup
 from zmq.utils import z85
@@ -141,12 +142,15 @@ class ZmqWire:
     def dial(self, path: int, address: LinkAddress) -> None:
         """Open a DEALER towards an address."""
         dealer = self._socket(zmq.DEALER, address.endpoint)
+        monitor = None
         try:
             self._secure(dealer, address)
             monitor = dealer.get_monitor_socket(_MONITORED)
             dealer.connect(address.endpoint)
         except (zmq.ZMQError, PeerError) as error:
             dealer.disable_monitor()
+            if monitor is not None:  # the traceback of what is raised holds it, so that no collector closes it
+                monitor.close(0)
             dealer.close(0)
             if isinstance(error, PeerError):
                 raise
@@ -280,8 +284,16 @@ class ZmqWire:
 
         Cancellation: shielded by the caller.
         """
-        with anyio.move_on_after(END_S) as patience:  # it blocks, so not on the event loop
-            await anyio.to_thread.run_sync(self.context.term, abandon_on_cancel=True)
+        ours, theirs = socketpair()
+
+        def end() -> None:
+            with theirs:  # closed, it wakes us
+                self.context.term()
+
+        # It blocks, so not on the event loop. A daemon: a thread of anyio that is left behind keeps asyncio's process.
+        threading.Thread(target=end, name="asyncfabric-zmq-end", daemon=True).start()
+        with ours, anyio.move_on_after(END_S) as patience:
+            await anyio.wait_readable(ours)
         if patience.cancelled_caught:
             log.warning("ZeroMQ did not end within %g s; its sockets are left behind", END_S)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -361,3 +363,36 @@ async def test_a_link_closes_also_when_zeromq_does_not_end(
     async with open_link("b", bind="ipc", config=config):
         pass
     assert not caplog.records
+
+
+async def test_an_address_that_cannot_be_dialed_leaves_no_socket_open(
+    config: LinkConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error holds what its frames hold, and it leaves the link: an open socket would be waited for."""
+    with caplog.at_level(logging.WARNING, "asyncfabric.control"), pytest.raises(PeerError, match="cannot dial"):
+        async with open_link("a", bind="ipc", config=config) as link:
+            await link.connect("ipc:///" + "x" * 200)  # longer than a path of a socket can be
+    assert not caplog.records
+
+
+STAYS = """
+import sys, anyio, zmq
+from asyncfabric._control import LinkConfig, open_link, zmq_wire
+
+zmq_wire.END_S = 0.1
+
+async def main():
+    global left
+    async with open_link("a", config=LinkConfig(ipc_folder=sys.argv[2])) as link:
+        left = link._board.wire.context.socket(zmq.PAIR)
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_also_when_zeromq_does_not(anyio_backend_name: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", STAYS, anyio_backend_name, str(tmp_path / "s")]
+    ended = subprocess.run(program, timeout=60, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "ZeroMQ did not end" in ended.stderr
