@@ -12,21 +12,12 @@
 #include <random>
 #include <vector>
 
-#include "rows/kernels.h"
+#include "all_kernels.h"
 
 namespace asyncfabric::rows {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-std::vector<const Kernels*> all_kernels() {
-  std::vector<const Kernels*> found{&kPlainKernels};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) found.push_back(&kAvx2Kernels);
-  if (best_kernels().name == kAvx512Kernels.name) found.push_back(&kAvx512Kernels);
-#endif
-  return found;
-}
 
 float value_of(uint32_t code) {  // of float8_e4m3fn, without its sign
   const uint32_t exponent = code >> 3, fraction = code & 7;

@@ -10,19 +10,10 @@
 #include <random>
 #include <vector>
 
-#include "rows/kernels.h"
+#include "all_kernels.h"
 
 namespace asyncfabric::rows {
 namespace {
-
-std::vector<const Kernels*> all_kernels() {
-  std::vector<const Kernels*> found{&kPlainKernels};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) found.push_back(&kAvx2Kernels);
-  if (best_kernels().name == kAvx512Kernels.name) found.push_back(&kAvx512Kernels);
-#endif
-  return found;
-}
 
 // Conversions by the definition, with the mathematics library: slow, and nothing in common with the loops.
 float from_half(uint16_t bits) {
