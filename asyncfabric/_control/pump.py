@@ -2,29 +2,38 @@
 
 On the event loop's thread; knows no zmq. The fd of a ZeroMQ socket becomes readable when the state of the socket may
 have changed, and says nothing more until the socket was asked; so `wake` exists for whoever asked the socket meanwhile.
+Who reads a socket, or finds it full, asks it too, and may be the one who is told of room: nobody else hears of that. So
+what waits for room is tried again after the reading, and then every RETRY_S.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import anyio
 import anyio.lowlevel
 
 BATCH = 256  # messages that one socket hands over before other tasks get a turn
+RETRY_S = 0.01  # how long news of room that was taken by somebody else may go unnoticed
 
 
 class Pump:
-    """Serves one socket; `run` is its task, `receive` hands over one message and returns False when there is none."""
+    """Serves one socket; `run` is its task.
+
+    `receive` hands over one message and returns False when there is none; `flush` sends what waits for room and returns
+    whether something still waits.
+    """
 
     def __init__(
-        self, fd: int, receive: Callable[[], bool], flush: Callable[[], None], release: Callable[[], None]
+        self, fd: int, receive: Callable[[], bool], flush: Callable[[], bool], release: Callable[[], None]
     ) -> None:
         self.closed = False
         self._fd = fd
         self._receive = receive
         self._flush = flush
         self._release = release
+        self._waits = False
         self._woken = anyio.Event()
         self._served = anyio.Event()
         self._scope = anyio.CancelScope(shield=True)  # a link that is cancelled still says goodbye
@@ -43,7 +52,8 @@ class Pump:
                         while self._serve(BATCH):
                             await anyio.lowlevel.checkpoint()
                         self._served.set()
-                        await self._woken.wait()
+                        with anyio.move_on_after(RETRY_S if self._waits else inf):
+                            await self._woken.wait()
             finally:
                 self.closed = True
                 self._release()
@@ -57,10 +67,10 @@ class Pump:
 
     def _serve(self, limit: int) -> bool:
         """Hand over at most `limit` messages; return whether more may wait."""
-        self._flush()
         left = limit
         while left and not self.closed and self._receive():
             left -= 1
+        self._waits = not self.closed and self._flush()
         return left == 0
 
     def drain(self) -> None:

@@ -2,7 +2,8 @@
 
 On the event loop's thread; libzmq has one I/O thread of its own per link. A socket's fd tells edges, not levels: it is
 read until EAGAIN, and after each send, which may swallow an edge, the socket is asked again (ZMQ_EVENTS). The fd of a
-socket also becomes readable when a full pipe has room again, so frames that wait for room are tried then.
+socket also becomes readable when a full pipe has room again, so frames that wait for room are tried then; who asks the
+socket may swallow that edge too, so the pump tries them in any case now and then.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _DIAL_FAULTS = {
 class _Tap:
     """One socket, non-blocking, with the pump that serves it."""
 
-    def __init__(self, socket: Any, deliver: Callable[[list[Any]], None], flush: Callable[[], None]) -> None:
+    def __init__(self, socket: Any, deliver: Callable[[list[Any]], None], flush: Callable[[], bool]) -> None:
         self.socket = socket
         self._deliver = deliver
         self.pump = Pump(socket.getsockopt(zmq.FD), self._receive, flush, lambda: socket.close(LINGER_MS))
@@ -239,6 +240,8 @@ class ZmqWire:
             return
         if waiting is None:
             waiting = self._waiting[path] = deque()
+            tap = self._taps[path][0] if isinstance(path, int) else self._router
+            tap.pump.wake()  # it tries again until nothing waits
         waiting.append(frame)
         if len(waiting) > MAX_WAITING:
             del self._waiting[path]
@@ -310,25 +313,28 @@ class ZmqWire:
             self._router.pump.wake()
             return True
 
-    def _flush_path(self, path: Path) -> None:
+    def _flush_path(self, path: Path) -> bool:
+        """Send what waits for room on a path; return whether something still waits."""
         waiting = self._waiting.get(path)
         while waiting:
             if not self._try(path, waiting[0]):
-                return
+                return True
             waiting.popleft()
         if waiting is not None:
             del self._waiting[path]
             self.switchboard.writable(path)
+        return path in self._waiting
 
-    def _flush_router(self) -> None:
-        for path in [path for path in self._waiting if isinstance(path, bytes)]:
-            self._flush_path(path)
+    def _flush_router(self) -> bool:
+        full = [self._flush_path(path) for path in list(self._waiting) if isinstance(path, bytes)]
         while self._unreachable:
             self.switchboard.path_lost(self._unreachable.pop(), _DIAL_FAULTS[zmq.EVENT_DISCONNECTED])
+        return any(full)
 
 
-def _nothing() -> None:
+def _nothing() -> bool:
     """Nothing waits for room."""
+    return False
 
 
 def make_keys() -> tuple[str, str]:
