@@ -132,8 +132,8 @@ class Link:
     async def watch(self) -> AsyncIterator[MemoryObjectReceiveStream[SessionChange]]:
         """Watch sessions; begins with the present state of each peer.
 
-        A watcher that is behind gets the last change of each peer; one that is 4,096 peers behind is ended, and watches
-        anew to see the present state.
+        A watcher that is behind gets the last change of each peer, and before it "lost" if a session with it ended
+        meanwhile; one that is 4,096 such changes behind is ended, and watches anew to see the present state.
 
         Cancellation: ends the watch.
         """

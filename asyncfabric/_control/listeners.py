@@ -113,17 +113,25 @@ def _nothing() -> None:
 
 
 class Outlet:
-    """Changes for one watcher; of a peer that changed more than once unseen, the last change is told."""
+    """Changes for one watcher. Of a peer that changed more than once unseen the last is told, and before it its loss.
+
+    A session that ended is told also when the next one began meanwhile: what was asked in it is never answered.
+    """
 
     def __init__(self, now: Iterable[SessionChange]) -> None:
-        self._unseen: OrderedDict[Identity, SessionChange] = OrderedDict((change.peer, change) for change in now)
+        self._unseen: OrderedDict[tuple[Identity, bool], SessionChange] = OrderedDict(
+            ((change.peer, False), change) for change in now
+        )
         self._filled = anyio.Event()
         self.overrun = False
 
     def put(self, change: SessionChange) -> None:
         """Add a change."""
-        self._unseen.pop(change.peer, None)
-        self._unseen[change.peer] = change
+        lost = change.state == "lost"
+        self._unseen.pop((change.peer, False), None)
+        if lost:
+            self._unseen.pop((change.peer, True), None)
+        self._unseen[change.peer, lost] = change
         self.overrun = self.overrun or len(self._unseen) > MAX_UNSEEN_CHANGES
         self._filled.set()
 
