@@ -222,8 +222,7 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
   if (capabilities_.same_host_only) {
     state->process = ProcessWatch::open(remote.name);
     if (state->process == nullptr || state->process->ended()) return StatusCode::kPeerUnreachable;
-    if (SegmentGuests::full_at(remote.name) || (guests_ != nullptr && guests_->full()))
-      return StatusCode::kPeerUnreachable;
+    if (guests_ != nullptr && !guests_->may_call(remote.name)) return StatusCode::kPeerUnreachable;
     state->segment = SegmentLock::open(shm_segment_name(remote.name));
     warden_->watch(shm_owner(shm_segment_name(remote.name)));
     state->same_process = note_link(device_->endpoint_name(), remote.name);
@@ -240,6 +239,10 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
     state->address = known->address;
   else if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1)
     return StatusCode::kInvalidArgument;
+  if (guests_ != nullptr && !guests_->holds(remote.name)) {
+    (void)fi_av_remove(device_->av(), &state->address, 1, 0);
+    return StatusCode::kPeerUnreachable;
+  }
   peers_.push_back(state);
   *out = state;
   return introduce(*state);

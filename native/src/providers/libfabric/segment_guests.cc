@@ -74,17 +74,20 @@ void SegmentGuests::send_off(const Device& device) {
   }
 }
 
-bool SegmentGuests::full() const {
-  const auto taken = [](const TableEntry& entry) { return entry.number >= 0; };
-  return std::count_if(table_->entries, table_->entries + kSegmentPeers, taken) >=
-         static_cast<ptrdiff_t>(kSegmentPeers - kSpare);
-}
-
-bool SegmentGuests::full_at(std::string_view endpoint_name) {
+bool SegmentGuests::may_call(std::string_view endpoint_name) const {
   const std::unique_ptr<Segment> segment = Segment::open(shm_segment_name(endpoint_name));
   if (segment == nullptr) return false;
-  const auto peers = segment->peers();
-  return std::count_if(peers.begin(), peers.end(), used) >= static_cast<ptrdiff_t>(kSegmentPeers - kSpare);
+  const auto taken = [](const TableEntry& entry) { return entry.number >= 0; };
+  const auto theirs = segment->peers();
+  constexpr auto kMost = static_cast<ptrdiff_t>(kSegmentPeers - kSpare);
+  return std::count_if(table_->entries, table_->entries + kSegmentPeers, taken) < kMost &&
+         std::count_if(theirs.begin(), theirs.end(), used) < kMost;
+}
+
+bool SegmentGuests::holds(std::string_view endpoint_name) const {
+  const std::string_view name = endpoint_name.substr(0, endpoint_name.find('\0'));
+  return std::any_of(table_->entries, table_->entries + kSegmentPeers,
+                     [name](const TableEntry& entry) { return entry.number >= 0 && name_of(entry) == name; });
 }
 
 }  // namespace asyncfabric::libfabric

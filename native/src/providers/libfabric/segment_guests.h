@@ -21,10 +21,10 @@ class SegmentGuests {
   // Takes out whoever said farewell or died, once nothing of theirs is in the queue. The caller has receives posted: a message that
   // waits for one would be fetched from a segment that is gone.
   void send_off(const Device& device);
-  bool full() const;
-
-  // Whether the rail of that endpoint name has a table that one more caller might overfill.
-  static bool full_at(std::string_view endpoint_name);
+  // Whether one more fits into this table and into that of the rail of that endpoint name, which must be there still.
+  bool may_call(std::string_view endpoint_name) const;
+  // A name whose segment was gone when it was inserted has a place in the table that libfabric takes for free.
+  bool holds(std::string_view endpoint_name) const;
 
  private:
   SegmentGuests(std::unique_ptr<Segment> segment, GuestTable* table) : segment_(std::move(segment)), table_(table) {}
