@@ -2,7 +2,9 @@
 // counters while they meet, keys that do not fit their owner, messages beyond what was allowed, ops that wait for one peer and end by another.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "engine/peer.h"
 #include "engine/wire.h"
@@ -93,6 +95,40 @@ TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
   for (int i = 0; i < 20; ++i) pair.turn();
   EXPECT_EQ(pair.a->engine->counter_value(counter), 1u);
   EXPECT_EQ(pair.a->engine->statistics().stale_arrivals, 0u);
+}
+
+// After half a million counters each one takes an imm again. Peers were told ahead, so one that stands still holds up nobody.
+TEST(Meeting, ASilentPeerHoldsUpNoCounterThatIsPicked) {
+  EngineConfig config = Pair::manual(plain());
+  config.polling = PollingMode::kAdaptive;
+  add_loopback();
+  Party a(config), b(Pair::manual(plain()));
+  for (uint32_t i = 0; i <= kMaxImm / 2; ++i) open_and_close(*a.engine, kNoImm);
+  std::atomic<bool> answers{true};
+  std::thread engine_of_b([&] {
+    while (answers.load()) b.engine->step();
+  });
+  const uint64_t cookie = a.cookie();
+  EXPECT_TRUE(a.engine->submit_connect(cookie, b.engine->address()).ok());
+  const uint64_t deadline = now_ns() + 10'000'000'000;
+  while (!a.done.contains(cookie) && now_ns() < deadline) a.take();
+  const PeerId peer = a.done[cookie].value;
+  for (int i = 0; i < 40; ++i) open_and_close(*a.engine, kNoImm);
+  CounterId counter = 0;
+  uint32_t imm = 0;
+  EXPECT_TRUE(a.engine->open_counter(kNoImm, &counter, &imm).ok());
+  const PeerId back = b.engine->peers().at(0).id;
+  OpId op = 0;
+  EXPECT_TRUE(b.engine->submit_signal(b.cookie(), &back, 1, imm, &op).ok());
+  while (a.engine->counter_value(counter) == 0 && now_ns() < deadline) std::this_thread::yield();
+  EXPECT_EQ(a.engine->counter_value(counter), 1u);
+  EXPECT_EQ(a.engine->statistics().stale_arrivals, 0u);
+  answers.store(false);
+  engine_of_b.join();
+  const uint64_t begun = now_ns();
+  for (int i = 0; i < 200; ++i) open_and_close(*a.engine, kNoImm);
+  EXPECT_LT(now_ns() - begun, config.peer_deadline_host_ns) << "waited for a peer that says nothing";
+  EXPECT_NE(peer, 0u);
 }
 
 // A scatter waits for its second peer when the first one revokes its key: it ends once, and nobody starts it again.

@@ -244,10 +244,12 @@ struct Core {
   void on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload);
   void message_taken(PeerId peer);
   void announce_generation(uint32_t imm, uint32_t generation);
+  void announce_ahead();
   bool generation_confirmed(uint32_t imm) const;
   void learn_generations(Peer& peer, std::string_view slice);
   void on_counter(Peer& peer, const MessageHeader& header);
   Generations generations;  // of our counters
+  uint32_t next_ahead = 0;  // the imm that is announced next, ahead of its opening
 
   // regions.cc (control thread)
   void end_region(RegionTable::Slot* slot);

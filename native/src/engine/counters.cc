@@ -7,6 +7,7 @@ namespace {
 
 constexpr uint32_t state_of(uint32_t word) { return word & 3; }
 constexpr uint32_t generation_in(uint32_t word) { return word >> 2 & 3; }
+constexpr uint32_t kPrepared = 1u << 4;
 constexpr uint32_t opens_in(uint32_t word) { return word >> 8; }
 constexpr uint32_t make_word(uint32_t state, uint32_t generation, uint32_t opens) {
   return state | (generation & 3) << 2 | opens << 8;
@@ -85,15 +86,25 @@ CounterArrival CounterTable::check_armed(uint32_t imm) {
   return reach(target, target.value.load(std::memory_order_seq_cst) & kCountMask);
 }
 
-Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened) {
+bool CounterTable::prepare(uint32_t imm, uint32_t* generation) {
+  Entry& target = entry(imm);
+  const std::lock_guard lock(mutex_);
+  const uint32_t word = target.state.load(std::memory_order_relaxed);
+  if (state_of(word) != kShut || (word & kPrepared) != 0) return false;
+  *generation = (generation_in(word) + 1) & 3;
+  target.state.store(make_word(kShut, *generation, opens_in(word)) | kPrepared, std::memory_order_release);
+  return true;
+}
+
+Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened, bool* prepared) {
   if (imm < kNoImm || imm > kMaxImm) return StatusCode::kInvalidArgument;
   uint32_t chosen = static_cast<uint32_t>(imm);
   if (imm == kNoImm) {
     // Going round the upper half: an imm comes back only after half a million others, so a late write to it is long gone.
     for (uint32_t tries = 0;; ++tries) {
       if (tries > kMaxImm - kFirstPicked) return StatusCode::kBusy;
-      chosen = next_pick_;
-      next_pick_ = next_pick_ == kMaxImm ? kFirstPicked : next_pick_ + 1;
+      chosen = next_pick();
+      next_pick_.store(pick_after(chosen), std::memory_order_relaxed);
       const Entry& candidate = entry(chosen);
       const uint32_t state = state_of(candidate.state.load(std::memory_order_acquire));
       if (state == kShut || (state == kUnused && (candidate.value.load(std::memory_order_relaxed) & kCountMask) == 0))
@@ -105,6 +116,8 @@ Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* r
   const uint32_t word = target.state.load(std::memory_order_relaxed);
   if (state_of(word) == kOpen) return StatusCode::kBusy;
   *reopened = state_of(word) == kShut;
+  const bool has_generation = (word & kPrepared) != 0;
+  if (prepared != nullptr) *prepared = has_generation;
   const uint32_t opens = (opens_in(word) + 1) & 0xffffff;
   const uint64_t tag = uint64_t{opens & 0xff} << kTagShift;
   if (*reopened) {
@@ -114,7 +127,8 @@ Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* r
     while (!target.value.compare_exchange_weak(early, tag | (early & kCountMask), std::memory_order_seq_cst)) {}
   }
   target.armed_target.store(kNever, std::memory_order_relaxed);
-  target.state.store(make_word(kOpen, generation_in(word) + (*reopened ? 1 : 0), opens), std::memory_order_release);
+  target.state.store(make_word(kOpen, generation_in(word) + (*reopened && !has_generation ? 1 : 0), opens),
+                     std::memory_order_release);
   *id = make_id(chosen, opens);
   *imm_out = chosen;
   return {};

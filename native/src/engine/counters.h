@@ -40,7 +40,14 @@ class CounterTable {
 
   // kNoImm picks one that was not used for the longest time. `reopened`: the imm was closed before, its generation is new and
   // peers must be told before arrivals count.
-  Status open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened);
+  // `prepared`: it got its new generation before, by prepare().
+  Status open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened, bool* prepared = nullptr);
+  // Gives an imm that was closed the generation of its next opening, so that peers can be told ahead. False: it is open, was never used, or
+  // has it already.
+  bool prepare(uint32_t imm, uint32_t* generation);
+  uint32_t next_pick() const { return next_pick_.load(std::memory_order_relaxed); }
+  static uint32_t pick_after(uint32_t imm) { return imm == kMaxImm ? kFirstPicked : imm + 1; }
+  static uint32_t picks_between(uint32_t from, uint32_t to) { return (to - from) & (kMaxImm - kFirstPicked); }
   void close(CounterId id);
   bool is_open(CounterId id) const;
   uint64_t value(CounterId id) const;  // of a closed counter: 0
@@ -67,7 +74,7 @@ class CounterTable {
     std::atomic<uint64_t*> flag{
         nullptr};  // partner: flag() stores, then reads value; the helm adds to value, then loads
     std::atomic<uint32_t> state{
-        kUnused};  // state | generation << 2 | opens << 8; partner: mutex holders store, helm loads
+        kUnused};  // state | generation << 2 | prepared << 4 | opens << 8; partner: mutex holders store, helm loads
   };
   using Page = std::array<Entry, 1u << kPageBits>;
 
@@ -79,7 +86,7 @@ class CounterTable {
   SharedWords* flag_words_ = nullptr;
   std::array<std::atomic<Page*>, ((kMaxImm + 1) >> kPageBits)> pages_{};
   std::array<std::unique_ptr<Page>, ((kMaxImm + 1) >> kPageBits)> owned_;
-  uint32_t next_pick_ = kFirstPicked;
+  std::atomic<uint32_t> next_pick_{kFirstPicked};  // relaxed: a guess where the next free one is
 };
 
 }  // namespace asyncfabric

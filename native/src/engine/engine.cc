@@ -160,18 +160,20 @@ EngineStatistics NativeEngine::statistics() const {
 
 Status NativeEngine::open_counter(int64_t imm, CounterId* out, uint32_t* imm_out) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
-  bool reopened = false;
-  const Status status = core_.counters.open(imm, out, imm_out, &reopened);
+  bool reopened = false, prepared = false;
+  const Status status = core_.counters.open(imm, out, imm_out, &reopened, &prepared);
   if (!status.ok() || !reopened) return status;
   // Writes for the counter that had this imm before must stay stale: each connected peer confirms the new generation first.
   const uint64_t deadline = now_ns() + core_.config.peer_deadline_host_ns;
   Helm::Guest guest(core_.helm);
+  bool confirmed = false;
   {
     const std::lock_guard lock(guest);
-    core_.announce_generation(*imm_out, core_.counters.generation(*imm_out));
+    if (!prepared) core_.announce_generation(*imm_out, core_.counters.generation(*imm_out));
+    if (imm == kNoImm) core_.announce_ahead();
+    confirmed = core_.generation_confirmed(*imm_out);
   }
-  while (core_.config.polling != PollingMode::kManual) {
-    bool confirmed = false;
+  while (!confirmed && core_.config.polling != PollingMode::kManual) {
     {
       const std::lock_guard lock(guest);
       if (core_.step() == 0) cpu_pause();

@@ -10,6 +10,7 @@ namespace asyncfabric {
 namespace {
 
 constexpr uint64_t kRemindNs = 50'000'000;
+constexpr size_t kMostReminders = 4096;
 
 }  // namespace
 
@@ -187,6 +188,10 @@ uint64_t Core::remind(Peer& peer, uint64_t now) {
   if (peer.knows_a_part()) {
     send_message(peer, 0, MessageType::kAskCounters, peer.generations_from, {});
     peer.next_reminder_ns = now + kRemindNs;
+  }
+  if (outgoing.size() > kMostReminders) {  // what was said last has not left yet
+    peer.next_reminder_ns = now + kRemindNs;
+    return peer.next_reminder_ns;
   }
   for (const auto& [imm, generation] : peer.unconfirmed) {
     send_message(peer, 0, MessageType::kCounter, imm << 2 | generation, {});

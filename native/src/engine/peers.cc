@@ -146,7 +146,7 @@ void Core::reap(Peer& peer) {
 // stopped is not dead and answers nothing. Silence is what we looked at: a process that was itself stopped, throttled or moved finds old
 // clocks and empty queues when it goes on, and must not take its own absence for the death of all its peers. Returns when to look again.
 uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
-  const bool owes = peer.ops_in_flight.load(std::memory_order_relaxed) != 0;
+  const bool owes = peer.ops_in_flight.load(std::memory_order_relaxed) != 0 || !peer.unconfirmed.empty();
   if ((peer.reports_loss && !owes) || peer.incarnation == incarnation || config.polling == PollingMode::kManual) {
     peer.looked_ns = 0;
     return ~0ull;

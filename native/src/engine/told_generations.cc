@@ -21,6 +21,18 @@ void Core::announce_generation(uint32_t imm, uint32_t generation) {
   }
 }
 
+// Imms are picked in a circle, so those that come next are known: peers hear of their generations long before, and nobody waits.
+void Core::announce_ahead() {
+  constexpr uint32_t kAhead = 1024, kAtOnce = 64;
+  const uint32_t next = counters.next_pick();
+  if (next_ahead == 0 || CounterTable::picks_between(next, next_ahead) > kAhead) next_ahead = next;
+  for (uint32_t i = 0; i < kAtOnce && CounterTable::picks_between(next, next_ahead) < kAhead; ++i) {
+    uint32_t generation = 0;
+    if (counters.prepare(next_ahead, &generation)) announce_generation(next_ahead, generation);
+    next_ahead = CounterTable::pick_after(next_ahead);
+  }
+}
+
 bool Core::generation_confirmed(uint32_t imm) const {
   for (const auto& peer : peers)
     if (peer->state == PeerState::kConnected && peer->unconfirmed.contains(imm)) return false;
