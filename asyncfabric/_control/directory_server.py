@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from math import inf
 
 import anyio
+from anyio.abc import TaskGroup
 
 from asyncfabric._control.directory import LEASE_NS, DirectoryTable, NodeChange
 from asyncfabric._control.directory_messages import (
@@ -43,30 +44,28 @@ log = logging.getLogger("asyncfabric.control")
 class Directory:
     """A directory that serves; made by `serve_directory`."""
 
-    def __init__(self, link: Link, lease_ns: int) -> None:
+    def __init__(self, link: Link, lease_ns: int, tasks: TaskGroup) -> None:
         """Not for users: use `serve_directory`."""
         self.table = DirectoryTable(lease_ns, now_ns=_now_ns())
         self.unreadable = 0
         self._link = link
+        self._tasks = tasks
         self._watchers: dict[Identity, _Watcher] = {}
         self._alarm = anyio.Event()
 
     async def _answer(self) -> None:
-        async with self._link.listen(TO_DIRECTORY) as arrivals, anyio.create_task_group() as tasks:
+        async with self._link.listen(TO_DIRECTORY) as arrivals:
             async for arrival in arrivals:
                 request = decode_request(arrival.body)
                 if request is None:
                     self.unreadable += 1
                     log.warning("directory: a request of %s cannot be read", arrival.sender)
                     continue
-                if arrival.sender not in self._watchers:
-                    watcher = self._watchers[arrival.sender] = _Watcher(self, arrival.sender)
-                    tasks.start_soon(watcher.tell)
                 self._take(arrival, request)
 
     def _take(self, arrival: Arrival, request: Request) -> None:
         sender, now_ns = arrival.sender, _now_ns()
-        watcher = self._watchers[sender]
+        watcher = self._watcher_of(sender)
         match request:
             case Register(role, address, labels):
                 self._publish(self.table.register(sender, role, address, labels, now_ns))
@@ -86,6 +85,12 @@ class Directory:
             case WatchFrom(epoch):
                 watcher.watch(epoch)
 
+    def _watcher_of(self, peer: Identity) -> _Watcher:
+        if peer not in self._watchers:
+            watcher = self._watchers[peer] = _Watcher(self, peer)
+            self._tasks.start_soon(watcher.tell)
+        return self._watchers[peer]
+
     def _publish(self, changes: Iterable[NodeChange]) -> None:
         if changes:
             self._alarm.set()
@@ -93,14 +98,26 @@ class Directory:
                 watcher.wake()
 
     async def _follow_sessions(self) -> None:
-        """A node whose session is lost is lost: its lease would only tell later."""
+        """A node whose session is lost is lost: its lease would only tell later.
+
+        It may be there again before this is heard, and have said everything once more, to a watcher that ends here.
+        """
         async with self._link.watch() as changes:
             async for change in changes:
-                if change.state == "lost":
-                    self._publish(self.table.lose(change.peer, change.reason))
-                    watcher = self._watchers.pop(change.peer, None)
-                    if watcher is not None:
-                        watcher.end()
+                if change.state != "lost":
+                    continue
+                was_in = self.table.find(change.peer) is not None
+                self._publish(self.table.lose(change.peer, change.reason))
+                watcher = self._watchers.pop(change.peer, None)
+                if watcher is None:
+                    continue
+                watcher.end()
+                if any(peer.identity == change.peer for peer in self._link.peers()):
+                    again = self._watcher_of(change.peer)
+                    if watcher.watches:
+                        again.watch(0)
+                    if was_in:
+                        again.say(Unregistered(f"its session was lost: {change.reason}", True))
 
     async def _end_leases(self) -> None:
         told = False
@@ -137,6 +154,10 @@ class _Watcher:
         self._epoch = epoch
         self._snapshot_due = epoch == 0 or self._directory.table.since(epoch) is None
         self.wake()
+
+    @property
+    def watches(self) -> bool:
+        return self._epoch is not None
 
     def wake(self) -> None:
         self._woken.set()
@@ -185,9 +206,9 @@ async def serve_directory(link: Link, *, lease_ns: int = LEASE_NS) -> AsyncItera
     """
     if not 10_000_000 <= lease_ns <= 3_600_000_000_000:
         raise ValueError(f"lease_ns must be in 10 ms .. 1 h, got {lease_ns}")
-    directory = Directory(link, lease_ns)
     try:
         async with anyio.create_task_group() as tasks:
+            directory = Directory(link, lease_ns, tasks)
             tasks.start_soon(directory._answer)
             tasks.start_soon(directory._follow_sessions)
             tasks.start_soon(directory._end_leases)

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from links_anew import begin_anew, say_at_once
 
 from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
-from asyncfabric._control.directory_messages import Snapshot
+from asyncfabric._control.directory_messages import (
+    FROM_DIRECTORY,
+    TO_DIRECTORY,
+    Changes,
+    News,
+    Register,
+    Registered,
+    Snapshot,
+    Unregistered,
+    WatchFrom,
+    decode_news,
+    encode,
+)
 
 pytestmark = pytest.mark.anyio
+PATIENCE_S = 10.0
+
+
+def named(news: News | None) -> str:
+    """Return the labels that news of nodes have, as text."""
+    match news:
+        case Snapshot(_, _, nodes):
+            labels = [node.labels for node in nodes]
+        case Changes(changes):
+            labels = [change.node.labels for change in changes]
+        case _:
+            labels = []
+    return json.dumps(labels)
 
 
 async def until(changes: Any, kind: str, name: str) -> Any:
@@ -54,6 +81,49 @@ async def test_a_lost_session_is_a_lost_node_long_before_its_lease_ends(config: 
             async with open_link("n", config=config) as n, DirectoryClient(n, d.address) as client:
                 await client.register("prefill", n.address)
             assert (await until(changes, "lost", "n")).reason == "left"
+
+
+async def test_who_came_back_before_the_directory_looked_is_told_on(config: LinkConfig) -> None:
+    """What it said in its new session went to a watcher that ended with the old one: it was told nothing any more."""
+    watch = encode(WatchFrom(0))
+    async with (
+        open_link("d", config=config) as d,
+        open_link("n", config=config) as n,
+        serve_directory(d),
+        DirectoryClient(d, d.address) as embedded,
+        n.listen(FROM_DIRECTORY) as told,
+    ):
+        await n.connect(d.address)
+        for number in range(16):  # whether it answers or looks for losses first is the event loop's choice
+            await n.send(d.identity, TO_DIRECTORY, watch)
+            await told.receive()
+            begin_anew(n, d)
+            say_at_once(n, d, TO_DIRECTORY, watch)
+            await embedded.register("directory", d.address, {"number": str(number)})
+            with anyio.fail_after(PATIENCE_S):
+                while f'"{number}"' not in named(decode_news((await told.receive()).body)):
+                    pass
+
+
+async def test_who_was_in_and_came_back_before_the_directory_looked_is_asked_to_register_again(
+    config: LinkConfig,
+) -> None:
+    async with (
+        open_link("d", config=config) as d,
+        open_link("n", config=config) as n,
+        serve_directory(d),
+        n.listen(FROM_DIRECTORY) as told,
+    ):
+        await n.connect(d.address)
+        request = encode(Register("prefill", n.address, {}))
+        await n.send(d.identity, TO_DIRECTORY, request)
+        assert isinstance(decode_news((await told.receive()).body), Registered)
+        begin_anew(n, d)
+        say_at_once(n, d, TO_DIRECTORY, request)
+        with anyio.fail_after(PATIENCE_S):
+            while not isinstance(news := decode_news((await told.receive()).body), Unregistered):
+                pass
+        assert news.again and "its session was lost" in news.reason
 
 
 async def test_a_node_waits_for_a_directory_that_starts_later(config: LinkConfig, tmp_path: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 import trio
+from links_anew import begin_anew
 
-from asyncfabric._control import Link, LinkConfig, open_link
-from asyncfabric._control.address import LinkAddress
-from asyncfabric._control.events import PathLost
+from asyncfabric._control import LinkConfig, open_link
 from asyncfabric.actors import Actor, ActorDied, Message, handles, open_node
 
 PATIENCE_S = 10.0
@@ -20,17 +18,6 @@ PATIENCE_S = 10.0
 @pytest.fixture
 def config(tmp_path: Path) -> LinkConfig:
     return LinkConfig(ipc_folder=str(tmp_path / "s"))
-
-
-def begin_anew(dialer: Link, listener: Link) -> None:
-    """Have the dialer lose its session and dial again; return when the listener has read both, and no task has run."""
-    here: Any = dialer._board
-    there: Any = listener._board
-    (session,) = there.table.sessions.values()
-    here.feed(PathLost(next(iter(here.table.sessions)), "it broke"))
-    here.dial(listener.address, LinkAddress.parse(listener.address))
-    while not there.table.sessions or session in there.table.sessions.values():
-        there.wire.drain()
 
 
 @pytest.mark.anyio
