@@ -37,6 +37,15 @@ CounterId open_one(Engine& engine, int64_t imm) {
   return counter;
 }
 
+// Says something to an engine that another thread steps; returns when it is there, and with it all that was said before.
+void say(Party& from, PeerId to, Party& at) {
+  const uint64_t before = at.engine->statistics().messages_received, deadline = now_ns() + 10'000'000'000;
+  OpId op = 0;
+  EXPECT_TRUE(from.engine->submit_send(from.cookie(), to, "x", 1, &op).ok());
+  while (at.engine->statistics().messages_received == before && now_ns() < deadline) std::this_thread::yield();
+  EXPECT_GT(at.engine->statistics().messages_received, before);
+}
+
 // More reopened counters than fit into one message, and no two of them next to each other.
 TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
   Pair pair(Pair::manual(plain()));
@@ -123,6 +132,8 @@ TEST(Meeting, ASilentPeerHoldsUpNoCounterThatIsPicked) {
   while (a.engine->counter_value(counter) == 0 && now_ns() < deadline) std::this_thread::yield();
   EXPECT_EQ(a.engine->counter_value(counter), 1u);
   EXPECT_EQ(a.engine->statistics().stale_arrivals, 0u);
+  say(a, peer, b);  // what was told ahead has come
+  say(b, back, a);  // and is confirmed
   answers.store(false);
   engine_of_b.join();
   const uint64_t begun = now_ns();
