@@ -12,6 +12,7 @@ _native (compiled; native/ below it moves the bytes) - errors, types, config (th
 """
 
 from asyncfabric._api.address import FabricAddress
+from asyncfabric._api.boxes import BoxTransfer
 from asyncfabric._api.counter import ImmCounter
 from asyncfabric._api.data_ops import ScatterTarget
 from asyncfabric._api.fabric import Fabric
@@ -57,6 +58,7 @@ __all__ = [
     "AccessMode",
     "ActorDied",
     "ActorError",
+    "BoxTransfer",
     "BrokenError",
     "BusyError",
     "ClosedError",

@@ -35,7 +35,12 @@ class TransferResult:
 
 @dataclass(frozen=True, slots=True)
 class RailInfo:
-    """One opened rail: what really carries the bytes, never a silent fallback."""
+    """One opened rail: what really carries the bytes, never a silent fallback.
+
+    Attributes:
+        can_read: `Fabric.read` works over it.
+        can_gather: `Fabric.write_boxes` works over it, when it is the only rail.
+    """
 
     provider: str
     device: str
@@ -45,6 +50,7 @@ class RailInfo:
     ordered: bool
     can_read: bool
     up: bool
+    can_gather: bool = False
 
 
 @dataclass(frozen=True, slots=True)

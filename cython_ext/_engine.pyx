@@ -30,6 +30,7 @@ from libcpp.string cimport string
 from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
 
+from batches_api cimport *
 from bench_api cimport *
 from converting_api cimport *
 from engine_api cimport *

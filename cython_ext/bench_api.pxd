@@ -6,7 +6,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cpp_bool
 from libcpp.string cimport string
 
-from engine_api cimport NativeEngine, PageBatch, Status
+from batches_api cimport PageBatch
+from engine_api cimport NativeEngine, Status
 
 
 cdef extern from "asyncfabric/bench.h" namespace "asyncfabric::bench" nogil:

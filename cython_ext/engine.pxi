@@ -68,6 +68,7 @@ cdef class Engine(_CompletionRoom):
                 "gbits_per_s": rail.gbits_per_s,
                 "ordered": bool(rail.ordered),
                 "can_read": bool(rail.can_read),
+                "can_gather": bool(rail.can_gather),
                 "up": bool(rail.up),
             }
             for rail in rails

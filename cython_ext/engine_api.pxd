@@ -10,6 +10,8 @@ from libcpp.pair cimport pair
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
+from batches_api cimport BoxBatch, PageBatch, ScatterTarget
+
 
 cdef extern from "<string_view>" namespace "std" nogil:
     cdef cppclass string_view:
@@ -79,6 +81,7 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         double gbits_per_s
         cpp_bool ordered
         cpp_bool can_read
+        cpp_bool can_gather
         cpp_bool up
 
     cdef enum class CompletionKind(uint32_t):
@@ -93,22 +96,6 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         uint64_t duration_ns
         uint64_t rails
         uint64_t peer
-
-    cdef cppclass ScatterTarget:
-        uint64_t key
-        uint64_t source_offset
-        uint64_t target_offset
-        uint64_t length
-
-    cdef cppclass PageBatch:
-        const int64_t* source_pages
-        const int64_t* target_pages
-        uint64_t count
-        uint64_t page_bytes
-        uint64_t source_stride
-        uint64_t target_stride
-        uint64_t source_offset
-        uint64_t target_offset
 
     cdef cppclass RegionInfo:
         void* base
@@ -210,6 +197,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
                             uint64_t) except +
         Status submit_read(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t*) except +
         Status submit_write_pages(uint64_t, uint64_t, uint64_t, const PageBatch&, int64_t, uint64_t*, uint64_t) except +
+        Status submit_write_boxes(uint64_t, uint64_t, uint64_t, const BoxBatch&, int64_t, uint64_t*) except +
         Status submit_scatter(uint64_t, uint64_t, const ScatterTarget*, size_t, int64_t, uint64_t*) except +
         Status submit_signal(uint64_t, const uint64_t*, size_t, int64_t, uint64_t*) except +
         Status submit_send(uint64_t, uint64_t, const void*, size_t, uint64_t*) except +

@@ -64,6 +64,31 @@ cdef class _DataRoom(_ControlRoom):
                           f"offsets {source_offset} and {target_offset}, imm {imm}")
         return op
 
+    def submit_write_boxes(self, uint64_t cookie, uint64_t region, const int64_t[:, ::1] boxes not None, uint64_t key,
+                           uint64_t[::1] sums not None, int64_t imm):
+        """Write boxes, a row each of source, target, run_bytes, then sizes and strides; their sums go into `sums`.
+
+        The rows are copied before this returns; `sums` has to stay until the op has ended.
+        """
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef BoxBatch batch
+        if boxes.shape[1] < 3 or boxes.shape[1] % 2 == 0 or sums.shape[0] != boxes.shape[0]:
+            raise ValueError(f"boxes of shape ({boxes.shape[0]}, {boxes.shape[1]}) and {sums.shape[0]} sums")
+        batch.count = <uint64_t> boxes.shape[0]
+        batch.dimensions = <uint64_t> (boxes.shape[1] - 3) // 2
+        batch.rows = &boxes[0, 0] if batch.count else NULL
+        batch.sums = &sums[0] if batch.count else NULL
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_write_boxes(cookie, region, key, batch, imm, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"{batch.count} boxes of up to {batch.dimensions} dimensions of runs, imm {imm}")
+        return op
+
     def submit_scatter(self, uint64_t cookie, uint64_t region, targets, int64_t imm):
         """Write to many targets: a sequence of (key, source offset, target offset, length)."""
         cdef Status status

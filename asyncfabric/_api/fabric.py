@@ -10,11 +10,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, SupportsIndex, get_args
 
 from asyncfabric._api.address import FabricAddress
+from asyncfabric._api.boxes import BoxOps
 from asyncfabric._api.checks import MAX_BYTES, checked_access, checked_imm, checked_index
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.counter import ImmCounter
-from asyncfabric._api.data_ops import DataOps
 from asyncfabric._api.messages import MessageStream
 from asyncfabric._api.peer import Peer, WarmReport, peer_statistics
 from asyncfabric._api.peers_known import PeersKnown
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
 
 
-class Fabric(DataOps):
+class Fabric(BoxOps):
     """An open fabric, made by `async with open_fabric() as fabric`.
 
     Used from the task tree and the thread that opened it; ImmCounter.spin and WatchWord.store are for other threads.

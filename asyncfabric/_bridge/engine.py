@@ -170,6 +170,15 @@ class Engine(Protocol):
         imm: int,
         after: int = 0,
     ) -> int: ...
+    def submit_write_boxes(
+        self,
+        cookie: int,
+        region: int,
+        boxes: Any,  # C-contiguous int64 buffer of two dimensions
+        key: int,
+        sums: Any,  # writable uint64 buffer, one number a box; the caller keeps it until the op has ended
+        imm: int,
+    ) -> int: ...
     def mark_stream(self, stream: int, device: int) -> int: ...
     def mark_word(self, watch: int, value: int) -> int: ...
     def submit_scatter(

@@ -31,7 +31,9 @@ _REMEDIES: dict[int, str] = {
     StatusCode.TRANSPORT: "see fabric.rails and fabric.statistics(); later transfers to this peer may work again",
     StatusCode.AMBIGUOUS: "it was not retried, so that nothing is counted twice; ask the peer what arrived",
     StatusCode.DRAIN_TIMEOUT: "the memory stays pinned for good because a device may still touch it; use other memory",
-    StatusCode.UNSUPPORTED: "look at can_read of fabric.rails; let the owner of the memory write instead",
+    StatusCode.UNSUPPORTED: (
+        "see can_read and can_gather of fabric.rails: let the owner of the memory write, or write pages"
+    ),
     StatusCode.PEER_DEAD: "check that process and its log; connect to its new address when it was restarted",
     StatusCode.PEER_UNREACHABLE: (
         "check that the process runs, that its address is fresh, and that both sides opened a common rail"

@@ -19,6 +19,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         receive_s_per_gb: of a receiver's engine, for a byte that arrives; 0 where writes need nobody there.
         checksum_s_per_gb: for a byte that is hashed, once at the sender and once at each receiver.
         gather_s_per_gb: for a byte that lies in short runs and is put in order before it is hashed and written.
+        box_s_per_gb: of a sender's engine, for a byte that it puts in order and hashes while it writes it.
         cast_s_per_gb, fp8_s_per_gb: for a byte written that was cast, or quantised in blocks.
         unit_ms: of a trainer's event loop, for each unit of boxes.
         message_ms, told_ms: of the sender's and of the receiver's event loop, for a word about what was written.
@@ -36,6 +37,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     receive_s_per_gb: float
     checksum_s_per_gb: float
     gather_s_per_gb: float
+    box_s_per_gb: float
     cast_s_per_gb: float
     fp8_s_per_gb: float
     unit_ms: float
@@ -66,7 +68,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         """
         return msgspec.structs.replace(
             self, write_us=self.write_us if op_us is None else min(self.write_us, op_us), write_s_per_gb=0.0,
-            receive_s_per_gb=0.0, checksum_s_per_gb=0.0, gather_s_per_gb=0.0, cast_s_per_gb=0.0, fp8_s_per_gb=0.0,
+            receive_s_per_gb=0.0, checksum_s_per_gb=0.0, gather_s_per_gb=0.0, box_s_per_gb=0.0,
+            cast_s_per_gb=0.0, fp8_s_per_gb=0.0,
         )  # fmt: skip
 
 

@@ -36,10 +36,12 @@ class SentRuns:
     Attributes:
         run_bytes: (pieces,): of one write.
         gathered: (pieces,): whether what is not converted is put in order before it is hashed and written.
+        boxed: (pieces,): whether the engine puts it in order and hashes it while it writes it, instead.
     """
 
     run_bytes: Ints
     gathered: NDArray[np.bool_]
+    boxed: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,8 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None, *, share
     receivers = len(work.fed)
     counts = {thread: np.zeros((_ranks(thread, plan, receivers), len(COSTS))) for thread in THREADS}
     runs = plan.pieces.run_bytes if sent is None else sent.run_bytes
-    gathered = np.zeros(len(runs), bool) if sent is None else sent.gathered
+    none = np.zeros(len(runs), bool)
+    gathered, boxed = (none, none) if sent is None else (sent.gathered, sent.boxed)
     weights = plan.pieces.run_bytes * plan.pieces.runs
     writes = weights // np.maximum(runs, 1) + plan.pieces.scale_runs
     form = np.zeros(len(plan.pieces), np.int64)
@@ -84,17 +87,21 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None, *, share
     def put(thread: Thread, name: str, unit: float, values: Floats | Ints | float) -> None:
         counts[thread][:, COSTS.index(name)] += np.asarray(values) * unit
 
-    per_trainer = {name: np.zeros(plan.trainers) for name in ("written", "writes", "hashed", "gathered", "cast", "fp8")}
+    names = ("written", "boxed", "writes", "hashed", "gathered", "cast", "fp8")
+    per_trainer = {name: np.zeros(plan.trainers) for name in names}
     for rank, batch in enumerate(all_sent(plan)):
         once = batch.piece[np.flatnonzero(np.diff(batch.box, prepend=-1))]  # a box is converted and hashed once
         size = plan.piece_bytes[once]
-        per_trainer["written"][rank] = plan.piece_bytes[batch.piece].sum()
+        sizes, by_engine = plan.piece_bytes[batch.piece], boxed[batch.piece]
+        per_trainer["written"][rank] = sizes[~by_engine].sum()
+        per_trainer["boxed"][rank] = sizes[by_engine].sum()
         per_trainer["writes"][rank] = writes[batch.piece].sum()
-        per_trainer["hashed"][rank] = size.sum()
+        per_trainer["hashed"][rank] = size[~boxed[once]].sum()
         per_trainer["gathered"][rank] = size[(form[once] == 0) & gathered[once]].sum()
         per_trainer["cast"][rank] = size[form[once] == 1].sum()
         per_trainer["fp8"][rank] = size[form[once] == 2].sum()
     put("trainer engine", "write_s_per_gb", GB, per_trainer["written"])
+    put("trainer engine", "box_s_per_gb", GB, per_trainer["boxed"])
     put("trainer engine", "write_us", US, per_trainer["writes"])
     put("trainer work", "checksum_s_per_gb", GB, per_trainer["hashed"])
     put("trainer work", "gather_s_per_gb", GB, per_trainer["gathered"])

@@ -36,7 +36,7 @@ class ControlCalls(EngineCore):
     def rails(self) -> list[dict[str, Any]]:
         """Return one row per rail of the configuration; `fake+` in the provider says what they are."""
         facts = {"library": "", "version": "", "gbits_per_s": 0.0, "ordered": self.network.ordered}
-        facts |= {"can_read": self.network.can_read, "up": not self._gone}
+        facts |= {"can_read": self.network.can_read, "can_gather": False, "up": not self._gone}
         return [
             {"provider": f"fake+{spec.provider}", "device": spec.device, **facts} for spec in self.config.rail_specs()
         ]

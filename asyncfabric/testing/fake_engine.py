@@ -76,6 +76,10 @@ class FakeEngine(ControlCalls):
             fake_plan.check_imm(imm)
             return self.ops.submit(cookie, fake_plan.plan_pages(self, source, target, pages, imm), (), (source,))
 
+    def submit_write_boxes(self, cookie: int, region: int, boxes: Any, key: int, sums: Any, imm: int) -> int:
+        """Refuse: a fake gathers nothing."""
+        raise refusal(StatusCode.UNSUPPORTED, f"{len(boxes)} boxes")
+
     def submit_scatter(self, cookie: int, region: int, targets: Sequence[tuple[int, int, int, int]], imm: int) -> int:
         """Write one range to each target; counts 1 at each."""
         with self.network.lock:

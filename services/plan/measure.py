@@ -133,9 +133,15 @@ def measure(text: str, options: Options) -> Run:
     free = max(0.1, cores - max(0.0, others) / between)
     means = {name: fmean(each[name] for each in spent) for name in spent[0]}
     return Run(
-        text, plan, sent_runs(plan), shape.unit_bytes * ITEMS[shape.form], free, fmean(seconds), means,
+        text, plan, sent_runs(plan, rail_gathers(options)), shape.unit_bytes * ITEMS[shape.form], free,
+        fmean(seconds), means,
         THREADS if shape.together == 1 else CROWD_THREADS,
     )  # fmt: skip
+
+
+def rail_gathers(options: Options) -> bool:
+    """Return whether trainers leave what needs no conversion to their rail."""
+    return options.provider == "local" and HostDevice().fills == 1
 
 
 def threads(scene: WeightsScene) -> dict[Thread, float]:

@@ -6,13 +6,17 @@ import numpy as np
 
 from asyncfabric.sim.labour import SentRuns
 from asyncfabric.weights import Plan
+from asyncfabric.weights.update.gathering import is_gathered
 from asyncfabric.weights.update.rows import PieceShape, in_shard, is_direct, written_run_bytes
 
 
-def sent_runs(plan: Plan) -> SentRuns:
-    """Return the bytes of one write of each piece, by the rule of both ends, and what is put in order for it."""
+def sent_runs(plan: Plan, gathers: bool = False) -> SentRuns:
+    """Return the bytes of one write of each piece, by the rule of both ends, and what is put in order for it.
+
+    With `gathers` the rail does that, as for `Program`.
+    """
     written = plan.pieces.run_bytes.copy()
-    gathered = np.zeros(len(written), bool)
+    gathered, boxed = np.zeros(len(written), bool), np.zeros(len(written), bool)
     for kind in plan.kinds:
         if kind.block or kind.dtype != kind.to:
             continue
@@ -21,5 +25,6 @@ def sent_runs(plan: Plan) -> SentRuns:
             rank = plan.groups[int(plan.piece_group[piece])][0]
             lies = in_shard(plan, kind, rank, piece, shape.order)
             written[piece] = written_run_bytes(lies, shape.run_bytes)
-            gathered[piece] = not is_direct(lies, int(written[piece]))
-    return SentRuns(written, gathered)
+            boxed[piece] = gathers and lies is not None and is_gathered(lies, int(written[piece]))
+            gathered[piece] = not boxed[piece] and not is_direct(lies, int(written[piece]))
+    return SentRuns(written, gathered, boxed)

@@ -1,6 +1,6 @@
 """The floors of native/: what each folder may include, who may name providers, and that nothing there knows Python.
 
-base -> nothing; provider -> base; providers -> provider, base; engine -> provider, base; rows -> base;
+base -> nothing; provider -> base; providers -> provider, base; engine -> provider, rows, base; rows -> base;
 bench stands beside them and measures. Every floor may use include/asyncfabric. Needs no build; the symbol test reads
 the library when it was built.
 """
@@ -19,7 +19,7 @@ SOURCE = ROOT / "native" / "src"
 FLOORS = {
     "base": {"base"},
     "provider": {"provider", "base"},
-    "engine": {"engine", "provider", "base", "topology"},
+    "engine": {"engine", "provider", "rows", "base", "topology"},
     "topology": {"topology", "base"},
     "rows": {"rows", "base"},
     "providers": {"provider", "base"},  # and the provider's own folder

@@ -13,12 +13,14 @@ from asyncfabric_services.plan.runs import sent_runs
 MATRIX = 256 * 256
 
 
-def counted(name: str, thread: Thread, replicas: int = 1, form: str = "copy", unit_bytes: int = 1 << 30) -> float:
+def counted(
+    name: str, thread: Thread, replicas: int = 1, form: str = "copy", unit_bytes: int = 1 << 30, gathers: bool = False
+) -> float:
     """Return how often 2 trainers to 2 receivers do something for 2 matrices: one cut in rows, one in columns."""
     plan = plan_of(2, 2, replicas, 2, 256, form)
     work = workload_of(plan, Assumptions(unit_bytes=unit_bytes, watermark_bytes=1 << 40))
     one = {cost: float(cost == name) for cost in COSTS}
-    return float(labour_of(plan, work, sent_runs(plan)).seconds(thread, HostCosts(**one)).sum())
+    return float(labour_of(plan, work, sent_runs(plan, gathers)).seconds(thread, HostCosts(**one)).sum())
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -29,6 +31,16 @@ def test_what_is_done_once_and_what_for_every_replica(replicas: int) -> None:
     assert counted("write_s_per_gb", "trainer engine", replicas) == pytest.approx(both * replicas / 1e9)
     assert counted("checksum_s_per_gb", "receiver work", replicas) == pytest.approx(both * replicas / 1e9)
     assert counted("receive_s_per_gb", "receiver engine", replicas) == pytest.approx(both * replicas / 1e9)
+
+
+def test_what_the_rail_gathers_is_neither_hashed_nor_put_in_order_by_trainers() -> None:
+    both = 2 * MATRIX * 2
+    assert counted("box_s_per_gb", "trainer engine", 2, gathers=True) == pytest.approx(2 * both / 1e9)
+    assert counted("write_s_per_gb", "trainer engine", gathers=True) == 0
+    assert counted("checksum_s_per_gb", "trainer work", gathers=True) == 0
+    assert counted("gather_s_per_gb", "trainer work", gathers=True) == 0
+    assert counted("box_s_per_gb", "trainer engine", form="cast", gathers=True) == 0
+    assert counted("write_us", "trainer engine", gathers=True) == counted("write_us", "trainer engine")
 
 
 def test_writes_are_those_that_senders_make() -> None:

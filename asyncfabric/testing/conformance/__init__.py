@@ -16,6 +16,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from asyncfabric.testing.conformance import (
+    boxes,
     cancellation,
     counts,
     integrity,
@@ -36,7 +37,7 @@ def _checks_of(room: ModuleType) -> list[Check]:
 
 SUITE: list[Check] = [
     check
-    for room in (integrity, counts, pages, scattering, queues, cancellation, keys, messages, reading, observing)
+    for room in (integrity, counts, pages, boxes, scattering, queues, cancellation, keys, messages, reading, observing)
     for check in _checks_of(room)
 ]
 """All checks, cheap ones first."""

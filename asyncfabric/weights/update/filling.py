@@ -19,6 +19,7 @@ from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.formats import BLOCK
 from asyncfabric.weights.update.device import Device, Memory, PlacedBox, Stretch, Summing, Sums, stretch
 from asyncfabric.weights.update.exchange import Floats
+from asyncfabric.weights.update.gathering import Gathered
 from asyncfabric.weights.update.host_device import HostSums
 from asyncfabric.weights.update.program import Box, Unit
 from asyncfabric.weights.update.shards import Shards
@@ -86,6 +87,10 @@ class Filler:
         """Return whether filling it is but a few words to the device, which nobody needs a thread for."""
         return self.device.queues and all(self._shards.place(box.parameter) is not None for box in unit.boxes)
 
+    def idle(self, unit: Unit) -> bool:
+        """Return whether there is nothing to fill and to hash: the rail does both."""
+        return self._kind == "xxh3" and all(box.gathered for box in unit.boxes)
+
     def fill(self, unit: Unit, at: int, maxima: list[tuple[Floats, Ints] | None]) -> Filled:
         """Convert and stage a unit at `at`, and hash it."""
         if (ready := self._ready(unit, at)) is not None:
@@ -97,7 +102,7 @@ class Filler:
             told: list[PlacedBox] = []
             for box, found in zip(unit.boxes, maxima, strict=True):
                 begin, at = at, at + box.staged_bytes
-                if self._ordered(box, begin, sums):
+                if self._left(box, sums) or self._ordered(box, begin, sums):
                     marks += [device.mark()] * 2
                     continue
                 parts = self._parts(box, begin, found, told)
@@ -126,6 +131,10 @@ class Filler:
         """Return how long a unit was converted and hashed, once it is."""
         steps = [self.device.seconds(*pair) for pair in pairwise(filled.marks)]
         return sum(steps[::2]), sum(steps[1::2])
+
+    def _left(self, box: Box, sums: Sums) -> bool:
+        """Leave the checksum of a box to the rail that gathers it, if it is of the rail's kind."""
+        return box.gathered and isinstance(sums, HostSums) and sums.leave()
 
     def _ordered(self, box: Box, at: int, sums: Sums) -> bool:
         """Put a box in order and hash it in one pass, if it is one for that."""
@@ -207,6 +216,8 @@ class Filler:
             entry[2].append(targets)
 
         for box in unit.boxes:
+            if box.gathered:
+                continue
             scales_at = at + box.scales_staged_at
             region, base = (None, at) if box.direct is None else box.source(self._shards)
             for row in box.rows:
@@ -228,6 +239,10 @@ class Filler:
             Run(region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
             for (_, receiver, run_bytes), (region, sources, targets) in found.items()
         ]
+
+    def gathered(self, unit: Unit) -> list[Gathered]:
+        """Return what the rail gathers of a unit."""
+        return unit.gathered(self._shards)
 
     @property
     def _staged(self) -> Region:

@@ -14,7 +14,7 @@ from time import monotonic
 
 import anyio
 
-from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric import BoxTransfer, BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.boxes import Ints
@@ -22,6 +22,8 @@ from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.exchange import Exchange, Floats
 from asyncfabric.weights.update.filling import Filled, Filler
+from asyncfabric.weights.update.gathering import Gathered
+from asyncfabric.weights.update.host_device import HostSums
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.program import Program, Unit
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
@@ -75,10 +77,18 @@ class _Posted:
     at: int
     filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
+    left: dict[Transfer, tuple[int, ...]] = field(default_factory=dict)  # numbers of boxes whose sums a transfer brings
     after: dict[str, int] | None = (
         None  # by receiver: what it has counted once all of it is there; None: not all posted
     )
     told: bool = False
+
+    def take_sums(self, transfer: Transfer) -> None:
+        """Take what a transfer that has ended well found out about boxes."""
+        numbers = self.left.get(transfer)
+        if numbers is not None:
+            assert isinstance(transfer, BoxTransfer) and isinstance(self.filled.sums, HostSums)
+            self.filled.sums.take(numbers, transfer.checksums)
 
 
 class Sending:
@@ -179,7 +189,7 @@ class Sending:
                         for box in unit.boxes
                     ]
                     self.stages.maxima_wait_s += monotonic() - begin
-                    if self._filler.quick(unit):
+                    if self._filler.quick(unit) or self._filler.idle(unit):
                         one = _Ready(unit, at, self._filler.fill(unit, at, maxima))
                         await ready.put(one)
                         if self._opened.is_set():
@@ -199,6 +209,8 @@ class Sending:
             self._in_flight.append(one)
             for run in self._filler.runs(unit, at):
                 await self._post(one, *run)
+            for batch in self._filler.gathered(unit):
+                await self._post_gathered(one, batch)
             one.after = dict(self._counted)
             self._unposted -= 1
             prepared.posted.set()
@@ -215,23 +227,40 @@ class Sending:
         step = MOST_PAGES if run_bytes < LONG_RUN_BYTES else 1
         for low in range(0, len(sources), step):
             pages, to = sources[low : low + step], targets[low : low + step]
-            while self._pages >= PAGES_IN_FLIGHT:
-                await self._page_room.wait()
-            while (gate := self._gates.get(receiver)) is not None:
-                try:
-                    transfer = write_runs(self._fabric, region, pages, gate, to, run_bytes, one.filled.after)
-                except BusyError:
-                    await self._fabric.wait_writable()
-                    continue
-                except FabricError as error:
-                    await self._give_up(receiver, error)
-                    break
-                one.transfers.append((receiver, transfer, len(pages)))
-                self._pages += len(pages)
-                self._counted[receiver] += len(pages)
-                self.stages.writes += len(pages)
-                self.stages.bytes += transfer.total_bytes
+
+            def write(gate: Gate, pages: Ints = pages, to: Ints = to) -> Transfer:
+                return write_runs(self._fabric, region, pages, gate, to, run_bytes, one.filled.after)
+
+            await self._submit(one, receiver, len(pages), write)
+
+    async def _post_gathered(self, one: _Posted, batch: Gathered) -> None:
+        def write(gate: Gate) -> Transfer:
+            transfer = self._fabric.write_boxes(batch.region, batch.boxes, gate.key, gate.imm)
+            if self.kind == "xxh3":
+                one.left[transfer] = batch.numbers
+            return transfer
+
+        await self._submit(one, batch.receiver, len(batch.boxes), write)
+
+    async def _submit(self, one: _Posted, receiver: str, pages: int, write: Callable[[Gate], Transfer]) -> None:
+        """Post one call to a receiver that is still written to, when there is room; it counts `pages` arrivals."""
+        while self._pages >= PAGES_IN_FLIGHT:
+            await self._page_room.wait()
+        while (gate := self._gates.get(receiver)) is not None:
+            try:
+                transfer = write(gate)
+            except BusyError:
+                await self._fabric.wait_writable()
+                continue
+            except FabricError as error:
+                await self._give_up(receiver, error)
                 break
+            one.transfers.append((receiver, transfer, pages))
+            self._pages += pages
+            self._counted[receiver] += pages
+            self.stages.writes += pages
+            self.stages.bytes += transfer.total_bytes
+            break
 
     # ---- retire
 
@@ -241,8 +270,10 @@ class Sending:
             for receiver, transfer, pages in one.transfers:
                 try:
                     await transfer
-                except FabricError as error:
+                except FabricError as error:  # if nobody gets a box, nobody is told its checksum
                     await self._give_up(receiver, error)
+                else:
+                    one.take_sums(transfer)
                 self._pages -= pages
                 self._page_room.tell()
             self._tell(one)

@@ -23,12 +23,15 @@ from asyncfabric.weights.update.shards import Shards
 class Preparation:
     """Of one trainer."""
 
-    def __init__(self, fabric: Fabric, plan: Plan, rank: int, shards: Shards, scratch_bytes: int) -> None:
-        """Begin with a plan, whose replicas do not matter."""
+    def __init__(
+        self, fabric: Fabric, plan: Plan, rank: int, shards: Shards, scratch_bytes: int, gathers: bool = False
+    ) -> None:
+        """Begin with a plan, whose replicas do not matter; `gathers` as for Program."""
         self._fabric = fabric
         self._rank = rank
         self._shards = shards
         self._scratch_bytes = scratch_bytes
+        self._gathers = gathers
         self._plans = RosterPlans(plan)
         self._ranks = {trainer_name(one): one for one in range(plan.trainers)}
         self._plan: Plan | None = None
@@ -55,7 +58,7 @@ class Preparation:
         if plan is None:
             raise RemoteProtocolError("the coordinator says Write before it says who takes part")
         if self._made is None or self._made[0] is not plan:
-            program = Program(plan, self._rank, self._shards)
+            program = Program(plan, self._rank, self._shards, self._gathers)
             sent = [(box.parameter_number, box.kind_number) for box in program.boxes if box.measured]
             exchange = Exchange(plan, self._rank, self._shards, sent)
             kept = self._made[3] if self._made is not None else None

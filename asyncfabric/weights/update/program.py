@@ -18,6 +18,7 @@ from asyncfabric import Region
 from asyncfabric.weights.batch import Batch, sent_by
 from asyncfabric.weights.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan import Kind, Plan
+from asyncfabric.weights.update.gathering import Gathered, gathered, is_gathered
 from asyncfabric.weights.update.layout import layout_of
 from asyncfabric.weights.update.messenger import receiver_name
 from asyncfabric.weights.update.ordering import orders
@@ -54,6 +55,7 @@ class Box:
         parameter, kind_number, kind: what and how.
         start: in the parameter; origin: where the shard begins in it; size: in elements.
         shard_shape: of the shard; direct: how the box lies in it, when it is written from there.
+        gathered: the rail puts it in order while it writes it from there.
         rows: at least one.
         local_start: where it begins in the shard.
         sizes, axes: of the elements as they lie at the receivers, and which of those each dimension of the box is.
@@ -74,6 +76,7 @@ class Box:
     size: tuple[int, ...]
     shard_shape: tuple[int, ...]
     direct: Strided | None
+    gathered: bool
     rows: list[SentRow]
     local_start: tuple[int, ...] = field(init=False)
     sizes: list[int] = field(init=False)
@@ -131,12 +134,19 @@ class Box:
 class Unit:
     """Boxes that go through the pipeline together."""
 
-    __slots__ = ("boxes", "ready", "staged_bytes")
+    __slots__ = ("_gathered", "boxes", "ready", "staged_bytes")
 
     def __init__(self, boxes: list[Box]) -> None:
         self.boxes: list[Box] = boxes
         self.staged_bytes: int = sum(box.staged_bytes for box in boxes)
         self.ready: dict[Any, Any] = {}  # what a filler made of it once, by where it is staged
+        self._gathered: list[Gathered] | None = None
+
+    def gathered(self, shards: Shards) -> list[Gathered]:
+        """Return what the rail gathers of it."""
+        if self._gathered is None:
+            self._gathered = gathered(self.boxes, shards)
+        return self._gathered
 
 
 class Program:
@@ -150,10 +160,10 @@ class Program:
         largest_box: the most bytes that a box has, stored or written, that the device does not lay at once.
     """
 
-    def __init__(self, plan: Plan, rank: int, shards: Shards) -> None:
-        """Work it out for a plan with its replicas."""
+    def __init__(self, plan: Plan, rank: int, shards: Shards, gathers: bool = False) -> None:
+        """Work it out for a plan with its replicas; `gathers` says that the rail does."""
         batch = sent_by(plan, rank)
-        self.boxes: list[Box] = list(_boxes(plan, batch, shards))
+        self.boxes: list[Box] = list(_boxes(plan, batch, shards, gathers))
         self.receivers: tuple[str, ...] = tuple(sorted({row.receiver for box in self.boxes for row in box.rows}))
         self.bytes_to: dict[str, int] = dict.fromkeys(self.receivers, 0)
         for box in self.boxes:
@@ -196,7 +206,7 @@ class Program:
             yield Unit(boxes)
 
 
-def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
+def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[Box]:
     shapes: dict[int, PieceShape] = {}
     names = {
         (number, receiver): receiver_name(one.name, receiver)
@@ -225,12 +235,15 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards) -> Iterator[Box]:
             sent.append(SentRow(row, names[replica, receiver], shape, run_bytes, weights_at, scales_at))
         index, kind, parameter, piece = first
         name = plan.parameters[parameter]
+        if shards.place(name) is None:
+            lies = None
+        gather = gathers and lies is not None and all(is_gathered(lies, one.run_bytes) for one in sent)
         box = Box(
             name, parameter, kind, plan.kinds[kind], pieces.start[piece],
             pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
-            lies if direct and shards.place(name) is not None else None, sent,
+            lies if direct or gather else None, gather, sent,
         )  # fmt: skip
-        if lies is not None and box.direct is None and shards.place(name) is not None and orders(lies):
+        if lies is not None and box.direct is None and orders(lies):
             box.lies = lies
         box.tell(shards, plan.sources[box.kind.source].shape)
         yield box

@@ -30,6 +30,7 @@ from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.coded_sending import CodedSending
 from asyncfabric.weights.update.device import HOST
 from asyncfabric.weights.update.exchange import Exchange
+from asyncfabric.weights.update.gathering import gathers
 from asyncfabric.weights.update.messages import (
     Gone,
     Maxima,
@@ -354,7 +355,9 @@ async def open_publisher(
                 f"codings work in host memory only, and the shards of rank {rank} are on {held.device.name}"
             )
         sender = SenderCodings(fabric, held, trainer_name(rank), wanted, coding) if wanted else None
-        preparation = Preparation(fabric, plan, rank, held, scratch_bytes)
+        # What is coded is read by the trainer anyway, so nothing would be left of it to gather.
+        gather = not wanted and gathers(fabric, held.device)
+        preparation = Preparation(fabric, plan, rank, held, scratch_bytes, gather)
         publisher = WeightPublisher(fabric, messenger, rank, held, preparation, sender)
         try:
             async with beside() as tasks:

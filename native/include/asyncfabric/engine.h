@@ -61,6 +61,9 @@ class Engine {
                              uint64_t target_offset, OpId* op) = 0;
   virtual Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
                                     OpId* op, MarkId after = 0) = 0;
+  // kUnsupported: a rail of this engine cannot gather.
+  virtual Status submit_write_boxes(uint64_t cookie, RegionId region, KeyId key, const BoxBatch& boxes, int64_t imm,
+                                    OpId* op) = 0;
   virtual Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count,
                                 int64_t imm, OpId* op) = 0;
   virtual Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) = 0;

@@ -65,6 +65,7 @@ struct RailInfo {
   double gbits_per_s = 0;  // 0: unknown
   bool ordered = false;
   bool can_read = false;
+  bool can_gather = false;  // boxes can be written, see BoxBatch
   bool up = true;
 };
 
@@ -107,6 +108,18 @@ struct PageBatch {
   uint64_t source_offset = 0;
   uint64_t target_offset = 0;
 };
+
+// Boxes of one region, each gathered in order into one contiguous place behind a key. A box is runs of equal length. Its row: the byte
+// of the region where the first run begins, the byte behind the key where it goes, the bytes of a run (a multiple of kBoxRunBytes), then
+// how many steps there are from run to run in each dimension, outermost first, then their strides in bytes; 1 and 0 fill up.
+struct BoxBatch {
+  const int64_t* rows = nullptr;  // of 3 + 2 * dimensions numbers
+  uint64_t count = 0;
+  uint64_t dimensions = 0;
+  uint64_t* sums = nullptr;  // gets the XXH3 of each box as it was written; has to stay until the op has ended
+};
+constexpr uint64_t kBoxRunBytes = 64;
+constexpr uint64_t kLeastBoxBytes = 256;
 
 struct RegionInfo {
   void* base = nullptr;

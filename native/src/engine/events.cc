@@ -143,6 +143,7 @@ void Core::retire(Op& op) {
   op.targets.clear();
   op.legs.clear();
   op.pages.clear();
+  op.boxes.clear();
   op.payload.clear();
   op.live = op.parked = op.cancelled = op.cut = op.revoked = op.zombie = false;
   op.legs_left = 0;

@@ -45,6 +45,8 @@ class NativeEngine final : public Engine {
                      uint64_t target_offset, OpId* op) override;
   Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm, OpId* op,
                             MarkId after) override;
+  Status submit_write_boxes(uint64_t cookie, RegionId region, KeyId key, const BoxBatch& boxes, int64_t imm,
+                            OpId* op) override;
   Status mark_stream(void* stream, int32_t device, MarkId* out) override;
   Status mark_word(WatchId watch, uint64_t value, MarkId* out) override;
   Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,

@@ -9,6 +9,7 @@
 
 #include "asyncfabric/types.h"
 #include "base/mailbox.h"
+#include "engine/box_list.h"
 #include "engine/page_list.h"
 #include "engine/region.h"
 
@@ -21,6 +22,7 @@ enum class OpKind : uint8_t {
   kWrite,
   kRead,
   kPages,
+  kBoxes,
   kScatter,
   kSignal,
   kSend,
@@ -34,11 +36,12 @@ struct Leg {
   Op* op = nullptr;
   uint32_t target = 0;
   uint32_t lane = 0;
-  uint64_t begin = 0;      // in bytes of the target's range, or in pages
-  uint64_t cursor = 0;     // next one to post
-  uint64_t page_done = 0;  // bytes of the page at the cursor that were posted: of one that is longer than a request
+  uint64_t begin = 0;   // in bytes of the target's range, in pages, or in boxes
+  uint64_t cursor = 0;  // next one to post
+  uint64_t page_done =
+      0;  // bytes of the page or box at the cursor that were posted: of one that is longer than a request
   uint64_t end = 0;
-  uint32_t uncounted = 0;    // pages that were made into requests since the last immediate of this leg
+  uint32_t uncounted = 0;    // pages or boxes that were made into requests since the last immediate of this leg
   uint32_t outstanding = 0;  // signalled work requests that are posted
   bool queued = false;
   bool ended = false;
@@ -84,6 +87,7 @@ struct Op : MailLink {
   std::vector<Target> targets;
   PageList pages;
   uint64_t page_bytes = 0;
+  BoxList boxes;
   std::unique_ptr<StreamMark> mark;  // a point in a stream of the user that must be passed before the first byte leaves
   std::vector<uint8_t> payload;
   std::vector<Leg> legs;
@@ -103,6 +107,8 @@ struct Op : MailLink {
   std::atomic<uint64_t> outstanding{0};
   std::atomic<uint64_t> peer_seen{0};
 
+  // Counts one for each of its pages or boxes, many with one immediate where the rail is ordered.
+  bool is_list() const { return kind == OpKind::kPages || kind == OpKind::kBoxes; }
   OpId id() const { return uint64_t{generation.load(std::memory_order_relaxed)} << 32 | (slot + 1); }
 };
 

@@ -88,6 +88,16 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
       if (leg.page_done == 0) leg.cursor += run;
       last = leg.cursor == leg.end;
       if (op.imm != kNoImm && !can.ordered) made.worth = 1;
+    } else if (op.kind == OpKind::kBoxes) {
+      // The engine has one rail, which gathers, so one leg: boxes are copied in their order, long ones in parts.
+      request.gather = &op.boxes;
+      request.gathered = op.boxes.before(leg.cursor) + leg.page_done;
+      request.address = region.base;
+      request.length = std::min(op.boxes.bytes(leg.cursor) - leg.page_done, can.max_request_bytes);
+      request.remote_offset = key.offset + op.boxes.target(leg.cursor) + leg.page_done;
+      leg.page_done = (leg.page_done + request.length) % op.boxes.bytes(leg.cursor);
+      if (leg.page_done == 0) ++leg.cursor;
+      last = leg.cursor == leg.end;
     } else {
       request.length = std::min(leg.end - leg.cursor, can.max_request_bytes);
       request.address = region.base + target.source_offset + leg.cursor;
@@ -123,7 +133,7 @@ size_t Core::post(uint32_t rail_index) {
       Op& op = *leg->op;
       Peer& peer = *op.targets[leg->target].peer;
       const uint32_t generation = op.imm != kNoImm ? peer.counter_generations.of(static_cast<uint32_t>(op.imm)) : 0;
-      const bool batched = op.kind == OpKind::kPages && op.imm != kNoImm && rail.capabilities.ordered;
+      const bool batched = op.is_list() && op.imm != kNoImm && rail.capabilities.ordered;
       while (leg->cursor != leg->end && count < kBatch && bytes < rail.capabilities.step_bytes) {
         WorkRequest& request = requests[count];
         make_request(op, *leg, rail, peer.lanes[leg->lane], rail_index, generation, request, made[count]);
@@ -149,9 +159,9 @@ size_t Core::post(uint32_t rail_index) {
   for (size_t i = count; i > result.accepted; --i) {
     // Not taken: as if it had never been made. Going backwards leaves the first cursor and the uncounted pages before it.
     Made& undone = made[i - 1];
-    if (undone.leg->op->kind == OpKind::kPages && undone.worth != 0 && rail.capabilities.ordered)
+    if (undone.leg->op->is_list() && undone.worth != 0 && rail.capabilities.ordered)
       undone.leg->uncounted = undone.worth;
-    if (undone.leg->op->kind == OpKind::kPages && undone.leg->op->imm != kNoImm && rail.capabilities.ordered)
+    if (undone.leg->op->is_list() && undone.leg->op->imm != kNoImm && rail.capabilities.ordered)
       undone.leg->uncounted -= static_cast<uint32_t>(undone.leg->cursor - undone.cursor_before);
     undone.leg->cursor = undone.cursor_before;
     undone.leg->page_done = undone.page_done_before;

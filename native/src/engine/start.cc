@@ -168,14 +168,18 @@ void Core::plan(Op& op) {
       enqueue(op, index, lanes[0], 0, 1, false);
       continue;
     }
-    const bool pages = op.kind == OpKind::kPages;
-    const uint64_t total = pages ? op.pages.size() : target.length;
+    const bool pages = op.is_list();
+    const uint64_t total = op.kind == OpKind::kPages   ? op.pages.size()
+                           : op.kind == OpKind::kBoxes ? op.boxes.size()
+                                                       : target.length;
     if (total == 0) {
       if (op.imm != kNoImm && !pages) enqueue(op, index, lanes[first], 0, 1, true);
       continue;
     }
-    const uint64_t minimum = pages ? std::max<uint64_t>(1, config.stripe_bytes / std::max<uint64_t>(op.page_bytes, 1))
-                                   : std::max<uint64_t>(1, config.stripe_bytes);
+    uint64_t minimum = std::max<uint64_t>(1, config.stripe_bytes);
+    if (op.kind == OpKind::kPages)
+      minimum = std::max<uint64_t>(1, config.stripe_bytes / std::max<uint64_t>(op.page_bytes, 1));
+    if (op.kind == OpKind::kBoxes) minimum = total;  // copied one behind the other
     const size_t parts = plan_stripes(total, {weights.data(), usable_lanes}, first, minimum, pages ? 1 : 4096, stripes);
     if (!pages && op.imm != kNoImm) {
       const Capabilities& rail = rails[peer.lanes[lanes[stripes[0].lane]].rail]->capabilities;

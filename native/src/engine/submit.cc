@@ -45,6 +45,7 @@ void NativeEngine::give_back(Op& op) {
   op.region = nullptr;
   op.targets.clear();
   op.pages.clear();
+  op.boxes.clear();
   op.payload.clear();
   op.mark.reset();
   core_.ops.give_back(&op);
@@ -188,6 +189,29 @@ Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId 
     op->page_bytes = batch.page_bytes;
     op->targets[0].length = batch.count * batch.page_bytes;
     send(*op, op->targets[0].length, id);
+  } else {
+    give_back(*op);
+  }
+  return status;
+}
+
+Status NativeEngine::submit_write_boxes(uint64_t cookie, RegionId region, KeyId key, const BoxBatch& batch, int64_t imm,
+                                        OpId* id) {
+  // Copied one behind the other, so only where all of it goes over one rail.
+  if (core_.rails.size() != 1 || !core_.rails[0]->capabilities.gathers) return StatusCode::kUnsupported;
+  Op* op = nullptr;
+  Status status = take_op(OpKind::kBoxes, cookie, imm, &op);
+  if (!status.ok()) return status;
+  Target target;
+  status = use_region(*op, region, 0, 0);
+  if (status.ok()) status = use_key(*op, key, 0, 0, kAccessRemoteWrite, &target);
+  if (status.ok()) {
+    const RegionEntry& source = op->region->value;
+    status = op->boxes.fill(batch, source.base, source.length, op->targets[0].key->value.length);
+  }
+  if (status.ok()) {
+    op->targets[0].length = op->boxes.all_bytes();
+    send(*op, op->boxes.all_bytes(), id);
   } else {
     give_back(*op);
   }

@@ -25,6 +25,7 @@ struct Capabilities {
   bool concurrent_control = false;  // [control] calls may overlap [helm] calls
   bool reports_peer_loss = false;   // kPeerLost events come by themselves; otherwise the engine sends heartbeats
   bool same_host_only = false;
+  bool gathers = false;                     // ordered, and takes requests with a Gatherer
   uint64_t max_request_bytes = 1ull << 30;  // longer writes are split by the engine
   uint64_t step_bytes = ~0ull;              // how much may be posted in one pass (synchronous rails keep this small)
   uint32_t list_pages = 0;          // > 0: a request whose local memory is on a GPU may be a list of so many pages
@@ -76,6 +77,14 @@ struct Page {
   uint64_t target = 0;  // byte offset in the key's range
 };
 
+// Bytes that lie apart, of which a rail that moves bytes itself takes the next ones in order. [helm]
+class Gatherer {
+ public:
+  virtual ~Gatherer() = default;
+  // `length` bytes, behind the first `before` ones of all: once, in order. False, and nothing was copied: it is not their turn.
+  virtual bool copy(uint8_t* to, uint64_t before, uint64_t length) = 0;
+};
+
 enum class WorkKind : uint8_t { kWrite, kRead, kSend };
 
 struct WorkRequest {
@@ -88,8 +97,11 @@ struct WorkRequest {
   RailPeer* peer = nullptr;
   LocalMemory* local = nullptr;    // null for kSend and for length 0
   RemoteMemory* remote = nullptr;  // null for kSend and for a signal (length 0, has_imm)
-  const void* address = nullptr;   // local bytes; kSend: payload, copied or sent before post returns
-  uint64_t remote_offset = 0;      // from the start of the registered memory behind `remote`
+  Gatherer* gather =
+      nullptr;  // a write that takes its bytes from here, behind the first `gathered` ones; `address` then only
+  uint64_t gathered = 0;          // says that there are some
+  const void* address = nullptr;  // local bytes; kSend: payload, copied or sent before post returns
+  uint64_t remote_offset = 0;     // from the start of the registered memory behind `remote`
   uint64_t length = 0;
   const Page* pages =
       nullptr;  // a list: length bytes in `page_count` pages of one size, whose offsets count from `address`

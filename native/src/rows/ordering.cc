@@ -4,13 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "rows/gathered_sum.h"
 #include "rows/kernels.h"
 #include "rows/walk.h"
 #include "rows/xxh3.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace asyncfabric::rows {
 namespace {
@@ -38,10 +35,14 @@ bool Runs::measure(size_t* bytes, size_t* reach) const {
 bool order_and_sum(const Runs& runs, std::span<uint8_t> target, bool past, uint64_t* sum) {
   size_t bytes = 0, reach = 0;
   if (!runs.measure(&bytes, &reach) || bytes != target.size() || bytes < kLeastSummedBytes) return false;
+  if (runs.run_bytes % xxh3::kStripe == 0) {
+    GatheredSum whole(runs, bytes);
+    whole.copy(target.data(), bytes, past);
+    *sum = whole.sum();
+    return true;
+  }
   const Kernels& kernels = best_kernels();
   const size_t stripes = (bytes - 1) / xxh3::kStripe;  // the last one is not among them
-  const bool whole_stripes = runs.run_bytes % xxh3::kStripe == 0;
-  past = past && reinterpret_cast<uintptr_t>(target.data()) % xxh3::kStripe == 0;
   xxh3::Lanes lanes;
   Walk walk(runs, kStepBytes);
   size_t summed = 0;
@@ -49,26 +50,14 @@ bool order_and_sum(const Runs& runs, std::span<uint8_t> target, bool past, uint6
     const uint8_t* from = walk.data();
     const size_t length = walk.length();
     walk.next();
-    uint8_t* to = target.data() + copied;
-    copied += length;
     // The processor sees what comes next within a run, but not where the next one begins: so that is asked for.
-    if (whole_stripes) {
-      const size_t ready = std::min(copied / xxh3::kStripe, stripes) - summed;
-      const uint8_t* next = walk.length() == length ? walk.data() : from;
-      kernels.copy_stripes(lanes.sums, from, ready, summed % xxh3::kStripesOfBlock, to, next, past);
-      if (const size_t done = ready * xxh3::kStripe; done < length) std::memcpy(to + done, from + done, length - done);
-      summed += ready;
-      continue;
-    }
     for (size_t at = 0; at < walk.length(); at += kLineBytes) __builtin_prefetch(walk.data() + at);
-    std::memcpy(to, from, length);
+    std::memcpy(target.data() + copied, from, length);
+    copied += length;
     const size_t ready = std::min(copied / xxh3::kStripe, stripes);
     kernels.stripes(lanes.sums, target.data() + summed * xxh3::kStripe, ready - summed, summed % xxh3::kStripesOfBlock);
     summed = ready;
   }
-#if defined(__x86_64__)
-  if (past) _mm_sfence();  // streaming stores are weakly ordered: another thread may read the target next
-#endif
   *sum = lanes.finish(target.data() + bytes - xxh3::kStripe, bytes);
   return true;
 }

@@ -19,8 +19,9 @@ class Walk {
   const uint8_t* data() const { return run_ + within_; }
   size_t length() const { return length_; }
 
-  void next() {  // behind the last run: the first again, which may be looked at too
-    within_ += length_;
+  void next() { next(length_); }
+  void next(size_t taken) {  // behind the last run: the first again, which may be looked at too
+    within_ += taken;
     if (within_ == runs_.run_bytes) {
       within_ = 0;
       for (size_t dimension = runs_.sizes.size(); dimension-- > 0;) {

@@ -9,6 +9,7 @@ namespace asyncfabric {
 FaultRail::FaultRail(const FaultPlan& plan, std::unique_ptr<Rail> inner)
     : plan_(plan), inner_(std::move(inner)), capabilities_(inner_->capabilities()), random_(plan.seed) {
   const bool holds = plan_.reorder != 0 || plan_.delay_us != 0;
+  capabilities_.gathers = false;  // it keeps requests, and posts them in another order
   if (plan_.reorder != 0) capabilities_.ordered = false;
   if (holds || plan_.hang != 0 || plan_.dead_peer_after != 0 || plan_.busy_every != 0)
     capabilities_.synchronous = false;
@@ -22,6 +23,7 @@ RailInfo FaultRail::info() const {
   RailInfo info = inner_->info();
   info.provider = "fault+" + info.provider;
   info.ordered = capabilities_.ordered;
+  info.can_gather = capabilities_.gathers;
   info.up = info.up && !down_;
   return info;
 }

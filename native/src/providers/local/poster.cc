@@ -38,7 +38,8 @@ bool surely_alive(Outgoing& link) {
 [[gnu::always_inline]] inline void prefetch_source(const WorkRequest& next) {
   constexpr size_t kLines = 16;
   constexpr uint64_t kLargest = 128 << 10;
-  if (next.kind != WorkKind::kWrite || next.address == nullptr || next.length > kLargest) return;
+  if (next.kind != WorkKind::kWrite || next.gather != nullptr || next.address == nullptr || next.length > kLargest)
+    return;
   const auto* bytes = static_cast<const uint8_t*>(next.address);
   const size_t lines = std::min<size_t>(kLines, next.length / kLineBytes);
   for (size_t line = 0; line < lines; ++line) __builtin_prefetch(bytes + line * kLineBytes);
@@ -91,6 +92,10 @@ size_t Poster::accept_transfer(Outgoing& link, std::span<const WorkRequest> rest
     finish(link, request, status);
     return 1;
   }
+  if (remote.direct == nullptr && request.gather != nullptr) {
+    finish(link, request, StatusCode::kUnsupported);
+    return 1;
+  }
   if (remote.direct != nullptr) {
     const size_t together = crew_.present() ? copy_together(link, remote, rest) : 0;
     return together != 0 ? together : copy_directly(link, remote, request);
@@ -106,10 +111,16 @@ size_t Poster::copy_directly(Outgoing& link, const RemoteHandle& remote, const W
     return 1;
   }
   uint8_t* there = remote.direct + request.remote_offset;
-  if (request.kind == WorkKind::kWrite)
+  if (request.gather != nullptr) {
+    if (!request.gather->copy(there, request.gathered, request.length)) {
+      finish(link, request, StatusCode::kInternal);  // an earlier one of its op failed
+      return 1;
+    }
+  } else if (request.kind == WorkKind::kWrite) {
     copier_.copy(there, request.address, request.length);
-  else
+  } else {
     copier_.copy(const_cast<void*>(request.address), there, request.length);
+  }
   if (request.has_imm) add_imm(link, request);
   finish(link, request, Status());
   return 1;
@@ -127,7 +138,7 @@ size_t Poster::copy_together(Outgoing& link, const RemoteHandle& remote, std::sp
     if (count == kMostTogether || bytes + request.length > kMaxRunBytes) break;
     if (count != 0 && (request.kind != WorkKind::kWrite || front.kind != WorkKind::kWrite)) break;
     if (request.peer != front.peer || request.remote != front.remote || request.length == 0) break;
-    if (request.remote_offset < behind || !check(request, remote).ok()) break;
+    if (request.gather != nullptr || request.remote_offset < behind || !check(request, remote).ok()) break;
     if (request.has_imm && !room_for_imms(link, imms + 1)) break;
     auto* there = remote.direct + request.remote_offset;
     auto* here = static_cast<uint8_t*>(const_cast<void*>(request.address));

@@ -81,6 +81,7 @@ LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms)
   capabilities_.ordered = true;
   capabilities_.synchronous = true;
   capabilities_.read = true;
+  capabilities_.gathers = true;
   capabilities_.concurrent_control = true;
   capabilities_.reports_peer_loss = true;
   capabilities_.same_host_only = true;
@@ -105,6 +106,7 @@ RailInfo LocalRail::info() const {
   info.version = std::string("shared memory, ") + rooms_->copier.name();
   info.ordered = true;
   info.can_read = true;
+  info.can_gather = true;
   return info;
 }
 

@@ -1,0 +1,169 @@
+// boxes_test.cc: boxes gathered and summed while they are written: any way to cut the work into parts, any order of calls, and whole
+// engines with workers over shared memory.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "asyncfabric/ordering.h"
+#include "engine/box_list.h"
+#include "engine_pair.h"
+#include "rows/gathered_sum.h"
+
+namespace asyncfabric {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+using Numbers = std::vector<int64_t>;
+
+Bytes noise(size_t length, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(length);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  return bytes;
+}
+
+TEST(GatheredSum, IsTheSameHoweverTheWorkIsCut) {
+  std::mt19937_64 random(3);
+  const Bytes memory = noise(1 << 20, 4);
+  for (int round = 0; round < 200; ++round) {
+    const size_t run = 64 * (1 + random() % 130);
+    const std::vector<int64_t> sizes{static_cast<int64_t>(1 + random() % 5), static_cast<int64_t>(1 + random() % 7)};
+    const std::vector<int64_t> strides{static_cast<int64_t>(random() % 20000), static_cast<int64_t>(random() % 9000)};
+    const rows::Runs runs{memory.data() + random() % 100, sizes, strides, run};
+    size_t bytes = 0, reach = 0;
+    ASSERT_TRUE(runs.measure(&bytes, &reach));
+    if (bytes < kLeastBoxBytes) continue;
+    Bytes whole(bytes);
+    uint64_t wanted = 0;
+    ASSERT_TRUE(rows::order_and_sum({runs.data, sizes, strides, run}, whole, false, &wanted));
+    Bytes padded(bytes + 256, 0xa5);
+    uint8_t* target = padded.data() + random() % 128;
+    rows::GatheredSum sum(runs, bytes);
+    for (size_t done = 0; done < bytes;) {
+      const size_t part = std::min(bytes - done, 64 * (1 + random() % 200));
+      sum.copy(target + done, part, random() % 2 == 0);
+      done += part;
+    }
+    EXPECT_EQ(sum.sum(), wanted);
+    EXPECT_TRUE(std::equal(whole.begin(), whole.end(), target));
+    EXPECT_TRUE(std::all_of(padded.data(), target, [](uint8_t byte) { return byte == 0xa5; }));
+    EXPECT_TRUE(std::all_of(target + bytes, padded.data() + padded.size(), [](uint8_t byte) { return byte == 0xa5; }));
+  }
+}
+
+TEST(BoxList, CopiesInItsOwnOrderAlone) {
+  const Bytes source = noise(8192, 5);
+  const Numbers rows{0, 0, 64, 8, 128, 4096, 512, 256, 4, 1024};
+  std::vector<uint64_t> sums(2);
+  BoxList list;
+  ASSERT_TRUE(list.fill({rows.data(), 2, 1, sums.data()}, source.data(), source.size(), 8192).ok());
+  ASSERT_EQ(list.size(), 2u);
+  ASSERT_EQ(list.bytes(0), 512u);
+  ASSERT_EQ(list.all_bytes(), 1536u);
+  Bytes target(2048);
+  EXPECT_FALSE(list.copy(target.data() + 512, 512, 1024)) << "the second before the first";
+  EXPECT_FALSE(list.copy(target.data(), 64, 64));
+  EXPECT_TRUE(list.copy(target.data(), 0, 128));
+  EXPECT_FALSE(list.copy(target.data(), 0, 128)) << "twice";
+  EXPECT_TRUE(list.copy(target.data() + 128, 128, 384));
+  EXPECT_TRUE(list.copy(target.data() + 512, 512, 1024));
+  EXPECT_FALSE(list.copy(target.data(), 1536, 64)) << "behind the end";
+  for (size_t run = 0; run < 8; ++run)
+    EXPECT_TRUE(std::equal(source.begin() + 128 * run, source.begin() + 128 * run + 64, target.begin() + 64 * run));
+  Bytes other(512);
+  uint64_t wanted = 0;
+  const Numbers sizes{8}, strides{128};
+  ASSERT_TRUE(rows::order_and_sum({source.data(), sizes, strides, 64}, other, false, &wanted));
+  EXPECT_EQ(sums[0], wanted);
+  list.clear();
+  EXPECT_EQ(list.size(), 0u);
+  EXPECT_EQ(list.all_bytes(), 0u);
+  ASSERT_TRUE(list.fill({rows.data(), 1, 1, sums.data()}, source.data(), source.size(), 8192).ok());
+  EXPECT_TRUE(list.copy(target.data(), 0, 512)) << "a slot begins anew";
+}
+
+TEST(BoxList, RefusesWhatIsNoBoxOrLeavesItsMemory) {
+  const Bytes source(4096);
+  std::vector<uint64_t> sums(1);
+  const auto fill = [&](Numbers row, uint64_t target = 4096) {
+    BoxList list;
+    return list.fill({row.data(), 1, (row.size() - 3) / 2, sums.data()}, source.data(), source.size(), target).code;
+  };
+  EXPECT_EQ(fill({0, 0, 4096}), StatusCode::kOk);
+  EXPECT_EQ(fill({1, 0, 4096}), StatusCode::kOutOfBounds);
+  EXPECT_EQ(fill({64, 0, 4096}), StatusCode::kOutOfBounds);
+  EXPECT_EQ(fill({0, 64, 4096}), StatusCode::kOutOfBounds);
+  EXPECT_EQ(fill({0, 0, 4096}, 4032), StatusCode::kOutOfBounds);
+  EXPECT_EQ(fill({-64, 0, 256}), StatusCode::kOutOfBounds);
+  EXPECT_EQ(fill({0, 0, 256, 2, 3904}), StatusCode::kOutOfBounds);
+  for (const Numbers& row : {Numbers{0, 0, 192},
+                             {0, 0, 0},
+                             {0, 0, -64},
+                             {0, 0, 100},
+                             {0, 0, 256, 0, 64},
+                             {0, 0, 256, 2, -64},
+                             {0, 0, 256, int64_t{1} << 62, 64}})
+    EXPECT_EQ(fill(row), StatusCode::kInvalidArgument) << row.back();
+}
+
+// Workers copy, loops submit and take completions, targets are looked at when they are counted.
+TEST(EngineBoxes, ArriveWholeBetweenEnginesWithWorkers) {
+  EngineConfig config;
+  config.rails = {RailSpec{"local", "", {}}};
+  testing::Pair pair(config);
+  constexpr uint64_t kBytes = 4 << 20;
+  Bytes source = noise(kBytes, 6), target(kBytes);
+  const RegionId from = pair.add_region(*pair.a, source);
+  const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), kBytes, *pair.a);
+  CounterId counter;
+  uint32_t imm;
+  ASSERT_TRUE(pair.b->engine->open_counter(kNoImm, &counter, &imm).ok());
+  Numbers rows;
+  constexpr int64_t kEach = 1 << 16, kBoxes = 32;
+  for (int64_t box = 0; box < kBoxes; ++box)  // every other KiB, which lie in one piece afterwards
+    for (const int64_t number : {box * kEach, box * kEach, int64_t{1024}, kEach / 1024, int64_t{2048}})
+      rows.push_back(number);
+  uint64_t counted = 0;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::vector<uint64_t>> sums(4, std::vector<uint64_t>(kBoxes));
+    std::vector<uint64_t> cookies;
+    OpId op;
+    for (auto& each : sums) {
+      cookies.push_back(pair.a->cookie());
+      const BoxBatch batch{rows.data(), kBoxes, 1, each.data()};
+      ASSERT_TRUE(pair.a->engine->submit_write_boxes(cookies.back(), from, key, batch, imm, &op).ok());
+    }
+    for (const uint64_t cookie : cookies) ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+    counted += 4 * kBoxes;
+    ASSERT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) == counted; }));
+    for (int64_t box = 0; box < kBoxes; ++box) {
+      uint64_t wanted = 0;
+      Bytes ordered(kEach);
+      const Numbers sizes{kEach / 1024}, strides{2048};
+      ASSERT_TRUE(rows::order_and_sum({source.data() + rows[5 * box], sizes, strides, 1024}, ordered, false, &wanted));
+      for (const auto& each : sums) EXPECT_EQ(each[box], wanted);
+      EXPECT_TRUE(std::equal(ordered.begin(), ordered.end(), target.begin() + box * kEach));
+    }
+    for (size_t at = 0; at < kBytes; at += 997) ++source[at];  // the next round has other bytes
+  }
+}
+
+TEST(EngineBoxes, AreRefusedWhereNotAllGoesOverOneRailThatGathers) {
+  const Numbers rows{0, 0, 4096};
+  uint64_t sum = 0;
+  OpId op;
+  for (const auto& [provider, rails] : {std::pair<const char*, size_t>{"local", 2}, {"loopback", 1}}) {
+    testing::Pair pair(testing::Pair::manual(RailSpec{provider, "", {}}), rails, rails);
+    Bytes source(4096), target(4096);
+    const RegionId from = pair.add_region(*pair.a, source);
+    const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), 4096, *pair.a);
+    const BoxBatch batch{rows.data(), 1, 0, &sum};
+    EXPECT_EQ(pair.a->engine->submit_write_boxes(1, from, key, batch, kNoImm, &op).code, StatusCode::kUnsupported);
+    EXPECT_EQ(pair.a->engine->statistics().ops_submitted, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace asyncfabric

@@ -1,0 +1,176 @@
+"""Boxes that the rail gathers: which ones, that their rows say where they lie, and whole updates by them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from test_weight_ordering import WHOLE, boxes
+from weight_scene import open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights.update import host_device, threads
+from asyncfabric.weights.update.gathering import gathered, gathers, is_gathered
+from asyncfabric.weights.update.host_device import HostDevice
+from asyncfabric.weights.update.program import Program
+from asyncfabric.weights.update.rows import Strided
+from asyncfabric.weights.update.shards import open_shards
+from asyncfabric_services.bench.weights_workload import plan_of, rows_of
+
+pytest.importorskip("asyncfabric._native._engine")
+
+Written = Counter[tuple[str, int]]
+
+
+class _Row:
+    receiver, weights_at = "a/0", 320
+
+    def __init__(self, run_bytes: int) -> None:
+        self.run_bytes = run_bytes
+
+
+class _Box:
+    gathered = True
+
+    def __init__(self, lies: Strided, at: int) -> None:
+        self.direct, self.rows, self._at = lies, [_Row(lies.nbytes)], at
+
+    def source(self, shards: Any) -> tuple[Any, int]:
+        return shards, self._at
+
+
+@given(box=boxes())
+def test_rows_say_where_a_box_lies(box: tuple[Strided, int, np.ndarray]) -> None:
+    """What a row says, run by run, is the box as numpy puts it in order."""
+    lies, at, wanted = box
+    assert not is_gathered(lies, lies.nbytes // 2), "it is cut at its receiver"
+    if not is_gathered(lies, lies.nbytes):
+        assert lies.run_bytes % 64 or lies.nbytes < 256
+        return
+    region: Any = type("Region", (), {"id": 7})()
+    pretended: Any = _Box(lies, at)
+    (batch,) = gathered([pretended], region)
+    assert (batch.region, batch.receiver, batch.numbers) == (region, "a/0", (0,))
+    source, target, run_bytes, *shape = batch.boxes[0].tolist()
+    sizes, strides = shape[: len(shape) // 2], shape[len(shape) // 2 :]
+    view = np.ndarray([*sizes, run_bytes], np.uint8, WHOLE, source, [*strides, 1])
+    assert target == 320
+    assert np.array_equal(np.ascontiguousarray(view).reshape(-1), wanted)
+
+
+@pytest.mark.anyio
+async def test_what_needs_no_conversion_is_gathered_and_nothing_is_staged() -> None:
+    plan = plan_of(trainers=2, receivers=2, replicas=1, matrices=2, side=512, form="copy")
+    held = {f"matrix {number}": rows_of(number, 512, 0, 256, 0, "copy") for number in range(2)}
+    config = af.FabricConfig(rails=("local",))
+    async with (
+        af.open_fabric(config) as fabric,
+        af.open_fabric(config) as receiver,
+        open_shards(fabric, plan, 0, held) as shards,
+    ):
+        program = Program(plan, 0, shards, True)
+        assert all(box.gathered for box in program.boxes) and not program.largest_staged
+        assert not any(box.gathered for box in Program(plan, 0, shards).boxes)
+        (unit,) = program.units(1 << 30)
+        region = await receiver.allocate(4 << 20, access="write")
+        memory = np.frombuffer(region.memory, np.uint8)
+        for batch in unit.gathered(shards):
+            memory[:] = 0xA5
+            transfer = fabric.write_boxes(batch.region, batch.boxes, region.key())
+            await transfer
+            for number, row, found in zip(batch.numbers, batch.boxes.tolist(), transfer.checksums, strict=True):
+                box = unit.boxes[number]
+                wanted = np.ascontiguousarray(shards.box(box.parameter, box.local_start, box.size)).reshape(-1)
+                assert np.array_equal(memory[row[1] : row[1] + box.weight_bytes], wanted.view(np.uint8))
+                assert found == xxhash.xxh3_64_intdigest(wanted.tobytes())
+        await region.release()
+
+
+def test_it_is_for_few_cores_and_one_rail_that_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        for rails, fills, wanted in ((("local",), 1, True), (("local",), 2, False), (("local", "local"), 1, False),
+                                     (("tcp",), 1, False)):  # fmt: skip
+            async with af.open_fabric(af.FabricConfig(rails=rails)) as fabric:
+                device = HostDevice()
+                device.fills = fills
+                assert gathers(fabric, device) is wanted
+
+    run(body)
+
+
+def updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Written, **more: Any) -> None:
+    """Carry out three updates with few threads, and count the boxes that were gathered."""
+    write_boxes = af.Fabric.write_boxes
+
+    def counted(self: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
+        written["boxes", len(rows)] += 1
+        return write_boxes(self, source, rows, key, imm)
+
+    monkeypatch.setattr(af.Fabric, "write_boxes", counted)
+    monkeypatch.setattr(threads, "threads", lambda: 2)
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log", **more) as scene:
+            for version in (1, 2, 3):
+                await scene.bring(version)
+                scene.change(version)
+
+    run(body)
+
+
+def test_updates_by_gathered_boxes_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: Written = Counter()
+    updated(tmp_path, monkeypatch, written)
+    assert sum(written.values()) >= 3 * 2 * 4  # versions, trainers, receivers
+
+
+def test_their_checksums_are_of_the_kind_that_receivers_want(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rails sum by XXH3; where receivers want another kind, it is worked out as of everything else."""
+    monkeypatch.setattr(host_device.HostDevice, "checksum", "words")
+    written: Written = Counter()
+    updated(tmp_path, monkeypatch, written)
+    assert written
+
+
+@pytest.mark.parametrize("more", [{"rail": "tcp"}, {"codings": ("delta",), "coding": "always"}])
+def test_others_and_what_is_coded_are_written_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    written: Written = Counter()
+    updated(tmp_path, monkeypatch, written, **more)
+    assert not written
+
+
+def test_a_byte_that_changes_after_it_was_gathered_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum is of what was read at the trainer, not of what lies at the receiver."""
+    monkeypatch.setattr(threads, "threads", lambda: 2)
+    write_boxes = af.Fabric.write_boxes
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            before = await scene.begin()
+            hit: list[int] = []
+
+            def damaging(self: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
+                transfer = write_boxes(self, source, rows, key, imm)
+                for copy in scene.replicas["a/1"]._copies:
+                    if not hit and bytes(key) == bytes(copy.region.key("write")):
+                        while not transfer.done:
+                            pass
+                        copy.memory[int(rows[0, 1]) + 70] ^= 1
+                        hit.append(1)
+                return transfer
+
+            monkeypatch.setattr(af.Fabric, "write_boxes", damaging)
+            with pytest.raises(af.BrokenError, match=r"version 2 was not committed: a/1: .*wrong bytes"):
+                await scene.update(2)
+            monkeypatch.undo()
+            assert hit
+            scene.check(1, before)
+
+    run(body)
