@@ -44,7 +44,7 @@ class Target:
         self.key = self.region[MARGIN : MARGIN + self.length].key(access="write")
         if not self.order["early"]:
             self.counter = self._counter()
-        return {"key": bytes(self.key).hex(), "shelf": bytes(self.shelf.key()).hex()}
+        return {"key": bytes(self.key).hex(), "shelf": bytes(self.shelf.key()).hex(), "owned": self.memory is None}
 
     def _counter(self) -> Any:
         return self.fabric.counter(self.order["imm"])

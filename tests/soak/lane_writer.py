@@ -107,7 +107,11 @@ class Writer:
                     op.transfer.cancel()
 
     async def _submit(self, dice: random.Random) -> Op | None:
-        kind = dice.choice(("write", "write", "pages", "scatter", "signal", "send"))
+        kinds = ["write", "write", "pages", "scatter", "signal", "send"]
+        rails = self.fabric.rails
+        if self.order["owned"] and len(rails) == 1 and rails[0].can_gather:
+            kinds += ["boxes", "boxes"]
+        kind = dice.choice(kinds)
         while True:
             mark = (self.next_source, self.next_target)
             try:
@@ -160,6 +164,8 @@ class Writer:
             ]
             transfer = fabric.scatter(self.region, targets, imm=imm)
             return self._note(Op(kind, transfer, *placed, worth * len(targets), sum(n for _, n in placed[0])))
+        if kind == "boxes":
+            return self._boxes(dice, imm)
         return self._pages(dice, imm)
 
     def _pages(self, dice: random.Random, imm: int | None) -> Op | None:
@@ -192,6 +198,30 @@ class Writer:
             imm=imm,
         )
         return self._note(Op("pages", transfer, pieces, froms, count if imm is not None else 0, count * size))
+
+    def _boxes(self, dice: random.Random, imm: int | None) -> Op | None:
+        rows: list[list[int]] = []
+        pieces: Pieces = []
+        froms: Pieces = []
+        target, source = self.next_target, self.next_source
+        for _ in range(dice.randint(1, 12)):
+            run, runs = 64 * dice.randint(1, dice.choice((4, 400))), dice.randint(4, 60)
+            stride = run + dice.choice((0, 0, 3, 128))
+            if target + runs * run > self.length or source + runs * stride > len(self.view):
+                break
+            rows.append([source, target, run, runs, stride])
+            pieces += [(target + number * run, run) for number in range(runs)]
+            froms += [(source + number * stride, run) for number in range(runs)]
+            target += runs * run + dice.choice((0, 0, 1, 7))
+            source += runs * stride
+        if not rows:
+            return None
+        self.next_target, self.next_source = target, source
+        for (to, length), (at, _) in zip(pieces, froms, strict=True):
+            self.view[at : at + length] = self.expected[to : to + length]
+        transfer = self.fabric.write_boxes(self.region, np.array(rows, np.int64), self.key, imm)
+        total = sum(length for _, length in pieces)
+        return self._note(Op("boxes", transfer, pieces, froms, len(rows) if imm is not None else 0, total))
 
     def _note(self, op: Op) -> Op:
         self.ops.append(op)

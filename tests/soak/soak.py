@@ -117,6 +117,7 @@ class Soak:
                     **about,
                     key=opened["key"],
                     shelf=opened["shelf"],
+                    owned=opened["owned"],
                     address=life,
                     ops=dice.choice((3, 20, 100)),
                 )
