@@ -28,18 +28,23 @@ RUN_ALIGN, LEAST_BYTES = 64, 256
 
 
 class BoxTransfer(Transfer):
-    """A transfer of boxes.
+    """A transfer of boxes, which knows their checksums when it has ended."""
 
-    Attributes:
-        checksums: XXH3 (64 bits, seed 0) of each box as it was written, valid once the transfer has ended well.
-    """
-
-    __slots__ = ("checksums",)
+    __slots__ = ("_sums",)
 
     def __init__(self, stairwell: Stairwell, what: str, where: object, total: int, count: int) -> None:
         """Not for users."""
         super().__init__(stairwell, what, where, total)
-        self.checksums: array[int] = array("Q", bytes(8 * count))
+        self._sums: array[int] = array("Q", bytes(8 * count))  # the engine writes there until the transfer has ended
+
+    @property
+    def checksums(self) -> list[int]:
+        """XXH3 (64 bits, seed 0) of each box, made of what was read to be written.
+
+        Raises what `result()` raises: the transfer has not ended, or has failed.
+        """
+        self.result()
+        return self._sums.tolist()
 
 
 class BoxOps(DataOps):
@@ -82,7 +87,7 @@ class BoxOps(DataOps):
             return transfer
         submit = stairwell.engine.submit_write_boxes
         try:
-            self._submit(transfer, submit, region._id, rows, opened.id, transfer.checksums, number)
+            self._submit(transfer, submit, region._id, rows, opened.id, transfer._sums, number)
         except ValueError:
             check_boxes(rows, length, opened.length)
             raise

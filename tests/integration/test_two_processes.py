@@ -6,6 +6,7 @@ import hashlib
 import random
 
 import pytest
+import xxhash
 from availability import need
 from processes import Process, party
 
@@ -48,6 +49,34 @@ def test_bytes_and_counts(rails: tuple[str, ...], memory: str) -> None:
         content = random.Random(11).randbytes(length)
         turned = b"".join(content[i : i + 8192] for i in range(length - 8192, -1, -8192))
         assert target.ask("digest")["sha"] == hashlib.sha256(turned).hexdigest()
+        writer.close()
+        target.close()
+
+
+@pytest.mark.parametrize("source", ["allocated", "foreign"])
+def test_columns_in_one_pass(source: str) -> None:
+    """Boxes go from any memory to memory that its owner allocated; to other memory they are refused, nothing moves."""
+    need("local")
+    with party("local") as writer, party("local") as target:
+        writer.hear(), target.hear()
+        rows, row_bytes = 300, 11_264
+        length = rows * row_bytes
+        writer.ask("expose", length=length, name="source", memory=source, seed=9)
+        key = target.ask("expose", length=length, memory="allocated")["key"]
+        imm = target.ask("counter")["imm"]
+        told = writer.ask("columns", key=key, rows=rows, row_bytes=row_bytes, imm=imm)
+        assert target.ask("wait", imm=imm, value=2)["value"] == 2
+        content, half = random.Random(9).randbytes(length), row_bytes // 2
+        sides = [
+            b"".join(content[at + side * half : at + side * half + half] for at in range(0, length, row_bytes))
+            for side in range(2)
+        ]
+        assert told == told | {"bytes": length, "sums": [xxhash.xxh3_64_intdigest(side) for side in sides]}
+        assert target.ask("digest")["sha"] == hashlib.sha256(b"".join(sides)).hexdigest()
+        foreign = target.ask("expose", length=length, name="foreign", memory="foreign")["key"]
+        error = writer.fail("columns", key=foreign, rows=rows, row_bytes=row_bytes, imm=imm)
+        assert error["error"] == "TransferError" and "can_gather" in error["text"], error
+        assert target.ask("digest", name="foreign")["poison"] == length
         writer.close()
         target.close()
 
