@@ -5,6 +5,7 @@ What the driver itself must be asked is asked in a child (gpu_trial.py): it star
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ DMABUF_KERNEL = (5, 12)
 PROGRAM = "asyncfabric_services.doctor.gpu_trial"
 NO_LINKS = NvLinks((), ())
 HERE = Path("/")
+
+CONNECTIONS, USUAL_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 8
+"""CUDA's variable, and what holds where it is not set."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class Asking:
 class GpuFacts:
     """`driver`: the line of /proc/driver/nvidia/version, None without it. `peermem`: the loaded module, or "".
 
-    `asked`: None where the driver could not be asked, as of a copied tree.
+    `asked`: None where the driver could not be asked, as of a copied tree. `connections`: queues of a process for
+    work on a GPU, None where nothing is set.
     """
 
     gpus: int
@@ -53,6 +58,7 @@ class GpuFacts:
     peermem: str
     links: NvLinks = NO_LINKS
     asked: Asking | None = None
+    connections: int | None = None
 
 
 def read_gpu(root: Path) -> GpuFacts:
@@ -69,6 +75,7 @@ def read_gpu(root: Path) -> GpuFacts:
         peermem=next((name for name in PEERMEM if (root / "sys/module" / name).exists()), ""),
         links=read_nvlinks(root) if driven else NO_LINKS,
         asked=asking_of(ask_child(PROGRAM)) if driven and root == HERE else None,
+        connections=int(said) if (said := os.environ.get(CONNECTIONS, "")).isdecimal() else None,
     )
 
 
@@ -89,7 +96,7 @@ def check_gpu(facts: GpuFacts, asked: Asked) -> list[Finding]:
     """Say what GPUs are here, how they reach each other, and whether NICs reach their memory."""
     findings = [_driver(facts, asked)]
     if facts.gpus and facts.driver is not None:
-        findings += [_peers(facts), _links(facts), _sharing(facts)]
+        findings += [_peers(facts), _links(facts), _sharing(facts), _queues(facts)]
     return [*findings, _direct(facts)]
 
 
@@ -152,6 +159,17 @@ def _sharing(facts: GpuFacts) -> Finding:
         )
         return Finding(name, Verdict.WARN, f"descriptors work, legacy handles do not: {said.legacy}", fix)
     return Finding(name, Verdict.OK, "another process opened memory by descriptor and by legacy handle")
+
+
+def _queues(facts: GpuFacts) -> Finding:
+    name, count = "GPU work queues", facts.connections
+    if count is None or count >= USUAL_CONNECTIONS:
+        return Finding(name, Verdict.OK, f"{USUAL_CONNECTIONS if count is None else count} for each process and GPU")
+    fix = (
+        f"unset it, or {USUAL_CONNECTIONS} to 32: streams that share a queue wait for each other, so a copy may stand "
+        "behind work that waits for the word which that copy brings"
+    )
+    return Finding(name, Verdict.WARN, f"{CONNECTIONS}={count}, which some frameworks set", fix)
 
 
 def _direct(facts: GpuFacts) -> Finding:

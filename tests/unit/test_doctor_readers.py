@@ -143,7 +143,8 @@ def test_nics_out_of_reach_of_the_cpuset(tmp_path: Path) -> None:
     assert len(facts.far_nics) == 8
 
 
-def test_gpu_driver_and_modules(tmp_path: Path) -> None:
+def test_gpu_driver_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     tree = dgx_h100(tmp_path)
     tree.write("proc/sys/kernel/osrelease", "5.15.0-1045-nvidia")
     assert read_gpu(tree.root).driver is None
@@ -154,10 +155,12 @@ def test_gpu_driver_and_modules(tmp_path: Path) -> None:
     facts = read_gpu(tree.root)
     assert (facts.gpus, facts.rdma_nics, facts.kernel, facts.peermem) == (8, 12, (5, 15), "nvidia_peermem")
     assert facts.driver == "NVIDIA UNIX Open Kernel Module  570.1"
-    assert facts.asked is None and facts.links.gpus == ()
+    assert facts.asked is None and facts.links.gpus == () and facts.connections is None
     link = {"up": True, "to": "switch"}
     tree.write("nvlinks.json", json.dumps([{"address": "0000:1b:00.0", "links": [link, link], "peers": []}]))
     assert [(gpu.links, gpu.up) for gpu in read_gpu(tree.root).links.gpus] == [(2, 2)]
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert read_gpu(tree.root).connections == 1
 
 
 def test_what_the_driver_was_asked() -> None:
