@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 
@@ -20,8 +18,9 @@ from asyncfabric.weights import from_bytes
 from asyncfabric.weights.update import COORDINATOR, open_coordinator
 from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, CoordinatorActor, Desk
 from asyncfabric_services.fanout.link_post import LinkMessenger, LinkPost
+from asyncfabric_services.fanout.update_book import UpdateBook
 from asyncfabric_services.health.endpoints import node_routes
-from asyncfabric_services.health.metrics import BoundedCounter, gauge
+from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.health.view import Row, Rows, View
 from asyncfabric_services.interruption import first_failure
 from asyncfabric_services.nodes.link_rows import link_rows
@@ -30,27 +29,23 @@ from asyncfabric_services.router.server import StartError
 from asyncfabric_services.settings.schema import Settings
 
 ROLES = ("trainer", "rollout")
-MOST_ROWS = 1024
 BLUEPRINT_SUFFIX = ".blueprint"
-
-_log = logging.getLogger(__name__)
 
 
 class Coordinating:
     """The loop: every version that all trainers offer is brought to all receivers, or to none."""
 
     def __init__(self, stage: Stage, desk: Desk, path: Path) -> None:
-        self.rows: list[Row] = []
+        self.book = UpdateBook(stage.registry)
         self._desk = desk
         self._path = path
         self._since = monotonic()
-        self._updates = BoundedCounter(
-            stage.registry, "weights", "updates_total", "Updates that ended.", outcome=("committed", "aborted")
-        )
         version = gauge(stage.registry, "weights", "committed_version", "The version that was decided last.")
         version.set_function(lambda: desk.coordinator.committed if desk.coordinator is not None else 0)
         receivers = gauge(stage.registry, "weights", "receivers", "Receivers that are there.")
         receivers.set_function(lambda: len(desk.coordinator.receivers) if desk.coordinator is not None else 0)
+        absent = gauge(stage.registry, "weights", "absent_trainers", "Trainers of the plan that are not there.")
+        absent.set_function(lambda: len(desk.coordinator.absent) if desk.coordinator is not None else 0)
 
     async def run(self, messenger: LinkMessenger) -> None:
         """Wait for a blueprint, then coordinate until cancelled.
@@ -74,28 +69,9 @@ class Coordinating:
         try:
             report = await coordinator.update(version)
         except (BrokenError, ValueError) as error:
-            _log.warning("version %d was not committed: %s", version, error)
-            self._updates.add(outcome="aborted")
-            self._row({"version": version, "outcome": "aborted", "reason": str(error)})
+            self.book.aborted(version, str(error))
             return
-        self._updates.add(outcome="committed")
-        self._row(
-            {
-                "version": version,
-                "outcome": "committed",
-                "receivers": list(report.receivers),
-                "seconds": round(report.seconds, 6),
-                "prepare_s": round(report.prepare_s, 6),
-                "write_s": round(report.write_s, 6),
-                "verify_s": round(report.verify_s, 6),
-                "decide_s": round(report.decide_s, 6),
-                "links": [asdict(each) for each in report.codings],
-            }
-        )
-
-    def _row(self, row: Row) -> None:
-        self.rows.append(row)
-        del self.rows[:-MOST_ROWS]
+        self.book.committed(report)
 
     def waits(self) -> list[Waiting]:
         """Return who the open update waits for; and the trainers that are not there, without whom there is none."""
@@ -149,7 +125,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         async with open_directory(stage, link, {}) as directory, trio.open_nursery() as nursery:
             nursery.start_soon(post.run, directory, ROLES)
             nursery.start_soon(coordinating.run, messenger)
-            more: dict[str, Rows] = {"updates": lambda: coordinating.rows, "participants": lambda: _participants(post)}
+            more: dict[str, Rows] = {"updates": coordinating.book.rows, "participants": lambda: _participants(post)}
             view = View(waits=coordinating.waits, peers=lambda: link_rows(link), more=more)
             yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
             nursery.cancel_scope.cancel()

@@ -38,11 +38,13 @@ from asyncfabric.weights import (
     to_bytes,
 )
 from asyncfabric.weights.update import WeightPublisher, open_publisher, trainer_name
+from asyncfabric_services.exits import CheckFailed
 from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, tell_blueprint
 from asyncfabric_services.fanout.participant import Participant, open_participant
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, View
+from asyncfabric_services.interruption import first_failure
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
 from asyncfabric_services.router.server import StartError
@@ -117,6 +119,10 @@ class TrainerRank:
         self.blueprint = Blueprint(to_bytes(self.plan), json.dumps(config.to_dict()), layout, tensors)
         self._published = BoundedCounter(
             stage.registry, "weights", "published_total", "Versions offered.", outcome=("committed", "aborted")
+        )
+        self._version = gauge(stage.registry, "weights", "published_version", "The last that was decided, 0 for none.")
+        self._bytes = BoundedCounter(
+            stage.registry, "weights", "published_bytes_total", "Of committed versions.", what=("sent", "saved")
         )
         steps = gauge(stage.registry, "training", "steps", "Steps since this process began.")
         steps.set_function(lambda: self.training.steps)
@@ -232,6 +238,9 @@ class TrainerRank:
             try:
                 report = await publisher.publish(version)
                 reason = ""
+                self._version.set(version)
+                self._bytes.add(report.sent_bytes, what="sent")
+                self._bytes.add(sum(max(0, each.saved_bytes) for each in report.codings), what="saved")
                 row |= {
                     "seconds": round(report.seconds, 6),
                     "wait_s": round(report.wait_s, 6),
@@ -289,8 +298,11 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
 
 
 async def serve(settings: Settings, announce: Announce) -> None:
-    """Serve until SIGTERM; see serve_process.
+    """Serve until SIGTERM; see serve_process. Raises CheckFailed when another rank, or room for a version, is gone.
 
     Cancellation: as there.
     """
-    await serve_process(settings, "trainer", open_service, announce)
+    try:
+        await serve_process(settings, "trainer", open_service, announce)
+    except* BrokenError as group:  # the world's fault: a rank that is gone takes each of the others along
+        raise CheckFailed(str(first_failure(group))) from group

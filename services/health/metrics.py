@@ -61,9 +61,9 @@ class BoundedCounter:
         (self._counter.labels(**bound) if bound else self._counter).inc(amount)
 
 
-def gauge(registry: CollectorRegistry, subject: str, unit: str, text: str) -> Gauge:
-    """Return a gauge."""
-    return Gauge(_name(subject, unit), text, registry=registry)
+def gauge(registry: CollectorRegistry, subject: str, unit: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+    """Return a gauge. Its labels take values that the caller has in its code."""
+    return Gauge(_name(subject, unit), text, labels, registry=registry)
 
 
 def histogram(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +20,14 @@ class Sample:
         health: the answer of `/health`.
         metrics: values by name with labels.
         waits: lines of `/why`.
+        updates: rows of `/updates`, of a coordinator.
     """
 
     at: float
     health: Told
     metrics: dict[str, float] = field(default_factory=dict)
     waits: int = 0
+    updates: Sequence[Told] = ()
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -67,10 +70,41 @@ def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
             "asyncfabric_prefill_computed_tokens_total",
             'asyncfabric_runner_computed_tokens_total{kind="prompt"}',
             'asyncfabric_runner_computed_tokens_total{kind="answer"}',
+            "asyncfabric_rollout_tokens_total",
         ),
+        "version": value(
+            "asyncfabric_weights_committed_version",
+            "asyncfabric_weights_published_version",
+            "asyncfabric_rollout_version",
+        ),
+        "versions_behind": None,
         "requests": value("asyncfabric_node_inside_requests", "asyncfabric_router_inside_requests"),
         "waits": now.waits,
         "held_pages": value("asyncfabric_kv_held_pages"),
         "free_pages": value("asyncfabric_kv_free_pages"),
         "quarantined_pages": value("asyncfabric_kv_quarantined_pages"),
+        "last_updates": last_updates(now.updates),
     }
+
+
+def last_updates(updates: Sequence[Told]) -> list[Told]:
+    """Return the last update that was committed and the last one that was aborted, without their links."""
+    last = {str(row.get("outcome", "")): row for row in updates}
+    return [
+        {name: value for name, value in last[outcome].items() if name != "links"}
+        for outcome in ("committed", "aborted")
+        if outcome in last
+    ]
+
+
+def with_lags(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, with how many versions each is behind what was decided, where one coordinator says that."""
+    decided = [row["version"] for row in rows if row["role"] == "coordinator" and row["version"] is not None]
+    if len(decided) != 1:
+        return list(rows)
+    return [
+        row | {"versions_behind": max(0.0, decided[0] - row["version"])}
+        if row["role"] in ("trainer", "rollout") and row["version"] is not None
+        else row
+        for row in rows
+    ]

@@ -79,12 +79,26 @@ TOP: tuple[Column, ...] = (
     ("sent", lambda row: in_bytes(row["sent_bytes_per_s"], "B/s")),
     ("ops/s", lambda row: number(row["ops_per_s"])),
     ("tokens/s", lambda row: number(row["tokens_per_s"])),
+    ("version", lambda row: number(row["version"])),
+    ("behind", lambda row: number(row["versions_behind"])),
     ("requests", lambda row: number(row["requests"])),
     ("waits", lambda row: number(row["waits"])),
     ("pages held", lambda row: number(row["held_pages"])),
     ("free", lambda row: number(row["free_pages"])),
     ("quarantined", lambda row: number(row["quarantined_pages"])),
 )
+
+
+def update_line(node: str, row: Told) -> str:
+    """Return what became of an update of weights, for people."""
+    ended = f"{node}: version {row['version']} was {row['outcome']} {in_time(row['ago_s'])} ago"
+    if row["outcome"] != "committed":
+        return f"{ended}: {row['reason']}"
+    stages = ", ".join(f"{name} {in_time(row[f'{name}_s'])}" for name in ("prepare", "write", "verify", "decide"))
+    saved = f", {in_bytes(row['saved_bytes'])} saved by codings" if row["saved_bytes"] else ""
+    sent = f"{in_bytes(row['sent_bytes'])} sent{saved}"
+    count = len(row["receivers"])
+    return f"{ended}: {count} receiver{'s' * (count != 1)} in {in_time(row['seconds'])} ({stages}), {sent}"
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Told]) -> Table:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
 import trio
+from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import NoAnswer, ask, exchange, run
 from asyncfabric_services.look.places import Places, places_options
-from asyncfabric_services.look.rates import Sample, parsed, row_of
-from asyncfabric_services.look.tables import TOP, console, table_of
+from asyncfabric_services.look.rates import Sample, parsed, row_of, with_lags
+from asyncfabric_services.look.tables import TOP, Told, console, table_of, update_line
 from asyncfabric_services.quantities import DurationType
 
 
@@ -23,7 +26,7 @@ from asyncfabric_services.quantities import DurationType
 @click.option("--once", is_flag=True, help="Print one table, from two samples, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per node and sample.")
 def top(places: Places, interval: float, once: bool, as_json: bool) -> int:
-    """Show live nodes: their peers, rates, requests and pages."""
+    """Show live nodes: peers, rates, requests, pages, versions of weights; and how the last updates of those ended."""
     if interval <= 0:
         raise click.UsageError(f"--interval must be more than 0, got {interval:g} s")
     try:
@@ -44,8 +47,8 @@ async def _watch(places: Places, interval: float, once: bool, as_json: bool) -> 
     with Live(console=console(), auto_refresh=False, screen=console().is_terminal) as live:
         last: dict[str, Sample] = {}
         while True:
-            rows = [row_of(last.get(url), sample) for url, sample in before.items()]
-            live.update(table_of(TOP, rows), refresh=True)
+            rows = with_lags([row_of(last.get(url), sample) for url, sample in before.items()])
+            live.update(shown(rows), refresh=True)
             last = before
             await trio.sleep(interval)
             before = await sample_all(places)
@@ -53,13 +56,20 @@ async def _watch(places: Places, interval: float, once: bool, as_json: bool) -> 
 
 async def _round(places: Places, before: dict[str, Sample], *, as_json: bool) -> dict[str, Sample]:
     now = await sample_all(places)
-    rows = [row_of(before.get(url), sample) for url, sample in now.items()]
+    rows = with_lags([row_of(before.get(url), sample) for url, sample in now.items()])
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
     else:
-        console().print(table_of(TOP, rows))
+        console().print(shown(rows))
     return now
+
+
+def shown(rows: Sequence[Told]) -> Group:
+    """Return the table without columns that no node fills, and below it what became of the last updates of weights."""
+    columns = [column for column in TOP if any(column[1](row) for row in rows)]
+    lines = [update_line(row["node"], update) for row in rows for update in row["last_updates"]]
+    return Group(table_of(columns, rows), *map(Text, lines))
 
 
 async def sample_all(places: Places) -> dict[str, Sample]:
@@ -75,8 +85,10 @@ async def sample_all(places: Places) -> dict[str, Sample]:
             metrics = parsed((await exchange(url, "/metrics", places.patience_s)).body)
             at = trio.current_time()
             waits = len((await ask(url, "/why", places.patience_s))["why"])
+            coordinates = health["role"] == "coordinator"
+            updates = (await ask(url, "/updates", places.patience_s))["updates"] if coordinates else ()
         except (ValueError, KeyError, TypeError):
             raise NoAnswer("its answer is not that of a node") from None
-        return url, Sample(at, health, metrics, waits)
+        return url, Sample(at, health, metrics, waits, updates)
 
     return dict(await places.ask_each(sampled))

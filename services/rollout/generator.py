@@ -7,6 +7,7 @@ none while the next version is written over it: generation waits then, and says 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ PROMPTS = (b"The weights of ", b"A rollout begins", b"Every byte once ", b"Betwe
 NEW_TOKENS = 24
 REST_SECONDS = 0.002  # between two tokens: whoever shares the machine comes to its turn
 MOST_ROWS = 1024
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Served:
     since: float = field(default_factory=time.monotonic)
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return it as plain values; `for_s` is how long ago it began to serve."""
         return {
             "version": self.version,
             "weights": self.weights,
@@ -59,6 +62,7 @@ class Served:
             "tokens": self.tokens,
             "torn": self.torn,
             "paused_s": round(self.paused_s, 6),
+            "for_s": round(time.monotonic() - self.since, 3),
         }
 
 
@@ -170,6 +174,7 @@ class Generator:
             ranks = self._ranks()
             weights = await trio.to_thread.run_sync(bytes_digest, ranks)
             logits = await trio.to_thread.run_sync(logits_digest, self._model, ranks)
+            _log.info("version %d serves", self._version)
             self.served.append(Served(self._version, weights, logits, paused_s=paused_s))
             del self.served[:-MOST_ROWS]
 

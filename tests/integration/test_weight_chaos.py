@@ -82,7 +82,9 @@ def start_again(made: Cluster, victim: str) -> None:
     """Start what was killed; ranks of a training that lost one end by themselves and start together."""
     if victim.startswith("trainer"):
         (other,) = [name for name in TRAINERS if name != victim]
-        assert made[other].ended() != 0, "a rank that lost another one does not go on alone"
+        assert made[other].ended() == 1, "a rank that lost another one does not go on alone"
+        said = made[other].log.read_text()
+        assert "another rank of the training is gone" in said and "Traceback" not in said, said[-3000:]
         start_trainers(made)
         for name in TRAINERS:
             made[name].hear()

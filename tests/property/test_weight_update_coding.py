@@ -101,6 +101,7 @@ def test_deltas_begin_with_a_base_and_survive_an_abort(tmp_path: Path) -> None:
                 assert used(report) == everywhere(scene, "delta")
                 plain = sum(one.plain_bytes for one in report.codings)
                 assert sum(one.saved_bytes for one in report.codings) > 0.4 * plain
+                assert report.sent_bytes == sum(one.sent_bytes for one in report.codings), "all went coded"
                 await scene.flip(version)
                 scene.check(version)
             scene.nudge(4)
@@ -185,6 +186,8 @@ def test_a_receiver_that_wants_none_and_one_with_little_room_get_plain_bytes(tmp
             assert used(report) == {"a/1": {"delta"}, "b/0": {"delta"}, "b/1": {"full"}}
             little = [one for one in report.codings if one.receiver == "b/1"]
             assert all("landing_bytes are too few: give " in one.why and not one.saved_bytes for one in little)
+            unread = sum(one.plain_bytes for one in report.codings if one.receiver == "b/0")  # as much as "a/0" gets
+            assert report.sent_bytes == unread + sum(one.sent_bytes for one in report.codings)
             assert set(report.codings) == {one for each in scene.reports[-2:] for one in each.codings}
 
     run(body)

@@ -206,9 +206,10 @@ class WeightCoordinator(Attendance):
                 self._offers.make(sender, version)
                 if version <= self.begun:
                     self._refuse(version, f"version must be greater than {self.begun}, got {version}")
-            case Wrote(version, codings) if update is not None and version == update.version:
+            case Wrote(version, codings, sent_bytes) if update is not None and version == update.version:
                 update.wrote.add(sender)
                 update.codings += codings
+                update.sent_bytes += sent_bytes
             case Unreachable(version, receiver, reason) if update is not None and version == update.version:
                 self._tasks.start_soon(self._doubt, update, receiver, f"{sender} cannot write to it: {reason}")
             case Failed(version, reason) if sender in self._ranks:

@@ -148,13 +148,15 @@ class Maxima(Struct, frozen=True, tag="weights.maxima"):
 
 
 class Wrote(Struct, frozen=True, tag="weights.wrote"):
-    """From a trainer to the coordinator: all its writes have ended; it stays until the outcome.
+    """From a trainer to the coordinator: all its writes have ended, and how many bytes they were.
 
-    From a receiver that forwards to some that read codings: what it passed on, said before Verified.
+    It stays until the outcome. From a receiver that forwards to some that read codings: what it passed on, said before
+    Verified.
     """
 
     version: Version
     codings: list[CodingReport] = []
+    sent_bytes: Annotated[int, Meta(ge=0)] = 0
 
 
 class Unreachable(Struct, frozen=True, tag="weights.unreachable"):

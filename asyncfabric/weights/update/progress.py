@@ -21,6 +21,7 @@ class Progress:
         silent: trainers that will not say so any more.
         done: set when it is decided or aborted.
         codings: what trainers told of them.
+        sent_bytes: that trainers wrote, as they told.
         failure: why it was aborted, empty if it was not.
     """
 
@@ -32,6 +33,7 @@ class Progress:
         self.wrote: set[str] = set()
         self.silent: set[str] = set()
         self.codings: list[CodingReport] = []
+        self.sent_bytes: int = 0
         self.done: anyio.Event = anyio.Event()
         self.failure: str = ""
 
@@ -66,5 +68,5 @@ class Progress:
         return UpdateReport(
             self.version, self.receivers, end - marks["begin"], ready - marks["begin"], wrote - ready,
             decided - ready, end - decided, self.cores.get("told", self.cores["begin"]) - self.cores["begin"],
-            tuple(self.codings),
+            tuple(self.codings), self.sent_bytes,
         )  # fmt: skip

@@ -132,6 +132,7 @@ class WeightPublisher:
         started = ended = began
         used: tuple[CodingReport, ...] = ()
         scratch: Scratch | None = None
+        sent_bytes = 0
         with one.scope:
             while one.write is None and one.outcome is None and not self._may_begin(one):
                 await self._changed.wait()
@@ -144,8 +145,10 @@ class WeightPublisher:
                         ended = monotonic()
                         if self._codings is not None:
                             used = self._codings.sent(sending.stages.write_s)
+                        coded = sum(each.sent_bytes for each in used if each.coding != "full")
+                        sent_bytes = sending.stages.bytes + coded
                 one.written = True
-                await self._messenger.send(COORDINATOR, Wrote(one.version, list(used)))
+                await self._messenger.send(COORDINATOR, Wrote(one.version, list(used), sent_bytes))
                 if self._codings is not None:
                     await self._codings.measure()  # while receivers verify
         while one.outcome is None:
@@ -159,7 +162,7 @@ class WeightPublisher:
         now = monotonic()
         return PublishReport(
             one.version, now - began, started - began, ended - started, now - ended, sending.stages, staged,
-            program.receivers, used,
+            program.receivers, used, sent_bytes,
         )  # fmt: skip
 
     def _may_begin(self, one: Publication) -> bool:

@@ -48,6 +48,7 @@ class PublishReport:
         staged_bytes: the most that was staged at once.
         receivers: that this trainer wrote to.
         codings: for each receiver that reads a coding which this trainer writes: what was used, and why.
+        sent_bytes: that were written, coded ones as they were sent; `stages` counts those that went plain.
     """
 
     version: int
@@ -59,6 +60,7 @@ class PublishReport:
     staged_bytes: int
     receivers: tuple[str, ...]
     codings: tuple[CodingReport, ...] = ()
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class UpdateReport:
         decide_s: for the log.
         prepare_core_s: core time of the coordinator's process until every trainer had been told to write.
         codings: what trainers said of those receivers that read codings which they write.
+        sent_bytes: that trainers wrote, coded ones as they were sent; what receivers forwarded is not in it.
     """
 
     version: int
@@ -86,3 +89,4 @@ class UpdateReport:
     decide_s: float
     prepare_core_s: float
     codings: tuple[CodingReport, ...] = ()
+    sent_bytes: int = 0

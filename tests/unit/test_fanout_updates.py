@@ -1,0 +1,49 @@
+"""What a coordinator tells of updates: rows with their ages, metrics of the last one, reasons without repetition."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("starlette", reason="services need starlette")
+
+from prometheus_client import CollectorRegistry
+
+from asyncfabric.weights.update import UpdateReport
+from asyncfabric.weights.update.reports import CodingReport
+from asyncfabric_services.fanout.update_book import UpdateBook
+from asyncfabric_services.health.metrics import exposition
+from asyncfabric_services.look.rates import parsed
+
+LINK = CodingReport("trainer-0", "a/0", "delta", 1000, 100, "deltas are 1 % of the bytes")
+
+
+def report(version: int, sent_bytes: int) -> UpdateReport:
+    return UpdateReport(version, ("a/0", "b/0"), 0.5, 0.125, 0.25, 0.3, 0.0625, 0.0, (LINK,), sent_bytes)
+
+
+def test_rows_and_metrics_are_of_the_last_updates(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    book = UpdateBook(registry)
+    assert parsed(exposition(registry).decode())["asyncfabric_weights_committed_timestamp_seconds"] == 0
+    book.committed(report(1, 1100))
+    with caplog.at_level(logging.WARNING):
+        book.aborted(2, "version 2 was not committed: a/0 is gone")
+    book.committed(report(3, 100))
+    found = parsed(exposition(registry).decode())
+    assert [row["version"] for row in book.rows()] == [1, 2, 3]
+    assert [row.get("reason") for row in book.rows()] == [None, "a/0 is gone", None]
+    assert caplog.messages == ["version 2 was not committed: a/0 is gone"], "once"
+    assert book.rows()[2] | {"ago_s": 0, "links": 0} == {
+        "version": 3, "outcome": "committed", "receivers": ["a/0", "b/0"], "seconds": 0.5, "prepare_s": 0.125,
+        "write_s": 0.25, "verify_s": 0.3, "decide_s": 0.0625, "sent_bytes": 100, "saved_bytes": 900, "links": 0,
+        "ago_s": 0,
+    }  # fmt: skip
+    assert all(0 <= row["ago_s"] < 60 for row in book.rows())
+    for name, value in (("all", 0.5), ("prepare", 0.125), ("write", 0.25), ("verify", 0.3), ("decide", 0.0625)):
+        assert found[f'asyncfabric_weights_update_seconds{{stage="{name}"}}'] == value
+    assert found['asyncfabric_weights_update_bytes_total{what="sent"}'] == 1200
+    assert found['asyncfabric_weights_update_bytes_total{what="saved"}'] == 1800
+    assert found['asyncfabric_weights_updates_total{outcome="aborted"}'] == 1
+    assert found["asyncfabric_weights_committed_timestamp_seconds"] > 1.7e9
