@@ -18,6 +18,8 @@ from asyncfabric.weights.layouts import ReplicaCuts, ReplicaLayout
 from asyncfabric.weights.placement import Mesh, Shard, place
 from asyncfabric.weights.target import Move, alone
 
+_ALL = "give all parameters of the model, those that are not trained too"
+
 
 class _Rule(NamedTuple):
     """How a parameter is cut, what it is fused into and as which part, and whether FP8 serving quantises it."""
@@ -54,6 +56,9 @@ _OUTSIDE = {
     "model.norm.weight": _KEPT,
     "lm_head.weight": _Rule("rows", quantised=False),
 }
+_PARTS = {"self_attn.qkv_proj": 3, "mlp.gate_up_proj": 2, "w13_weight": 2}
+_IN_EACH_LAYER = ("input_layernorm", "self_attn.q_proj", "self_attn.o_proj", "post_attention_layernorm")
+_WRAPPED = re.compile(r"^module\.|_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.")
 _LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
 _ONE_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)\.weight")
 _ALL_EXPERTS = re.compile(r"mlp\.experts\.(\w+)")
@@ -97,7 +102,8 @@ def causal_moves(held: Mapping[str, Held], card: ModelCard, replica: ReplicaLayo
     A replica keeps parameters of other types than float8 as bfloat16 if the trainer has float32.
 
     Raises:
-        ValueError: a parameter has an unknown name, or ranks do not divide experts or heads, each by its name.
+        ValueError: a parameter has an unknown name, or one that every such model has is not given, or ranks do not
+            divide experts or heads, each by its name.
     """
     cuts = ReplicaCuts(card, replica)
     if card.experts % replica.ranks and card.experts:
@@ -110,8 +116,13 @@ def causal_moves(held: Mapping[str, Held], card: ModelCard, replica: ReplicaLayo
             moves.append(_stacked_move(name, held[name], region, replica))
         else:
             tensors.setdefault((region, expert), {})[rule.part] = (name, rule)
+    _check_whole(held, card)
     for (region, expert), parts in tensors.items():
         named = [parts[part] for part in sorted(parts)]
+        fused = named[0][1].fused
+        if len(parts) < (count := _PARTS.get(fused, 1)):
+            known = " and ".join(name for name, _ in named)
+            raise ValueError(f"{region} is fused of {count} parameters, but only {known} is given: {_ALL}")
         shapes = tuple((held[name].placement.shape, rule.split) for name, rule in named)
         for (name, rule), target in zip(named, cuts.targets(shapes, expert), strict=True):
             matrix = len(held[name].placement.shape) > 1
@@ -133,13 +144,36 @@ def _rule_of(name: str) -> tuple[_Rule | None, str, int]:
         return None, f"{root}mlp.experts.{_STACKED[every[1]]}", -1
     module, _, kind = rest.rpartition(".")
     if layer is None or module not in _RULES or kind not in ("weight", "bias"):
-        raise ValueError(f"{name}: no known parameter of a causal model, so nobody can say where a replica wants it")
+        raise ValueError(
+            f"{name}: no known parameter of a causal model, so nobody can say where a replica wants it; {_advice(name)}"
+        )
     rule = _RULES[module]
     if kind == "bias":
         if rule.split == "columns":
             raise ValueError(f"{name}: a bias after cut columns would be added by every rank; not supported")
         rule = rule._replace(quantised=False)
     return rule, f"{root}{rule.fused or module}.{kind}", -1
+
+
+def _advice(name: str) -> str:
+    bare = _WRAPPED.sub("", name)
+    if bare != name:
+        return f"a wrapper named it so: give it as {bare}"
+    if "lora_" in name or ".base_layer." in name or name.startswith("base_model."):
+        return "merge adapters into the model, and give the parameters that it has then"
+    return "leave out buffers and what only training needs"
+
+
+def _check_whole(held: Mapping[str, Held], card: ModelCard) -> None:
+    """Refuse parameters of which some were left out: a replica without them would answer wrongly, or not at all."""
+    needed = ["model.embed_tokens.weight", "model.norm.weight"]
+    needed += [f"model.layers.{layer}.{module}.weight" for layer in range(card.layers) for module in _IN_EACH_LAYER]
+    mixed = {layer[1] for name in held if (layer := _LAYER.fullmatch(name)) and layer[2].startswith("mlp.experts.")}
+    roots = (f"model.layers.{layer}." for layer in range(card.layers))
+    needed += [f"{root}mlp.down_proj.weight" for root in roots if root not in mixed]
+    for name in needed:
+        if name not in held:
+            raise ValueError(f"{name} is not given: {_ALL}")
 
 
 def _stacked_move(name: str, held: Held, region: str, replica: ReplicaLayout) -> Move:

@@ -70,21 +70,25 @@ def holdings(
             each rank keeps some of.
 
     Raises:
-        ValueError: as `placement_of`, or a part leaves the whole.
+        ValueError: as `placement_of`, a part leaves the whole, or a type that weights do not have, by its name.
     """
     told = []
     for name, tensor in state.items():
+        try:
+            dtype = dtype_of(tensor)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; cast it, or leave it out if replicas do not hold it") from None
         if parts is not None and name in parts:
             whole, begin = parts[name]
             boxes(whole, {rank: (begin, tuple(tensor.shape))})  # refuses what leaves the whole
-            told.append(Holding(name, dtype_of(tensor), tuple(whole), tuple(begin), tuple(tensor.shape)))
+            told.append(Holding(name, dtype, tuple(whole), tuple(begin), tuple(tensor.shape)))
             continue
         placement = placement_of(tensor, (rank,))
         if rank not in placement.ranks:
             continue
         row = placement.row_of(rank)
         start, size = placement.starts[row].tolist(), placement.sizes[row].tolist()
-        told.append(Holding(name, dtype_of(tensor), tuple(tensor.shape), tuple(start), tuple(size)))
+        told.append(Holding(name, dtype, tuple(tensor.shape), tuple(start), tuple(size)))
     return told
 
 

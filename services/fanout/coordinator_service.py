@@ -84,6 +84,8 @@ class Coordinating:
             waits.append(
                 Waiting("the open update", "its participants", total - len(missing), total, missing, self._since, {})
             )
+        elif not coordinator.receivers:
+            waits.append(Waiting("the next update", "a rollout", 0, 1, (), 0.0, {}))
         if absent := coordinator.absent:
             total, since = coordinator.trainers, min(absent.values())
             waits.append(Waiting("the next update", "trainers", total - len(absent), total, tuple(absent), since, {}))

@@ -50,7 +50,7 @@ from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.settings.schema import Settings
-from asyncfabric_services.trainer.checkpoints import fault_of, load_version, save_version, versions_in
+from asyncfabric_services.trainer.checkpoints import fault_of, load_version, restore, save_version, versions_in
 from asyncfabric_services.trainer.training import Training
 from asyncfabric_services.trainer.world import join_world, leave_world, sum_over_ranks, tell_all
 
@@ -150,7 +150,7 @@ class TrainerRank:
         if any(theirs != kept for _, theirs in seen):
             raise ValueError(f"ranks do not see the same checkpoints in {folder}")
         if folder is not None and kept:
-            made.load_state_dict(load_version(folder, kept[-1]))
+            restore(made, load_version(folder, kept[-1]))
         return Training(made, device=self._device), made.config
 
     async def run(self, publisher: WeightPublisher, node: Node, membership: Membership) -> None:

@@ -79,7 +79,9 @@ class FusedModel:
 
     def _head(self, group: Sequence[RankTensors], state: Tensor) -> Tensor:
         state = self._norm(state, group[0]["model.norm.weight"])
-        return torch.cat([functional.linear(state, rank["lm_head.weight"]) for rank in group], dim=-1).float()
+        tied = self._config.tie_word_embeddings and "lm_head.weight" not in group[0]
+        head = "model.embed_tokens.weight" if tied else "lm_head.weight"  # both are cut in rows
+        return torch.cat([functional.linear(state, rank[head]) for rank in group], dim=-1).float()
 
     def _norm(self, state: Tensor, weight: Tensor) -> Tensor:
         values = state.float()

@@ -59,7 +59,8 @@ def _rank_tensors(state: Mapping[str, Tensor], card: ModelCard, layout: ReplicaL
             found[name] = (weight.to(torch.bfloat16) if weight.dtype == torch.float32 else weight).contiguous()
 
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        put(name, rows(name), False)
+        if name in state:  # a head that is tied to the embedding is no parameter of its own
+            put(name, rows(name), False)
     put("model.norm.weight", state["model.norm.weight"], False)
     for layer in range(card.layers):
         root = f"model.layers.{layer}."

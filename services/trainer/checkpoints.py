@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import Module
 
 KEPT = 32
 _NAME = re.compile(r"version-(\d+)\.safetensors")
@@ -45,6 +46,15 @@ def versions_in(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)))
+
+
+def restore(model: Module, state: Mapping[str, Tensor]) -> None:
+    """Put a kept version into a model; of parameters that are tied it has one. Raises ValueError for other names."""
+    known = {name for name, _ in model.named_parameters()}
+    if known != set(state):
+        names = sorted(known ^ set(state))
+        raise ValueError(f"the checkpoint is of another model: only one of the two has {', '.join(names[:4])}")
+    model.load_state_dict(dict(state), strict=False)
 
 
 def load_version(folder: Path, version: int) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from asyncfabric.weights.local_tensors import LocalTensor  # noqa: E402
 from asyncfabric.weights.tensors import arrays_of, holdings, placement_of, stored, tensor_over  # noqa: E402
 from asyncfabric_services.rollout.fused_model import FusedModel  # noqa: E402
 from asyncfabric_services.rollout.usual import load_usual, quantise  # noqa: E402
+from asyncfabric_services.trainer.checkpoints import load_version, restore, save_version  # noqa: E402
 from asyncfabric_services.trainer.training import Training  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning:torch")]
@@ -67,6 +68,7 @@ def held(kind: str, how: str, ranks: int, tp: int = 1, dtype: Any = None) -> tup
         ("qwen", "ep", 2, 1, [(4, 2, FP8)]),
         ("qwen", "ep", 4, 1, [(2, 1, BF16)]),
         ("mixtral", "fsdp", 3, 1, [(2, 1, BF16)]),
+        ("tied", "fsdp", 2, 1, [(2, 2, FP8)]),
     ],
 )
 def test_a_filled_replica_equals_one_that_was_loaded(kind: str, how: str, ranks: int, tp: int, layouts: Any) -> None:
@@ -110,7 +112,17 @@ def test_experts_that_are_parameters_of_their_own_are_stacked() -> None:
     Filled("qwen", told, ReplicaLayout(ranks=2, tp=1, fp8=True)).check(arrays, whole)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen", "mixtral"])
+def test_a_checkpoint_of_a_tied_model_goes_back_into_it(tmp_path: Path) -> None:
+    made, other = model_of("tied", seed=1), model_of("tied", seed=2)
+    save_version(tmp_path, 1, {name: tensor.detach() for name, tensor in made.named_parameters()})
+    restore(other, load_version(tmp_path, 1))
+    assert all(torch.equal(one, two) for one, two in zip(made.parameters(), other.parameters(), strict=True))
+    assert other.lm_head.weight is other.model.embed_tokens.weight
+    with pytest.raises(ValueError, match=r"another model: only one of the two has lm_head\.weight"):
+        restore(model_of("llama"), load_version(tmp_path, 1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen", "mixtral", "tied"])
 def test_the_fused_model_computes_what_transformers_does(kind: str) -> None:
     """In float32, where only the order of sums differs; so the fused model is a model, not just equal to itself."""
     model = model_of(kind).eval()

@@ -50,6 +50,8 @@ PROMPTS = torch.arange(4 * 12).reshape(4, 12) * 37 % 256
 def config_of(kind: str) -> Any:
     if kind == "llama":
         return LlamaConfig(**SIZES, intermediate_size=512)
+    if kind == "tied":
+        return LlamaConfig(**(SIZES | {"tie_word_embeddings": True}), intermediate_size=512)
     if kind == "mixtral":
         return MixtralConfig(**SIZES, intermediate_size=128, num_local_experts=8, num_experts_per_tok=2)
     return Qwen3MoeConfig(
@@ -59,7 +61,7 @@ def config_of(kind: str) -> Any:
 
 def model_of(kind: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    made = {"llama": LlamaForCausalLM, "mixtral": MixtralForCausalLM, "qwen": Qwen3MoeForCausalLM}[kind]
+    made = {"mixtral": MixtralForCausalLM, "qwen": Qwen3MoeForCausalLM}.get(kind, LlamaForCausalLM)
     model = made(config_of(kind))
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -111,7 +111,7 @@ def test_what_is_posted_is_not_read_after_a_cancelled_publish(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(other)
                 tasks.start_soon(cut)
-                with pytest.raises(af.BrokenError, match="trainer-0: Cancelled"):
+                with pytest.raises(af.BrokenError, match="trainer-0: its publish was cancelled"):
                     await scene.coordinator.update(2)
             await until_all_that_was_held_has_left(scene)
             assert poisoned(scene) == 0

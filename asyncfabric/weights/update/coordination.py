@@ -128,9 +128,8 @@ class WeightCoordinator(Attendance):
         present = list(self._machine.receivers)
         if not present or not set(self._trainers) <= self._here:
             gone = sorted(set(self._trainers) - self._here)
-            raise BrokenError(
-                f"an update needs all trainers and a receiver; there are {len(present)} receivers, {gone} are gone"
-            )
+            lacking = [*gone, *([] if present else ["a receiver"])]
+            raise BrokenError(f"an update needs all trainers and a receiver; not there: {', '.join(lacking)}")
         if self._machine.endangered:
             raise BrokenError(
                 self._machine.endangered,

@@ -253,7 +253,10 @@ class Intake:
             right = await self._right(rows, sums, kind)
             wrong = [row for row, good in zip(rows, right, strict=True) if not good]
             if wrong:
-                raise BrokenError(self._describe(wrong), remedy="publish again; if it repeats, check memory and links")
+                raise BrokenError(
+                    self._describe(wrong),
+                    remedy="publish again, while nobody changes the weights; if it repeats, check memory and links",
+                )
             await verified(rows, sums, kind)
 
     def _end_lines(self) -> None:

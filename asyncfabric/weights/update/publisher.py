@@ -117,8 +117,10 @@ class WeightPublisher:
             await self._messenger.send(COORDINATOR, Offered(version))
             report = await self._carry_out(one, began)
         except BaseException as error:
+            told = isinstance(error, Exception)
+            reason = f"{type(error).__name__}: {error}" if told else "its publish was cancelled before it was decided"
             with anyio.CancelScope(shield=True):
-                await self._say(COORDINATOR, Failed(version, f"{type(error).__name__}: {error}"[:2000]))
+                await self._say(COORDINATOR, Failed(version, reason[:2000]))
             raise
         finally:
             self._publication = None
