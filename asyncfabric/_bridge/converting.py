@@ -16,8 +16,8 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2}
-CASTS = frozenset({("bfloat16", "float32"), ("float16", "bfloat16"), ("float32", "bfloat16")})
-"""What is cast so; numpy does the others."""
+CASTS = frozenset((source, target) for source in KINDS for target in KINDS if source != target)
+"""What is cast so."""
 
 
 class Converting(Protocol):

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "all_kernels.h"
@@ -113,6 +114,91 @@ TEST(Converting, CastsRoundToNearestEvenAndWidenExactly) {
   }
 }
 
+// To nearest, even, by halving steps of doubles; what is no number keeps as many of its bits as there is room for, as numpy does.
+uint16_t half_of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  if (std::isnan(value)) return sign | 0x7c00 | std::max<uint16_t>(1, bits >> 13 & 0x3ff);
+  const double size = std::abs(static_cast<double>(value));
+  if (size >= 65520.0) return sign | 0x7c00;
+  const int power = size < 0x1p-14 ? -14 : std::ilogb(size);
+  const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(size, 10 - power)));  // of 2**(power - 10)
+  return static_cast<uint16_t>(sign | ((static_cast<uint32_t>(power + 14) << 10) + steps));
+}
+
+uint32_t widened(uint16_t half) {  // the bits of the fp32
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
+  if (exponent == 31) return sign | 0x7f800000 | fraction << 13;
+  const float size = exponent == 0
+                         ? std::ldexp(static_cast<float>(fraction), -24)
+                         : std::ldexp(1024.0F + static_cast<float>(fraction), static_cast<int>(exponent) - 25);
+  return sign | std::bit_cast<uint32_t>(size);
+}
+
+template <class To>
+To element(const Bytes& from, size_t at) {
+  To found;
+  std::memcpy(&found, &from[at * sizeof(To)], sizeof found);
+  return found;
+}
+
+TEST(Converting, EachHalfWidensToItselfAndComesBackWithEachInstructionSet) {
+  Bytes halves(2 * 65536);
+  for (uint32_t code = 0; code < 65536; ++code) std::memcpy(&halves[2 * code], &code, 2);
+  for (const Kernels* kernels : all_kernels()) {
+    Bytes wide(4 * 65536), back(2 * 65536);
+    kernels->cast[1][2](wide.data(), halves.data(), 65536);
+    kernels->cast[2][1](back.data(), wide.data(), 65536);
+    for (size_t code = 0; code < 65536; ++code)
+      ASSERT_EQ(element<uint32_t>(wide, code), widened(static_cast<uint16_t>(code))) << kernels->name << ": " << code;
+    EXPECT_EQ(back, halves) << kernels->name;
+  }
+}
+
+TEST(Converting, HalvesAreTheNearestOnesWithEachInstructionSetAndEachWidth) {
+  std::vector<float> values = awkward(3000);
+  for (uint32_t half = 0; half < 0x7c00; half += 3) {  // ties, and their neighbours
+    const uint32_t tie = (widened(static_cast<uint16_t>(half)) + widened(static_cast<uint16_t>(half + 1))) / 2;
+    for (const uint32_t each : {tie - 1, tie, tie + 1, tie | 0x80000000}) values.push_back(std::bit_cast<float>(each));
+  }
+  for (const uint32_t each :
+       {0x33000000U, 0x33000001U, 0x477fefffU, 0x477ff000U, 0x7f800001U, 0xff801fffU, 0x7fc02000U})
+    values.push_back(std::bit_cast<float>(each));
+  for (const Kernels* kernels : all_kernels()) {
+    for (const size_t width : {size_t{1}, size_t{15}, size_t{16}, size_t{17}, values.size()}) {
+      Bytes narrow(2 * width + 2, 0x55), cut_narrow(2 * width + 2, 0x55);
+      kernels->cast[2][1](narrow.data(), stored(values).data(), width);
+      kernels->cast[0][1](cut_narrow.data(), upper_halves(values).data(), width);
+      for (size_t at = 0; at < width; ++at) {
+        ASSERT_EQ(element<uint16_t>(narrow, at), half_of(values[at])) << kernels->name << ": " << values[at];
+        ASSERT_EQ(element<uint16_t>(cut_narrow, at), half_of(cut(values[at]))) << kernels->name << ": " << values[at];
+      }
+      EXPECT_EQ(element<uint16_t>(narrow, width), 0x5555) << kernels->name << " wrote behind the row";
+      EXPECT_EQ(element<uint16_t>(cut_narrow, width), 0x5555);
+    }
+  }
+}
+
+TEST(Converting, TilesOfAllSizesAreTurnedRoundByEachInstructionSet) {
+  std::mt19937 random(3);
+  for (const Kernels* kernels : all_kernels())
+    for (const size_t item : {size_t{1}, size_t{2}, size_t{4}})
+      for (const auto& [rows, columns] : {std::pair{128, 128}, {1, 1}, {17, 5}, {127, 33}, {8, 128}, {128, 3}})
+        for (const bool past : {false, true}) {
+          const size_t pitch = 128 * item + 64, stride = rows * item + (past ? 64 - rows * item % 64 : 5);
+          Bytes tile(128 * pitch), memory(columns * stride + 64, 0x55);
+          for (uint8_t& each : tile) each = static_cast<uint8_t>(random());
+          uint8_t* const target = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+          kernels->turn[item / 2](target, static_cast<ptrdiff_t>(stride), tile.data(), pitch, rows, columns, past);
+          for (size_t column = 0; column < static_cast<size_t>(columns); ++column) {
+            for (size_t row = 0; row < static_cast<size_t>(rows); ++row)
+              ASSERT_EQ(std::memcmp(target + column * stride + row * item, &tile[row * pitch + column * item], item), 0)
+                  << kernels->name << ", elements of " << item << ": " << row << ", " << column;
+            for (size_t byte = rows * item; byte < stride; ++byte) ASSERT_EQ(target[column * stride + byte], 0x55);
+          }
+        }
+}
+
 struct Matrix {
   static constexpr size_t kRows = 300, kColumns = 420, kRow = 37, kColumn = 101;  // begins within a block
   static constexpr size_t kDown = 3, kAcross = 5;
@@ -204,7 +290,7 @@ TEST(Converting, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
   Plane odd = matrix.plane();
   odd.row_bytes -= 2;
   EXPECT_TRUE(refused(odd, Matrix::kRow, Matrix::kColumn, 15, target)) << "half an element";
-  EXPECT_FALSE(cast_plane(matrix.plane(), RowKind::kFloat16, target)) << "numpy rounds to fp16";
+  EXPECT_FALSE(cast_plane(matrix.plane(), RowKind::kFloat32, target)) << "nothing to convert";
   std::vector<float> few(14);
   EXPECT_FALSE(measure_plane(matrix.plane(), Matrix::kRow, Matrix::kColumn, few));
   EXPECT_EQ(static_cast<size_t>(std::count(memory.begin(), memory.end(), 0x55)), memory.size());

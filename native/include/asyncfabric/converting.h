@@ -30,7 +30,7 @@ struct PlaneTarget {
   bool turned = false;
 };
 
-// False, and nothing was written: sizes do not fit each other, or numpy does this pair of kinds.
+// False, and nothing was written: sizes do not fit each other, or the kinds are the same.
 bool cast_plane(const Plane& plane, RowKind to, const PlaneTarget& target);
 
 // Divides each element by the scale of its block. `row` and `column`: where the plane begins in its first block; `scales`: of exactly the

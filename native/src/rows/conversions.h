@@ -26,14 +26,45 @@ template <size_t kFrom, size_t kTo, class Each>
   if (kTo != 0) std::memcpy(target + column * kTo, to, (width - column) * kTo);
 }
 
+// As Element, but fp16 that is no number has the bits that numpy gives it: of the others' as many as there is room for. Processors
+// set one of them.
+template <RowKind kKind>
+struct Exact : Element<kKind> {};
+template <>
+struct Exact<RowKind::kFloat16> {
+  using Usual = Element<RowKind::kFloat16>;
+  static constexpr size_t kBytes = Usual::kBytes;
+  static void load(const uint8_t* from, Floats& out) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    Usual::widen(halves, out);
+    const Words words = __builtin_convertvector(halves, Words);
+    Words bits;
+    std::memcpy(&bits, &out, sizeof bits);
+    const Words none = (words & 0x8000) << 16 | kInfinite | (words & 0x3ff) << 13;
+    bits = (words & 0x7fff) > 0x7c00 ? none : bits;
+    std::memcpy(&out, &bits, sizeof out);
+  }
+  static void store(uint8_t* to, const Floats& in) {
+    Words bits;
+    std::memcpy(&bits, &in, sizeof bits);
+    Halves halves;
+    Usual::narrow(in, halves);
+    const Words payload = bits >> 13 & 0x3ff;
+    const Words none = (bits >> 16 & 0x8000) | 0x7c00 | (payload == 0 ? Words{} + 1 : payload);
+    const Words words = (bits & kSize) > kInfinite ? none : __builtin_convertvector(halves, Words);
+    halves = __builtin_convertvector(words, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+  }
+};
+
 template <RowKind kFrom, RowKind kTo>
 void cast(uint8_t* target, const uint8_t* source, size_t width) {
-  each_vector<Element<kFrom>::kBytes, Element<kTo>::kBytes>(target, source, width,
-                                                            [](uint8_t* to, const uint8_t* from) {
-                                                              Floats values;
-                                                              Element<kFrom>::load(from, values);
-                                                              Element<kTo>::store(to, values);
-                                                            });
+  each_vector<Exact<kFrom>::kBytes, Exact<kTo>::kBytes>(target, source, width, [](uint8_t* to, const uint8_t* from) {
+    Floats values;
+    Exact<kFrom>::load(from, values);
+    Exact<kTo>::store(to, values);
+  });
 }
 
 template <RowKind kFrom>

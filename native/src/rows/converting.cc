@@ -13,6 +13,11 @@ namespace {
 
 constexpr size_t kLanes = 16, kTile = kQuantisedBlock;
 constexpr size_t kWidest = sizeof(float);
+constexpr size_t kApart =
+    64;  // of rows of a tile: were they a power of two apart, few would have room in the nearest cache
+constexpr size_t kAhead = 16;  // rows are asked for before they are converted
+constexpr size_t kPast =
+    size_t{8} << 20;  // a target that a core's share of the caches would not keep is written past them
 
 size_t bytes_of(RowKind kind) { return kind == RowKind::kFloat32 ? 4 : 2; }
 
@@ -35,12 +40,10 @@ struct Cuts {
   size_t high(size_t number) const { return std::min(length, (number + 1) * kTile - at); }
 };
 
-// What a tile became is turned round into the target, elements of a column one after the other.
-template <size_t kItem>
-void turn(const uint8_t* tile, size_t rows, size_t columns, uint8_t* target, ptrdiff_t stride) {
-  for (size_t column = 0; column < columns; ++column, target += stride)
-    for (size_t row = 0; row < rows; ++row)
-      std::memcpy(target + row * kItem, tile + (row * kTile + column) * kItem, kItem);
+// Rows of a tile are short and far apart: a processor does not foresee them.
+void ask_for(const uint8_t* data, size_t length) {
+  const uint8_t* const line = data - reinterpret_cast<uintptr_t>(data) % 64;
+  for (size_t at = 0; line + at < data + length; at += 64) __builtin_prefetch(line + at);
 }
 
 // Calls `convert(to, from, block row, block column, width)` for each row of each tile.
@@ -48,7 +51,10 @@ template <class Convert>
 void each_tile(const Plane& plane, const Cuts& down, const Cuts& across, const PlaneTarget& target, size_t item,
                Convert convert) {
   const size_t from_item = bytes_of(plane.kind);
-  alignas(64) std::array<uint8_t, kTile * kTile * kWidest> tile;
+  alignas(64) std::array<uint8_t, kTile*(kTile * kWidest + kApart)> tile;
+  const size_t pitch = kTile * item + kApart;
+  const auto turn = best_kernels().turn[item / 2];
+  const bool past = target.rows * target.row_bytes >= kPast;
   for (size_t block_row = 0; block_row < down.count(); ++block_row) {
     const size_t low = down.low(block_row), high = down.high(block_row);
     const auto row_of = [&](size_t row) { return plane.data + static_cast<ptrdiff_t>(row) * plane.stride; };
@@ -63,11 +69,17 @@ void each_tile(const Plane& plane, const Cuts& down, const Cuts& across, const P
     }
     for (size_t block = 0; block < across.count(); ++block) {
       const size_t left = across.low(block), width = across.high(block) - left;
-      for (size_t row = low; row < high; ++row)
-        convert(tile.data() + (row - low) * kTile * item, row_of(row) + left * from_item, block_row, block, width);
+      for (size_t row = low; row < high; ++row) {
+        const size_t ahead = row + kAhead;
+        if (ahead < high)
+          ask_for(row_of(ahead) + left * from_item, width * from_item);
+        else if (block + 1 < across.count())
+          ask_for(row_of(low + (ahead - high) % (high - low)) + across.low(block + 1) * from_item,
+                  (across.high(block + 1) - across.low(block + 1)) * from_item);
+        convert(tile.data() + (row - low) * pitch, row_of(row) + left * from_item, block_row, block, width);
+      }
       uint8_t* const to = target.data + static_cast<ptrdiff_t>(left) * target.stride + low * item;
-      const auto turned = item == 1 ? turn<1> : item == 2 ? turn<2> : turn<4>;
-      turned(tile.data(), high - low, width, to, target.stride);
+      turn(to, target.stride, tile.data(), pitch, high - low, width, past);
     }
   }
 }

@@ -18,6 +18,8 @@ constexpr size_t kLanes = 16;
 using Floats = float __attribute__((vector_size(64)));
 using Words = uint32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
+using Floats8 = float __attribute__((vector_size(32)));
+using Halves8 = uint16_t __attribute__((vector_size(16)));
 
 // To nearest, even; in the lower halves. Vectors go by reference: no function may depend on how they are returned.
 [[gnu::always_inline]] inline void round_to_bfloat(const Floats& in, Words& out) {
@@ -58,18 +60,22 @@ template <>
 struct Element<RowKind::kFloat16> {
   static constexpr size_t kBytes = 2;
 #if defined(__F16C__)  // also with AVX-512: gcc 12 warns about its own header there
-  static void load(const uint8_t* from, Floats& out) {
-    for (size_t half = 0; half < 2; ++half) {
-      const __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + half * 16)));
-      std::memcpy(reinterpret_cast<uint8_t*>(&out) + half * 32, &wide, sizeof wide);
-    }
+  // By way of registers: memory that was written in two parts is not read as one without a wait.
+  static void widen(const Halves& in, Floats& out) {
+    const Halves8 low = __builtin_shufflevector(in, in, 0, 1, 2, 3, 4, 5, 6, 7);
+    const Halves8 high = __builtin_shufflevector(in, in, 8, 9, 10, 11, 12, 13, 14, 15);
+    const auto first = reinterpret_cast<Floats8>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(low)));
+    const auto second = reinterpret_cast<Floats8>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(high)));
+    out = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   }
-  static void store(uint8_t* to, const Floats& in) {
-    for (size_t half = 0; half < 2; ++half) {
-      __m256 wide;
-      std::memcpy(&wide, reinterpret_cast<const uint8_t*>(&in) + half * 32, sizeof wide);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + half * 16), _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
-    }
+  static void narrow(const Floats& in, Halves& out) {
+    const Floats8 low = __builtin_shufflevector(in, in, 0, 1, 2, 3, 4, 5, 6, 7);
+    const Floats8 high = __builtin_shufflevector(in, in, 8, 9, 10, 11, 12, 13, 14, 15);
+    const auto first =
+        reinterpret_cast<Halves8>(_mm256_cvtps_ph(reinterpret_cast<__m256>(low), _MM_FROUND_TO_NEAREST_INT));
+    const auto second =
+        reinterpret_cast<Halves8>(_mm256_cvtps_ph(reinterpret_cast<__m256>(high), _MM_FROUND_TO_NEAREST_INT));
+    out = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   }
 #else
   static float widened(uint16_t half) {
@@ -104,17 +110,23 @@ struct Element<RowKind::kFloat16> {
     }
     return static_cast<uint16_t>(sign | ((word - 0x38000000 + 0xfff + ((word >> 13) & 1)) >> 13));
   }
-  static void load(const uint8_t* from, Floats& out) {
-    uint16_t halves[kLanes];
-    std::memcpy(halves, from, sizeof halves);
-    for (size_t lane = 0; lane < kLanes; ++lane) out[lane] = widened(halves[lane]);
+  static void widen(const Halves& in, Floats& out) {
+    for (size_t lane = 0; lane < kLanes; ++lane) out[lane] = widened(in[lane]);
   }
-  static void store(uint8_t* to, const Floats& in) {
-    uint16_t halves[kLanes];
-    for (size_t lane = 0; lane < kLanes; ++lane) halves[lane] = narrowed(in[lane]);
-    std::memcpy(to, halves, sizeof halves);
+  static void narrow(const Floats& in, Halves& out) {
+    for (size_t lane = 0; lane < kLanes; ++lane) out[lane] = narrowed(in[lane]);
   }
 #endif
+  static void load(const uint8_t* from, Floats& out) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    widen(halves, out);
+  }
+  static void store(uint8_t* to, const Floats& in) {
+    Halves halves;
+    narrow(in, halves);
+    std::memcpy(to, &halves, sizeof halves);
+  }
 };
 
 }  // namespace

@@ -22,13 +22,17 @@ struct Kernels {
   // the caches, to a target that is aligned to 64.
   void (*copy_stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first, uint8_t* target,
                        const uint8_t* next, bool past);
-  // The rest takes any `width`. By kinds from and to; null where numpy does it: rounding to fp16, and what has no bits of its own.
+  // The rest takes any `width`. By kinds from and to; null where they are the same.
   using Convert = void (*)(uint8_t* target, const uint8_t* source, size_t width);
   Convert cast[3][3];
   // Each element over the scale, as float8_e4m3fn: to nearest, even; at most 448; what is no number stays none. By kind.
   void (*quantise[3])(uint8_t* target, const uint8_t* source, float scale, size_t width);
   // Raises the bits of sixteen fp32 to those of the largest absolute values; what is no number is larger than all. By kind.
   void (*largest[3])(uint32_t* most, const uint8_t* source, size_t width);
+  // Writes the columns of a tile as rows that are `stride` bytes apart. The tile has rows of `pitch` bytes, a multiple of 16, and ends where a
+  // multiple of 16 of them does. `past`: past the caches, where that is possible. By the bytes of an element: 1, 2, 4.
+  void (*turn[3])(uint8_t* target, ptrdiff_t stride, const uint8_t* tile, size_t pitch, size_t rows, size_t columns,
+                  bool past);
 };
 
 extern const Kernels kPlainKernels;

@@ -11,6 +11,7 @@
 #include "rows/conversions.h"
 #include "rows/elements.h"
 #include "rows/kernels.h"
+#include "rows/turning.h"
 #include "rows/xxh3.h"
 
 namespace asyncfabric::rows {
@@ -238,11 +239,12 @@ constexpr Kernels kernels_named(const char* name) {
           stream,
           stripes,
           copy_stripes,
-          {{nullptr, nullptr, cast<RowKind::kBfloat16, RowKind::kFloat32>},
-           {cast<RowKind::kFloat16, RowKind::kBfloat16>, nullptr, nullptr},
-           {cast<RowKind::kFloat32, RowKind::kBfloat16>, nullptr, nullptr}},
+          {{nullptr, cast<RowKind::kBfloat16, RowKind::kFloat16>, cast<RowKind::kBfloat16, RowKind::kFloat32>},
+           {cast<RowKind::kFloat16, RowKind::kBfloat16>, nullptr, cast<RowKind::kFloat16, RowKind::kFloat32>},
+           {cast<RowKind::kFloat32, RowKind::kBfloat16>, cast<RowKind::kFloat32, RowKind::kFloat16>, nullptr}},
           {quantise<RowKind::kBfloat16>, quantise<RowKind::kFloat16>, quantise<RowKind::kFloat32>},
-          {largest<RowKind::kBfloat16>, largest<RowKind::kFloat16>, largest<RowKind::kFloat32>}};
+          {largest<RowKind::kBfloat16>, largest<RowKind::kFloat16>, largest<RowKind::kFloat32>},
+          {turn<Bytes16>, turn<Halves8>, turn<Words4>}};
 }
 
 }  // namespace
