@@ -161,7 +161,7 @@ def _advice(name: str) -> str:
         return f"a wrapper named it so: give it as {bare}"
     if "lora_" in name or ".base_layer." in name or name.startswith("base_model."):
         return "merge adapters into the model, and give the parameters that it has then"
-    return "leave out buffers and what only training needs"
+    return "the families of Llama, Qwen and Mixtral are known; leave out buffers and what only training needs"
 
 
 def _check_whole(held: Mapping[str, Held], card: ModelCard) -> None:

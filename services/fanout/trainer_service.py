@@ -47,6 +47,7 @@ from asyncfabric_services.health.view import Row, View
 from asyncfabric_services.interruption import first_failure
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
+from asyncfabric_services.rollout.fused_model import refuse_uncomputable
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.settings.schema import Settings
@@ -109,6 +110,7 @@ class TrainerRank:
                 ranks=settings.weights.ranks, tp=settings.weights.tp, fp8=settings.weights.form == "float8"
             )
             self.training, config = self._loaded()
+            refuse_uncomputable(config)
             told = tell_all(msgspec.msgpack.encode(self.training.holdings()))
             held = held_by([msgspec.msgpack.decode(one, type=list[Holding]) for one in told])
             moves = causal_moves(held, card_of(config), layout)

@@ -22,6 +22,7 @@ from asyncfabric.weights.causal import card_of
 from asyncfabric_services.rollout.usual import BLOCK
 
 RankTensors = Mapping[str, Tensor]
+COMPUTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
 class FusedModel:
@@ -33,7 +34,9 @@ class FusedModel:
     """
 
     def __init__(self, config: Any, layout: ReplicaLayout) -> None:
+        refuse_uncomputable(config)
         self.card: ModelCard = card_of(config)
+        self._window: int | None = getattr(config, "sliding_window", None)
         self.layout = layout
         self._config = config
         self._rotary = LlamaRotaryEmbedding(config)
@@ -50,8 +53,10 @@ class FusedModel:
             tokens: int64.
 
         Raises:
-            ValueError: not as many ranks as the layout has.
+            ValueError: not as many ranks as the layout has, or more tokens than the model's window.
         """
+        if self._window is not None and tokens.shape[1] > self._window:
+            raise ValueError(f"{tokens.shape[1]} tokens are more than the window of {self._window}; not computed here")
         if len(ranks) != self.layout.ranks:
             raise ValueError(f"the replica has {self.layout.ranks} ranks, got tensors of {len(ranks)}")
         tp = self.layout.tp
@@ -156,6 +161,15 @@ class FusedModel:
         if self._normed:
             share = share / share.sum(dim=-1, keepdim=True)
         return index, share.to(flat.dtype)
+
+
+def refuse_uncomputable(config: Any) -> None:
+    """Raise ValueError for a configuration whose model is computed in another way than here: answers would be wrong."""
+    kind, function = str(getattr(config, "model_type", "")), str(getattr(config, "hidden_act", ""))
+    if kind not in COMPUTED:
+        raise ValueError(f"rollouts do not compute models of type {kind!r}, only {', '.join(COMPUTED)}")
+    if function not in ("silu", "swish"):
+        raise ValueError(f"rollouts compute silu between the matrices of a layer, not {function!r}")
 
 
 def weight_of(rank: RankTensors, name: str, slot: int | None = None) -> Tensor:

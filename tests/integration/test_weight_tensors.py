@@ -23,6 +23,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from trained import PROMPTS, Filled, config_of, model_of  # noqa: E402
+from transformers import GemmaConfig, GraniteConfig, LlamaConfig, MistralConfig, MistralForCausalLM  # noqa: E402
 
 from asyncfabric.weights import ReplicaLayout  # noqa: E402
 from asyncfabric.weights.causal import card_of, causal_moves  # noqa: E402
@@ -136,6 +137,25 @@ def test_the_fused_model_computes_what_transformers_does(kind: str) -> None:
         ]
         got = FusedModel(config_of(kind), layout).logits(wide, PROMPTS)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_models_that_are_computed_otherwise_are_refused() -> None:
+    """Their parameters have the names of the others, so nothing but their answers would have shown it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 1}
+    for config, text in [
+        (GemmaConfig(**sizes), "do not compute models of type 'gemma'"),
+        (GraniteConfig(**sizes), "do not compute models of type 'granite'"),
+        (LlamaConfig(**sizes, hidden_act="gelu"), "silu between the matrices of a layer, not 'gelu'"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            FusedModel(config, ReplicaLayout())
+    narrow = MistralConfig(**sizes, num_key_value_heads=2, vocab_size=256, sliding_window=8)
+    whole = {name: tensor.detach() for name, tensor in MistralForCausalLM(narrow).named_parameters()}
+    tensors = load_usual(whole, card_of(narrow), ReplicaLayout())
+    model = FusedModel(narrow, ReplicaLayout())
+    assert model.logits(tensors, PROMPTS[:, :8]).shape == (4, 8, 256)
+    with pytest.raises(ValueError, match="9 tokens are more than the window of 8"):
+        model.logits(tensors, PROMPTS[:, :9])
 
 
 def loaded(whole: Any, kind: str, layout: ReplicaLayout) -> Any:
