@@ -277,8 +277,9 @@ class LinkPost:
         if self._where.get(name) != identity:
             return
         del self._where[name]
+        at = "" if name.startswith(f"{identity.name}/") else f" (it was on node {identity.name})"
         for box in self._boxes.values():
-            box.put(name, Lost(reason))
+            box.put(name, Lost(reason + at))
 
 
 def _number() -> int:

@@ -152,7 +152,7 @@ def test_a_death_is_told_and_a_new_life_is_another_session(tmp_path: Path) -> No
         await until(mine, "r/0", Found)
         await b.end()
         (lost,) = await until(mine, "r/0", Lost)
-        assert lost.reason
+        assert lost.reason.endswith(" (it was on node b)"), "whoever looks for a rank must know where"
         with pytest.raises(PeerError):
             await mine.send("r/0", Commit(1))
         again = await made.open("b", "r/0")
@@ -193,7 +193,7 @@ def test_a_beginning_whose_loss_nobody_noticed_is_told_as_both(tmp_path: Path) -
         await until(mine, "r/0", Found)
         here = Here(b.post._peers[a.link.identity].mine + 2, a.post._peers[b.link.identity].mine, ["r/0", "r/1"])
         await b.link.send(a.link.identity, CHANNEL, msgspec.msgpack.encode(here))
-        assert await until(mine, "r/0", Found) == [Lost("it began a new session"), Found()]
+        assert await until(mine, "r/0", Found) == [Lost("it began a new session (it was on node b)"), Found()]
         assert await until(mine, "r/1", Found) == [Found()]
         for place in (a, b):
             await place.end()
