@@ -1,17 +1,25 @@
-"""What a coordinator tells of updates: rows with their ages, metrics of the last one, reasons without repetition."""
+"""What a coordinator tells of updates: rows with their ages, metrics of the last one, reasons, and who is not there."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 pytest.importorskip("starlette", reason="services need starlette")
 
 from prometheus_client import CollectorRegistry
 
-from asyncfabric.weights.update import UpdateReport
+from asyncfabric.weights import Mesh, Move, alone, place, plan_weights
+from asyncfabric.weights.update import COORDINATOR, LocalPost, UpdateReport, open_coordinator
 from asyncfabric.weights.update.reports import CodingReport
+from asyncfabric_services.fanout.blueprint import Desk
+from asyncfabric_services.fanout.coordinator_service import Coordinating
 from asyncfabric_services.fanout.update_book import UpdateBook
 from asyncfabric_services.health.metrics import exposition
 from asyncfabric_services.look.rates import parsed
@@ -47,3 +55,23 @@ def test_rows_and_metrics_are_of_the_last_updates(caplog: pytest.LogCaptureFixtu
     assert found['asyncfabric_weights_update_bytes_total{what="saved"}'] == 1800
     assert found['asyncfabric_weights_updates_total{outcome="aborted"}'] == 1
     assert found["asyncfabric_weights_committed_timestamp_seconds"] > 1.7e9
+
+
+def test_who_is_not_there_is_named_and_counted(tmp_path: Path) -> None:
+    whole = place((4, 4), Mesh.of({"all": 1}))
+    move = Move("w", "bfloat16", whole, "w", "bfloat16", alone(whole))
+    plan = plan_weights([move], trainers=2, receivers=1, replicas=())
+    stage: Any = SimpleNamespace(registry=CollectorRegistry())
+
+    async def body() -> None:
+        desk, post = Desk(tmp_path / "blueprint"), LocalPost()
+        one = Coordinating(stage, desk, tmp_path / "log")
+        async with open_coordinator(post.open(COORDINATOR), plan, tmp_path / "log") as coordinator:
+            desk.coordinator = coordinator
+            post.open("trainer-0")
+            await trio.testing.wait_all_tasks_blocked()
+            waits = [(line.waits_for, line.have, line.need, line.missing_from) for line in one.waits()]
+            assert waits == [("a rollout", 0, 1, ()), ("trainers", 1, 2, ("trainer-1",))]
+            assert parsed(exposition(stage.registry).decode())["asyncfabric_weights_absent_trainers"] == 1
+
+    trio.run(body)
