@@ -6,6 +6,7 @@ sentence from its code, and the caller adds the context: which op, which region,
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 
@@ -36,14 +37,31 @@ _REMEDIES: dict[int, str] = {
     ),
     StatusCode.PEER_DEAD: "check that process and its log; connect to its new address when it was restarted",
     StatusCode.PEER_UNREACHABLE: (
-        "check that the process runs, that its address is fresh, and that both sides opened a common rail"
+        "check that the process runs and has file descriptors left, that its address is fresh, "
+        "and that both sides opened a common rail"
     ),
     StatusCode.PEER_REJECTED: "both sides need a common provider and the same version; see fabric.rails on both",
     StatusCode.RAIL_DOWN: "see fabric.rails for what is still up",
-    StatusCode.NO_MEMORY: "check free memory, ulimit -l (locked memory) and the size of /dev/shm",
+    StatusCode.NO_MEMORY: (
+        "check free memory, the bound of the container, ulimit -l (locked memory) and the size of /dev/shm"
+    ),
     StatusCode.NO_PROVIDER: "install the provider's library, or name other rails in FabricConfig.rails",
     StatusCode.TIMEOUT: "see fabric.why() for what is missing and from whom",
     StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
+}
+
+# What ran out, where the system's number says so: its sentence and what to do, instead of those of NO_MEMORY.
+_RAN_OUT: dict[int, tuple[str, str]] = {
+    errno.EMFILE: (
+        "no file descriptor is left",
+        "raise ulimit -n (docker --ulimit nofile=65536:65536); `asyncfabric doctor` says what there is",
+    ),
+    errno.ENFILE: ("no file descriptor is left on this machine", "raise fs.file-max"),
+    errno.EAGAIN: (
+        "no thread can be started",
+        "a fabric has about 3 threads: raise the container's bound of processes (docker --pids-limit, podPidsLimit), "
+        "or ulimit -u",
+    ),
 }
 
 
@@ -79,7 +97,7 @@ def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = ""
     message = _message(code, raw, scene, detail)
     if kind == StatusKind.VALUE:
         return ValueError(message)
-    remedy = _REMEDIES.get(code, "")
+    remedy = _RAN_OUT[raw][1] if _ran_out(code, raw) else _REMEDIES.get(code, "")
     if kind == StatusKind.PEER:
         return PeerError(message, remedy=remedy, raw=raw, bytes=scene.done)
     if kind in (StatusKind.TRANSFER, StatusKind.CANCELLED):
@@ -153,6 +171,8 @@ def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
         text = StatusCode(code).text
     except ValueError:
         text = f"unknown status {code}"
+    if _ran_out(code, raw):
+        text, detail = _RAN_OUT[raw][0], detail.removeprefix(text).removeprefix(": ")
     if detail.startswith(text):
         text = detail
     elif detail:
@@ -162,6 +182,10 @@ def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
     # A detail that ends a call's name by its number says whose number it is: results of CUDA are no errno.
     number = f" [{_number(raw)}]" if raw and f"({raw})" not in detail else ""
     return f"{scene.what}{to}: {text}{number}{done}"
+
+
+def _ran_out(code: int, raw: int) -> bool:
+    return code == StatusCode.NO_MEMORY and raw in _RAN_OUT
 
 
 def _number(raw: int) -> str:

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/memory_room.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -60,10 +61,6 @@ void* map_shared_file(int fd, uint64_t length, int protection) {
   return base;
 }
 
-uint64_t machine_bytes() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
-
 // Asks for huge pages by the one call that works whatever shmem_enabled says (Linux 6.1). Random pages are then written at the speed
 // of the memory and not of the page tables: a quarter to a third more for lists of 4 to 64 KiB pages; and a peer that maps gigabytes
 // has 500 times fewer to map. Refusal is no failure.
@@ -77,13 +74,14 @@ void collapse_to_huge_pages(uint8_t* base, uint64_t length) {
 }
 
 Status Pages::allocate(uint64_t length, Pages* out) {
+  // The kernel does not refuse what is beyond the bound of a control group: it kills.
+  if (length >= kHugePageBytes && length > memory_room_bytes()) return {StatusCode::kNoMemory, ENOMEM};
   Pages pages;
   pages.fd_ = UniqueFd(memfd_create("asyncfabric", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!pages.fd_) return {StatusCode::kNoMemory, errno};
   if (ftruncate(pages.fd_.get(), static_cast<off_t>(length)) != 0) return {StatusCode::kNoMemory, errno};
   // The first small page of each huge one: what has no page yet is cleared and not copied when it is collapsed, four times quicker.
-  const bool huge = length <= machine_bytes();  // more fails below, and should do so soon
-  for (uint64_t at = 0; huge && at + kHugePageBytes <= length; at += kHugePageBytes) {
+  for (uint64_t at = 0; at + kHugePageBytes <= length; at += kHugePageBytes) {
     const int error = posix_fallocate(pages.fd_.get(), static_cast<off_t>(at), 1);
     if (error != 0) return {StatusCode::kNoMemory, error};
   }
@@ -93,7 +91,7 @@ Status Pages::allocate(uint64_t length, Pages* out) {
   if (base == MAP_FAILED) return {StatusCode::kNoMemory, errno};
   pages.base_ = base;
   pages.length_ = length;
-  if (huge) collapse_to_huge_pages(static_cast<uint8_t*>(base), length);
+  collapse_to_huge_pages(static_cast<uint8_t*>(base), length);
   // Takes the pages that are still missing: a machine without memory says so here and not by SIGBUS in a copy.
   if (const int error = posix_fallocate(pages.fd_.get(), 0, static_cast<off_t>(length)); error != 0)
     return {StatusCode::kNoMemory, error};

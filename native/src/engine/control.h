@@ -6,7 +6,10 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
+
+#include "base/start_thread.h"
 
 namespace asyncfabric {
 
@@ -14,8 +17,8 @@ class Control {
  public:
   ~Control() { stop(); }
 
-  void start() {
-    thread_ = std::thread([this] { run(); });
+  Status start(std::string* detail) {
+    return start_thread([this] { run(); }, &thread_, detail);
   }
 
   void post(std::function<void()> job) {

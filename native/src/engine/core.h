@@ -316,4 +316,7 @@ constexpr uint64_t make_tag(uint32_t generation, uint32_t slot, uint32_t leg, bo
          (signalled ? 1 : 0);
 }
 
+// The end of the text of an error, when it is why.
+std::string no_descriptor();
+
 }  // namespace asyncfabric

@@ -1,4 +1,7 @@
 // engine.cc: opening and ending an engine, counters, watch words, completions and statistics.
+#include <cerrno>
+
+#include "base/descriptor_room.h"
 #include "engine/native_engine.h"
 #include "provider/catalog.h"
 
@@ -34,6 +37,7 @@ Status Engine::open(const EngineConfig& config, std::unique_ptr<Engine>* out, st
     *detail = "an engine needs 1 to 32 rails and 1 to 1048576 ops";
     return StatusCode::kInvalidArgument;
   }
+  make_descriptor_room();
   auto engine = std::make_unique<NativeEngine>(config);
   const Status status = engine->start(detail);
   if (status.ok()) *out = std::move(engine);
@@ -48,6 +52,10 @@ Status Engine::check_address(std::string_view bytes, uint64_t* incarnation) {
 }
 
 Status NativeEngine::start(std::string* detail) {
+  if (core_.gate.fd() < 0 || core_.loop_gate.fd() < 0) {
+    *detail = "there is no event descriptor";
+    return {StatusCode::kNoMemory, descriptors_ran_out() ? EMFILE : 0};
+  }
   AddressBlob blob;
   blob.incarnation = core_.incarnation;
   blob.host = core_.host;
@@ -87,10 +95,10 @@ Status NativeEngine::start(std::string* detail) {
   }
   if (const Status status = core_.rail_watch.open(core_.gate.fd(), core_.loop_gate.fd(), fds, core_.can_hand_over);
       !status.ok()) {
-    *detail = "the descriptors of the rails could not be watched";
+    *detail = "the descriptors of the rails cannot be watched";
     return status;
   }
-  core_.control.start();
+  if (const Status status = core_.control.start(detail); !status.ok()) return status;
   if (core_.config.polling != PollingMode::kManual)
     if (const Status status = worker_.start(detail); !status.ok()) return status;
   return {};

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/descriptor_room.h"
 #include "engine/core.h"
 
 namespace asyncfabric {
@@ -47,10 +48,23 @@ void begin_life(Peer& peer, uint32_t life) {
 struct Wiring {
   std::vector<Lane> lanes;
   std::string protocol;
+  std::string apart;  // a protocol that both have, for processes of one host, which the two are not
   Status status = StatusCode::kPeerUnreachable;
 };
 
+std::string why_no_rail(const std::string& apart) {
+  const std::string found = "the peer and this fabric have no rail of the same protocol that can reach across";
+  if (apart.empty()) return found;
+  return found + ": " + apart +
+         " is for processes of one user, one host, one pid namespace and one network namespace, and the peer is of "
+         "another one; tcp reaches it";
+}
+
 }  // namespace
+
+std::string no_descriptor() {
+  return descriptors_ran_out() ? "; this process has no file descriptor left (ulimit -n)" : "";
+}
 
 // Control thread: opens the lanes to a peer over the best protocol that both have.
 void Core::wire_peer(PeerId id) {
@@ -63,6 +77,7 @@ void Core::wire_peer(PeerId id) {
     if (!decode_address(peer->address, &remote)) return;
     deadline = peer->connect_until_ns;
   }
+  make_descriptor_room();
   std::vector<std::string> protocols(std::begin(kPreference), std::end(kPreference));
   for (const auto& rail : rails)
     if (std::find(protocols.begin(), protocols.end(), rail->protocol) == protocols.end())
@@ -76,7 +91,11 @@ void Core::wire_peer(PeerId id) {
         ours.push_back(i);
     for (uint32_t i = 0; i < remote.rails.size(); ++i)
       if (remote.rails[i].protocol == protocol) theirs.push_back(i);
-    if (ours.empty() || theirs.empty()) continue;
+    if (ours.empty() || theirs.empty()) {
+      const auto same = [&](const auto& rail) { return rail->protocol == protocol; };
+      if (!theirs.empty() && std::any_of(rails.begin(), rails.end(), same)) wiring.apart = protocol;
+      continue;
+    }
     wiring.lanes.clear();
     wiring.protocol = protocol;
     wiring.status = {};
@@ -99,9 +118,9 @@ void Core::wire_peer(PeerId id) {
     return;  // given up meanwhile; the lanes go with `wiring`
   if (!wiring.status.ok()) {
     note_error(wiring.lanes.empty()
-                   ? "the peer and this fabric have no rail of the same protocol that can reach across"
+                   ? why_no_rail(wiring.apart)
                    : "connecting over " + wiring.protocol + " failed: " + status_text(wiring.status.code) + " (" +
-                         std::to_string(wiring.status.raw) + ")");
+                         std::to_string(wiring.status.raw) + ")" + no_descriptor());
     connect_failed(*peer, wiring.status);
     return;
   }

@@ -180,7 +180,7 @@ void Core::tick(uint64_t now) {
       case PeerState::kConnecting:
         if (now >= peer.connect_until_ns) {
           note_error("the peer did not answer over " + (peer.protocol.empty() ? "any rail" : peer.protocol) +
-                     " within " + std::to_string(config.connect_deadline_ns / 1'000'000) + " ms");
+                     " within " + std::to_string(config.connect_deadline_ns / 1'000'000) + " ms" + no_descriptor());
           lose_peer(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
         } else {
           if (peer.wired && peer.active && now >= peer.next_hello_ns) say_hello(peer);

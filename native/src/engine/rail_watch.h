@@ -26,11 +26,13 @@ class RailWatch {
   Status open(int worker_gate, int loop_gate, std::span<const int> rails, bool loop_too) {
     for (UniqueFd* set : {&all_, &gate_, &loop_}) {
       *set = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-      if (!*set) return {StatusCode::kInternal, errno};
+      if (!*set) return {StatusCode::kNoMemory, errno};
     }
     bool added = add(all_, worker_gate) && add(gate_, worker_gate) && add(loop_, loop_gate);
     for (const int rail : rails) added = added && add(all_, rail) && (!loop_too || add(loop_, rail));
-    return added ? Status() : Status(StatusCode::kInternal, errno);
+    if (added) return {};
+    // ENOSPC: fs.epoll.max_user_watches.
+    return {errno == ENOSPC || errno == ENOMEM ? StatusCode::kNoMemory : StatusCode::kInternal, errno};
   }
 
   // What the event loop waits for.

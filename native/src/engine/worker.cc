@@ -8,10 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "base/start_thread.h"
+
 namespace asyncfabric {
 
 Status Worker::start(std::string* detail) {
-  thread_ = std::thread([this] { run(); });
+  if (const Status status = start_thread([this] { run(); }, &thread_, detail); !status.ok()) return status;
   pthread_setname_np(thread_.native_handle(), "af-worker");
   const int32_t cpu = core_.config.worker_cpu;
   if (cpu < 0) return {};

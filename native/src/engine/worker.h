@@ -15,7 +15,8 @@ class Worker {
   explicit Worker(Core& core) : core_(core), spin_ns_(core.config.spin_ns) {}
   ~Worker() { stop(); }
 
-  Status start(std::string* detail);  // kInvalidArgument: the worker cannot be pinned where the config says
+  // kInvalidArgument: the worker cannot be pinned where the config says. kNoMemory: there is no thread for it.
+  Status start(std::string* detail);
   void stop();
 
  private:

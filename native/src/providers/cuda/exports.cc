@@ -3,8 +3,8 @@
 #include <unistd.h>
 #include <cerrno>
 
+#include "base/descriptor_room.h"
 #include "providers/cuda/memory.h"
-#include "providers/local/descriptor_room.h"
 
 namespace asyncfabric::cuda {
 namespace {
@@ -48,7 +48,7 @@ Status export_chunks(const Driver& driver, CUdeviceptr end, CUdeviceptr base, si
     UniqueFd handle;
     result = export_handle(driver, begin, &handle);
     if (result != kSuccess) return not_shareable(driver, result, why);
-    local::make_descriptor_room(handle.get());
+    make_descriptor_room(handle.get());
     handles->push_back(std::move(handle));
   }
   out->kind = Export::kChunks;

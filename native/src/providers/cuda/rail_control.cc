@@ -1,8 +1,8 @@
 // rail_control.cc: the control calls of a cuda rail: memory, connections, what streams of the user wait for. See rail.h.
 #include <unistd.h>
 
+#include "base/descriptor_room.h"
 #include "providers/cuda/rail.h"
-#include "providers/local/descriptor_room.h"
 
 namespace asyncfabric::cuda {
 namespace {
@@ -124,7 +124,7 @@ Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<Re
     for (uint32_t part = 0; part < handles.size(); ++part) {
       const Status status = ask_file(link, remote->slot, remote->generation, part, &handles[part]);
       if (!status.ok()) return status;
-      local::make_descriptor_room(handles[part].get());
+      make_descriptor_room(handles[part].get());
     }
     std::unique_ptr<Visit> visit;
     const Status status =

@@ -86,8 +86,7 @@ Status LibfabricRail::open(const Library& library, const Profile& profile, Info 
     note_open(rail->device_->endpoint_name());
     rail->own_segment_ = SegmentLock::open(shm_segment_name(rail->device_->endpoint_name()));
     rail->guests_ = SegmentGuests::open(*rail->device_);
-    rail->warden_ = SegmentWarden::shared();
-    if (rail->warden_ == nullptr) return {StatusCode::kNoMemory, errno};
+    if (const Status watched = SegmentWarden::shared(&rail->warden_, detail); !watched.ok()) return watched;
   }
   *out = std::move(rail);
   return StatusCode::kOk;

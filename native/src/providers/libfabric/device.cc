@@ -1,9 +1,12 @@
 // device.cc: opening of the libfabric objects, in the order that libfabric demands. On the thread that opens the rail.
 #include "providers/libfabric/device.h"
 
+#include <cerrno>
 #include <cstring>
 
+#include "base/descriptor_room.h"
 #include "providers/libfabric/errors.h"
+#include "providers/libfabric/segment_room.h"
 #include "providers/libfabric/signals.h"
 #include "providers/libfabric/wait_fd.h"
 #include "providers/libfabric/wire.h"
@@ -22,6 +25,7 @@ bool can_be_slept_on(const fi_info& info) { return std::strstr(info.fabric_attr-
 Status Device::fail(const char* what, int error, std::string* detail) const {
   *detail = std::string(what) + " of libfabric's provider " + info_->fabric_attr->prov_name + " (" + library_.path +
             ") failed: " + library_.fi_strerror(error < 0 ? -error : error);
+  if (descriptors_ran_out()) return {StatusCode::kNoMemory, EMFILE};
   return status_of_control(error < 0 ? -error : error);
 }
 
@@ -71,6 +75,8 @@ Status Device::open_cq(std::string* detail) {
 
 Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   const KeepSignalHandlers keep;
+  if (profile_.same_host_only)
+    if (const Status status = check_segment_room(detail); !status.ok()) return status;
   fid_ep* endpoint = nullptr;
   if (const int error = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); error != 0)
     return fail("fi_endpoint", error, detail);
@@ -82,6 +88,8 @@ Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   if (const int error = fi_ep_bind(endpoint, &cq_->fid, FI_TRANSMIT | FI_RECV); error != 0)
     return fail("fi_ep_bind to the CQ", error, detail);
   if (const int error = fi_enable(endpoint); error != 0) return fail("fi_enable", error, detail);
+  if (profile_.same_host_only)
+    if (const Status status = take_segment_room(endpoint, detail); !status.ok()) return status;
   *out = std::move(owned);
   return StatusCode::kOk;
 }

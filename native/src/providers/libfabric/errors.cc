@@ -54,7 +54,9 @@ Status status_of_control(int error) {
   switch (error) {
     case 0: return StatusCode::kOk;
     case FI_ENOMEM:
-    case FI_ENOSPC: return {StatusCode::kNoMemory, error};
+    case FI_ENOSPC:
+    case EMFILE:
+    case ENFILE: return {StatusCode::kNoMemory, error};
     case FI_EINVAL: return {StatusCode::kInvalidArgument, error};
     case FI_ENODATA:
     case FI_ENOSYS:

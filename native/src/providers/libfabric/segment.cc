@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "providers/libfabric/process.h"
@@ -49,6 +51,19 @@ bool Segment::queue_is_empty() const {
   const auto* queue =
       reinterpret_cast<const SegmentQueue*>(reinterpret_cast<const char*>(head_) + head_->command_queue_offset);
   return __atomic_load_n(&queue->put, __ATOMIC_ACQUIRE) == __atomic_load_n(&queue->taken, __ATOMIC_RELAXED);
+}
+
+int Segment::take_room(bool buffers_too) const {
+  const int file = shm_open(("/" + name_).c_str(), O_RDWR | O_CLOEXEC, 0);
+  if (file < 0) return errno;
+  const auto bytes = static_cast<off_t>(bytes_);
+  // The buffers lie between the pool of small messages and the table of peers.
+  const auto begin = static_cast<off_t>(std::min<uint64_t>(head_->bounce_pool_offset, bytes_));
+  const auto end = static_cast<off_t>(std::min<uint64_t>(head_->peers_offset, bytes_));
+  int error = buffers_too || begin >= end ? posix_fallocate(file, 0, bytes) : posix_fallocate(file, 0, begin);
+  if (error == 0 && !buffers_too && begin < end && end < bytes) error = posix_fallocate(file, end, bytes - end);
+  close(file);
+  return error;
 }
 
 void Segment::say_farewell() {

@@ -27,6 +27,8 @@ class Segment {
   // Says to those who have it mapped that its endpoint posts no more. libfabric unlinks by the name that the segment carries, so what
   // closes the endpoint then leaves the segment in /dev/shm.
   void say_farewell();
+  // Takes the pages of the file, but those of the buffers for bytes unless `buffers_too`: half of it. Returns 0 or what the kernel said.
+  int take_room(bool buffers_too) const;
   void unlink() const;
 
  private:

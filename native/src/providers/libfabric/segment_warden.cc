@@ -6,9 +6,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
-#include <system_error>
+#include <utility>
 
+#include "base/start_thread.h"
 #include "providers/libfabric/process.h"
 #include "providers/libfabric/segment_lock.h"
 
@@ -26,19 +28,20 @@ void ring(const UniqueFd& wake) {
 
 }  // namespace
 
-std::shared_ptr<SegmentWarden> SegmentWarden::shared() {
+Status SegmentWarden::shared(std::shared_ptr<SegmentWarden>* out, std::string* detail) {
   static std::mutex mutex;
   static std::weak_ptr<SegmentWarden> only;
   const std::lock_guard lock(mutex);
-  if (std::shared_ptr<SegmentWarden> warden = only.lock()) return warden;
+  *out = only.lock();
+  if (*out != nullptr) return {};
   const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake < 0) return nullptr;
+  if (wake < 0) return {StatusCode::kNoMemory, errno};
   std::shared_ptr<SegmentWarden> warden(new SegmentWarden(wake));
-  try {
-    warden->thread_ = std::thread([raw = warden.get()] { raw->run(); });
-  } catch (const std::system_error&) { return nullptr; }
+  const Status status = start_thread([raw = warden.get()] { raw->run(); }, &warden->thread_, detail);
+  if (!status.ok()) return status;
   only = warden;
-  return warden;
+  *out = std::move(warden);
+  return {};
 }
 
 SegmentWarden::~SegmentWarden() {

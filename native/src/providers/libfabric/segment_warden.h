@@ -9,16 +9,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "asyncfabric/status.h"
 #include "base/unique_fd.h"
 
 namespace asyncfabric::libfabric {
 
 class SegmentWarden {
  public:
-  static std::shared_ptr<SegmentWarden> shared();  // null: no thread or descriptor can be had
+  static Status shared(std::shared_ptr<SegmentWarden>* out, std::string* detail);  // kNoMemory: no thread or descriptor
   ~SegmentWarden();
   SegmentWarden(const SegmentWarden&) = delete;
   SegmentWarden& operator=(const SegmentWarden&) = delete;

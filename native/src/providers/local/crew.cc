@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "base/clock.h"
+#include "base/start_thread.h"
 
 namespace asyncfabric::local {
 namespace {
@@ -42,8 +44,10 @@ void Crew::start() {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   for (uint32_t i = 0; i < helpers_; ++i) {
-    threads_.emplace_back([this] { help(); });
-    pthread_setname_np(threads_.back().native_handle(), "af-copy");
+    std::thread helper;
+    if (!start_thread([this] { help(); }, &helper, nullptr).ok()) break;  // fewer do, also none
+    pthread_setname_np(helper.native_handle(), "af-copy");
+    threads_.push_back(std::move(helper));
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -51,7 +55,7 @@ void Crew::start() {
 void Crew::copy(std::span<const Piece> pieces) {
   uint64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.length;
-  if (threads_.empty()) start();
+  if (!std::exchange(begun_, true)) start();
   // Long pieces are cut, so that all have something to do; short ones are taken several at a time.
   count_ = 0;
   const uint64_t fitting = bytes / (kMostPieces - pieces.size() + 1) + 1;

@@ -54,6 +54,7 @@ class Crew {
 
   const Copier& copier_;
   const uint32_t helpers_;
+  bool begun_ = false;
   std::vector<std::thread> threads_;
 
   // Written by the caller while no share is taken; read by whoever took one. Partners: the release store of work_ and its exchange.

@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "base/clock.h"
-#include "providers/local/descriptor_room.h"
+#include "base/descriptor_room.h"
 #include "providers/local/identity.h"
 #include "providers/local/rail.h"
 

@@ -12,7 +12,8 @@
 #include <bit>
 #include <ctime>
 
-#include "providers/local/descriptor_room.h"
+#include "base/descriptor_room.h"
+#include "base/start_thread.h"
 
 namespace asyncfabric::local {
 namespace {
@@ -49,8 +50,9 @@ Status Service::start(TracerPolicy policy, std::string* detail) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  const Status started = start_thread([this] { run(); }, &thread_, detail);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started.ok()) return started;
   pthread_setname_np(thread_.native_handle(), "af-local");
   return {};
 }

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/start_thread.h"
 
 namespace asyncfabric::verbs {
 namespace {
@@ -46,10 +47,10 @@ Status Exchange::start(std::string* detail) {
     event.data.fd = fd;
     if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
       *detail = std::string("verbs: epoll: ") + std::strerror(errno);
-      return {StatusCode::kInternal, errno};
+      return {epoll_ ? StatusCode::kInternal : StatusCode::kNoMemory, errno};
     }
   }
-  thread_ = std::thread([this] { run(); });
+  if (const Status status = start_thread([this] { run(); }, &thread_, detail); !status.ok()) return status;
   pthread_setname_np(thread_.native_handle(), "af-verbs");
   return {};
 }

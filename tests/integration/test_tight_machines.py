@@ -1,0 +1,78 @@
+"""Where descriptors, threads or shared memory run out, as in containers: an error at the call, which says what."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from availability import namespaces_missing, need
+from processes import PROGRAMS
+
+ENOUGH = 24
+
+
+def _tight(*words: object, prefix: tuple[str, ...] = ()) -> Any:
+    command = [*prefix, sys.executable, str(PROGRAMS / "tight.py"), *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr}"
+    return json.loads(ended.stdout)
+
+
+def _descriptors(soft: int, hard: int) -> tuple[str, ...]:
+    return ("prlimit", f"--nofile={soft}:{hard}")
+
+
+def _shared_memory(size: str) -> tuple[str, ...]:
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    return ("unshare", "--mount", "bash", "-c", mount, "bash")
+
+
+@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+def test_a_low_soft_limit_of_descriptors_is_raised(rail: str) -> None:
+    need(rail)
+    told = _tight("many", rail, ENOUGH, prefix=_descriptors(96, 8192))
+    assert (told["wrote"], told["error"]) == (ENOUGH, ""), told
+
+
+@pytest.mark.parametrize("soft", [32, 64, 96, 128])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
+def test_who_has_no_descriptor_left_is_told_so(rail: str, soft: int) -> None:
+    """Whichever call meets the end of them: it is no defect of ours, and no transport's."""
+    need(rail)
+    told = _tight("many", rail, ENOUGH, prefix=_descriptors(soft, soft))
+    assert told["error"] in {"DeviceError", "PeerError"} and "file descriptor" in told["text"], told
+
+
+@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+def test_who_may_have_no_more_threads_is_told_so(rail: str) -> None:
+    need(rail)
+    *refused, opened = _tight("threads", rail)
+    assert refused and opened["error"] == "", (refused, opened)
+    for told in refused:
+        assert told["error"] == "DeviceError" and "no thread can be started" in told["text"], told
+
+
+@pytest.mark.skipif(bool(namespaces_missing()), reason="no namespaces here")
+class TestSharedMemory:
+    def test_too_little_for_the_library_is_named(self) -> None:
+        need("shm")
+        told = _tight("many", "shm", 1, prefix=_shared_memory("10m"))
+        assert told["error"] == "DeviceError" and "/dev/shm has room for 10 MiB" in told["text"], told
+
+    @pytest.mark.parametrize("size", ["64m", "100m"])
+    def test_where_it_runs_out_the_call_fails(self, size: str) -> None:
+        """Before, libfabric touched pages that were not there: SIGBUS."""
+        need("shm")
+        told = _tight("many", "shm", ENOUGH, prefix=_shared_memory(size))
+        if told["opened"] == 0 and "asks for up to" in told["text"]:
+            pytest.skip("libfabric asks for more on a machine with so many processors")
+        assert told["error"] in {"DeviceError", "PeerError"} and told["opened"] > 0, told
+        assert "/dev/shm" in told["text"], told
+
+    @pytest.mark.parametrize("rail", ["local", "tcp"])
+    def test_other_rails_need_none(self, rail: str) -> None:
+        need(rail)
+        assert _tight("many", rail, 1, prefix=_shared_memory("64k"))["wrote"] == 1
