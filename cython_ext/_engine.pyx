@@ -6,7 +6,9 @@
 """The compiled border to the native engine. Use `asyncfabric._bridge.native`, its only importer."""
 
 import collections
+import os
 import sys
+import weakref
 
 from cpython.buffer cimport (
     PyBUF_STRIDED,

@@ -28,6 +28,7 @@ cdef class Engine(_CompletionRoom):
             raise status_error(status, text_of(detail))
         self.engine_ = opened.release()
         self.closed_ = False
+        _open_holds.add(self)
 
     def __repr__(self):
         if self.closed_:

@@ -83,7 +83,27 @@ cdef class _Hold:
         self.closed_ = True
         self.destroy()
 
+    def leave_to_parent(self):
+        """Refuse every call from here on: this process is a forked copy, which has none of the engine's threads.
+
+        What the copy did would reach memory that the parent and its peers share.
+        """
+        self.closed_ = True
+        self.calls_ = 0  # threads that were inside a call are not here
+
     @property
     def closed(self):
         """True once close() was called."""
         return self.closed_
+
+
+_open_holds = weakref.WeakSet()
+
+
+def _leave_copies():
+    """Run in the child of a fork, before anything else of it."""
+    for hold in tuple(_open_holds):
+        hold.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_copies)

@@ -128,6 +128,14 @@ def closed(what: str) -> ClosedError:
     return ClosedError(f"{what} is closed", remedy=_REMEDIES[StatusCode.CLOSED])
 
 
+def tell_of_fork() -> None:
+    """Say from here on, with everything that is closed, that this process is the child of a fork."""
+    _REMEDIES[StatusCode.CLOSED] += (
+        "; this process was forked: what its parent had opened is closed here, and open there; "
+        "open a fabric of its own, or start processes by spawn"
+    )
+
+
 def another_loop() -> RuntimeError:
     """Return the error of a call that waits in another event loop, or another thread, than the fabric was opened in."""
     return RuntimeError(

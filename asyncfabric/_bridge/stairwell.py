@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from asyncfabric._bridge.engine import Completion, CompletionKind, Engine
+from asyncfabric._bridge.forking import close_in_children
 from asyncfabric._bridge.landing import Landing, Waiter, open_landing
 from asyncfabric.types import Waiting
 
@@ -83,6 +84,7 @@ class Stairwell:
         self._poll = engine.poll
         self.landing: Landing = open_landing(self)
         self.checkpoint: Callable[[], Awaitable[None]] = self.landing.checkpoint
+        close_in_children(self)
 
     def drain(self) -> None:
         """Take every completion that is there and hand it to its sink. Never waits."""
