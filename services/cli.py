@@ -6,6 +6,7 @@ statuses here and nowhere else.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,12 @@ COMMANDS = {
     "why": ("asyncfabric_services.look.command", "why"),
 }
 """Sub-command -> (module, attribute). A module that is not part of an installation hides its command."""
+
+
+REFUSALS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EFBIG}
+)
+"""What is no defect of ours: a disk that is full or may not be written, limits of the process."""
 
 
 class LazyGroup(click.Group):
@@ -84,6 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     except TimeoutError as error:
         click.echo(f"deadline passed: {error}", err=True)
         sys.exit(DEADLINE)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        click.echo(
+            f"this machine refuses it: {error.strerror}{f': {error.filename}' if error.filename else ''}", err=True
+        )
+        sys.exit(UNFIT)
     except Exception as error:
         # DeviceError is named by a string, so that commands that need no fabric start without importing it.
         if type(error).__name__ == "DeviceError":

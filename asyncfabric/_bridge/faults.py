@@ -179,6 +179,7 @@ def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
         text = StatusCode(code).text
     except ValueError:
         text = f"unknown status {code}"
+    detail = detail.removesuffix(f" [number {raw}]")  # said in words below
     if _ran_out(code, raw):
         text, detail = _RAN_OUT[raw][0], detail.removeprefix(text).removeprefix(": ")
     if detail.startswith(text):

@@ -22,7 +22,7 @@ _OURS = re.compile(r".+-(?P<pid>\d+)-[0-9a-f]+\.sock")
 def default_folder() -> Path:
     """Return the folder of this user: in XDG_RUNTIME_DIR where there is one, else below /tmp."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and os.access(runtime, os.W_OK):
+    if runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.getuid():  # sudo -E leaves another's
         return Path(runtime) / "asyncfabric"
     return Path("/tmp") / f"asyncfabric-{os.getuid()}"
 

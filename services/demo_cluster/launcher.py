@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import trio
 
@@ -24,6 +24,7 @@ from asyncfabric.errors import BrokenError
 PROGRAM = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from asyncfabric_services.cli import main; main()"
 END_SECONDS = 20.0
 LOG_TAIL = 2000  # characters
+LONGEST_TMPDIR = 40  # bytes; folder, name of the node, process and a random number follow, 67 at most
 
 
 @dataclass(slots=True)
@@ -185,9 +186,14 @@ async def open_launcher(settings: Mapping[str, str]) -> AsyncIterator[Launcher]:
 
     Cancellation: shielded while they end, at most 20 s for each.
     """
-    with TemporaryDirectory(prefix="asyncfabric-") as folder:
+    with TemporaryDirectory(prefix="asyncfabric-", dir=short_folder()) as folder:
         launcher = Launcher(Path(folder), settings)
         try:
             yield launcher
         finally:
             await launcher.end_all()
+
+
+def short_folder() -> str | None:
+    """Return where temporary folders go: as usual, unless TMPDIR is too long for the path of a socket (107 bytes)."""
+    return None if len(os.fsencode(gettempdir())) <= LONGEST_TMPDIR else "/tmp"

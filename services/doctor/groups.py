@@ -5,6 +5,7 @@ A new group is a room with a frozen Facts, a `read_...(root)` and a `check_...(f
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,14 @@ def _looked(group: Group, root: Path, asked: Asked) -> list[Finding]:
     """Return what a group says; a room that cannot even look is a failure of its own and does not stop the others."""
     try:
         facts = group.read(root)
-    except (FabricError, OSError, ValueError) as error:
-        fix = getattr(error, "remedy", "") or "please report it with the output of `asyncfabric topo --save`"
+    except (FabricError, OSError, RuntimeError, ValueError) as error:  # RuntimeError: Python has no thread
+        fix = getattr(error, "remedy", "") or _remedy(error)
         why = error.args[0] if isinstance(error, FabricError) else error  # str() of ours would say the remedy too
         return [Finding(group.name, Verdict.FAIL, f"could not be looked at: {why}", fix)]
     return group.check(facts, asked)
+
+
+def _remedy(error: Exception) -> str:
+    if "start new thread" in str(error) or getattr(error, "errno", 0) == errno.EAGAIN:
+        return "no process or thread can be started: raise docker --pids-limit, podPidsLimit, or ulimit -u"
+    return "please report it with the output of `asyncfabric topo --save`"

@@ -14,7 +14,10 @@ from asyncfabric_services.exits import FINE
 def default_file() -> Path:
     """Return the key file of this user."""
     config = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(config) if config else Path.home() / ".config") / "asyncfabric" / "link.key"
+    try:
+        return (Path(config) if config else Path.home() / ".config") / "asyncfabric" / "link.key"
+    except RuntimeError:  # a container's user may have neither a name nor HOME
+        raise click.UsageError("this user has no home: name the file, or set HOME or XDG_CONFIG_HOME") from None
 
 
 _file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)

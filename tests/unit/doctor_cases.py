@@ -47,6 +47,7 @@ ASKING = Asking(((True, True), (True, True)), dmabuf=True, descriptor="", legacy
 GPU = GpuFacts(8, 8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="", links=LINKS, asked=ASKING)
 UNASKED = replace(GPU, asked=None)
 GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
+SMALL_SHM = Trial("shm", True, True, error="shm: /dev/shm has room for 24 MiB, and each rail takes 16 MiB")
 TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
 
 
@@ -98,7 +99,12 @@ CASES = [
     _case("limits", replace(LIMITS, locked_bytes=64 << 10, nics=False), "memlock limit", "n.a."),
     _case("limits", replace(LIMITS, locked_bytes=64 << 10, nics=False), "memlock limit", "fail", "", "verbs"),
     _case("limits", LIMITS, "file descriptors", "ok", "65536"),
-    _case("limits", replace(LIMITS, files=1024), "file descriptors", "warn", "hard limit is 65536"),
+    _case("limits", replace(LIMITS, files=1024), "file descriptors", "ok", "raised up to 16384"),
+    _case("limits", replace(LIMITS, files=1024, most_files=2048), "file descriptors", "warn", "hard limit is 2048"),
+    _case("limits", LIMITS, "threads", "ok", "no bound"),
+    _case("limits", replace(LIMITS, tasks_left=100), "threads", "ok", "100 more"),
+    _case("limits", replace(LIMITS, tasks_left=20), "threads", "warn", "20 more"),
+    _case("limits", replace(LIMITS, tasks_left=0), "threads", "fail", "0 more"),
     _case("limits", replace(LIMITS, files=128, most_files=128), "file descriptors", "fail", "128"),
     _case("memory", MEMORY, "huge pages", "ok"),
     _case("memory", replace(MEMORY, collapse_error="Invalid argument"), "huge pages", "warn", "Invalid argument"),
@@ -174,6 +180,8 @@ CASES = [
     _case("gpu", replace(UNASKED, driver=CLOSED_DRIVER), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, kernel=(5, 4)), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, rdma_nics=0), "GPU memory to NICs", "n.a."),
+    _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "warn", "room for 24 MiB"),
+    _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "fail", "room for 24 MiB", "shm"),
     _case("trials", TRIALS, "usable", "ok", "local"),
     _case("trials", TrialFacts((replace(GOOD_TRIAL, error="refused"),)), "usable", "fail", "no rail works"),
     _case("trials", TrialFacts((Trial("local", False, True),)), "usable", "fail"),

@@ -258,3 +258,20 @@ def test_other_copies_of_a_library_are_named() -> None:
         "\tlibfabric.so.12 (libc6,x86-64) => /usr/lib/libfabric.so.12\n"
     )
     assert cached_files("libfabric.so.1", "/opt/efa/libfabric.so.1", cache) == ["/usr/lib/libfabric.so.1"]
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "left"),
+    [
+        ("0::/", {"sys/fs/cgroup/pids.max": "100", "sys/fs/cgroup/pids.current": "60"}, 40),
+        ("0::/a/b", {"sys/fs/cgroup/a/pids.max": "10", "sys/fs/cgroup/a/pids.current": "12"}, 0),
+        ("0::/", {"sys/fs/cgroup/pids.max": "max", "sys/fs/cgroup/pids.current": "60"}, None),
+        ("8:pids:/x\n4:memory:/", {"sys/fs/cgroup/pids/pids.max": "64", "sys/fs/cgroup/pids/pids.current": "4"}, 60),
+        ("4:memory:/", {"sys/fs/cgroup/memory/pids.max": "5", "sys/fs/cgroup/pids.max": "5"}, None),
+    ],
+)
+def test_bounds_of_processes(group: str, files: dict[str, str], left: int | None, tmp_path: Path) -> None:
+    for name, text in {"proc/self/cgroup": group, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert read_limits(tmp_path).tasks_left == left
