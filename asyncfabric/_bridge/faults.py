@@ -132,7 +132,7 @@ def tell_of_fork() -> None:
     """Say from here on, with everything that is closed, that this process is the child of a fork."""
     _REMEDIES[StatusCode.CLOSED] += (
         "; this process was forked: what its parent had opened is closed here, and open there; "
-        "open a fabric of its own, or start processes by spawn"
+        "start processes by spawn, or open a fabric of its own"
     )
 
 

@@ -39,7 +39,10 @@ def make_private(folder: Path) -> None:
     except OSError as error:
         raise DeviceError(f"cannot make {folder} for ipc sockets: {error.strerror}", raw=error.errno or 0) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise DeviceError(f"{folder} is no folder of this user", remedy="name another one: LinkConfig.ipc_folder")
+        raise DeviceError(
+            f"{folder} is no folder of this user",
+            remedy="name another one: LinkConfig.ipc_folder, or of a node cluster.bind = ipc:///folder/",
+        )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise DeviceError(
             f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}: others could connect to the sockets in it",
