@@ -47,6 +47,9 @@ def test_who_has_no_descriptor_left_is_told_so(rail: str, soft: int) -> None:
     assert told["error"] in {"DeviceError", "PeerError"} and "file descriptor" in told["text"], told
 
 
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="the bound counts all that this user runs; root becomes a user who runs nothing"
+)
 @pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
 def test_who_may_have_no_more_threads_is_told_so(rail: str) -> None:
     need(rail)
