@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 def list_regions(stairwell: Stairwell) -> tuple[RegionInfo, ...]:
     """Return the regions, the oldest first; those whose release has begun are still in until it has ended."""
     rows = []
+    now = monotonic()  # once: what is older is told as older
     for region in tuple(stairwell.regions.values()):
         assert isinstance(region, Region)
         try:
             known = stairwell.engine.region_info(region.id)
         except EngineStatusError:
             continue  # released a moment ago; its completion waits in the ring
-        age_s = monotonic() - region._since
+        age_s = now - region._since
         rows.append(
             RegionInfo(
                 region.id,
