@@ -1,4 +1,4 @@
-"""The HTTP server of a node: hypercorn under trio, SIGTERM, and the drain between the two.
+"""The HTTP server of a node: its connections, SIGTERM, and the drain between the two.
 
 Drain: new requests are answered 503 while the listener stays open, so that clients and load balancers read a
 reason and not a refused connection; running ones go on; what is left near the deadline is cut off with an error; then
@@ -12,14 +12,13 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
 from starlette.applications import Starlette
 
 from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.router.connections import serve_connections
 from asyncfabric_services.router.desk import Desk
 
 FINISH_SHARE = 0.8  # of the drain deadline is for answers, the rest for goodbyes
@@ -63,20 +62,20 @@ async def serve_until(
 
     Cancellation: closes all connections at once, without a drain.
     """
-    config = Config()
     try:
-        config.bind = [f"fd://{_listen(doorway)}"]
+        listener, address = _listen(doorway)
     except OSError as error:
         raise StartError(f"cannot listen on {doorway.host} port {doorway.port}: {error.strerror}") from error
+    config = Config()
     config.graceful_timeout = doorway.drain_seconds * (1 - FINISH_SHARE) / 2
     config.accesslog = None
     config.errorlog = logging.getLogger("asyncfabric_services.http")
     config.include_server_header = False
     close = trio.Event()
     async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(partial(serve, app, config, shutdown_trigger=close.wait, mode="asgi"))  # type: ignore[arg-type]
+        nursery.start_soon(serve_connections, app, config, listener, close)
         condition.state = "ready"
-        on_listening(addresses[0])
+        on_listening(address)
         await stop.wait()
         condition.state, condition.reason = "draining", "the node was told to stop"
         _log.info("draining", extra={"fields": {"requests": desk.count, "seconds": doorway.drain_seconds}})
@@ -104,11 +103,13 @@ async def set_on_signals(stop: trio.Event, scope: trio.CancelScope) -> None:
             stop.set()
 
 
-def _listen(doorway: Doorway) -> int:
-    """Return the descriptor of a listening socket, owned by the caller; accepted sockets inherit its options."""
+def _listen(doorway: Doorway) -> tuple[trio.SocketListener, str]:
+    """Return a listener, whose sockets inherit its options, and its address."""
     family = socket.AF_INET6 if ":" in doorway.host else socket.AF_INET
     listener = socket.create_server((doorway.host, doorway.port), family=family, backlog=BACKLOG)
     # hypercorn's sends cannot be cancelled: the kernel ends a connection whose client reads nothing (RFC 5482).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(doorway.stall_seconds * 1000))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener.detach()
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listener)), f"http://{shown}:{port}"

@@ -1,10 +1,11 @@
-"""How connections to the router end, and go on: once asked and closed, kept for the next request."""
+"""How connections to the router end, and go on: asked and closed, kept for the next request, or broken by strangers."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+import trio
 
 pytest.importorskip("hypercorn", reason="the router needs hypercorn")
 
@@ -12,6 +13,18 @@ from scripted_backend import ANSWER, open_site, receive_all, receive_until
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
 ASK = {"model": "tiny", "prompt": "x", "max_tokens": 9}
+WEBSOCKET = (
+    b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+UPGRADE = b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\nhttp2-settings: AAMAAABk\r\n\r\n"
+HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000 04 00 00000000")  # and empty settings
+
+
+def http_2_get(path: bytes) -> bytes:
+    """Return the beginning of a connection that asks for `path` (RFC 9113 6.2, RFC 7541 appendix A)."""
+    block = b"\x82\x86" + bytes([0x04, len(path)]) + path + b"\x01\x01x"
+    return HTTP_2 + len(block).to_bytes(3) + b"\x01\x05" + (1).to_bytes(4) + block
 
 
 @pytest.mark.parametrize("stream_mode", [False, True])
@@ -42,3 +55,43 @@ async def test_a_connection_that_is_kept_answers_again() -> None:
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
         assert ANSWER[:9] in await receive_until(stream, b"}}")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        http_2_get(b"/\xff"),
+        WEBSOCKET + b"\x81\x85\x00\x00\x00\x00hello",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + b"\x00" * 100,  # TLS
+    ],
+    ids=["http 2 path", "websocket bytes", "tls"],
+)
+async def test_what_strangers_send_ends_their_connection_and_no_other(sent: bytes) -> None:
+    async with open_site() as site:
+        site.backend.permits = 3
+        async with await site.post("/v1/completions", ASK | {"stream": True}) as stream:
+            await receive_until(stream, b"data: ")
+            for _ in range(3):
+                async with await site.connect() as stranger:
+                    await stranger.send_all(sent)
+                    with trio.fail_after(10):
+                        while await receive_some(stranger):
+                            pass
+            site.backend.permit(9)
+            assert b"[DONE]" in await receive_until(stream, b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("sent", [http_2_get(b"/health"), UPGRADE], ids=["at once", "upgrade"])
+async def test_another_version_of_http_is_refused_by_name(sent: bytes) -> None:
+    """Its streams have windows of their own: the kernel would not cut off who takes no bytes of one."""
+    async with open_site() as site, await site.connect() as stream:
+        await stream.send_all(sent)
+        await receive_until(stream, b"http_version_not_supported")
+
+
+async def receive_some(stream: trio.SocketStream) -> bytes:
+    """Return what came, nothing when the server closed or reset the connection."""
+    try:
+        return await stream.receive_some()
+    except trio.BrokenResourceError:
+        return b""

@@ -1,0 +1,66 @@
+"""The connections of an HTTP server: accepted in one loop, each served by hypercorn, each failing alone.
+
+Runs on the event loop. hypercorn's own `serve` ends the whole server when one connection raises, and strangers can make
+it raise: a WebSocket handshake with bytes after it is enough. So the loop is ours, and hypercorn serves each connection.
+Knows no path and no request; what is answered comes from the ASGI application.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from asyncfabric_services.router.fault import ApiFault
+
+VERSIONS = ("1.0", "1.1")
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketListener, close: trio.Event) -> None:
+    """Serve all who connect to `listener` until `close` is set, then wait `config.graceful_timeout` for the last.
+
+    Cancellation: closes listener and connections at once.
+    """
+    context = WorkerContext(None)
+    served = wrap_app(partial(_one_version, app), config.wsgi_max_body_size, "asgi")
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        try:
+            await TCPServer(served, config, context, ConnectionState({}), stream).run()  # type: ignore[arg-type]
+        except* Exception as failures:
+            reasons = "; ".join(repr(failure) for failure in _leaves(failures))
+            _log.warning("a connection was dropped: %s", reasons, exc_info=_log.isEnabledFor(logging.DEBUG))
+
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as accepting:
+            accepting.start_soon(partial(trio.serve_listeners, serve_one, [listener], handler_nursery=connections))
+            await close.wait()
+            accepting.cancel_scope.cancel()
+        await context.terminated.set()  # idle connections end, others with their answer
+        connections.cancel_scope.deadline = trio.current_time() + config.graceful_timeout
+
+
+async def _one_version(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse what is not HTTP/1: the kernel does not see that a stream of HTTP/2 takes no bytes, and ends no such client."""
+    if scope["type"] == "http" and scope["http_version"] not in VERSIONS:
+        fault = ApiFault(505, "this server speaks HTTP/1.1 only", code="http_version_not_supported")
+        await JSONResponse(fault.plain(), fault.status)(scope, receive, send)
+    else:
+        await app(scope, receive, send)
+
+
+def _leaves(failures: ExceptionGroup[Exception]) -> list[Exception]:
+    found = list[Exception]()
+    for failure in failures.exceptions:
+        found += _leaves(failure) if isinstance(failure, ExceptionGroup) else [failure]
+    return found
