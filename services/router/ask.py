@@ -18,7 +18,7 @@ IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "pr
 SHARED = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "logprobs": (False, 0),
+    "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
     "presence_penalty": (0, 0.0),
@@ -159,7 +159,7 @@ def _chat_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise field.wrong(param, "expected an object with role and content", "invalid_type")
         text = _content(param, message.get("content"))
-        chat.append({"role": message["role"], "content": _encodable(param, text)})
+        chat.append({"role": _encodable(param, message["role"]), "content": _encodable(param, text)})
     try:
         return card.tokenizer.encode_chat(chat)
     except Exception as error:  # templates of checkpoints are programs: they refuse roles and orders by raising
@@ -167,11 +167,15 @@ def _chat_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
 
 
 def _content(param: str, content: Any) -> str:
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise field.wrong(f"{param}.content", "expected a string or a list of text parts", "invalid_type")
     return content
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _encodable(param: str, text: str) -> str:

@@ -1,7 +1,7 @@
 """The connections of an HTTP server: accepted in one loop, each served by hypercorn, each failing alone.
 
 Runs on the event loop. hypercorn's own `serve` ends the whole server when one connection raises, and strangers can make
-it raise: a WebSocket handshake with bytes after it is enough. So the loop is ours, and hypercorn serves each connection.
+it raise: a WebSocket handshake with bytes after it is enough. So the loop is ours, and hypercorn serves connections.
 Knows no path and no request; what is answered comes from the ASGI application.
 """
 
@@ -51,7 +51,7 @@ async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketL
 
 
 async def _one_version(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse what is not HTTP/1: the kernel does not see that a stream of HTTP/2 takes no bytes, and ends no such client."""
+    """Refuse what is not HTTP/1: the kernel does not see that a stream of HTTP/2 takes no bytes, and ends none."""
     if scope["type"] == "http" and scope["http_version"] not in VERSIONS:
         fault = ApiFault(505, "this server speaks HTTP/1.1 only", code="http_version_not_supported")
         await JSONResponse(fault.plain(), fault.status)(scope, receive, send)

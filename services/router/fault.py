@@ -7,6 +7,7 @@ from typing import Any
 from asyncfabric.errors import BrokenError, BusyError, ClosedError, FabricError
 
 RETRY_SECONDS = 1
+MOST_SAID = 1000  # characters of a message: what a request said is quoted, and may be megabytes
 
 
 class ApiFault(Exception):
@@ -39,11 +40,18 @@ class ApiFault(Exception):
 
     def plain(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _sayable(self.param)
+        return {"error": {"message": _sayable(str(self)), "type": self.kind, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that go with it."""
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+def _sayable(text: str) -> str:
+    """Return at most MOST_SAID characters of it; halves of surrogate pairs, which JSON has and UTF-8 not, written out."""
+    cut = text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 3]}..."
+    return cut.encode(errors="backslashreplace").decode()
 
 
 def overloaded(message: str) -> ApiFault:
@@ -67,6 +75,11 @@ def deadline_passed(seconds: float, tokens: int) -> ApiFault:
     """Return the answer to a request that took too long."""
     message = f"the request's deadline of {seconds:g} s passed after {tokens} tokens: ask for fewer, or allow more time"
     return ApiFault(504, message, kind="server_error", code="deadline_exceeded")
+
+
+def body_late(seconds: float) -> ApiFault:
+    """Return the answer to a client that was too slow to say what it asks."""
+    return ApiFault(408, f"the body did not come within the request's deadline of {seconds:g} s", code="body_late")
 
 
 def fault_of(error: BaseException) -> ApiFault | None:

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope
 
 from asyncfabric.observe.spans import new_context, parse_context
 from asyncfabric_services.quantities import parse_duration
-from asyncfabric_services.router.fault import ApiFault
+from asyncfabric_services.router.fault import ApiFault, body_late
 
 MOST_BODY_BYTES = 8 << 20
 DEADLINE_HEADER = "x-asyncfabric-deadline"
@@ -18,11 +18,20 @@ class ClientGone(Exception):
     """The client closed its connection before it had asked."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Return the whole body; raises ApiFault 413 past MOST_BODY_BYTES and ClientGone when the client leaves.
+async def read_body(receive: Receive, seconds: float) -> bytes:
+    """Return the whole body.
+
+    Raises ApiFault 413 past MOST_BODY_BYTES and 408 when it took longer than `seconds`, and ClientGone when the client
+    leaves.
 
     Cancellation: what came is lost.
     """
+    with trio.move_on_after(seconds):
+        return await _whole(receive)
+    raise body_late(seconds)
+
+
+async def _whole(receive: Receive) -> bytes:
     parts: list[bytes] = []
     length = 0
     while True:

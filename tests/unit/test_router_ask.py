@@ -113,6 +113,7 @@ def test_chats_come_as_text_and_as_parts() -> None:
         (completion(seed=1.5), 400, "seed", "invalid_type"),
         (completion(n=2), 400, "n", "unsupported_parameter"),
         (completion(logprobs=5), 400, "logprobs", "unsupported_parameter"),
+        (completion(logprobs=0), 400, "logprobs", "unsupported_parameter"),  # asks for those of the chosen tokens
         (completion(echo=True), 400, "echo", "unsupported_parameter"),
         (completion(tempreture=0), 400, "tempreture", "unknown_parameter"),
         (completion(messages=[]), 400, "messages", "unknown_parameter"),
@@ -136,12 +137,32 @@ def test_bad_requests_are_told_by_field(body: Any, status: int, param: str | Non
         ([{"content": "x"}], "messages[0]"),
         ([{"role": "user", "content": "x"}, {"role": "user"}], "messages[1].content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+        ([{"role": "\ud800", "content": "x"}], "messages[0]"),
     ],
 )
 def test_bad_chats_are_told_by_message(messages: Any, param: str) -> None:
     with pytest.raises(ApiFault) as caught:
         read(talk(messages=messages), chat=True)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(**{"\ud800": 1}),
+        completion(**{"x" * 1_000_000: 1}),
+        completion(model="x" * 1_000_000),
+        completion(prompt=[10**4000]),
+        completion(temperature=10**4000),
+    ],
+    ids=["half a pair", "field", "model", "token", "number"],
+)
+def test_what_a_request_said_is_quoted_so_that_it_can_be_sent(body: Any) -> None:
+    with pytest.raises(ApiFault) as caught:
+        read(body)
+    assert len(json.dumps(caught.value.plain(), ensure_ascii=False).encode()) < 3000
 
 
 def test_a_template_that_refuses_is_the_requests_fault() -> None:
