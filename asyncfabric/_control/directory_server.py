@@ -173,6 +173,8 @@ class _Watcher:
                         await self._directory._link.send(self._peer, FROM_DIRECTORY, encode(word))
                     except (PeerError, ClosedError):
                         return  # its session ends, and with it this watcher
+                    except ValueError as error:  # a directory larger than this peer takes
+                        log.error("directory: %s is not told its %s: %s", self._peer, type(word).__name__, error)
                 await self._woken.wait()
                 self._woken = anyio.Event()
 

@@ -23,6 +23,8 @@ _PREFIX = MAGIC + bytes([SCHEMA_VERSION])
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Room = Annotated[int, Meta(ge=2 * ENVELOPE_BYTES, le=(1 << 63) - 1)]
+"""What a peer takes in: less would leave no room for answers, and no configuration says less."""
 Text = Annotated[str, Meta(max_length=512)]
 
 
@@ -38,8 +40,9 @@ class Identity(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     incarnation: Number
 
     def __str__(self) -> str:
-        """Return the form of logs and errors."""
-        return f"{self.name}@{self.incarnation:x}"
+        """Return the form of logs and errors; a name that would begin a line or move a cursor is written out."""
+        name = self.name if self.name.isprintable() else ascii(self.name)
+        return f"{name}@{self.incarnation:x}"
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
@@ -47,8 +50,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
 
     address: Text
     capabilities: Annotated[tuple[Name, ...], Meta(max_length=32)]
-    window_bytes: Number
-    max_frame_bytes: Number
+    window_bytes: Room
+    max_frame_bytes: Room
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
@@ -56,8 +59,8 @@ class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
 
     address: Text
     capabilities: Annotated[tuple[Name, ...], Meta(max_length=32)]
-    window_bytes: Number
-    max_frame_bytes: Number
+    window_bytes: Room
+    max_frame_bytes: Room
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag="heartbeat"):

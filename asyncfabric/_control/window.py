@@ -49,7 +49,7 @@ class SendWindow:
 
     def credit(self, channel: str, taken: int) -> bool:
         """Note the peer's total; False when it claims to have taken what was never sent."""
-        if taken > self.sent.get(channel, 0):
+        if taken > self.sent.get(channel, -1):
             return False
         self.taken[channel] = max(taken, self.taken.get(channel, 0))
         return True

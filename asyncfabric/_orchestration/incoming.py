@@ -132,10 +132,7 @@ class Incoming:
             await request.finished.wait()  # a confirmed cancellation says that nothing runs any more
         self._requests.pop((sender, number), None)
         _less(self._calls, sender)
-        try:
-            await self._send(sender, reply)
-        except ValueError as error:  # larger than the link takes
-            await self._send(sender, _failed(number, raised_by(error, life.words)))
+        await self._send(sender, reply, life.words)
 
     def _start(self, function: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is not None:
@@ -147,9 +144,17 @@ class Incoming:
         finally:
             _less(self._replies, to)
 
-    async def _send(self, to: Identity, frame: wire.AnyFrame) -> None:
+    async def _send(self, to: Identity, frame: wire.AnyFrame, origin: str = "") -> None:
+        """Send an answer. One that is larger than the node takes becomes a failure that says so, with this origin."""
         try:
-            await self._link.send(to, wire.CHANNEL, wire.encoded(frame))
+            try:
+                await self._link.send(to, wire.CHANNEL, wire.encoded(frame))
+            except ValueError as error:
+                reason = f"the answer cannot be sent: {str(error)[:200]}"
+                short = wire.Failed(
+                    number=frame.number, outcome="raised", reason=reason, origin=origin[:200], kind=type(error).__name__
+                )
+                await self._link.send(to, wire.CHANNEL, wire.encoded(short))
         except (PeerError, ClosedError) as error:
             logger.debug("an answer to %s was not sent: %s", to, error)
 

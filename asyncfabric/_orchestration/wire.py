@@ -143,9 +143,9 @@ def _unknown(body: bytes, why: str) -> UnknownFrame:
     try:
         head = _heads.decode(body)
     except UNREADABLE:
-        return UnknownFrame(f"a frame that cannot be read: {why}", None)
+        return UnknownFrame(f"a frame that cannot be read: {why[:200]}", None)
     waits = head.type in ("call", "lookup", "cancel") or head.type not in _ANSWERS
-    return UnknownFrame(f"a frame {head.type!r} that cannot be read: {why}", head.number if waits else None)
+    return UnknownFrame(f"a frame {head.type[:40]!r} that cannot be read: {why[:200]}", head.number if waits else None)
 
 
 _ANSWERS = ("accepted", "answer", "found", "failed")

@@ -49,7 +49,7 @@ class ApiFault(Exception):
 
 
 def _sayable(text: str) -> str:
-    """Return at most MOST_SAID characters of it; halves of surrogate pairs, which JSON has and UTF-8 not, written out."""
+    """Return at most MOST_SAID characters; halves of surrogate pairs, which JSON has and UTF-8 not, are written out."""
     cut = text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 3]}..."
     return cut.encode(errors="backslashreplace").decode()
 

@@ -19,7 +19,7 @@ from asyncfabric.actors import (
     open_node,
 )
 from asyncfabric.errors import LocalProtocolError
-from asyncfabric.testing.fake_link import FakeLink, FakeLinkNetwork
+from asyncfabric.testing.fake_link import LARGEST_BODY, FakeLink, FakeLinkNetwork
 
 pytestmark = pytest.mark.trio
 
@@ -52,6 +52,33 @@ async def test_a_frame_of_another_version_is_refused_by_number() -> None:
         assert (answer.number, answer.outcome) == (7, "refused")
         assert "cannot be read" in answer.reason
         assert node.protocol_errors == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"type": "k" * (LARGEST_BODY - 100), "number": 7, "version": 1},
+        wire.Lookup(number=7, actor="k" * (LARGEST_BODY - 100)),
+        wire.Call(
+            number=7,
+            actor="worker",
+            incarnation=0,
+            kind="k" * (LARGEST_BODY - 120),
+            body=msgspec.Raw(b"\xc0"),
+            asked=True,
+        ),
+    ],
+    ids=["type", "actor", "kind"],
+)
+async def test_an_answer_that_would_quote_more_than_a_frame_holds_is_short(frame: object) -> None:
+    network = FakeLinkNetwork()
+    here, there = network.link("here"), network.link("there")
+    async with open_node("there", there) as node, here.listen(wire.CHANNEL) as answers:
+        await here.connect(there.address)
+        await node.spawn(Worker, [], trio.Event(), name="worker")
+        await here.send(there.identity, wire.CHANNEL, wire.encoded(frame))
+        answer = wire.decoded((await answers.receive()).body)
+        assert isinstance(answer, wire.Failed) and answer.number == 7 and len(answer.reason) < 1000
 
 
 async def test_more_calls_than_the_window_are_refused_and_harm_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from asyncfabric._control.directory_messages import (
     decode_news,
     encode,
 )
+from asyncfabric._control.messages import ENVELOPE_BYTES
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 10.0
@@ -72,6 +74,24 @@ async def test_nodes_join_change_drain_and_leave_before_the_eyes_of_all(config: 
             await client.leave()
             assert (await until(changes, "left", "n")).epoch == served.table.epoch
             assert client.is_connected and embedded.nodes("prefill") == []
+
+
+async def test_a_peer_that_takes_less_than_the_directory_holds_ends_nothing(config: LinkConfig) -> None:
+    small = replace(config, max_frame_bytes=2 * ENVELOPE_BYTES, window_bytes=8 * ENVELOPE_BYTES)
+    async with (
+        open_link("d", config=config) as d,
+        open_link("n", config=config) as n,
+        open_link("s", config=small) as s,
+        serve_directory(d),
+        DirectoryClient(n, d.address) as client,
+        client.watch() as changes,
+    ):
+        await client.register("prefill", n.address, {f"{number}": "x" * 500 for number in range(5)})
+        async with DirectoryClient(s, d.address) as narrow:
+            await narrow.register("decode", s.address)  # it is in, and has no view
+            await until(changes, "joined", "s")
+        await s.disconnect(d.identity)
+        await until(changes, "lost", "s")
 
 
 async def test_a_lost_session_is_a_lost_node_long_before_its_lease_ends(config: LinkConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncfabric._control.events import (
@@ -22,6 +23,7 @@ from asyncfabric._control.events import (
     Tick,
 )
 from asyncfabric._control.messages import (
+    ENVELOPE_BYTES,
     MAX_FRAME_BYTES,
     Credit,
     Drain,
@@ -203,6 +205,7 @@ def test_what_is_refused_is_counted_answered_and_leaves_the_session_alone(
     [
         (Parcel("x", b""), 2, "gap"),
         (Credit("x", 1), 1, "credit"),
+        (Credit("x", 0), 1, "credit"),
         (Drained(), 1, "unexpected"),
     ],
 )
@@ -210,6 +213,18 @@ def test_what_breaks_the_session_loses_it_with_the_reason(message: Message, sequ
     bench = Bench().ready()
     actions = bench.hear(message, sequence)
     assert codes(actions) == [reason] and changes(actions)[0][0] == "lost" and bench.peers == []
+
+
+@pytest.mark.parametrize("room", [{"window_bytes": 0}, {"max_frame_bytes": 2 * ENVELOPE_BYTES - 1}])
+def test_who_takes_in_too_little_for_an_answer_gets_no_session(room: dict[str, int]) -> None:
+    bench = Bench()
+    assert codes(bench.hear(msgspec.structs.replace(HELLO, **room), 0)) == ["types"]
+    assert bench.peers == []
+
+
+def test_names_in_logs_begin_no_line() -> None:
+    assert str(Identity("a\n\x1b[2Jb", 16)) == r"'a\n\x1b[2Jb'@10"
+    assert str(Identity("né 1", 16)) == "né 1@10"
 
 
 def test_refusals_are_never_refused() -> None:
