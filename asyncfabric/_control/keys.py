@@ -81,11 +81,14 @@ def read_keys(path: Path, trust: Path | None = None) -> LinkKeys:
         DeviceError: the file is missing, is readable by others, or is no key file.
     """
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     except FileNotFoundError:
         raise DeviceError(f"no key file {path}", remedy=f"make one: asyncfabric keys new {path}") from None
     except OSError as error:
         raise DeviceError(f"cannot read {path}: {error.strerror}", raw=error.errno or 0) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DeviceError(f"{path} is no file", remedy="name the key file itself")
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
@@ -107,13 +110,23 @@ def read_keys(path: Path, trust: Path | None = None) -> LinkKeys:
 
 
 def read_trusted(path: Path) -> frozenset[str]:
-    """Read a trust list: one public key in each line, then anything; a missing file trusts nobody."""
+    """Read a trust list: one public key in each line, then anything; a missing file trusts nobody.
+
+    Raises:
+        DeviceError: it cannot be read, others may write it, or a line is wrong.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        mode = stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
         raise DeviceError(f"cannot read {path}: {error.strerror}", raw=error.errno or 0) from None
+    if mode & 0o022:
+        raise DeviceError(
+            f"{path} says who may join and has mode {mode:04o}: others on this machine can add themselves",
+            remedy=f"look through it, then chmod 600 {path}",
+        )
     return frozenset(_parse_lines(path, lines))
 
 
@@ -133,7 +146,10 @@ def add_trusted(path: Path, key: str, note: str = "") -> bool:
     if key in read_trusted(path):
         return False
     remark = f" # {' '.join(note.split())}" if note.strip() else ""
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("ab+") as file:
         os.fchmod(file.fileno(), SECRET_MODE)  # who may add a line here may join the cluster
-        file.write(f"{key}{remark}\n")
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        begun = file.read(1) not in (b"", b"\n")  # a line without its end: the key would become part of its remark
+        file.write((b"\n" if begun else b"") + f"{key}{remark}\n".encode())
     return True

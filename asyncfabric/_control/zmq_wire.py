@@ -90,6 +90,8 @@ class ZmqWire:
     """The sockets of one link: a ROUTER that is bound, a DEALER with a monitor for each path that was dialed."""
 
     def __init__(self, config: LinkConfig, keys: LinkKeys | None, insecure: bool) -> None:
+        if keys is not None and public_of(keys.secret) != keys.public:
+            raise ValueError("the public key is not the one of the secret key: no peer would shake hands with both")
         self.context = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 16384)
         self.switchboard: Switchboard
@@ -335,6 +337,12 @@ class ZmqWire:
 def _nothing() -> bool:
     """Nothing waits for room."""
     return False
+
+
+def public_of(secret: str) -> str:
+    """Return the public key of a secret key, both 64 hex digits."""
+    public: bytes = z85.decode(zmq.curve_public(z85.encode(bytes.fromhex(secret))))
+    return public.hex()
 
 
 def make_keys() -> tuple[str, str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from asyncfabric._control import LinkKeys, make_keys, read_keys
+from asyncfabric._control import LinkKeys, make_keys, open_link, read_keys
 from asyncfabric._control.keys import add_trusted, public_file, trust_file, write_keys
 from asyncfabric.errors import DeviceError
 from asyncfabric_services.keys.command import keys
@@ -62,6 +64,42 @@ def test_trust_lists_hold_keys_remarks_and_nothing_else(file: Path) -> None:
     trust_file(file).write_text(f"# remark\n\n{OTHER}\nnonsense\n")
     with pytest.raises(DeviceError, match="line 4"):
         read_keys(file)
+
+
+def test_a_key_is_added_to_a_list_whose_last_line_has_no_end(file: Path) -> None:
+    trust_file(file).write_text(f"{OTHER} # me")
+    more = "cd" * 32
+    assert add_trusted(trust_file(file), more)
+    assert {OTHER, more} < read_keys(file).trusted
+
+
+@pytest.mark.parametrize("mode", [0o622, 0o602, 0o620])
+def test_a_trust_list_that_others_can_write_is_refused(file: Path, mode: int) -> None:
+    add_trusted(trust_file(file), OTHER)
+    trust_file(file).chmod(mode)
+    with pytest.raises(DeviceError, match=rf"mode {mode:04o}.*chmod 600"):
+        read_keys(file)
+
+
+def test_a_trust_list_that_is_no_text_is_told_apart_from_the_key(file: Path) -> None:
+    trust_file(file).write_bytes(b"\xff\xfe\n")
+    with pytest.raises(DeviceError, match=r"trusted, line 1"):
+        read_keys(file)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_no_key_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x.key")
+    with pytest.raises(DeviceError, match="is no file"):
+        read_keys(tmp_path / "x.key")
+
+
+@pytest.mark.anyio
+async def test_a_public_key_of_another_secret_is_refused() -> None:
+    (public, _), (_, secret) = make_keys(), make_keys()
+    with pytest.raises(ValueError, match="not the one of the secret key"):
+        async with open_link("n", bind="tcp", keys=LinkKeys(public, secret)):
+            pass
 
 
 def test_keys_of_the_wrong_form_are_refused() -> None:
