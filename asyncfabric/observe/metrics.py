@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -60,18 +61,23 @@ class FabricCollector(Collector):
         """Join `registry`. `name` becomes the label `fabric`, for processes that have several.
 
         Raises:
-            ValueError: the name is empty.
+            ValueError: the name is empty, or that of another open fabric of this registry.
         """
         if not name:
             raise ValueError("a fabric needs a name to be told apart by, got ''")
         self._fabric = fabric
-        self._registry = registry
         self._name = name
-        registry.register(self)
+        self._together = _joined.get(registry) or _Together(registry)
+        self._together.join(self)
+
+    @property
+    def name(self) -> str:
+        """What the fabric is called, empty when it is closed."""
+        return "" if self._fabric.closed else self._name
 
     def leave(self) -> None:
         """Leave the registry."""
-        self._registry.unregister(self)
+        self._together.leave(self)
 
     def describe(self) -> list[Metric]:
         """Return nothing: several fabrics of a process share their families, told apart by the label."""
@@ -112,3 +118,40 @@ class FabricCollector(Collector):
         for number, rail in enumerate(statistics.rails):
             rails.add_metric([self._name, str(number), rail.provider, rail.device], int(rail.up))
         yield rails
+
+
+class _Together(Collector):
+    """All fabrics of one registry: a family is told once, with the samples of each, as the text format asks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = ref(registry)
+        self._members: list[FabricCollector] = []
+        _joined[registry] = self
+        registry.register(self)
+
+    def join(self, member: FabricCollector) -> None:
+        if any(other.name == member.name for other in self._members if other.name):
+            raise ValueError(f"a fabric is called {member.name!r} in this registry already: give this one another name")
+        self._members.append(member)
+
+    def leave(self, member: FabricCollector) -> None:
+        self._members.remove(member)
+        registry = self._registry()
+        if not self._members and registry is not None:
+            registry.unregister(self)
+            del _joined[registry]
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for member in self._members:
+            for family in member.collect():
+                families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                ).samples += family.samples
+        yield from families.values()
+
+
+_joined: WeakKeyDictionary[CollectorRegistry, _Together] = WeakKeyDictionary()

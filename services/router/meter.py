@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from asyncfabric_services.health.metrics import BoundedCounter, gauge, histogram
 
-STATUSES = ("200", "400", "404", "413", "429", "499", "500", "502", "503", "504")
+STATUSES = ("200", "400", "404", "408", "413", "429", "499", "500", "502", "503", "504")
 
 
 class RouterMeter:

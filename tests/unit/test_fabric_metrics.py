@@ -47,7 +47,12 @@ async def test_two_fabrics_share_a_registry_and_a_closed_one_is_silent() -> None
     registry = CollectorRegistry()
     async with open_pair() as p:
         FabricCollector(p.writer, registry, "writer")
+        with pytest.raises(ValueError, match="is called 'writer'"):
+            FabricCollector(p.reader, registry, "writer")
         reader = FabricCollector(p.reader, registry, "reader")
+        text = generate_latest(registry).decode()
+        types = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(types) == len(set(types)), "a family was told twice, which is no valid exposition"
         names = {sample.labels["fabric"] for family in registry.collect() for sample in family.samples}
         assert names == {"writer", "reader"}
         reader.leave()

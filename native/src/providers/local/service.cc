@@ -23,7 +23,8 @@ enum class TagKind : uint64_t { kListener = 1, kStop = 2, kSession = 3, kOutgoin
 constexpr int kKindShift = 56;
 constexpr uint64_t tag_of(TagKind kind, uint64_t id) { return static_cast<uint64_t>(kind) << kKindShift | id; }
 
-constexpr size_t kMaxSessions = kMaxConnections + 64;  // with some that are still in their handshake
+constexpr size_t kMaxStrangers = 64;  // of other users: each is told that it is refused, but cannot take all seats
+constexpr size_t kMaxSessions = kMaxConnections + kMaxStrangers;  // with some that are still in their handshake
 constexpr int kLookMs = 500;
 constexpr long kOutOfDescriptorsNapNs = 20'000'000;
 
@@ -122,7 +123,9 @@ void Service::accept_all() {
       return;
     }
     make_descriptor_room(socket.get());
-    if (sessions_.size() >= kMaxSessions) continue;
+    // Abstract names have no owner: whoever is on this host may connect, and hold a session without a word.
+    const size_t most = peer_credentials(socket.get()).same_user ? kMaxSessions : kMaxStrangers;
+    if (sessions_.size() >= most) continue;
     const uint64_t id = next_session_++;
     if (!add(socket.get(), EPOLLIN, tag_of(TagKind::kSession, id))) continue;
     sessions_[id].socket = std::move(socket);
