@@ -12,7 +12,8 @@ from functools import partial
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.events import Closed, RawData
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from asyncfabric_services.router.fault import ApiFault
 
 VERSIONS = ("1.0", "1.1")
+MOST_AHEAD = 16  # pieces of at most MAX_RECV bytes that came while a request is answered
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketL
 
     async def serve_one(stream: trio.SocketStream) -> None:
         try:
-            await TCPServer(served, config, context, ConnectionState({}), stream).run()  # type: ignore[arg-type]
+            await _Connection(served, config, context, ConnectionState({}), stream).run()  # type: ignore[arg-type]
         except* Exception as failures:
             reasons = "; ".join(repr(failure) for failure in _leaves(failures))
             _log.warning("a connection was dropped: %s", reasons, exc_info=_log.isEnabledFor(logging.DEBUG))
@@ -48,6 +50,31 @@ async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketL
             accepting.cancel_scope.cancel()
         await context.terminated.set()  # idle connections end, others with their answer
         connections.cancel_scope.deadline = trio.current_time() + config.graceful_timeout
+
+
+class _Connection(TCPServer):
+    """A connection that is also read while a request of it is answered.
+
+    hypercorn leaves what comes after a request unread until that is answered, be it one more line end, and so does not
+    hear that the client has gone.
+    """
+
+    async def _read_data(self) -> None:
+        put, pieces = trio.open_memory_channel[bytes](MOST_AHEAD)
+
+        async def handle() -> None:
+            async for piece in pieces:
+                await self.protocol.handle(RawData(piece))
+
+        async with trio.open_nursery() as nursery, put:
+            nursery.start_soon(handle)
+            try:
+                while piece := await self.stream.receive_some(MAX_RECV):
+                    await put.send(bytes(piece))
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                pass  # it ended, on whichever side
+            nursery.cancel_scope.cancel()
+        await self.protocol.handle(Closed())  # after the last piece: a request that began later would not hear of it
 
 
 async def _one_version(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Other users of the host at the door of a `local` rail: they get nothing, and take no place from those who may enter."""
+"""Other users of the host at the door of a `local` rail: they get nothing, and take no place from who may enter."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import trio
@@ -87,6 +88,44 @@ async def test_another_version_of_http_is_refused_by_name(sent: bytes) -> None:
     async with open_site() as site, await site.connect() as stream:
         await stream.send_all(sent)
         await receive_until(stream, b"http_version_not_supported")
+
+
+@pytest.mark.parametrize("rest", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_who_sent_more_than_a_request_and_left_is_missed(rest: bytes) -> None:
+    async with open_site() as site:
+        site.backend.permits = 0
+        body = json.dumps(ASK).encode()
+        async with await site.connect() as stream:
+            await stream.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body + rest
+            )
+            await site.until(lambda: len(site.backend.inside) == 1)
+        await site.until(lambda: len(site.backend.left) == 1)
+
+
+@pytest.mark.parametrize("body", [b"content-length: 70\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n49\r\n{"])
+@pytest.mark.parametrize("half", [False, True], ids=["closes", "sends no more"])
+async def test_who_leaves_before_the_request_is_whole_leaves_nothing(body: bytes, half: bool) -> None:
+    async with open_site() as site:
+        open_before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):  # the end may be there before the beginning was read
+            async with await site.connect() as stream:
+                await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + body)
+                if half:
+                    await stream.send_eof()
+                    await receive_all(stream)
+        await site.until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
+
+
+async def test_requests_that_were_sent_together_are_answered_in_order() -> None:
+    async with open_site() as site, await site.connect() as stream:
+        asks = [json.dumps(ASK | {"max_tokens": count}).encode() for count in (3, 5)]
+        for body in asks:
+            await stream.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+        told = await receive_until(stream, b'"completion_tokens":5')
+        assert told.index(b'"completion_tokens":3') < told.index(b'"completion_tokens":5')
 
 
 async def receive_some(stream: trio.SocketStream) -> bytes:
