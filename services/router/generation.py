@@ -114,7 +114,7 @@ class Generation:
 
         put, pieces = trio.open_memory_channel[str](math.inf)
         place.scope.deadline = deadline
-        async with trio.open_nursery() as nursery, pieces:
+        async with pieces, trio.open_nursery() as nursery:  # a last token may come while the others end
             nursery.start_soon(wait_gone, receive, watching, nursery.cancel_scope)
             nursery.start_soon(self._generate, ask, place, outcome, put)
             form = Form(ask, int(time.time()))

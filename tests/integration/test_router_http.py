@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -212,6 +213,22 @@ async def test_a_client_that_leaves_cancels_its_request(stream_mode: bool, permi
         await site.until(lambda: site.desk.count == 0)
         endpoint = "completions" if path == "/v1/completions" else "chat"
         await site.until(lambda: samples(site)[f"asyncfabric_router_requests_total {endpoint} 499"] == 1)
+
+
+async def test_a_client_that_leaves_with_the_last_token_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tokens(_: object) -> AsyncGenerator[int, None]:
+        yield ANSWER[0]
+        with suppress(trio.Cancelled):  # the answer ends in the turn of the loop in which the client's end was heard
+            await trio.sleep_forever()
+
+    async with open_site() as site:
+        monkeypatch.setattr(site.backend, "_tokens", tokens)
+        async with await site.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True}) as stream:
+            await receive_until(stream, b"data: ")
+        await site.until(lambda: len(site.backend.left) == 1 and site.desk.count == 0)
+    assert "failed" not in caplog.text
 
 
 async def test_a_client_that_stops_reading_holds_neither_backend_nor_drain() -> None:
