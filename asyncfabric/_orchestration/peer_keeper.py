@@ -138,6 +138,14 @@ class PeerKeeper(Generic[P]):
                         peer = await self._fabric.connect(kept.address)
                     except PeerError as error:
                         logger.info("%s cannot be reached, trying again in %.2f s: %s", identity.name, pause_s, error)
+                    except ValueError as error:  # what it says is no address, and will be none
+                        logger.warning("%s cannot be reached: %s", identity.name, error)
+                        remedy = "do both nodes run the same version?"
+                        kept.error = PeerError(
+                            f"{identity.name} has no address that can be read: {error}", remedy=remedy
+                        )
+                        kept.connected.set()
+                        return
                     else:
                         kept.broken = trio.Event()
                         kept.peer = peer

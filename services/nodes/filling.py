@@ -27,11 +27,14 @@ async def fill(
     """Have a prefill node compute a prompt into the pages of a lease; returns the logits of the next token.
 
     With a `membership` the wait ends when the source is not in it any more: the fabric does not tell of a process that
-    stands still. Raises what KvRequest.wait raises, and PeerError for a source that is gone.
+    stands still. Raises what KvRequest.wait raises, and PeerError for a source that is gone or whose address is none.
 
     Cancellation: the source is told to stop and confirms, or is fenced off.
     """
-    address = FabricAddress.from_bytes(source.address)
+    try:
+        address = FabricAddress.from_bytes(source.address)
+    except ValueError as error:  # the source's fault, not the request's
+        raise PeerError(f"its address cannot be read: {error}", remedy="do both nodes run the same version?") from None
     body, names = encode_prompt(list(prompt)), [source.name]
     async with inbox.request(
         lease, [address], source.layout, len(prompt), trace=trace, body=body, names=names

@@ -158,7 +158,11 @@ class ClusterBackend:
         deadline: float,
     ) -> None:
         """Ask one decode node for the rest of the answer."""
-        if await self._link.connect(decode.address) != decode.identity:
+        try:
+            there = await self._link.connect(decode.address)
+        except ValueError as error:  # the node's fault: as a ValueError it would be told to the client as its own
+            raise PeerError(f"{decode.identity.name} has no address that can be read: {error}") from None
+        if there != decode.identity:
             raise PeerError(f"{decode.identity.name} has another incarnation by now")
         answered = list(told.tokens)
         with (

@@ -27,6 +27,8 @@ class Switchboard:
     async def connect(self, address: bytes, /) -> str:
         await trio.lowlevel.checkpoint()
         self.times.append(trio.current_time())
+        if not address:
+            raise ValueError("a fabric address has 17..4112 bytes, got 0")  # as asyncfabric.Fabric does
         if address not in self.reachable:
             raise PeerError(f"nobody at {address!r}")
         self.log.append(f"connect {address.decode()}")
@@ -53,6 +55,19 @@ async def test_connecting_backs_off_until_it_works(autojump_clock: trio.testing.
         fabric.reachable.add(b"a1")
         assert await keeper.wait_peer(A1) == "a1"
     assert fabric.log == ["connect a1", "disconnect a1"]
+
+
+async def test_an_address_that_is_none_is_told_to_who_waits_and_keeps_the_others() -> None:
+    fabric = Switchboard()
+    fabric.reachable.add(b"a2")
+    async with open_peer_keeper(fabric) as keeper:
+        keeper.join(Identity("junk", 1), b"")
+        with pytest.raises(PeerError, match="junk has no address that can be read"):
+            await keeper.wait_peer(Identity("junk", 1))
+        keeper.join(A2, b"a2")
+        assert await keeper.wait_peer(A2) == "a2"
+        keeper.join(Identity("junk", 1), b"a2")
+        assert await keeper.wait_peer(Identity("junk", 1)) == "a2"
 
 
 async def test_a_new_incarnation_is_a_new_peer(autojump_clock: trio.testing.MockClock) -> None:

@@ -171,6 +171,17 @@ async def test_a_node_that_dies_after_its_last_token_is_not_asked_again(tmp_path
         assert site.asked["b"] == []
 
 
+async def test_a_node_whose_address_is_none_is_passed_over(tmp_path: Path) -> None:
+    async with open_site(tmp_path, {"a": [], "b": []}) as site:
+        _, client = site.decodes["a"]
+        await client.register("decode", "no address", labels_of(b"fabric", load=-1))
+        async for members in site.membership.views():
+            if any(member.address == "no address" for member in members):
+                break
+        assert await site.ask() == answer_to(REQUEST.prompt, 8)
+        assert (len(site.asked["a"]), len(site.asked["b"])) == (0, 1)
+
+
 async def test_a_node_that_was_cut_off_and_comes_back_is_asked_again(tmp_path: Path) -> None:
     async with open_site(tmp_path, {"a": [(3, "dies")]}) as site, trio.open_nursery() as nursery:
         link, client = site.decodes["a"]

@@ -8,13 +8,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
 
-from asyncfabric import BusyError, FabricConfig, InternalError, open_fabric  # noqa: E402
-from asyncfabric.kv import KvLayout, open_pool  # noqa: E402
+from asyncfabric import BusyError, FabricConfig, InternalError, PeerError, open_fabric  # noqa: E402
+from asyncfabric.kv import FabricMessenger, KvLayout, open_inbox, open_pool  # noqa: E402
 from asyncfabric_services.demo.protocol import Settings  # noqa: E402
 from asyncfabric_services.demo_cluster.load import Ask, Outcome  # noqa: E402
 from asyncfabric_services.demo_cluster.report import summarize  # noqa: E402
 from asyncfabric_services.demo_cluster.story import Told  # noqa: E402
-from asyncfabric_services.nodes.messages import decode_prompt, encode_prompt  # noqa: E402
+from asyncfabric_services.nodes.filling import fill  # noqa: E402
+from asyncfabric_services.nodes.messages import Source, decode_prompt, encode_prompt  # noqa: E402
 from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402
 from asyncfabric_services.runner.choice import Chooser  # noqa: E402
 from asyncfabric_services.runner.sampling import Sampling  # noqa: E402
@@ -23,6 +24,19 @@ SETTINGS = Settings(
     provider="local", model=None, seed=0, layers=2, hidden=32, page_tokens=16, chunk=64, new_tokens=8, pool_tokens=0,
     threads=1, deadline=60.0,
 )  # fmt: skip
+
+
+@pytest.mark.trio
+async def test_a_source_whose_address_is_none_is_at_fault_and_not_the_request() -> None:
+    layout = KvLayout(layers=2, kv_heads=2, head_dim=8, page_tokens=16, dtype="float32")
+    async with (
+        open_fabric(FabricConfig(rails=("local",))) as fabric,
+        open_pool(fabric, layout, pages=1) as pool,
+        open_inbox(fabric, pool, FabricMessenger(fabric)) as inbox,
+        await pool.lease("r", tokens=1) as lease,
+    ):
+        with pytest.raises(PeerError, match="its address cannot be read"):
+            await fill(inbox, lease, Source("p", b"junk", layout), [1])
 
 
 def test_prompts_survive_and_others_are_refused() -> None:
