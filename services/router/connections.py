@@ -8,6 +8,7 @@ Knows no path and no request; what is answered comes from the ASGI application.
 from __future__ import annotations
 
 import logging
+import resource
 from functools import partial
 
 import trio
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from asyncfabric_services.router.fault import ApiFault
 
 VERSIONS = ("1.0", "1.1")
+PLENTY = 16384  # descriptors that a process asks for; a rail does the same
 MOST_AHEAD = 16  # pieces of at most MAX_RECV bytes that came while a request is answered
 
 _log = logging.getLogger(__name__)
@@ -31,17 +33,30 @@ _log = logging.getLogger(__name__)
 async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketListener, close: trio.Event) -> None:
     """Serve all who connect to `listener` until `close` is set, then wait `config.graceful_timeout` for the last.
 
+    Connections have half of the descriptors of this process; one more is closed.
+
     Cancellation: closes listener and connections at once.
     """
     context = WorkerContext(None)
     served = wrap_app(partial(_one_version, app), config.wsgi_max_body_size, "asgi")
+    most, inside, refused = _descriptors() // 2, 0, 0
 
     async def serve_one(stream: trio.SocketStream) -> None:
+        nonlocal inside, refused
+        if inside == most:
+            refused += 1
+            if refused & (refused - 1) == 0:  # the 1st, 2nd, 4th, 8th: a flood fills no disk
+                _log.warning("%d connections are open, which is the most: %d more were closed", inside, refused)
+            await stream.aclose()
+            return
+        inside += 1
         try:
             await _Connection(served, config, context, ConnectionState({}), stream).run()  # type: ignore[arg-type]
         except* Exception as failures:
             reasons = "; ".join(repr(failure) for failure in _leaves(failures))
             _log.warning("a connection was dropped: %s", reasons, exc_info=_log.isEnabledFor(logging.DEBUG))
+        finally:
+            inside -= 1
 
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
@@ -50,6 +65,18 @@ async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketL
             accepting.cancel_scope.cancel()
         await context.terminated.set()  # idle connections end, others with their answer
         connections.cancel_scope.deadline = trio.current_time() + config.graceful_timeout
+
+
+def _descriptors() -> int:
+    """Raise how many descriptors this process may have to PLENTY, or as far as it may; return how many that are.
+
+    ZeroMQ ends the process that has none left when a node connects.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = PLENTY if hard == resource.RLIM_INFINITY else min(hard, PLENTY)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed if soft == resource.RLIM_INFINITY else max(soft, allowed)
 
 
 class _Connection(TCPServer):
@@ -75,6 +102,7 @@ class _Connection(TCPServer):
                 pass  # it ended, on whichever side
             nursery.cancel_scope.cancel()
         await self.protocol.handle(Closed())  # after the last piece: a request that began later would not hear of it
+        await self.idle_task.stop()  # or its descriptor would stay until it had been idle long enough
 
 
 async def _one_version(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
