@@ -41,8 +41,9 @@ TEST_F(MemoryRoomTest, WhatIsCachedCanBeDropped) {
   put("sys/fs/cgroup/memory.max", std::to_string(200 * kMiB));
   put("sys/fs/cgroup/memory.current", std::to_string(150 * kMiB));
   put("sys/fs/cgroup/memory.stat", "anon 1\ninactive_file " + std::to_string(60 * kMiB) + "\nactive_file " +
-                                       std::to_string(40 * kMiB) + "\nunevictable 0\n");
-  EXPECT_EQ(memory_room_bytes(root_), 150 * kMiB);
+                                       std::to_string(40 * kMiB) + "\nslab_reclaimable " + std::to_string(10 * kMiB) +
+                                       "\n");
+  EXPECT_EQ(memory_room_bytes(root_), 160 * kMiB);
 }
 
 TEST_F(MemoryRoomTest, TheTightestGroupOnTheWayUpBinds) {

@@ -50,7 +50,9 @@ uint64_t room_of_group(const std::string& folder, const Names& names) {
   const uint64_t most = number_of(folder + "/" + names.most, kUnbounded);
   if (most >= kUnbounded / 4) return kUnbounded;  // version 1 writes a number of that size
   const std::string stat = text_of(folder + "/memory.stat");
-  const uint64_t cached = value_of(stat, names.active_file) + value_of(stat, names.inactive_file);
+  // What the kernel drops when room is wanted: pages of files, and its own tables of them (told in version 2 alone).
+  const uint64_t cached =
+      value_of(stat, names.active_file) + value_of(stat, names.inactive_file) + value_of(stat, "slab_reclaimable");
   const uint64_t taken = number_of(folder + "/" + names.taken, 0);
   const uint64_t firm = taken - std::min(taken, cached);
   return most - std::min(most, firm);
