@@ -200,8 +200,8 @@ class ImmCounter:
         stairwell.drain()  # a loss that is known by now must not be missed below
         waiter = CountWaiter(target, peers)
         if peers:
-            # The set is asked first: with many peers, asking the engine about each would cost more than the wait.
-            lost = next((peer for peer in peers if peer.id in stairwell.lost_peers and peer.lost), None)
+            # With many peers, asking the engine about each would cost more than the wait.
+            lost = next((peer for peer in peers if peer._gone and peer.lost), None)
             if lost is not None and stairwell.engine.counter_value(self._id) < target:
                 raise self._loss(lost, target, None)
             stairwell.peer_listeners[self._cookie] = self._peer_lost

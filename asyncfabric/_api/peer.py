@@ -6,7 +6,7 @@ valid as a name after the peer died.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ GONE = (2, 3)
 class Peer:
     """One incarnation of a fabric that this one talks to; made by `fabric.connect()` or by a message from it."""
 
-    __slots__ = ("__weakref__", "_address", "_id", "_incarnation", "_stairwell")
+    __slots__ = ("__weakref__", "_address", "_gone", "_id", "_incarnation", "_stairwell")
 
     def __init__(self, stairwell: Stairwell, peer_id: int, incarnation: int, address: FabricAddress | None) -> None:
         """Not for users: use `fabric.connect()`."""
@@ -33,6 +33,7 @@ class Peer:
         self._id = peer_id
         self._incarnation = incarnation
         self._address = address
+        self._gone = False  # it was lost and, as far as anybody looked, did not come back
 
     @property
     def id(self) -> int:
@@ -53,12 +54,9 @@ class Peer:
     def lost(self) -> bool:
         """Whether nothing more comes from the peer, as far as is known: it died, stopped answering or closed."""
         stairwell = self._stairwell
-        if stairwell.closed:
-            return self._id in stairwell.lost_peers
-        lost = any(row["id"] == self._id and row["state"] in GONE for row in stairwell.engine.peers())
-        if not lost:
-            stairwell.lost_peers.discard(self._id)  # it was connected again
-        return lost
+        if not stairwell.closed:
+            self._gone = not lives(stairwell.engine.peers(), self._id)
+        return self._gone
 
     def statistics(self) -> PeerStatistics:
         """Return the peer as the engine sees it. Raises ClosedError when the fabric is closed or the peer forgotten."""
@@ -112,6 +110,11 @@ class WarmReport:
     provider: str
     error: Exception | None
     duration: float
+
+
+def lives(rows: Iterable[Mapping[str, object]], peer_id: int) -> bool:
+    """Return whether a peer is one of an engine's rows and not lost; one that was lost long ago has no row."""
+    return any(row["id"] == peer_id and row["state"] not in GONE for row in rows)
 
 
 def peer_statistics(row: dict[str, object]) -> PeerStatistics:

@@ -5,10 +5,12 @@ Runs on the event loop's thread.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from asyncfabric._api.address import FabricAddress
-from asyncfabric._api.peer import Peer
+from asyncfabric._api.peer import GONE, Peer
 from asyncfabric.errors import PeerError
 
 if TYPE_CHECKING:
@@ -22,22 +24,42 @@ class PeersKnown:
     def __init__(self, stairwell: Stairwell, config: FabricConfig) -> None:
         self._stairwell = stairwell
         self._known: dict[int, Peer] = {}
+        self._lost: WeakValueDictionary[int, Peer] = WeakValueDictionary()  # as long as somebody holds them
+        # Who connects may find the peer lost before its task gets its turn: for that, the latest are enough.
+        self._lost_unnamed: deque[int] = deque(maxlen=1024)
         self._require = frozenset(config.require)
         stairwell.peer_name = self.name
+        stairwell.peer_lost = self.lose
         rails = stairwell.engine.rails()
         self.mixed: bool = bool(self._require) and any(not self._allows(str(rail["provider"])) for rail in rails)
 
     def by_id(self, peer_id: int, address: FabricAddress | None = None) -> Peer:
         """Return the Peer of an engine id."""
-        peer = self._known.get(peer_id)
-        if peer is None or (peer.address is None and address is not None):
+        peer = self._known.get(peer_id) or self._lost.get(peer_id)
+        if peer is None:
+            gone = peer_id in self._lost_unnamed
             if address is not None:
                 incarnation = address.incarnation
             else:
                 row = self.row(peer_id)
                 incarnation = int(row["incarnation"]) if row else 0
-            peer = self._known[peer_id] = Peer(self._stairwell, peer_id, incarnation, address)
+                gone = gone or row is None or row["state"] in GONE
+            peer = Peer(self._stairwell, peer_id, incarnation, address)
+            peer._gone = gone
+            kept = self._lost if gone else self._known
+            kept[peer_id] = peer
+        elif peer.address is None:
+            peer._address = address
         return peer
+
+    def lose(self, peer_id: int) -> None:
+        """Note that a peer is lost: its name is kept by those who hold it, and by nobody else."""
+        peer = self._known.pop(peer_id, None) or self._lost.get(peer_id)
+        if peer is None:
+            self._lost_unnamed.append(peer_id)
+            return
+        peer._gone = True
+        self._lost[peer_id] = peer
 
     def name(self, peer_id: int) -> str:
         """Return a peer in words, empty for 0."""

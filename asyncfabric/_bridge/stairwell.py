@@ -36,6 +36,10 @@ def _nameless(peer: int) -> str:
     return f"peer {peer}" if peer else ""
 
 
+def _unheard(peer: int) -> None:
+    """Nobody has names for peers."""
+
+
 class Sink(Protocol):
     """Whoever a completion is for."""
 
@@ -59,8 +63,7 @@ class Stairwell:
         regions: every registered region and so the owner of its memory, by id, until it is released.
         releases: releases in flight, by region.
         message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
-        lost_peers: engine ids of peers that were lost and, as far as anybody looked, did not come back.
-        peer_name: a peer's number in words.
+        peer_name: a peer's number in words. peer_lost: hears the number of one that is lost, before anybody is woken.
         draining: True inside drain().
         closing, closed: no new calls; the engine is gone. `ending` is what later closers wait for.
     """
@@ -74,11 +77,11 @@ class Stairwell:
         self.regions: dict[int, object] = {}
         self.releases: dict[int, Any] = {}
         self.peer_name: Callable[[int], str] = _nameless
+        self.peer_lost: Callable[[int], None] = _unheard
         self.draining: bool = False
         self.closing: bool = False
         self.closed: bool = False
         self.ending: Pending | None = None
-        self.lost_peers: set[int] = set()
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
         self._poll = engine.poll
@@ -102,7 +105,7 @@ class Stairwell:
                     elif completion[1] == _MESSAGE:
                         self._wake_message_waiters()
                     elif completion[1] == _PEER_LOST:
-                        self.lost_peers.add(completion[5])
+                        self.peer_lost(completion[5])
                         for listener in tuple(self.peer_listeners.values()):
                             listener(completion)
                 if len(batch) < _BATCH:

@@ -203,7 +203,7 @@ Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
       }
       core_.publish({.cookie = cookie,
                      .kind = CompletionKind::kControl,
-                     .status = peer == nullptr ? Status(StatusCode::kInvalidArgument) : Status(),
+                     .status = core_.peers.existed(id) ? Status() : Status(StatusCode::kInvalidArgument),
                      .value = id});
     }
   });

@@ -24,7 +24,7 @@
 #include "engine/counters.h"
 #include "engine/generations.h"
 #include "engine/op.h"
-#include "engine/peer.h"
+#include "engine/peer_list.h"
 #include "engine/rail_watch.h"
 #include "engine/region.h"
 #include "engine/watch.h"
@@ -123,7 +123,7 @@ struct Core {
 
   // ---- helm
   std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
-  std::vector<std::unique_ptr<Peer>> peers;
+  PeerList peers;
   std::deque<OutgoingMessage> outgoing;
   std::vector<Op*> marked;  // parked until a stream of the user has passed their mark
   std::vector<Completion> backlog;
@@ -204,7 +204,7 @@ struct Core {
   void advance_close(uint64_t now);
 
   // peers.cc
-  Peer* find_peer(PeerId id) const;
+  Peer* find_peer(PeerId id) const { return peers.find(id); }
   Peer& make_peer(uint64_t peer_incarnation, std::string peer_address);
   Peer* peer_for_key(RemoteKey& key);
   void connect(Peer& peer);   // opens lanes
@@ -213,7 +213,8 @@ struct Core {
   void connect_to(uint64_t cookie, const AddressBlob& blob, const std::string& bytes);
   void connect_failed(Peer& peer, Status status);
   void lose_peer(Peer& peer, Status status, PeerState state);
-  void reap(Peer& peer);
+  bool reap(Peer& peer);
+  void forget(const Peer& peer);
   void tick(uint64_t now);
   uint64_t check_pulse(Peer& peer, uint64_t now);
   void attach(KeyTable::Slot& key, Peer& peer);

@@ -123,7 +123,7 @@ std::vector<PeerInfo> NativeEngine::peers() const {
   Helm::Guest guest(core_.helm);
   const std::lock_guard lock(guest);
   std::vector<PeerInfo> infos;
-  for (const auto& peer : core_.peers) {
+  for (const Peer* peer : core_.peers.all()) {
     PeerInfo info;
     info.id = peer->id;
     info.incarnation = peer->incarnation;
@@ -162,7 +162,7 @@ EngineStatistics NativeEngine::statistics() const {
   now.regions = regions_.load(std::memory_order_relaxed);
   now.registered_bytes = registered_bytes_.load(std::memory_order_relaxed);
   now.quarantined_regions = tallies.quarantined.get();
-  now.peers = core_.peers.size();
+  now.peers = core_.peers.known();
   return now;
 }
 

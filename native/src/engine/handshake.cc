@@ -170,7 +170,7 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   }
   const auto known = peer_of_incarnation.find(header.sender);
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
-  if (peer != nullptr && (peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)) peer = nullptr;
+  if (peer != nullptr && peer->ended()) peer = nullptr;
   if (peer != nullptr && peer->their_life != 0 && peer->their_life != hello.life) {
     if (!is_later(hello.life, peer->their_life)) return;  // it was long on its way
     // They lost us and begin anew, so nothing that we still have under way with them counts for them.

@@ -34,6 +34,7 @@ constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask
 constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its program has not taken yet
 
 struct Peer {
+  bool ended() const { return state == PeerState::kLost || state == PeerState::kDisconnected; }
   uint32_t life() const { return static_cast<uint32_t>(id % kMostLives) + 1; }
 
   PeerId id = 0;
@@ -67,6 +68,7 @@ struct Peer {
   uint64_t next_ask_ns = 0;
   uint64_t next_reminder_ns = 0;  // when what a broken connection may have swallowed is said again; 0: nothing is open
   uint64_t outstanding = 0;       // signalled work requests
+  uint32_t visitors = 0;          // jobs of the control thread that use its lanes without the helm
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
 
   // Two-sided user messages: numbered, put in order again at the receiver, held back by credits.

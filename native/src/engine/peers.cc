@@ -6,27 +6,18 @@
 
 namespace asyncfabric {
 
-Peer* Core::find_peer(PeerId id) const {
-  const size_t index = static_cast<size_t>(id) - 1;
-  return index < peers.size() ? peers[index].get() : nullptr;
-}
-
 Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
-  auto made = std::make_unique<Peer>();
-  made->id = peers.size() + 1;
-  made->incarnation = peer_incarnation;
-  made->address = std::move(peer_address);
-  made->connect_until_ns = now_ns() + config.connect_deadline_ns;
-  peers.push_back(std::move(made));
-  Peer& peer = *peers.back();
+  Peer& peer = peers.add();
+  peer.incarnation = peer_incarnation;
+  peer.address = std::move(peer_address);
+  peer.connect_until_ns = now_ns() + config.connect_deadline_ns;
   peer_of_incarnation[peer_incarnation] = &peer;
   trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(peer.state));
   return peer;
 }
 
 Peer* Core::peer_for_key(RemoteKey& key) {
-  if (key.peer != nullptr && key.peer->state != PeerState::kLost && key.peer->state != PeerState::kDisconnected)
-    return key.peer;
+  if (key.peer != nullptr && !key.peer->ended()) return key.peer;
   const auto known = peer_of_incarnation.find(key.incarnation);
   // A lost incarnation stays lost until the user connects again: writing to it fails at once.
   Peer* peer = known != peer_of_incarnation.end() ? known->second : &make_peer(key.incarnation, key.address);
@@ -59,8 +50,7 @@ void Core::connect_to(uint64_t cookie, const AddressBlob& blob, const std::strin
   const auto known = peer_of_incarnation.find(blob.incarnation);
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
   // Asking again after a loss is a new try with a new entry; what failed with the old one stays failed.
-  if (peer == nullptr || peer->state == PeerState::kLost || peer->state == PeerState::kDisconnected)
-    peer = &make_peer(blob.incarnation, bytes);
+  if (peer == nullptr || peer->ended()) peer = &make_peer(blob.incarnation, bytes);
   if (peer->state == PeerState::kConnected) {
     publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = peer->id});
     return;
@@ -88,7 +78,7 @@ void Core::connected(Peer& peer) {
 void Core::connect_failed(Peer& peer, Status status) { lose_peer(peer, status, PeerState::kLost); }
 
 void Core::lose_peer(Peer& peer, Status status, PeerState state) {
-  if (peer.state == PeerState::kLost || peer.state == PeerState::kDisconnected) return;
+  if (peer.ended()) return;
   const bool was_connected = peer.state == PeerState::kConnected;
   peer.state = state;
   peer.lost_because = status;
@@ -133,13 +123,27 @@ void Core::lose_peer(Peer& peer, Status status, PeerState state) {
     publish({.kind = CompletionKind::kPeerLost, .status = status, .value = peer.id, .peer = peer.id});
 }
 
-// Frees what a lost peer held once nothing of it is in flight. The entry itself stays, small, so that its id stays refused.
-void Core::reap(Peer& peer) {
-  if (peer.outstanding != 0 || (peer.lanes.empty() && peer.graveyard.empty())) return;
-  if (peer.ops_in_flight.load(std::memory_order_relaxed) != 0) return;
+// Frees what a lost peer held once nothing of it is in flight. True: it holds nothing any more. The entry itself stays for a while, small,
+// so that what is meant for it stays refused.
+bool Core::reap(Peer& peer) {
+  if (peer.outstanding != 0 || peer.visitors != 0 || peer.ops_in_flight.load(std::memory_order_relaxed) != 0)
+    return false;
   peer.graveyard.clear();
   peer.lanes.clear();
   peer.wired = false;
+  peer.asking.clear();
+  peer.out_of_order.clear();
+  peer.unconfirmed.clear();
+  peer.counter_generations = {};
+  return true;
+}
+
+void Core::forget(const Peer& peer) {
+  keys.for_each([&](KeyTable::Slot& slot) {
+    if (slot.value.peer == &peer) slot.value.peer = nullptr;
+  });
+  const auto known = peer_of_incarnation.find(peer.incarnation);
+  if (known != peer_of_incarnation.end() && known->second == &peer) peer_of_incarnation.erase(known);
 }
 
 // Heartbeats: always where the rails do not tell us of a death, and while ops are in flight everywhere, because a process that is
@@ -174,8 +178,9 @@ uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
 void Core::tick(uint64_t now) {
   constexpr uint64_t kSoon = 1'000'000;
   uint64_t next = ~0ull;
-  for (size_t i = 0; i < peers.size(); ++i) {
-    Peer& peer = *peers[i];
+  bool any_rests = false;
+  for (size_t i = 0; i < peers.awake(); ++i) {
+    Peer& peer = peers[i];
     switch (peer.state) {
       case PeerState::kConnecting:
         if (now >= peer.connect_until_ns) {
@@ -197,11 +202,15 @@ void Core::tick(uint64_t now) {
         break;
       case PeerState::kLost:
       case PeerState::kDisconnected:
-        reap(peer);
-        if (!peer.lanes.empty()) next = std::min(next, now + kSoon * 10);
+        if (reap(peer))
+          any_rests = true;
+        else
+          next = std::min(next, now + kSoon * 10);
         break;
     }
   }
+  if (any_rests)
+    peers.lay_down([this](Peer& peer) { return peer.ended() && reap(peer); }, [this](Peer& peer) { forget(peer); });
   if (draining != 0) {
     next = std::min(next, now + kSoon);
     for (Op* op = live_first; op != nullptr;) {
@@ -229,6 +238,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
   RemoteKey& key = slot.value;
   key.attach = AttachState::kPending;
   keys.add_pin(&slot);  // the op that asks holds one, so the key is there; it may end before this job runs
+  ++peer.visitors;
   control.post([this, found = &slot, id = peer.id] {
     std::vector<std::unique_ptr<RemoteMemory>> lanes;
     Status status;
@@ -261,6 +271,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
     {
       const Moment moment(*this);
       Peer& peer_now = *find_peer(id);
+      --peer_now.visitors;
       RemoteKey& now = found->value;
       if (now.peer == &peer_now && now.attach == AttachState::kPending) {
         if (status.ok() && peer_now.state == PeerState::kConnected) {

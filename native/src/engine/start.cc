@@ -55,7 +55,7 @@ void Core::start(Op& op) {
       op.peer_seen.store(target.peer->id, std::memory_order_relaxed);
     }
     Peer& peer = *target.peer;
-    if (peer.state == PeerState::kLost || peer.state == PeerState::kDisconnected) {
+    if (peer.ended()) {
       fail_op(op, peer.lost_because.ok() ? Status(StatusCode::kPeerDead) : peer.lost_because, peer.id);
       return;
     }

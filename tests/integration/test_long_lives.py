@@ -1,0 +1,65 @@
+"""What a fabric keeps of what is over, after thousands of it: peers that came and went."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+import asyncfabric as af
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+pytestmark = [pytest.mark.slow, pytest.mark.trio]
+RESTING = 1024  # lost peers that the engine still knows (PeerList::kMostResting)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not holds():  # noqa: ASYNC110  # statistics have no event to wait for
+            await anyio.sleep(0.001)
+
+
+async def test_peers_that_came_and_went_are_forgotten() -> None:
+    config = af.FabricConfig(rails=("local",))
+    async with af.open_fabric(config) as near, af.open_fabric(config) as far:
+        first = await near.connect(far.address)
+        await near.disconnect(first)
+        for _ in range(RESTING + 100):
+            await near.disconnect(await near.connect(far.address))
+        for fabric in (near, far):
+            await until(lambda fabric=fabric: len(fabric.statistics().peers) <= RESTING + 1)
+        gc.collect()
+        names = sum(isinstance(each, af.Peer) for each in gc.get_objects())
+        assert names < 20, f"{names} names of peers that nobody holds"
+
+        assert first.lost  # forgotten by the engine, and still a name
+        with pytest.raises(af.PeerError):
+            await near.send(first, b"x")
+        await near.disconnect(first)
+        counter = near.counter()
+        with pytest.raises(af.PeerError), anyio.fail_after(5):
+            await counter.wait(1, peers=[first])
+        again = await near.connect(far.address)
+        assert not again.lost
+        await near.send(again, b"still here")
+        async for message in far.messages():
+            assert message.payload == b"still here" and not message.peer.lost
+            break
+
+
+async def test_a_peer_that_is_named_after_it_was_lost_is_lost() -> None:
+    config = af.FabricConfig(rails=("local",))
+    async with af.open_fabric(config) as near, af.open_fabric(config) as far:
+        peer = await near.connect(far.address)
+        await near.send(peer, b"the last word")
+        await until(lambda: far.statistics().messages_received == 1)
+        await near.disconnect(peer)
+        await until(lambda: far.statistics().peers[0].state != "connected")
+        counter = far.counter()
+        async for message in far.messages():
+            assert message.peer.lost
+            with pytest.raises(af.PeerError), anyio.fail_after(5):
+                await counter.wait(1, peers=[message.peer])
+            break
