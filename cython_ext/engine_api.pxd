@@ -212,6 +212,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
 
         Status mark_stream(void*, int32_t, uint64_t*) except +
         Status mark_word(uint64_t, uint64_t, uint64_t*) except +
+        void drop_mark(uint64_t) except +
         Status counter_flag(uint64_t, uint64_t**) except +
         Status stream_wait(uint64_t, void*, int32_t, uint64_t) except +
         Status open_watch(uint64_t*, uint64_t**) except +

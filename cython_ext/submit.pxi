@@ -172,6 +172,18 @@ cdef class _DataRoom(_ControlRoom):
         check(status, f"mark of a watch word at {value}")
         return mark
 
+    def drop_mark(self, uint64_t mark):
+        """Give a mark back that no write took: each call that named it was refused."""
+        cdef NativeEngine* engine
+        if self.closed_:
+            return
+        engine = self.enter()
+        try:
+            with nogil:
+                engine.drop_mark(mark)
+        finally:
+            self.leave()
+
     def cancel(self, uint64_t op):
         """Stop posting an op; it drains and completes as cancelled."""
         cdef Status status

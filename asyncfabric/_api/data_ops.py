@@ -89,10 +89,8 @@ class DataOps:
         stairwell = self._stairwell
         transfer = Transfer(stairwell, "write", (source, key), length)
         if after is not None:
-            mark = self._mark(after, region)
-            return self._submit(
-                transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number, mark
-            )
+            place = (region._id, start, length, opened.id, to, number)
+            return self._submit_after(self._mark(after, region), transfer, stairwell.engine.submit_write, *place)
         return self._submit(transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number)
 
     def write_pages(
@@ -154,10 +152,12 @@ class DataOps:
             check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
         submit = stairwell.engine.submit_write_pages
         shape: tuple[int, ...] = (size, from_stride, to_stride, start + from_offset, to_offset, number)
-        if after is not None:
-            shape = (*shape, self._mark(after, region))
+        lists = (region._id, sources, opened.id, targets)
+        mark = self._mark(after, region) if after is not None else None
         try:
-            return self._submit(transfer, submit, region._id, sources, opened.id, targets, *shape)
+            if mark is not None:
+                return self._submit_after(mark, transfer, submit, *lists, *shape)
+            return self._submit(transfer, submit, *lists, *shape)
         except ValueError:
             check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
             check_pages("target_pages", targets, size, to_stride, to_offset, opened.length, repr(key))
@@ -276,6 +276,14 @@ class DataOps:
         if not cookie & _DRAIN_EVERY:
             stairwell.drain()  # whoever submits without ever awaiting must not fill the ring
         return transfer
+
+    def _submit_after(self, mark: int, transfer: Transfer, submit: Callable[..., int], *arguments: Any) -> Transfer:
+        """Submit what names a mark; refused, nobody will name it again."""
+        try:
+            return self._submit(transfer, submit, *arguments, mark)
+        except BaseException:
+            self._stairwell.engine.drop_mark(mark)
+            raise
 
     def _submit_again(
         self,

@@ -173,6 +173,9 @@ class FakeEngine(ControlCalls):
         """Refuse: a fake posts at once."""
         raise refusal(StatusCode.UNSUPPORTED, f"a mark of watch word {watch:#x} at {value}")
 
+    def drop_mark(self, mark: int) -> None:
+        """Do nothing: there are no marks."""
+
     def open_watch(self) -> tuple[int, int]:
         """Open a 64-bit word; returns its handle and address."""
         with self.network.lock:

@@ -1,9 +1,11 @@
-"""What a fabric keeps of what is over, after thousands of it: peers that came and went."""
+"""What a fabric keeps of what is over, after thousands of it: peers that came and went, writes that were refused."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import pytest
@@ -13,6 +15,11 @@ import asyncfabric as af
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = [pytest.mark.slow, pytest.mark.trio]
 RESTING = 1024  # lost peers that the engine still knows (PeerList::kMostResting)
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -63,3 +70,31 @@ async def test_a_peer_that_is_named_after_it_was_lost_is_lost() -> None:
             with pytest.raises(af.PeerError), anyio.fail_after(5):
                 await counter.wait(1, peers=[message.peer])
             break
+
+
+async def test_refused_writes_leave_nothing_behind() -> None:
+    """What each was to wait for took a hundred bytes, for good."""
+    config = af.FabricConfig(rails=("local",), max_ops=1)
+    async with af.open_fabric(config) as writer, af.open_fabric(config) as target, writer.watch() as word:
+        source, exposed = await writer.allocate(4096), await target.allocate(4096)
+        key = exposed.key()
+        await writer.write(source[:1], key, 0)
+        waits = writer.write(source, key, 0, after=word.reaches(1))
+
+        def refused(times: int) -> None:
+            for _ in range(times):
+                try:
+                    writer.write(source, key, 0, after=word.reaches(1))
+                except af.BusyError:
+                    continue
+                raise AssertionError("there is one place, and it is taken")
+
+        refused(2_000)
+        before = _resident()
+        refused(50_000)
+        with pytest.raises(af.BusyError):
+            writer.write_pages(source, [0], key, [0], page_bytes=64, after=word.reaches(1))
+        grown = _resident() - before
+        assert grown < 2 << 20, f"{grown} bytes more than before"
+        word.store(1)
+        await waits

@@ -53,6 +53,8 @@ class Engine {
   virtual Status mark_stream(void* stream, int32_t device, MarkId* out) = 0;
   // The same for a watch word: the bytes leave when it holds `value` or more. Nobody but the worker has to wake for it.
   virtual Status mark_word(WatchId watch, uint64_t value, MarkId* out) = 0;
+  // A write that was refused as kBusy leaves its mark for another try; who gives up says so.
+  virtual void drop_mark(MarkId mark) = 0;
 
   // Data ops. `imm` is kNoImm or 0..kMaxImm. Bounds are checked here, locally and against the key.
   virtual Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,

@@ -49,6 +49,7 @@ class NativeEngine final : public Engine {
                             OpId* op) override;
   Status mark_stream(void* stream, int32_t device, MarkId* out) override;
   Status mark_word(WatchId watch, uint64_t value, MarkId* out) override;
+  void drop_mark(MarkId mark) override;
   Status submit_scatter(uint64_t cookie, RegionId region, const ScatterTarget* targets, size_t count, int64_t imm,
                         OpId* op) override;
   Status submit_signal(uint64_t cookie, const PeerId* peers, size_t count, int64_t imm, OpId* op) override;
@@ -85,7 +86,7 @@ class NativeEngine final : public Engine {
   MarkId keep_mark(std::unique_ptr<StreamMark> mark);
   Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id,
                       MarkId after = 0);
-  void take_mark(Op& op, MarkId after);
+  std::unique_ptr<StreamMark> take_mark(MarkId after);
   uint32_t rail_of_device(int32_t device) const;
   void give_back(Op& op);
   void send(Op& op, uint64_t bytes, OpId* id);

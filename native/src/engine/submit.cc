@@ -97,8 +97,8 @@ Status NativeEngine::submit_range(OpKind kind, uint64_t cookie, RegionId region,
   Op* op = nullptr;
   Status status = take_op(kind, cookie, imm, &op);
   if (!status.ok()) return status;
+  op->mark = take_mark(after);
   const uint32_t right = kind == OpKind::kRead ? kAccessRemoteRead : kAccessRemoteWrite;
-  take_mark(*op, after);
   status = use_region(*op, region, target.source_offset, target.length);
   if (status.ok()) status = use_key(*op, key, target.target_offset, target.length, right, &target);
   if (status.ok()) {
@@ -110,10 +110,11 @@ Status NativeEngine::submit_range(OpKind kind, uint64_t cookie, RegionId region,
 }
 
 // A mark that was named before says nothing more: it was passed, or its op is not this one.
-void NativeEngine::take_mark(Op& op, MarkId after) {
-  if (after == 0) return;
+std::unique_ptr<StreamMark> NativeEngine::take_mark(MarkId after) {
+  if (after == 0) return nullptr;
   const std::lock_guard lock(core_.marks_mutex);
-  if (auto found = core_.marks.extract(after); !found.empty()) op.mark = std::move(found.mapped());
+  auto found = core_.marks.extract(after);
+  return found.empty() ? nullptr : std::move(found.mapped());
 }
 
 uint32_t NativeEngine::rail_of_device(int32_t device) const {
@@ -136,6 +137,8 @@ Status NativeEngine::mark_word(WatchId watch, uint64_t value, MarkId* out) {
   *out = keep_mark(std::make_unique<WordMark>(core_.watches, watch, value));
   return {};
 }
+
+void NativeEngine::drop_mark(MarkId mark) { (void)take_mark(mark); }
 
 MarkId NativeEngine::keep_mark(std::unique_ptr<StreamMark> mark) {
   const std::lock_guard lock(core_.marks_mutex);
@@ -161,8 +164,8 @@ Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId 
   Op* op = nullptr;
   Status status = take_op(OpKind::kPages, cookie, imm, &op);
   if (!status.ok()) return status;
+  op->mark = take_mark(after);
   Target target;
-  take_mark(*op, after);
   status = use_region(*op, region, batch.source_offset, 0);
   if (status.ok()) status = use_key(*op, key, batch.target_offset, 0, kAccessRemoteWrite, &target);
   if (status.ok() && batch.count != 0) {
