@@ -173,7 +173,8 @@ class Fabric(BoxOps):
 
         Raises:
             TypeError, ValueError: a bad imm.
-            BusyError: the counter of this imm is open already, or no imm is free.
+            BusyError: the counter of this imm is open already, no imm is free, or it had a counter before and a peer
+                has not confirmed within `config.peer_deadline_host` that it is closed.
         """
         self._check_open()
         number = checked_imm(imm)

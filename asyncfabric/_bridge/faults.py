@@ -47,6 +47,7 @@ _REMEDIES: dict[int, str] = {
     ),
     StatusCode.NO_PROVIDER: "install the provider's library, or name other rails in FabricConfig.rails",
     StatusCode.TIMEOUT: "see fabric.why() for what is missing and from whom",
+    StatusCode.UNCONFIRMED: "try again in a moment; see fabric.statistics().peers for who does not answer",
     StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
 }
 
@@ -109,10 +110,16 @@ def counter_refused(error: EngineStatusError, imm: object) -> Exception:
     """Return the exception for a counter that cannot be opened."""
     if error.status_kind != StatusKind.BUSY:
         return refused(error, Scene(f"opening the counter of imm {imm}"))
+    if error.code == StatusCode.UNCONFIRMED:
+        which = "of the imm that was picked" if imm is None else f"of imm {imm}"
+        return BusyError(
+            f"the counter {which} had a predecessor, and a peer has not confirmed yet that it is closed",
+            remedy="open it again in a moment: who stands still is lost after config.peer_deadline_host or _network",
+        )
     if imm is None:
         return BusyError("every immediate value has an open counter", remedy="close counters that nobody waits for")
     return BusyError(
-        f"the counter of imm {imm} is open already, or peers have not confirmed yet that its predecessor is closed",
+        f"the counter of imm {imm} is open already",
         remedy="close the open one, or let fabric.counter() pick a free imm",
     )
 

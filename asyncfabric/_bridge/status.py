@@ -34,6 +34,7 @@ class StatusCode(IntEnum):
     NO_PROVIDER = 17
     TIMEOUT = 18
     INTERNAL = 19
+    UNCONFIRMED = 20
 
     @property
     def kind(self) -> StatusKind:
@@ -70,6 +71,7 @@ _TABLE: dict[StatusCode, tuple[StatusKind, str]] = {
     StatusCode.NO_PROVIDER: (StatusKind.DEVICE, "the provider or its library is not available"),
     StatusCode.TIMEOUT: (StatusKind.TRANSFER, "the deadline passed"),
     StatusCode.INTERNAL: (StatusKind.INTERNAL, "an internal invariant broke"),
+    StatusCode.UNCONFIRMED: (StatusKind.BUSY, "a peer has not confirmed yet that the counter of before is closed"),
 }
 
 

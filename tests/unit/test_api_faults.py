@@ -30,6 +30,7 @@ EXPECTED: dict[StatusCode, type[Exception]] = {
     StatusCode.NO_PROVIDER: af.DeviceError,
     StatusCode.TIMEOUT: af.TransferError,
     StatusCode.INTERNAL: af.InternalError,
+    StatusCode.UNCONFIRMED: af.BusyError,
 }
 SCENE = faults.Scene("write of 64 bytes", "<Peer 3>", done=16, total=64)
 

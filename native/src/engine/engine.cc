@@ -191,7 +191,7 @@ Status NativeEngine::open_counter(int64_t imm, CounterId* out, uint32_t* imm_out
     if (now_ns() > deadline) {
       core_.counters.close(*out);
       core_.gate.notify();
-      return StatusCode::kBusy;
+      return StatusCode::kUnconfirmed;
     }
   }
   core_.gate.notify();
