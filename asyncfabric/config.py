@@ -58,8 +58,6 @@ class FabricConfig:
         stripe_bytes: a write is split over several rails only from this many bytes per rail on.
         inline_bytes: ops up to this size may be posted by the calling thread while the worker sleeps.
         max_ops: transfers in flight; one more raises BusyError.
-        max_messages: received two-sided messages that nobody took yet, with the fake engine; the compiled one lets each
-            sender have 64, whatever this says.
         worker_cpu: core to pin the worker thread to, -1 for none; opening refuses a core that the process may not use.
         require: when not empty, providers that must carry every peer; anything else is an error.
     """
@@ -74,7 +72,6 @@ class FabricConfig:
     stripe_bytes: int = 64 * 1024
     inline_bytes: int = 16 * 1024
     max_ops: int = 16384
-    max_messages: int = 1024
     worker_cpu: int = -1
     require: tuple[str, ...] = ()
 
@@ -83,7 +80,7 @@ class FabricConfig:
         for name in ("rails", "require"):
             if isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a tuple of texts, got the string {getattr(self, name)!r}")
-        for name in ("max_ops", "max_messages", "stripe_bytes", "inline_bytes", "worker_cpu"):
+        for name in ("max_ops", "stripe_bytes", "inline_bytes", "worker_cpu"):
             _check_kind(name, getattr(self, name), Integral)
         for name in ("drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host", "spin_us"):
             _check_kind(name, getattr(self, name), Real)
@@ -100,8 +97,6 @@ class FabricConfig:
             raise ValueError(f"spin_us must be in 0..1e6, got {self.spin_us!r}")
         if not 1 <= self.max_ops <= 1 << 20:
             raise ValueError(f"max_ops must be in 1..1048576, got {self.max_ops!r}")
-        if not 1 <= self.max_messages <= 1 << 20:
-            raise ValueError(f"max_messages must be in 1..1048576, got {self.max_messages!r}")
         for name in ("stripe_bytes", "inline_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")

@@ -26,6 +26,5 @@ cdef EngineConfig engine_config(object config) except *:
     native.stripe_bytes = config.stripe_bytes
     native.inline_bytes = config.inline_bytes
     native.max_ops = config.max_ops
-    native.max_messages = config.max_messages
     native.worker_cpu = config.worker_cpu
     return native

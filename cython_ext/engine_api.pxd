@@ -70,7 +70,6 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         uint64_t stripe_bytes
         uint64_t inline_bytes
         uint32_t max_ops
-        uint32_t max_messages
         int32_t worker_cpu
 
     cdef cppclass RailInfo:

@@ -31,6 +31,9 @@ _STATISTICS = (
     "quarantined_regions",
 )
 
+MESSAGE_CREDITS = 64
+"""Messages of one sender that may wait to be taken, as in the native engine."""
+
 
 class EngineCore:
     """What is behind the protocol of one fake engine."""
@@ -68,9 +71,11 @@ class EngineCore:
     def accept(self, leg: Leg) -> StatusCode | None:
         """Take a delivery as the target; None when a message has no room yet."""
         if leg.payload is not None:
-            if len(self._messages) >= self.config.max_messages:
+            sender = leg.sender.fake_address
+            known = self.peer_table.of(sender.incarnation)
+            if known is not None and sum(peer == known.id for peer, _ in self._messages) >= MESSAGE_CREDITS:
                 return None
-            self._messages.append((self.peer_table.learn(leg.sender.fake_address).id, leg.payload))
+            self._messages.append((self.peer_table.learn(sender).id, leg.payload))
             self.counts["messages_received"] += 1
             self.ring.push(CompletionKind.MESSAGE)
         code = leg.move(self) if leg.move is not None else StatusCode.OK

@@ -53,7 +53,6 @@ struct EngineConfig {
   uint64_t stripe_bytes = 64 * 1024;  // a write is split over rails only from this many bytes per rail on
   uint64_t inline_bytes = 16 * 1024;  // ops up to this size may be posted by the submitting thread
   uint32_t max_ops = 16384;           // ops in flight; one more is kBusy
-  uint32_t max_messages = 1024;       // received two-sided messages not yet taken
   int32_t worker_cpu = -1;            // core to pin the worker to, -1: none
 };
 
