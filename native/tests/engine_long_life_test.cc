@@ -99,5 +99,36 @@ TEST(LongLife, ManyPeersThatCameAndWentAreForgotten) {
   EXPECT_EQ(target, source);
 }
 
+// A key outlives what was known of its owner. The memory of that entry is given to the next peer, which is somebody else.
+TEST(LongLife, AKeyOfAForgottenPeerIsNotTakenForOneOfTheNext) {
+  Pair pair(Pair::manual(plain()));
+  Party third(pair.config);
+  std::vector<uint8_t> source(64, 1), target(64, 0xee);
+  const RegionId from = pair.add_region(*pair.a, source), to = pair.add_region(*pair.b, target);
+  const KeyId key = pair.give_key(*pair.b, to, 64, *pair.a);
+  const PeerId first = connect(pair, *pair.a, *pair.b);
+  ASSERT_TRUE(write_one(pair, from, key).status.ok());
+  ASSERT_TRUE(disconnect(pair, *pair.a, first).ok());
+  while (pair.a->engine->peers().front().id == first)
+    ASSERT_TRUE(disconnect(pair, *pair.a, connect(pair, *pair.a, *pair.b)).ok());
+  const uint64_t met = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_connect(met, third.engine->address()).ok());
+  ASSERT_TRUE(pair.until([&] {
+    third.engine->step();
+    return pair.a->done.contains(met);
+  }));
+  const uint64_t write = pair.a->cookie();
+  OpId op = 0;
+  ASSERT_TRUE(pair.a->engine->submit_write(write, from, 0, 64, key, 0, kNoImm, &op).ok());
+  ASSERT_TRUE(pair.until([&] {
+    third.engine->step();
+    return pair.a->done.contains(write);
+  }));
+  EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kClosed) << "its owner was left by hand";
+  connect(pair, *pair.a, *pair.b);
+  EXPECT_TRUE(write_one(pair, from, key).status.ok());
+  EXPECT_EQ(target, source);
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing
