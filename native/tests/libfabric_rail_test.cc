@@ -9,6 +9,9 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
+
+#include "providers/libfabric/inbound.h"
 
 namespace asyncfabric::testing {
 namespace {
@@ -348,6 +351,52 @@ TEST_P(LibfabricRail, AskedWhileItForgetsConnections) {
     pump.join();
   }
   mallopt(M_PERTURB, 0);
+}
+
+// A rail that nobody asks to release anything for weeks meets more connections that end than it can take note of at once.
+TEST(LibfabricInbound, ThereIsRoomForNewcomersHoweverManyWereThereBefore) {
+  using libfabric::InboundList;
+  InboundList list;
+  const libfabric::RailAddress living{.name = "living"}, dead{.name = "dead"};
+  const auto refuses = [&](const libfabric::RailAddress& sender) { return sender.name == dead.name; };
+  InboundList::Clock::time_point now{std::chrono::hours(1)};
+  std::vector<uint64_t> asked;
+  const auto ask = [&](const InboundList::One& one) { asked.push_back(one.connection); };
+  constexpr uint64_t kMany = 3 * InboundList::kMost, kStays = 7;
+  size_t most = 0;
+  for (uint64_t connection = 1; connection <= kMany; ++connection) {
+    // Every third sender has died; of the living one all connections but the seventh have ended, and it says so when it is asked.
+    ASSERT_TRUE(list.add(connection, connection % 3 == 0 ? dead : living)) << connection;
+    list.look_after(now, ask, refuses);
+    for (const uint64_t each : std::exchange(asked, {}))
+      if (each % 3 != 0) list.answer(each, 1, each != kStays);
+    now += std::chrono::milliseconds(300);
+    most = std::max(most, list.size());
+  }
+  EXPECT_LT(most, 64u);
+  EXPECT_TRUE(std::any_of(list.begin(), list.end(), [](const auto& one) { return one.connection == kStays; }));
+  EXPECT_TRUE(list.any_gone_lately(now)) << "what the kernel holds of their streams is not waited for";
+}
+
+// Who does not answer at once is not probed at once: it may have been asked a moment ago.
+TEST(LibfabricInbound, OneThatWasJustAskedHasTimeToAnswer) {
+  using libfabric::InboundList;
+  InboundList list;
+  const InboundList::Clock::time_point now{std::chrono::hours(1)};
+  size_t asked = 0;
+  for (uint64_t connection = 1; connection <= 200; ++connection) {
+    ASSERT_TRUE(list.add(connection, {}));
+    list.look_after(
+        now, [&](const auto&) { ++asked; },
+        [](const auto&) {
+          ADD_FAILURE() << "probed";
+          return false;
+        });
+  }
+  EXPECT_EQ(list.size(), 200u);
+  EXPECT_GT(asked, 150u);
+  EXPECT_LE(asked, 200u);
+  EXPECT_TRUE(list.any_open(1));
 }
 
 TEST_P(LibfabricRail, ReleasedWhileMessagesPourIn) {

@@ -18,7 +18,6 @@
 namespace asyncfabric::libfabric {
 namespace {
 
-constexpr size_t kMaxInbound = 4096;  // hostile introductions must not grow without bound
 constexpr auto kProbeEvery = std::chrono::milliseconds(20);
 constexpr std::chrono::milliseconds kSettle{250};
 constexpr int kProbeMs = 5;
@@ -67,18 +66,17 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   if (*number == 0) {
     *number = ++fence_number_;
     next_probe_ = Clock::now() + kProbeEvery;
-    for (Inbound& inbound : inbound_) (void)ask(inbound);
+    for (const InboundList::One& inbound : inbound_) (void)ask(inbound);
   }
   const uint64_t wanted = *number;
-  const auto open = [wanted](const Inbound& inbound) { return !inbound.gone && inbound.answered < wanted; };
-  while (std::any_of(inbound_.begin(), inbound_.end(), open)) {
+  while (inbound_.any_open(wanted)) {
     cover();  // who asks us may be in a fence too: no poll, no heartbeat, nothing else asks for the word that our answer waits for
     progress_into_stash();
     const Clock::time_point now = Clock::now();
     if (now >= next_probe_) {
       next_probe_ = now + kProbeEvery;
-      for (Inbound& inbound : inbound_) {
-        if (!open(inbound)) continue;
+      for (InboundList::One& inbound : inbound_) {
+        if (!InboundList::is_open(inbound, wanted)) continue;
         if (refuses_connections(inbound.sender))
           inbound.gone = true;
         else
@@ -93,13 +91,13 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   }
   // Streams of senders that are gone end with what the kernel still holds, at most its socket buffers: take it before the memory
   // goes. Passes alone say nothing (rxm reads little in each), so it is a time, several times what a loopback needs for them.
-  if (std::any_of(inbound_.begin(), inbound_.end(), [](const Inbound& inbound) { return inbound.gone; }))
+  if (inbound_.any_gone_lately(Clock::now()))
     for (const Clock::time_point settled = Clock::now() + kSettle; Clock::now() < settled;) progress_into_stash();
-  std::erase_if(inbound_, [](const Inbound& inbound) { return inbound.gone; });
+  inbound_.drop_gone();
   return StatusCode::kOk;
 }
 
-bool LibfabricRail::ask(Inbound& inbound) {
+bool LibfabricRail::ask(const InboundList::One& inbound) {
   PeerState* path = path_to(inbound.sender);
   if (path == nullptr) return false;
   return send_control(*path, MessageKind::kFenceAsk, fence_number_, with_connection(inbound.connection, address()),
@@ -117,13 +115,11 @@ PeerState* LibfabricRail::path_to(const RailAddress& address) {
 void LibfabricRail::take_control_message(const MessageHead& head, std::string_view body) {
   if (!device_->profile().fence_on_release) return;
   if (head.kind == MessageKind::kIntroduce) {
-    Inbound inbound;
-    inbound.connection = head.number;
-    const auto same = [&inbound](const Inbound& known) { return known.connection == inbound.connection; };
-    if (!parse(body, &inbound.sender) || inbound_.size() >= kMaxInbound ||
-        std::any_of(inbound_.begin(), inbound_.end(), same))
-      return;
-    inbound_.push_back(std::move(inbound));
+    RailAddress sender;
+    if (parse(body, &sender) && inbound_.add(head.number, std::move(sender)))
+      inbound_.look_after(
+          InboundList::Clock::now(), [this](const InboundList::One& one) { (void)ask(one); },
+          [this](const RailAddress& other) { return refuses_connections(other); });
     return;
   }
   uint64_t connection = 0;
@@ -131,13 +127,7 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
   std::memcpy(&connection, body.data(), sizeof connection);
   body.remove_prefix(sizeof connection);
   if (head.kind != MessageKind::kFenceAsk) {
-    for (Inbound& inbound : inbound_) {
-      if (inbound.connection != connection) continue;
-      if (head.kind == MessageKind::kFenceGone)
-        inbound.gone = true;
-      else
-        inbound.answered = std::max(inbound.answered, head.number);
-    }
+    inbound_.answer(connection, head.number, head.kind == MessageKind::kFenceGone);
     return;
   }
   for (const std::shared_ptr<PeerState>& peer : peers_) {

@@ -14,6 +14,7 @@
 #include "provider/provider.h"
 #include "providers/libfabric/contexts.h"
 #include "providers/libfabric/device.h"
+#include "providers/libfabric/inbound.h"
 #include "providers/libfabric/memory.h"
 #include "providers/libfabric/messages.h"
 #include "providers/libfabric/peer.h"
@@ -53,13 +54,6 @@ class LibfabricRail final : public Rail {
  private:
   static constexpr size_t kBatch = 128;
 
-  // A connection that a peer opened towards us and said so.
-  struct Inbound {
-    uint64_t connection = 0;
-    RailAddress sender;
-    uint64_t answered = 0;  // newest fence number it answered
-    bool gone = false;
-  };
   struct Stashed {
     RailEvent event;
     ReceiveSlot* slot = nullptr;
@@ -116,7 +110,7 @@ class LibfabricRail final : public Rail {
   Status introduce(PeerState& peer);
   Status fence(uint64_t patience_ns, uint64_t* number);  // 0: a new one; it is kept for the next call otherwise
   void take_control_message(const MessageHead& head, std::string_view body);
-  bool ask(Inbound& inbound);
+  bool ask(const InboundList::One& inbound);
   bool refuses_connections(const RailAddress& address) const;
   PeerState* path_to(const RailAddress& address);
 
@@ -140,7 +134,7 @@ class LibfabricRail final : public Rail {
   uint32_t post_mark_ = 0;
   bool cover_wanted_ = false;
   bool any_broken_ = false;
-  std::vector<Inbound> inbound_;
+  InboundList inbound_;
   uint64_t fence_number_ = 0;
   std::chrono::steady_clock::time_point next_probe_;  // of the fence that waits
 };
