@@ -349,6 +349,28 @@ TEST(LibfabricOpen, LeavesNoDescriptors) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
+// Peers that are gone are asked all the same whether they are done, over connections of the rail's own.
+TEST(LibfabricOpen, AskingThoseThatAreGoneLeavesNoDescriptors) {
+  Side b(spec_of("tcp"));
+  const size_t before = open_descriptors();
+  std::vector<uint8_t> bytes(4096);
+  for (uint32_t round = 1; round <= 3; ++round) {
+    for (uint32_t i = 0; i < 4; ++i) {
+      Side a(spec_of("tcp"));
+      Link link(a, b);
+      link.post(link.signal(1, 1), {&a, &b});
+      ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 1; }));
+    }
+    std::unique_ptr<LocalMemory> memory;
+    std::string key;
+    ASSERT_TRUE(b.rail->register_memory({bytes.data(), 4096, kHostDevice, -1, kAccessRemoteWrite}, &memory, &key).ok());
+    EXPECT_TRUE(b.rail->release_memory(memory, kPatience).ok());
+    EXPECT_TRUE(pump_until(
+        {&b}, [&] { return open_descriptors() <= before; }, 2 * kSecond))
+        << open_descriptors() - before << " descriptors in round " << round;
+  }
+}
+
 // The pace of the efa profile, on a transport that runs everywhere: nothing is lost, stuck or reordered by it.
 TEST(LibfabricPace, OneEagerThenAFewPerPass) {
   RailSpec paced = spec_of("tcp eager_posts=1");

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "providers/libfabric/rail.h"
 
@@ -77,7 +78,7 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
       next_probe_ = now + kProbeEvery;
       for (InboundList::One& inbound : inbound_) {
         if (!InboundList::is_open(inbound, wanted)) continue;
-        if (refuses_connections(inbound.sender))
+        if (is_dead(inbound.sender))
           inbound.gone = true;
         else
           (void)ask(inbound);  // once more: the question or the answer may have been on a stream that broke
@@ -112,6 +113,23 @@ PeerState* LibfabricRail::path_to(const RailAddress& address) {
   return open_peer(address, &opened).ok() ? opened.get() : nullptr;
 }
 
+bool LibfabricRail::is_dead(const RailAddress& sender) {
+  if (!refuses_connections(sender)) return false;
+  dead_.push_back(sender.name);
+  return true;
+}
+
+// What we opened to ask them: its questions would wait for ever, and with them a descriptor. At the end of a pass, like rebuild_broken().
+void LibfabricRail::close_paths_to_dead() {
+  for (const std::string& name : std::exchange(dead_, {}))
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      PeerState& peer = *peers_[i];
+      if (peer.handle != nullptr || peer.closed || peer.remote.name != name) continue;
+      peer.lost = true;
+      (void)flush(peer);
+    }
+}
+
 void LibfabricRail::take_control_message(const MessageHead& head, std::string_view body) {
   if (!device_->profile().fence_on_release) return;
   if (head.kind == MessageKind::kIntroduce) {
@@ -119,7 +137,7 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
     if (parse(body, &sender) && inbound_.add(head.number, std::move(sender)))
       inbound_.look_after(
           InboundList::Clock::now(), [this](const InboundList::One& one) { (void)ask(one); },
-          [this](const RailAddress& other) { return refuses_connections(other); });
+          [this](const RailAddress& other) { return is_dead(other); });
     return;
   }
   uint64_t connection = 0;

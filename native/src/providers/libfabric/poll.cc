@@ -144,6 +144,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
     if (read_cq(limit) < limit) break;
   }
   rebuild_broken();
+  close_paths_to_dead();
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
   filled_ = 0;

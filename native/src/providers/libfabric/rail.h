@@ -113,6 +113,8 @@ class LibfabricRail final : public Rail {
   bool ask(const InboundList::One& inbound);
   bool refuses_connections(const RailAddress& address) const;
   PeerState* path_to(const RailAddress& address);
+  bool is_dead(const RailAddress& sender);
+  void close_paths_to_dead();
 
   std::shared_ptr<Device> device_;
   std::unique_ptr<SegmentLock> own_segment_;  // shm: what our progress would spin on
@@ -135,6 +137,7 @@ class LibfabricRail final : public Rail {
   bool cover_wanted_ = false;
   bool any_broken_ = false;
   InboundList inbound_;
+  std::vector<std::string> dead_;  // names of senders that nobody listens at any more
   uint64_t fence_number_ = 0;
   std::chrono::steady_clock::time_point next_probe_;  // of the fence that waits
 };
