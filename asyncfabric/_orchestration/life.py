@@ -46,6 +46,9 @@ class Life:
         words = f"it was restarted as #{incarnation}" + (f" after: {ended.reason}" if ended else "")
         # What those hear who still hold a reference to an earlier life.
         self.succeeded: Death = replace(ended, reason=words) if ended is not None else Death(words)
+        if before is not None:
+            # Its cause has a traceback, whose frames hold that life, and with it all lives and actors since the first.
+            before.succeeded = replace(before.succeeded, cause=None)
         self.death: Death | None = None
         self.because: Death | None = None
         self._running: set[Request] = set()

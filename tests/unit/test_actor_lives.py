@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import trio
 import trio.testing
@@ -61,6 +64,31 @@ async def test_old_references_die_and_named_ones_follow() -> None:
         assert caught.value.origin == worker.words
         assert await worker.named().ask(Add(1, 1)) == 2
         assert (await node.lookup(node.identity, "worker")).incarnation == 2
+
+
+async def test_an_actor_that_is_restarted_for_weeks_keeps_none_of_its_former_lives() -> None:
+    """The cause of a death holds the life that it ended, by the frames of its traceback."""
+    lives: list[weakref.ref[Worker]] = []
+
+    def born() -> Worker:
+        actor = Worker()
+        lives.append(weakref.ref(actor))
+        return actor
+
+    async with open_node("here", policy=Policy(restarts=100)) as node:
+        first = await node.spawn(born, name="worker")
+        for _ in range(20):
+            with pytest.raises(ActorDied, match="broken on demand"):
+                await node.reference("worker").ask(Break())
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(lives) == 21
+        with pytest.raises(ActorDied, match="restarted as #21") as caught:
+            await first.ask(Add(1, 1))
+        assert caught.value.__cause__ is not None
+        del caught
+        gc.collect()
+        living = [number for number, life in enumerate(lives) if life() is not None]
+        assert set(living) <= {19, 20}, living  # the present one, and the one that its predecessor's askers are told of
 
 
 async def test_a_failed_start_is_told_to_the_spawner_only() -> None:
