@@ -28,6 +28,9 @@ from asyncfabric.kv.stream import KvStream, open_stream
 
 logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
+MOST_ADDRESSES = 1024
+"""Of leaseholders that are not being served; they say theirs with every offer."""
+
 Handler = Callable[["KvJob"], Awaitable[None]]
 
 
@@ -130,7 +133,7 @@ class KvOutbox:
             if address.incarnation != sender:
                 self.forged += 1
                 return True
-            self._addresses[sender] = address
+            self._note(sender, address)
         action, reply = self._machine.receive(message)
         if isinstance(message, KvOffer) and action is SourceAction.START:
             refusal = self._refusal(message)
@@ -146,6 +149,16 @@ class KvOutbox:
         if reply is not None:
             self._tasks.start_soon(self._tell, sender, reply)
         return True
+
+    def _note(self, target: int, address: FabricAddress) -> None:
+        """Keep where to answer the leaseholders that offered last, and those that are being served."""
+        self._addresses.pop(target, None)
+        self._addresses[target] = address
+        if len(self._addresses) > MOST_ADDRESSES:
+            served = {each for each, _ in self._jobs}
+            idle = next((each for each in self._addresses if each not in served), target)
+            if idle != target:
+                del self._addresses[idle]
 
     def _refusal(self, offer: KvOffer) -> str | None:
         """Say why an offer cannot be served; None when it can."""

@@ -160,13 +160,6 @@ class _Known:
     horizon: int = -1  # leases up to here that are not active have ended, or may never begin
     highest: int = -1  # the newest lease that was heard of
 
-    def forget(self) -> None:
-        """Keep of all leases so far only that they are over."""
-        self.horizon = max(self.horizon, self.highest)
-        self.ended.clear()
-        self.delivered.clear()
-        self.order.clear()
-
 
 class SourceMachine:
     """The source's end of all requests. Leases of one target have growing numbers, which bounds what to remember."""
@@ -174,6 +167,7 @@ class SourceMachine:
     def __init__(self, remembered: int = REMEMBERED) -> None:
         """Know nothing yet; `remembered` ended leases per target are kept by number."""
         self._targets: dict[int, _Known] = {}
+        self._horizons: dict[int, int] = {}  # of targets that are remembered by one number
         self._remembered = remembered
 
     @property
@@ -219,10 +213,11 @@ class SourceMachine:
         known = self._targets.get(target)
         if known is None:
             if len(self._targets) >= CROWD:
-                for other in self._targets.values():
-                    if not other.active:
-                        other.forget()
-            known = self._targets[target] = _Known()
+                for other, idle in [(other, one) for other, one in self._targets.items() if not one.active]:
+                    self._horizons[other] = max(idle.horizon, idle.highest)
+                    del self._targets[other]
+            horizon = self._horizons.pop(target, -1)
+            known = self._targets[target] = _Known(horizon=horizon, highest=horizon)
         return known
 
     def _offered(self, known: _Known, offer: KvOffer) -> tuple[SourceAction, KvMessage | None]:
