@@ -197,6 +197,7 @@ class KvInbox:
         request = KvRequest(lease, machine, addresses, called)
         self._forget_settled()
         self._requests[offer.lease] = request
+        unasked = set(addresses)
         try:
             for incarnation, address in addresses.items():
                 try:
@@ -204,12 +205,15 @@ class KvInbox:
                     request.peers[incarnation] = peer
                     if self._loss is not None:
                         self._loss.watch(peer)
+                    unasked.discard(incarnation)
                     await self._messenger.send(address, offer)
                 except FabricError as error:
                     machine.lose(incarnation, f"a source cannot be reached: {error}")
                     request.note()
             yield request
         finally:
+            for incarnation in unasked:
+                machine.spare(incarnation)
             await self._end(request)
 
     def handle(self, sender: int, message: KvMessage) -> bool:

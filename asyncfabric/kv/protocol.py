@@ -116,6 +116,11 @@ class TargetMachine:
         if source in self.verdicts:
             self._decide(source, SourceVerdict.LOST, reason)
 
+    def spare(self, source: Hashable) -> None:
+        """A source's offer was never handed to the messenger: it knows of nothing that it could write to."""
+        if self.verdicts.get(source) is SourceVerdict.MAY_WRITE:
+            self._decide(source, SourceVerdict.STOPPED, "the source was never asked")
+
     def fenced(self) -> None:
         """Every key that the sources had is dead, and nothing under them can land any more."""
         if self.state is not TargetState.COMPLETE:

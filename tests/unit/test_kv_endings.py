@@ -26,6 +26,29 @@ def opening(request: pytest.FixtureRequest) -> Any:
     return opening_of(request.param)
 
 
+async def test_a_source_that_was_never_asked_is_not_waited_for() -> None:
+    """Left while the source is still being connected to: it knows of no pages, so nobody confirms or fences."""
+    layout = KvLayout(**SHAPE)
+
+    async def go_on(still: af.Fabric) -> None:
+        while True:
+            still._stairwell.engine.step()
+            await anyio.lowlevel.checkpoint()
+
+    async with scene(opening_of("native"), layout, layout, confirm_s=15.0) as found, anyio.create_task_group() as tasks:
+        async with af.open_fabric(af.FabricConfig(polling="manual")) as still:  # answers nobody
+            begun = anyio.current_time()
+            async with await found.pool.lease("request", tokens=16) as lease:
+                with anyio.move_on_after(0.1) as patience:
+                    async with found.inbox.request(lease, [still.address], layout, 16) as request:
+                        await request.wait()
+            took = anyio.current_time() - begun
+            tasks.start_soon(go_on, still)
+        tasks.cancel_scope.cancel()
+        assert patience.cancelled_caught and took < 10 and found.pool.warden.fences == 0
+        await idle(found)
+
+
 async def test_cancelled_in_the_middle(opening: Any) -> None:
     """Leaving the request tells the source, which drains and confirms; the pages are free at once, without a fence."""
     layout = KvLayout(**SHAPE)
