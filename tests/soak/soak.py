@@ -20,8 +20,8 @@ import trio
 from soak_party import Broken, Gone, Party
 
 IMMS = 6
-Begun = tuple[int, int, bool]
-"""The troubles of writer and target when a lane began, and whether both were calm."""
+Begun = tuple[tuple[int, ...], bool]
+"""The troubles of those who matter to a lane when it began, and whether all were calm."""
 
 
 class Soak:
@@ -82,7 +82,7 @@ class Soak:
             await trio.sleep(0.01)
             return
         self.busy.add((target.number, imm))
-        begun = (writer.troubles, target.troubles, target.calm() and writer.calm())
+        begun = self._state(writer, target)
         try:
             length = length or dice.choice((1, 5000, 300_000, 4_000_000, 20_000_000))
             await self._one_lane(writer, target, imm, length, begun)
@@ -96,7 +96,7 @@ class Soak:
         await writer.born.wait()
         await target.born.wait()
         about = {"lane": lane, "length": length, "imm": imm, "early": imm >= IMMS, "seed": dice.randrange(1 << 30)}
-        life = target.address
+        life, troubles = target.address, target.troubles
         opened = await target.ask("open_lane", **about)
         if opened.get("error") == "BusyError":  # who stands still has not confirmed the end of the last one
             self.seen["counters not free yet"] += 1
@@ -130,7 +130,7 @@ class Soak:
             if end:
                 await trio.sleep(dice.random() * 0.2)
                 ended = await target.ask("end_lane", lane=lane, how=end)
-        calm = begun == (writer.troubles, target.troubles, True)
+        calm = begun == (self._state(writer, target)[0], True)
         if "error" in ended:
             return self._error(ended, begun, writer, target)
         if "error" in told and not end:
@@ -151,7 +151,7 @@ class Soak:
         checked = await target.ask("check_lane", lane=lane, report=report, calm=calm and not end)
         if "error" in checked:
             return self._error(checked, begun, writer, target)
-        if "gone" in told and writer.address != home and writer is not target and target.troubles == begun[1]:
+        if "gone" in told and writer.address != home and writer is not target and target.troubles == troubles:
             lost = await target.ask("await_loss", lane=lane, address=home)
             self.seen["losses told" if "lost" in lost else "losses told otherwise"] += 1
         dropped = await target.ask("drop_lane", lane=lane)
@@ -160,8 +160,16 @@ class Soak:
         self.seen[f"lanes{' in calm' if calm else ''}"] += 1
         return None
 
+    def _state(self, writer: Party, target: Party) -> Begun:
+        """Return the troubles so far of those who matter to a lane, and whether all are calm.
+
+        A tcp rail asks all who connected to it whether their writes have ended: one who stands still holds up all.
+        """
+        who = self.parties if "tcp" in self.rails else [writer, target]
+        return tuple(party.troubles for party in who), all(party.calm() for party in who)
+
     def _error(self, told: dict[str, Any], begun: Begun, writer: Party, target: Party) -> None:
-        calm = begun == (writer.troubles, target.troubles, True)
+        calm = begun == (self._state(writer, target)[0], True)
         self.seen[f"{'calm ' if calm else ''}{told['error']}"] += 1
         if calm:
             raise Broken(f"from {writer.number} to {target.number}, in no trouble: {told}")
