@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import pytest
 from weight_scene import open_scene, random_shard, run, small_plan
@@ -51,6 +52,20 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
                 assert replica.step_boundary() == 1
             scene.check(1, before)
             await scene.bring(3)
+
+    run(body)
+
+
+def test_publishing_from_another_thread_is_refused_by_name(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+
+            async def publish() -> None:
+                await scene.publishers[0].publish(1)
+
+            with pytest.raises(RuntimeError, match=r"the event loop and the thread that opened it.*trio\.from_thread"):
+                await anyio.to_thread.run_sync(lambda: anyio.run(publish, backend="trio"))
+            await scene.bring(1)
 
     run(body)
 

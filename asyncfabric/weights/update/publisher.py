@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from threading import get_ident
 from time import monotonic
 
 import anyio
@@ -22,6 +23,7 @@ from asyncfabric import (
     RegionKey,
     RemoteProtocolError,
 )
+from asyncfabric._bridge.faults import another_loop
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.checksums import ChecksumKind
@@ -83,6 +85,7 @@ class WeightPublisher:
         self._here = self._closed = False
         self._kind: ChecksumKind | None = None  # of the checksums of the last version
         self._changed = Notice()
+        self._thread = get_ident()
 
     @property
     def awaited(self) -> Awaited | None:
@@ -98,12 +101,15 @@ class WeightPublisher:
 
         Raises:
             BusyError: another version is being published.
+            RuntimeError: called in another thread than that of the event loop it was opened in.
             ValueError: the scratch is too small for one piece.
             BrokenError: the version was aborted, or the coordinator is lost; the text says why. Replicas serve what
                 they served; publish a later version.
 
         Cancellation: what was posted drains, then the coordinator is told and aborts the version.
         """
+        if get_ident() != self._thread:
+            raise another_loop()
         if self._publication is not None:
             raise BusyError(f"version {self._publication.version} is being published")
         one = self._publication = Publication(version)
