@@ -10,14 +10,6 @@ namespace {
 
 RailSpec plain() { return {"loopback", "", {}}; }
 
-PeerId connect(Pair& pair, Party& from, Party& to) {
-  const uint64_t cookie = from.cookie();
-  EXPECT_TRUE(from.engine->submit_connect(cookie, to.engine->address()).ok());
-  const Completion done = pair.wait(from, cookie);
-  EXPECT_TRUE(done.status.ok());
-  return done.value;
-}
-
 Status disconnect(Pair& pair, Party& from, PeerId peer) {
   const uint64_t cookie = from.cookie();
   EXPECT_TRUE(from.engine->submit_disconnect(cookie, peer).ok());
@@ -69,12 +61,12 @@ TEST(LongLife, ManyPeersThatCameAndWentAreForgotten) {
   std::vector<uint8_t> source(64, 1), target(64, 0xee);
   const RegionId from = pair.add_region(*pair.a, source), to = pair.add_region(*pair.b, target);
   const KeyId key = pair.give_key(*pair.b, to, 64, *pair.a);
-  const PeerId first = connect(pair, *pair.a, *pair.b);
+  const PeerId first = pair.connect(*pair.a, *pair.b);
   ASSERT_TRUE(write_one(pair, from, key).status.ok());  // the key knows its peer by now
   EXPECT_TRUE(disconnect(pair, *pair.a, first).ok());
   constexpr uint64_t kRounds = PeerList::kMostResting + 100;
   for (uint64_t round = 0; round < kRounds; ++round) {
-    const PeerId peer = connect(pair, *pair.a, *pair.b);
+    const PeerId peer = pair.connect(*pair.a, *pair.b);
     ASSERT_EQ(peer, first + round + 1);
     ASSERT_TRUE(disconnect(pair, *pair.a, peer).ok());
   }
@@ -94,7 +86,7 @@ TEST(LongLife, ManyPeersThatCameAndWentAreForgotten) {
   EXPECT_EQ(disconnect(pair, *pair.a, first + 10 * kRounds).code, StatusCode::kInvalidArgument);
   EXPECT_FALSE(write_one(pair, from, key).status.ok());  // its owner was left by hand, and not met again
 
-  connect(pair, *pair.a, *pair.b);
+  pair.connect(*pair.a, *pair.b);
   EXPECT_TRUE(write_one(pair, from, key).status.ok());
   EXPECT_EQ(target, source);
 }
@@ -106,11 +98,11 @@ TEST(LongLife, AKeyOfAForgottenPeerIsNotTakenForOneOfTheNext) {
   std::vector<uint8_t> source(64, 1), target(64, 0xee);
   const RegionId from = pair.add_region(*pair.a, source), to = pair.add_region(*pair.b, target);
   const KeyId key = pair.give_key(*pair.b, to, 64, *pair.a);
-  const PeerId first = connect(pair, *pair.a, *pair.b);
+  const PeerId first = pair.connect(*pair.a, *pair.b);
   ASSERT_TRUE(write_one(pair, from, key).status.ok());
   ASSERT_TRUE(disconnect(pair, *pair.a, first).ok());
   while (pair.a->engine->peers().front().id == first)
-    ASSERT_TRUE(disconnect(pair, *pair.a, connect(pair, *pair.a, *pair.b)).ok());
+    ASSERT_TRUE(disconnect(pair, *pair.a, pair.connect(*pair.a, *pair.b)).ok());
   const uint64_t met = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->submit_connect(met, third.engine->address()).ok());
   ASSERT_TRUE(pair.until([&] {
@@ -125,7 +117,7 @@ TEST(LongLife, AKeyOfAForgottenPeerIsNotTakenForOneOfTheNext) {
     return pair.a->done.contains(write);
   }));
   EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kClosed) << "its owner was left by hand";
-  connect(pair, *pair.a, *pair.b);
+  pair.connect(*pair.a, *pair.b);
   EXPECT_TRUE(write_one(pair, from, key).status.ok());
   EXPECT_EQ(target, source);
 }

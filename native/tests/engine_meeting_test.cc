@@ -15,14 +15,6 @@ namespace {
 
 RailSpec plain() { return {"loopback", "", {}}; }
 
-PeerId connect(Pair& pair, Party& from, Party& to) {
-  const uint64_t cookie = from.cookie();
-  EXPECT_TRUE(from.engine->submit_connect(cookie, to.engine->address()).ok());
-  const Completion done = pair.wait(from, cookie);
-  EXPECT_TRUE(done.status.ok());
-  return done.value;
-}
-
 void open_and_close(Engine& engine, int64_t imm) {
   CounterId counter = 0;
   uint32_t taken = 0;
@@ -57,7 +49,7 @@ TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
   const std::set<int64_t> asked = {0, 1, 2, 3000, 5001, 9998, 9999};
   std::vector<CounterId> counters;
   for (const int64_t i : asked) counters.push_back(open_one(*pair.b->engine, i * kApart));
-  const PeerId peer = connect(pair, *pair.a, *pair.b);
+  const PeerId peer = pair.connect(*pair.a, *pair.b);
   OpId op = 0;
   for (const int64_t i : asked) {
     const uint64_t cookie = pair.a->cookie();
@@ -98,7 +90,7 @@ TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
   const CounterId counter = open_one(*pair.a->engine, 5);
   ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
   for (int i = 0; i < 20; ++i) pair.turn();
-  const PeerId back = connect(pair, *pair.b, *pair.a);
+  const PeerId back = pair.connect(*pair.b, *pair.a);
   OpId op = 0;
   ASSERT_TRUE(pair.b->engine->submit_signal(pair.b->cookie(), &back, 1, 5, &op).ok());
   for (int i = 0; i < 20; ++i) pair.turn();
@@ -185,7 +177,7 @@ TEST(Meeting, AKeyThatDoesNotFitItsOwnerIsRefused) {
   Pair pair(Pair::manual(plain()), 2, 2);
   std::vector<uint8_t> source(64, 1), target(64, 0xee);
   const RegionId from = pair.add_region(*pair.a, source), to = pair.add_region(*pair.b, target);
-  connect(pair, *pair.a, *pair.b);
+  pair.connect(*pair.a, *pair.b);
   std::string bytes;
   KeyBlob blob;
   AddressBlob owner;
@@ -208,7 +200,7 @@ TEST(Meeting, AKeyThatDoesNotFitItsOwnerIsRefused) {
 // A peer that does not wait for its messages to be taken fills no more memory than one that does.
 TEST(Meeting, MessagesBeyondTheCreditAreRefused) {
   Pair pair(Pair::manual(plain()));
-  connect(pair, *pair.a, *pair.b);
+  pair.connect(*pair.a, *pair.b);
   AddressBlob sender, receiver;
   ASSERT_TRUE(decode_address(pair.a->engine->address(), &sender));
   ASSERT_TRUE(decode_address(pair.b->engine->address(), &receiver));

@@ -94,6 +94,14 @@ struct Pair {
     return party.done[cookie];
   }
 
+  PeerId connect(Party& from, Party& to) {
+    const uint64_t cookie = from.cookie();
+    EXPECT_TRUE(from.engine->submit_connect(cookie, to.engine->address()).ok());
+    const Completion done = wait(from, cookie);
+    EXPECT_TRUE(done.status.ok());
+    return done.value;
+  }
+
   RegionId add_region(Party& party, std::vector<uint8_t>& bytes, uint32_t access = 3) {
     const uint64_t cookie = party.cookie();
     EXPECT_TRUE(party.engine->submit_register(cookie, bytes.data(), bytes.size(), kHostDevice, access).ok());
