@@ -97,9 +97,9 @@ struct WorkRequest {
   RailPeer* peer = nullptr;
   LocalMemory* local = nullptr;    // null for kSend and for length 0
   RemoteMemory* remote = nullptr;  // null for kSend and for a signal (length 0, has_imm)
-  Gatherer* gather =
-      nullptr;  // a write that takes its bytes from here, behind the first `gathered` ones; `address` then only
-  uint64_t gathered = 0;          // says that there are some
+  // A write that takes its bytes from here, behind the first `gathered` ones; `address` then only says that there are some.
+  Gatherer* gather = nullptr;
+  uint64_t gathered = 0;
   const void* address = nullptr;  // local bytes; kSend: payload, copied or sent before post returns
   uint64_t remote_offset = 0;     // from the start of the registered memory behind `remote`
   uint64_t length = 0;
