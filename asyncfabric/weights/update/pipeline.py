@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
+import numpy as np
 
-from asyncfabric import BoxTransfer, BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric import BoxTransfer, BrokenError, BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.boxes import Ints
@@ -116,6 +117,8 @@ class Sending:
         self._staging = staging
         self._filler = Filler(shards, staging, kind)
         self._exchange = exchange
+        self._shards = shards
+        self._samples = shards.samples()
         self._gates: dict[str, Gate] = {}
         self._written = written
         self._failed = failed
@@ -299,11 +302,21 @@ class Sending:
         if one.told:
             return
         one.told = True
+        if not self._unposted and one is self._in_flight[-1]:
+            self._check_unchanged()
         counts = one.after if one.after is not None and self._filler.device.queues else {}
         for box, checksum in zip(one.unit.boxes, one.filled.sums.result(), strict=True):
             for row in box.rows:
                 if row.receiver in self._gates:
                     self._teller.add(row.receiver, row.row, checksum, row.shape.nbytes, counts.get(row.receiver, 0))
+
+    def _check_unchanged(self) -> None:
+        """Raise BrokenError if shards changed meanwhile: before receivers hear of the last unit, so nobody commits."""
+        if not all(map(np.array_equal, self._samples, self._shards.samples())):
+            raise BrokenError(
+                "weights changed while they were published, so what was sent is of two steps",
+                remedy="await publish() before the next step of the optimizer, then publish a later version",
+            )
 
     async def _give_up(self, receiver: str, error: FabricError) -> None:
         if self._gates.pop(receiver, None) is not None:

@@ -96,15 +96,16 @@ class WeightPublisher:
     async def publish(self, version: int) -> PublishReport:
         """Write the shards, as they are now, to every replica as this version; return when it is decided.
 
-        Every trainer publishes the same version. The shards must not change meanwhile; those on a GPU are read once the
-        stream that is current for torch is past what it was given before this call.
+        Every trainer publishes the same version. The shards must not change meanwhile, and a step of an optimizer is
+        noticed in host memory; those on a GPU are read once the stream that is current for torch is past what it was
+        given before this call.
 
         Raises:
             BusyError: another version is being published.
             RuntimeError: called in another thread than that of the event loop it was opened in.
             ValueError: the scratch is too small for one piece.
-            BrokenError: the version was aborted, or the coordinator is lost; the text says why. Replicas serve what
-                they served; publish a later version.
+            BrokenError: the version was aborted, as when weights changed meanwhile, or the coordinator is lost; the
+                text says why. Replicas serve what they served; publish a later version.
 
         Cancellation: what was posted drains, then the coordinator is told and aborts the version.
         """

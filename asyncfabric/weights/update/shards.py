@@ -22,6 +22,8 @@ from asyncfabric.weights.update.threads import in_thread
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_SAMPLES, MOST_SAMPLED, WORD_BYTES = 1 << 14, 512, 8
+
 Bring = Callable[[tuple[slice, ...]], Elements]
 """Brings a box of a shard that is not in memory: slices of the shard in, elements out. Called on a worker thread."""
 
@@ -103,6 +105,20 @@ class Shards:
     def memory(self, region: Region) -> Memory:
         """Return the bytes of a region that `place` told."""
         return self._views[region.id]
+
+    def samples(self) -> list[NDArray[np.uint64]]:
+        """Return a few words of the shards in host memory: an optimizer's step changes some of them, as good as surely.
+
+        However large they are it takes a millisecond: about MOST_SAMPLES words of at most MOST_SAMPLED shards.
+        """
+        arrays = [held for held in self._arrays.values() if isinstance(held, np.ndarray)]
+        arrays = arrays[:: max(1, -(-len(arrays) // MOST_SAMPLED))]
+        step = max(1, sum(array.nbytes for array in arrays) // (WORD_BYTES * MOST_SAMPLES))
+        found = []
+        for array in arrays:
+            memory = array.reshape(-1).view(np.uint8)
+            found.append(memory[: memory.size // WORD_BYTES * WORD_BYTES].view(np.uint64)[::step].copy())
+        return found
 
     async def settled(self) -> None:
         """Return when what the caller has begun on the shards' device has been done.
