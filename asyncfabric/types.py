@@ -17,6 +17,9 @@ ACCESS_BITS: Mapping[str, int] = {"local": 0, "write": 1, "read": 2, "read-write
 MAX_IMM = (1 << 20) - 1
 """Largest immediate value that users may name."""
 
+MAX_BOX_DIMENSIONS, BOX_RUN_ALIGN, LEAST_BOX_BYTES = 8, 64, 256
+"""Of `Fabric.write_boxes`: dimensions from run to run; runs are multiples of so many bytes; bytes of a box."""
+
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:

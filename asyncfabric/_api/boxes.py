@@ -14,6 +14,7 @@ from asyncfabric._api.data_ops import _WRITE, DataOps, _part
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.region import Region
 from asyncfabric._api.transfer import Transfer
+from asyncfabric.types import BOX_RUN_ALIGN, LEAST_BOX_BYTES, MAX_BOX_DIMENSIONS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 SOURCE, TARGET, RUN_BYTES, SIZES = 0, 1, 2, 3
 """Columns of a row; from SIZES on as many sizes as strides."""
-
-MOST_DIMENSIONS = 8
-RUN_ALIGN, LEAST_BYTES = 64, 256
 
 
 class BoxTransfer(Transfer):
@@ -105,9 +103,9 @@ def checked_boxes(boxes: Any) -> Any:
     if getattr(getattr(boxes, "dtype", None), "kind", "") != "i" or boxes.dtype.itemsize != 8 or boxes.ndim != 2:
         raise TypeError("boxes must be a numpy array of int64 with a row for each box")
     columns = boxes.shape[1]
-    if columns < SIZES or columns % 2 == 0 or columns > SIZES + 2 * MOST_DIMENSIONS:
+    if columns < SIZES or columns % 2 == 0 or columns > SIZES + 2 * MAX_BOX_DIMENSIONS:
         raise ValueError(
-            f"a row of boxes is source, target, run_bytes, then up to {MOST_DIMENSIONS} sizes and as many strides; "
+            f"a row of boxes is source, target, run_bytes, then up to {MAX_BOX_DIMENSIONS} sizes and as many strides; "
             f"these have {columns} columns"
         )
     return boxes if boxes.flags.c_contiguous else boxes.copy()
@@ -122,13 +120,13 @@ def check_boxes(boxes: Any, source_bytes: int, target_bytes: int) -> None:
         nbytes, reach = run, run
         for size, stride in zip(sizes, strides, strict=True):
             nbytes, reach = nbytes * size, reach + (size - 1) * stride
-        if run <= 0 or run % RUN_ALIGN or min(sizes, default=1) < 1 or min(strides, default=0) < 0:
+        if run <= 0 or run % BOX_RUN_ALIGN or min(sizes, default=1) < 1 or min(strides, default=0) < 0:
             raise ValueError(
-                f"boxes[{position}] = {row}: runs are multiples of {RUN_ALIGN} bytes, sizes at least 1, strides not "
-                "negative"
+                f"boxes[{position}] = {row}: runs are multiples of {BOX_RUN_ALIGN} bytes, sizes at least 1, "
+                "strides not negative"
             )
-        if nbytes < LEAST_BYTES:
-            raise ValueError(f"boxes[{position}] has {nbytes} bytes; a box has {LEAST_BYTES} or more")
+        if nbytes < LEAST_BOX_BYTES:
+            raise ValueError(f"boxes[{position}] has {nbytes} bytes; a box has {LEAST_BOX_BYTES} or more")
         if source < 0 or source + reach > source_bytes:
             raise ValueError(f"boxes[{position}] leaves the source: bytes {source}..{source + reach} of {source_bytes}")
         if target < 0 or target + nbytes > target_bytes:

@@ -15,7 +15,7 @@ from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights.update import host_device, threads
-from asyncfabric.weights.update.gathering import gathered, gathers, is_gathered
+from asyncfabric.weights.update.gathering import gathers, is_gathered, row_of
 from asyncfabric.weights.update.host_device import HostDevice
 from asyncfabric.weights.update.program import Program
 from asyncfabric.weights.update.rows import Strided
@@ -27,24 +27,7 @@ pytest.importorskip("asyncfabric._native._engine")
 Written = Counter[tuple[str, int]]
 
 
-class _Row:
-    receiver, weights_at = "a/0", 320
-
-    def __init__(self, run_bytes: int) -> None:
-        self.run_bytes = run_bytes
-
-
-class _Box:
-    gathered = True
-
-    def __init__(self, lies: Strided, at: int) -> None:
-        self.direct, self.rows, self._at = lies, [_Row(lies.nbytes)], at
-
-    def source(self, shards: Any) -> tuple[Any, int]:
-        return shards, self._at
-
-
-@given(box=boxes())
+@given(box=boxes() | boxes(stripes=True))
 def test_rows_say_where_a_box_lies(box: tuple[Strided, int, np.ndarray]) -> None:
     """What a row says, run by run, is the box as numpy puts it in order."""
     lies, at, wanted = box
@@ -52,11 +35,7 @@ def test_rows_say_where_a_box_lies(box: tuple[Strided, int, np.ndarray]) -> None
     if not is_gathered(lies, lies.nbytes):
         assert lies.run_bytes % 64 or lies.nbytes < 256
         return
-    region: Any = type("Region", (), {"id": 7})()
-    pretended: Any = _Box(lies, at)
-    (batch,) = gathered([pretended], region)
-    assert (batch.region, batch.receiver, batch.numbers) == (region, "a/0", (0,))
-    source, target, run_bytes, *shape = batch.boxes[0].tolist()
+    source, target, run_bytes, *shape = row_of(lies, at, 320)
     sizes, strides = shape[: len(shape) // 2], shape[len(shape) // 2 :]
     view = np.ndarray([*sizes, run_bytes], np.uint8, WHOLE, source, [*strides, 1])
     assert target == 320
@@ -77,9 +56,13 @@ async def test_what_needs_no_conversion_is_gathered_and_nothing_is_staged() -> N
         assert all(box.gathered for box in program.boxes) and not program.largest_staged
         assert not any(box.gathered for box in Program(plan, 0, shards).boxes)
         (unit,) = program.units(1 << 30)
+        batches = unit.gathered(shards)
+        told = [(batch.receiver, number) for batch in batches for number in batch.numbers]
+        assert sorted(told) == sorted((row.receiver, n) for n, box in enumerate(unit.boxes) for row in box.rows)
+        assert all(batch.region is shards.place(unit.boxes[n].parameter)[0] for batch in batches for n in batch.numbers)
         region = await receiver.allocate(4 << 20, access="write")
         memory = np.frombuffer(region.memory, np.uint8)
-        for batch in unit.gathered(shards):
+        for batch in batches:
             memory[:] = 0xA5
             transfer = fabric.write_boxes(batch.region, batch.boxes, region.key())
             await transfer

@@ -23,12 +23,19 @@ WHOLE = np.random.default_rng(5).integers(0, 256, 1 << 20, np.uint8)
 
 
 @st.composite
-def boxes(draw: st.DrawFn) -> tuple[Strided, int, np.ndarray]:
-    """Draw a box of a C-contiguous shard of up to three dimensions: how it lies, where, and its bytes by numpy."""
+def boxes(draw: st.DrawFn, stripes: bool = False) -> tuple[Strided, int, np.ndarray]:
+    """Draw a box of a C-contiguous shard of up to three dimensions: how it lies, where, and its bytes by numpy.
+
+    With `stripes` its rows are multiples of 64 bytes.
+    """
     item = draw(st.sampled_from((1, 2, 4)))
     shape = [draw(st.integers(1, most)) for most in (4, 40, 3000)]
     begin = [draw(st.integers(0, side - 1)) for side in shape]
     size = [draw(st.integers(1, side - first)) for side, first in zip(shape, begin, strict=True)]
+    if stripes:
+        shape[2] = max(shape[2], 64)
+        size[2] = 64 * draw(st.integers(1, shape[2] // 64))
+        begin[2] = draw(st.integers(0, shape[2] - size[2]))
     order = [dim for dim in draw(st.sampled_from(((0, 1, 2), (1, 0, 2)))) if size[dim] > 1]
     strides = [item * shape[1] * shape[2], item * shape[2], item]
     at = draw(st.integers(0, 100)) + sum(first * step for first, step in zip(begin, strides, strict=True))

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfabric import Fabric, Region
+from asyncfabric.types import BOX_RUN_ALIGN, LEAST_BOX_BYTES, MAX_BOX_DIMENSIONS
 from asyncfabric.weights.boxes import Ints
 from asyncfabric.weights.update.device import HOST, Device
-from asyncfabric.weights.update.ordering import MOST_DIMENSIONS
 from asyncfabric.weights.update.rows import Strided
 from asyncfabric.weights.update.shards import Shards
 
 if TYPE_CHECKING:
     from asyncfabric.weights.update.program import Box
-
-RUN_ALIGN, LEAST_BYTES = 64, 256
-"""Of `Fabric.write_boxes`."""
 
 
 class Gathered(NamedTuple):
@@ -42,7 +39,7 @@ class Gathered(NamedTuple):
 def gathers(fabric: Fabric, device: Device) -> bool:
     """Return whether boxes of a device are gathered.
 
-    Where several threads fill units side by side, they and the engine's copy more than its one thread gathers.
+    Not where several threads fill units side by side: whether one thread of the engine does as much was not measured.
     """
     rails = fabric.rails
     return device.name == HOST and device.fills == 1 and len(rails) == 1 and rails[0].can_gather
@@ -51,11 +48,19 @@ def gathers(fabric: Fabric, device: Device) -> bool:
 def is_gathered(lies: Strided, written_run_bytes: int) -> bool:
     """Return whether a box can be: it lies in a shard in runs of whole stripes, and is one write."""
     return (
-        lies.run_bytes % RUN_ALIGN == 0
-        and lies.nbytes >= LEAST_BYTES
-        and lies.outer_dimensions(lies.run_bytes) <= MOST_DIMENSIONS
+        lies.run_bytes % BOX_RUN_ALIGN == 0
+        and lies.nbytes >= LEAST_BOX_BYTES
+        and lies.outer_dimensions(lies.run_bytes) <= MAX_BOX_DIMENSIONS
         and written_run_bytes == lies.nbytes
     )
+
+
+def row_of(lies: Strided, source: int, target: int) -> list[int]:
+    """Return the row of a box for `Fabric.write_boxes`: how it lies, where it begins, where it goes."""
+    keep = lies.outer_dimensions(lies.run_bytes)
+    fill = MAX_BOX_DIMENSIONS - keep
+    sizes, strides = [1] * fill + [*lies.sizes[:keep]], [0] * fill + [*lies.strides[:keep]]
+    return [source, target, lies.run_bytes, *sizes, *strides]
 
 
 def gathered(boxes: Sequence[Box], shards: Shards) -> list[Gathered]:
@@ -66,13 +71,10 @@ def gathered(boxes: Sequence[Box], shards: Shards) -> list[Gathered]:
             continue
         assert box.direct is not None
         region, base = box.source(shards)
-        keep = box.direct.outer_dimensions(box.direct.run_bytes)
-        fill = MOST_DIMENSIONS - keep
-        sizes, strides = [1] * fill + [*box.direct.sizes[:keep]], [0] * fill + [*box.direct.strides[:keep]]
         for row in box.rows:
-            entry = found.setdefault((region.id, row.receiver), (region, [], []))
-            entry[1].append([base, row.weights_at, box.direct.run_bytes, *sizes, *strides])
-            entry[2].append(number)
+            _, rows, numbers = found.setdefault((region.id, row.receiver), (region, [], []))
+            rows.append(row_of(box.direct, base, row.weights_at))
+            numbers.append(number)
     return [
         Gathered(region, receiver, np.array(rows, np.int64), tuple(numbers))
         for (_, receiver), (region, rows, numbers) in found.items()
