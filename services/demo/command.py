@@ -52,7 +52,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Of pair: cuda computes on the first and the last GPU, over a cuda rail; of weights: two GPUs train (NCCL).",
+    help="Of pair: cuda computes on the first and the last GPU, over a cuda rail; of weights: one or two GPUs train.",
 )
 @click.option("--model", type=click.Path(exists=True, file_okay=False), help="Checkpoint directory (safetensors).")
 @click.option("--tokens", type=click.IntRange(1, 4096), help="Tokens to decode.  [default: 64; of moe 32]")

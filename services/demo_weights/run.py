@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ import torch
 import trio
 
 from asyncfabric_services.demo_weights.report import show, summarize
-from asyncfabric_services.demo_weights.story import RANKS, Scene, play
+from asyncfabric_services.demo_weights.story import Scene, play
 from asyncfabric_services.demo_weights.verdict import Usual
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import guarded
@@ -21,9 +22,11 @@ from asyncfabric_services.trainer.checkpoints import KEPT
 
 def run_weights_demo(scene: Scene, *, as_json: bool) -> int:
     """Run the demo and show what became of it; return the exit status."""
-    if scene.device == "cuda" and torch.cuda.device_count() < RANKS:
-        print(f"{RANKS} trainers take a GPU each, torch sees {torch.cuda.device_count()}", file=sys.stderr)
-        return UNFIT
+    if scene.device == "cuda":  # a GPU for each trainer
+        if not torch.cuda.is_available():
+            print("--device cuda: torch sees no GPU; see asyncfabric doctor", file=sys.stderr)
+            return UNFIT
+        scene = replace(scene, trainers=min(scene.trainers, torch.cuda.device_count()))
     began = time.monotonic()
 
     def say(text: str) -> None:

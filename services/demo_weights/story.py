@@ -16,7 +16,6 @@ import trio
 
 from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open_launcher
 
-RANKS = 2  # of the training
 LOOK_SECONDS = 0.05
 STEPS = {"cpu": 2, "cuda": 100}
 """Steps of the training for a version: so many that a rollout that joins late, for seconds, misses few of them."""
@@ -31,6 +30,7 @@ class Scene:
     Attributes:
         provider: rail.
         device: of the trainers: "cpu"; or "cuda", a GPU each, whose rails bring the weights to rollouts in host memory.
+        trainers: ranks of the training.
         layers, hidden: of the random model.
         form: bfloat16 or float8.
         tp: ranks of a replica.
@@ -40,6 +40,7 @@ class Scene:
 
     provider: str = "local"
     device: str = "cpu"
+    trainers: int = 2
     layers: int = 2
     hidden: int = 256
     form: str = "float8"
@@ -114,14 +115,15 @@ async def play(scene: Scene, folder: Path, say: Say) -> Told:
     async with open_launcher(environment_of(scene, folder)) as launcher:
         await launcher.start("directory", "directory")
         port = free_port()
+        trainers = tuple(f"trainer-{rank}" for rank in range(scene.trainers))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(launcher.start, "coordinator", "coordinator")
             for name in ("rollout-1", "rollout-2"):
                 nursery.start_soon(launcher.start, "rollout", name)
-            for rank in range(RANKS):
-                more = torchrun_variables(rank, RANKS, port) | rails_of(scene, rank)
-                nursery.start_soon(_start, launcher, "trainer", f"trainer-{rank}", more)
-        say("2 trainers, a coordinator and 2 rollouts are there")
+            for rank, name in enumerate(trainers):
+                more = torchrun_variables(rank, scene.trainers, port) | rails_of(scene, rank)
+                nursery.start_soon(_start, launcher, "trainer", name, more)
+        say(f"{', '.join(trainers)}, a coordinator and 2 rollouts are there")
         for name in ("rollout-1", "rollout-2"):
             await _until(launcher.nodes[name], "asyncfabric_rollout_version", 1)
         first = await _committed(launcher)
@@ -136,11 +138,10 @@ async def play(scene: Scene, folder: Path, say: Say) -> Told:
         at = await _committed(launcher)
         say(f"rollout-3 joined and serves; version {at} is committed")
         await _until_committed(launcher, max(at + 1, scene.versions))
-        told.published = {name: await _rows(launcher.nodes[name], "published") for name in ("trainer-0", "trainer-1")}
-        if await launcher.end("trainer-0") != 0:
-            told.dirty_ends.append("trainer-0")
-        if await launcher.ended("trainer-1") != 0:  # ranks agree to end together
-            told.dirty_ends.append("trainer-1")
+        told.published = {name: await _rows(launcher.nodes[name], "published") for name in trainers}
+        for name in trainers:  # ranks agree to end together
+            if await (launcher.end(name) if name == trainers[0] else launcher.ended(name)) != 0:
+                told.dirty_ends.append(name)
         last = await _committed(launcher)
         say(f"drained the training after version {last}")
         for name in ("rollout-1", "rollout-3"):

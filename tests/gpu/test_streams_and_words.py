@@ -47,11 +47,12 @@ async def test_nothing_lands_once_a_revocation_has_returned(far: int) -> None:
         source.tensor(torch.uint8).fill_(7)
         landed = exposed.tensor(torch.uint8)
         torch.cuda.synchronize(0)
-        for _ in range(5):
+        met = 0
+        for _ in range(40):  # where much else runs, all copies may be through before this process goes on
             key = exposed.key()
             await writer.write(source[:MIB], key, 0)  # the key is attached
             before = writer.statistics().bytes_written
-            flood = [writer.write(source, key, 0) for _ in range(4)]
+            flood = [writer.write(source, key, 0) for _ in range(16)]
             while writer.statistics().bytes_written < before + 512 * MIB:
                 pass  # the copies are under way
             await exposed.revoke()
@@ -62,9 +63,12 @@ async def test_nothing_lands_once_a_revocation_has_returned(far: int) -> None:
                     await transfer
                 except af.StaleKeyError:
                     stale += 1
-            assert stale, "all writes were through before the revocation: the test says nothing"
             torch.cuda.synchronize(far)
             assert int(landed.min()) == 9, "a copy under the old key landed after revoke() returned"
+            met += bool(stale)
+            if met == 5:
+                return
+        assert met, "all writes were through before each revocation: the test says nothing"
 
 
 async def test_a_write_after_a_stream_carries_what_the_stream_made() -> None:
