@@ -42,6 +42,24 @@ async def test_more_memory_than_there_is() -> None:
         assert int(region.tensor(__import__("torch").uint8).sum()) == 0
 
 
+async def test_boxes_are_not_written_over_the_rail_of_a_gpu() -> None:
+    """They were, as other bytes: the rail said that it could do what the rail below it does for host memory."""
+    import numpy as np
+    import torch
+
+    config = af.FabricConfig(rails=("cuda:0",))
+    async with af.open_fabric(config) as writer, af.open_fabric(config) as target:
+        assert not writer.rails[0].can_gather
+        source = await writer.allocate(MIB)
+        for device in ("cuda:0", "cpu"):
+            exposed = await target.allocate(MIB, device=device)
+            with pytest.raises(af.TransferError, match="can_gather"):
+                writer.write_boxes(source, np.array([[0, 0, 4096]], np.int64), exposed.key())
+        landed = await target.allocate(MIB, device="cuda:0")
+        await writer.write(source, landed.key(), 0)
+        assert int(landed.tensor(torch.uint8).sum()) == 0
+
+
 async def test_memory_that_was_freed() -> None:
     import torch
 

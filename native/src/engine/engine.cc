@@ -115,6 +115,7 @@ std::vector<RailInfo> NativeEngine::rails() const {
   for (const auto& rail : core_.rails) {
     infos.push_back(rail->rail->info());
     infos.back().up = rail->up.load(std::memory_order_relaxed);
+    infos.back().can_gather = rail->capabilities.gathers;
   }
   return infos;
 }

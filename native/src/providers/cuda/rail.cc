@@ -66,6 +66,7 @@ CudaRail::CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::sh
       cuda_capabilities_(LocalRail::capabilities()) {
   // Copies go on after post(). The local rail below still moves host memory within it, in the same pieces.
   cuda_capabilities_.synchronous = false;
+  cuda_capabilities_.gathers = false;  // its copy engines take what lies in one piece
   cuda_capabilities_.list_pages = CopyDesk::kListPages;
   cuda_capabilities_.step_bytes = CopyDesk::kMaxFlyingBytes;
 }
@@ -130,6 +131,7 @@ bool CudaRail::take_off(const WorkRequest& request) {
   if (!link.alive()) return refuse(StatusCode::kPeerDead);
   if (request.remote == nullptr || request.local == nullptr || request.address == nullptr)
     return refuse(StatusCode::kInvalidArgument);
+  if (request.gather != nullptr) return refuse(StatusCode::kUnsupported);
   const auto& memory = *static_cast<const CudaMemory*>(request.local);
   const auto& remote = *static_cast<const CudaRemote*>(request.remote);
   if (remote.copy_base == 0) return refuse(StatusCode::kUnsupported);

@@ -23,7 +23,6 @@ RailInfo FaultRail::info() const {
   RailInfo info = inner_->info();
   info.provider = "fault+" + info.provider;
   info.ordered = capabilities_.ordered;
-  info.can_gather = capabilities_.gathers;
   info.up = info.up && !down_;
   return info;
 }

@@ -106,7 +106,6 @@ RailInfo LocalRail::info() const {
   info.version = std::string("shared memory, ") + rooms_->copier.name();
   info.ordered = true;
   info.can_read = true;
-  info.can_gather = true;
   return info;
 }
 
