@@ -53,6 +53,48 @@ TEST(GatheredSum, IsTheSameHoweverTheWorkIsCut) {
   }
 }
 
+// Steps in turn by one and by many, whose parts come in any order; what one thread makes of it all is what is wanted.
+TEST(GatheredSum, IsTheSameWhoeverDoesWhichPart) {
+  std::mt19937_64 random(8);
+  const Bytes memory = noise(1 << 20, 9);
+  size_t in_parts = 0, refused = 0;
+  for (int round = 0; round < 300; ++round) {
+    const size_t run = 64 * (1 + random() % 130);
+    const std::vector<int64_t> sizes{static_cast<int64_t>(1 + random() % 5), static_cast<int64_t>(1 + random() % 7)};
+    const std::vector<int64_t> strides{static_cast<int64_t>(random() % 20000), static_cast<int64_t>(random() % 9000)};
+    const rows::Runs runs{memory.data() + random() % 100, sizes, strides, run};
+    size_t bytes = 0, reach = 0;
+    ASSERT_TRUE(runs.measure(&bytes, &reach));
+    if (bytes < kLeastBoxBytes) continue;
+    Bytes whole(bytes), target(bytes);
+    uint64_t wanted = 0;
+    ASSERT_TRUE(rows::order_and_sum(runs, whole, false, &wanted));
+    rows::GatheredSum sum(runs, bytes);
+    for (size_t done = 0, step; done < bytes; done += step) {
+      step = std::min(bytes - done, random() % 3 != 0 ? 1024 * (1 + random() % 40) : 64 * (1 + random() % 300));
+      const bool past = random() % 2 == 0;
+      if (random() % 4 == 0 || !sum.begin_parts(step)) {
+        refused += done % 1024 != 0;
+        sum.copy(target.data() + done, step, past);
+        continue;
+      }
+      std::vector<std::pair<size_t, size_t>> parts;
+      for (size_t at = 0, length; at < step; at += length) {
+        length = std::min(step - at, 1024 * (1 + random() % 8));
+        parts.emplace_back(at, length);
+      }
+      std::shuffle(parts.begin(), parts.end(), random);
+      for (const auto& [at, length] : parts) sum.copy_part(target.data() + done + at, at, length, past);
+      sum.end_parts();
+      in_parts += parts.size();
+    }
+    EXPECT_EQ(sum.sum(), wanted) << round;
+    EXPECT_EQ(target, whole) << round;
+  }
+  EXPECT_GT(in_parts, 1000u);
+  EXPECT_GT(refused, 0u) << "a block that has begun was never met";
+}
+
 TEST(BoxList, CopiesInItsOwnOrderAlone) {
   const Bytes source = noise(8192, 5);
   const Numbers rows{0, 0, 64, 8, 128, 4096, 512, 256, 4, 1024};
@@ -77,7 +119,9 @@ TEST(BoxList, CopiesInItsOwnOrderAlone) {
   const Numbers sizes{8}, strides{128};
   ASSERT_TRUE(rows::order_and_sum({source.data(), sizes, strides, 64}, other, false, &wanted));
   EXPECT_EQ(sums[0], wanted);
+  EXPECT_FALSE(list.begin_parts(1536, 64)) << "behind the end";
   list.clear();
+  EXPECT_FALSE(list.begin_parts(0, 64)) << "of nothing";
   EXPECT_EQ(list.size(), 0u);
   EXPECT_EQ(list.all_bytes(), 0u);
   ASSERT_TRUE(list.fill({rows.data(), 1, 1, sums.data()}, source.data(), source.size(), 8192).ok());
@@ -108,12 +152,18 @@ TEST(BoxList, RefusesWhatIsNoBoxOrLeavesItsMemory) {
     EXPECT_EQ(fill(row), StatusCode::kInvalidArgument) << row.back();
 }
 
-// Workers copy, loops submit and take completions, targets are looked at when they are counted.
-TEST(EngineBoxes, ArriveWholeBetweenEnginesWithWorkers) {
+// Workers copy, alone or with three helpers, loops submit and take completions, targets are looked at when they are counted.
+class EngineBoxes : public ::testing::TestWithParam<std::tuple<std::string, int64_t>> {};
+
+// Boxes that are one request, and that are several.
+INSTANTIATE_TEST_SUITE_P(Threads, EngineBoxes,
+                         ::testing::Combine(::testing::Values("1", "4"), ::testing::Values(1 << 18, 5 << 19)));
+
+TEST_P(EngineBoxes, ArriveWholeBetweenEnginesWithWorkers) {
   EngineConfig config;
-  config.rails = {RailSpec{"local", "", {}}};
+  config.rails = {RailSpec{"local", "", {{"copiers", std::get<0>(GetParam())}}}};
   testing::Pair pair(config);
-  constexpr uint64_t kBytes = 4 << 20;
+  constexpr uint64_t kBytes = 8 << 20;
   Bytes source = noise(kBytes, 6), target(kBytes);
   const RegionId from = pair.add_region(*pair.a, source);
   const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), kBytes, *pair.a);
@@ -121,30 +171,30 @@ TEST(EngineBoxes, ArriveWholeBetweenEnginesWithWorkers) {
   uint32_t imm;
   ASSERT_TRUE(pair.b->engine->open_counter(kNoImm, &counter, &imm).ok());
   Numbers rows;
-  constexpr int64_t kEach = 1 << 16, kBoxes = 32;
-  for (int64_t box = 0; box < kBoxes; ++box)  // every other KiB, which lie in one piece afterwards
-    for (const int64_t number : {box * kEach, box * kEach, int64_t{1024}, kEach / 1024, int64_t{2048}})
+  const int64_t each = std::get<1>(GetParam()), boxes = (int64_t{4} << 20) / each;
+  for (int64_t box = 0; box < boxes; ++box)  // every other KiB, which lie in one piece afterwards
+    for (const int64_t number : {box * each, box * each, int64_t{1024}, each / 1024, int64_t{2048}})
       rows.push_back(number);
   uint64_t counted = 0;
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::vector<uint64_t>> sums(4, std::vector<uint64_t>(kBoxes));
+    std::vector<std::vector<uint64_t>> sums(4, std::vector<uint64_t>(boxes));
     std::vector<uint64_t> cookies;
     OpId op;
-    for (auto& each : sums) {
+    for (auto& found : sums) {
       cookies.push_back(pair.a->cookie());
-      const BoxBatch batch{rows.data(), kBoxes, 1, each.data()};
+      const BoxBatch batch{rows.data(), boxes, 1, found.data()};
       ASSERT_TRUE(pair.a->engine->submit_write_boxes(cookies.back(), from, key, batch, imm, &op).ok());
     }
     for (const uint64_t cookie : cookies) ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
-    counted += 4 * kBoxes;
+    counted += 4 * boxes;
     ASSERT_TRUE(pair.until([&] { return pair.b->engine->counter_value(counter) == counted; }));
-    for (int64_t box = 0; box < kBoxes; ++box) {
+    for (int64_t box = 0; box < boxes; ++box) {
       uint64_t wanted = 0;
-      Bytes ordered(kEach);
-      const Numbers sizes{kEach / 1024}, strides{2048};
+      Bytes ordered(each);
+      const Numbers sizes{each / 1024}, strides{2048};
       ASSERT_TRUE(rows::order_and_sum({source.data() + rows[5 * box], sizes, strides, 1024}, ordered, false, &wanted));
-      for (const auto& each : sums) EXPECT_EQ(each[box], wanted);
-      EXPECT_TRUE(std::equal(ordered.begin(), ordered.end(), target.begin() + box * kEach));
+      for (const auto& found : sums) EXPECT_EQ(found[box], wanted);
+      EXPECT_TRUE(std::equal(ordered.begin(), ordered.end(), target.begin() + box * each));
     }
     for (size_t at = 0; at < kBytes; at += 997) ++source[at];  // the next round has other bytes
   }

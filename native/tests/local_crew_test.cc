@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <random>
@@ -77,6 +78,73 @@ TEST(LocalCrew, NobodyWorksOnAnEarlierCall) {
     if (call % 500 == 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(2));  // long enough for all to fall asleep
   }
+}
+
+// Bytes that say where they belong, and what their parts were.
+class Pattern final : public Gatherer {
+ public:
+  explicit Pattern(uint64_t length) : copied_(length / kPartBytes + 1) {}
+  bool copy(uint8_t*, uint64_t, uint64_t) override { return false; }
+  bool begin_parts(uint64_t before, uint64_t length) override {
+    before_ = before;
+    length_ = length;
+    for (auto& part : copied_) part.store(0, std::memory_order_relaxed);
+    return willing;
+  }
+  void copy_part(uint8_t* to, uint64_t at, uint64_t length) override {
+    misplaced += at % kPartBytes != 0 || length == 0 || at + length > length_;
+    for (uint64_t byte = 0; byte < length; ++byte) to[byte] = value(before_ + at + byte);
+    for (uint64_t part = at / kPartBytes; part * kPartBytes < at + length; ++part) ++copied_[part];
+  }
+  void end_parts() override { ++ended; }
+
+  static uint8_t value(uint64_t at) { return static_cast<uint8_t>(at * 167 >> 5); }
+  bool each_once(uint64_t length) const {
+    for (uint64_t part = 0; part * kPartBytes < length; ++part)
+      if (copied_[part] != 1) return false;
+    return true;
+  }
+
+  bool willing = true;
+  std::atomic<int> misplaced{0};
+  int ended = 0;
+
+ private:
+  std::vector<std::atomic<int>> copied_;
+  uint64_t before_ = 0, length_ = 0;
+};
+
+TEST(LocalCrew, GathersEachPartOnceAndCopiesPiecesBetweenThat) {
+  const Copier copier(CopyMode::kAuto);
+  for (const uint32_t helpers : {1u, 3u}) {
+    Crew crew(copier, helpers);
+    std::vector<uint8_t> target(1 << 20), source(1 << 20, 77), other(1 << 20);
+    Pattern pattern(target.size());
+    std::mt19937_64 random(12);
+    for (int call = 0; call < 200; ++call) {
+      const uint64_t length = Crew::kWorthBytes + 64 * (random() % ((target.size() - Crew::kWorthBytes) / 64 + 1));
+      const uint64_t before = random() % 1000 * 64;
+      ASSERT_TRUE(crew.gather(pattern, target.data(), before, length));
+      ASSERT_EQ(pattern.ended, call + 1);
+      ASSERT_TRUE(pattern.each_once(length)) << length;
+      for (uint64_t at = 0; at < length; at += 61) ASSERT_EQ(target[at], Pattern::value(before + at));
+      const Piece piece{other.data(), source.data(), other.size()};
+      crew.copy({&piece, 1});
+      ASSERT_EQ(other, source);
+      std::fill(other.begin(), other.end(), uint8_t{0});
+    }
+    EXPECT_EQ(pattern.misplaced, 0);
+    EXPECT_FALSE(crew.gather(pattern, target.data(), 0, Crew::kWorthBytes - 64)) << "not worth it";
+    pattern.willing = false;
+    EXPECT_FALSE(crew.gather(pattern, target.data(), 0, target.size()));
+    EXPECT_EQ(pattern.ended, 200);
+  }
+}
+
+TEST(LocalCrew, FewCoresCopyAloneAndManyLeaveSomeToOthers) {
+  for (const auto& [cores, size] :
+       {std::pair<int, uint32_t>{1, 1}, {2, 1}, {15, 1}, {16, 2}, {32, 2}, {48, 3}, {64, 4}, {256, 4}})
+    EXPECT_EQ(Crew::size_for(cores), size) << cores;
 }
 
 TEST(LocalCrew, EndsWithoutACallAndRightAfterOne) {

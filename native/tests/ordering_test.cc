@@ -55,10 +55,10 @@ TEST(Ordering, EachInstructionSetAddsTheSame) {
   for (const size_t first : {0, 1, 15}) {
     for (const size_t count : {0, 1, 15, 16, 17, 33, 70}) {
       xxh3::Lanes wanted;
-      kPlainKernels.stripes(wanted.sums, data.data(), count, first);
+      kPlainKernels.stripes(wanted.sums, data.data(), count, first, data.data());
       for (const Kernels* kernels : all_kernels()) {
         xxh3::Lanes only;
-        kernels->stripes(only.sums, data.data(), count, first);
+        kernels->stripes(only.sums, data.data(), count, first, data.data());
         EXPECT_EQ(std::memcmp(only.sums, wanted.sums, sizeof wanted.sums), 0) << kernels->name << " " << count;
         for (const bool past : {false, true}) {
           alignas(64) std::array<uint8_t, 64 * 72> target{};
@@ -68,6 +68,33 @@ TEST(Ordering, EachInstructionSetAddsTheSame) {
           EXPECT_EQ(std::memcmp(target.data() + 64, data.data(), 64 * count), 0) << kernels->name << " " << count;
           for (size_t at = 0; at < 64; ++at) ASSERT_EQ(target[at] | target[64 * (count + 1) + at], 0);
         }
+      }
+    }
+  }
+}
+
+// The sums of each block on their own, begun and gone on with, then chained: what one pass makes of them.
+TEST(Ordering, EachInstructionSetAddsBlocksOnTheirOwnAndChainsThem) {
+  constexpr size_t kBlocks = 5, kStripes = 16 * kBlocks + 7;
+  const Bytes data = noise(64 * kStripes, 2);
+  xxh3::Lanes wanted;
+  kPlainKernels.stripes(wanted.sums, data.data(), kStripes, 0, data.data());
+  for (const Kernels* kernels : all_kernels()) {
+    for (const bool past : {false, true}) {
+      for (const size_t step : {1, 5, 16, 23, 87}) {
+        alignas(64) std::array<uint8_t, 64 * kStripes> target{};
+        std::vector<uint64_t> parts(8 * (kBlocks + 1) + 8, 0xa5a5a5a5);
+        for (size_t at = 0; at < kStripes; at += step) {
+          const size_t count = std::min(step, kStripes - at);
+          kernels->copy_parts(parts.data() + at / 16 * 8, data.data() + 64 * at, count, at % 16,
+                              target.data() + 64 * at, data.data(), past);
+        }
+        xxh3::Lanes chained;
+        kernels->chain(chained.sums, parts.data(), kBlocks);
+        for (size_t lane = 0; lane < 8; ++lane) chained.sums[lane] += parts[8 * kBlocks + lane];
+        EXPECT_EQ(std::memcmp(chained.sums, wanted.sums, sizeof wanted.sums), 0) << kernels->name << " " << step;
+        EXPECT_EQ(std::memcmp(target.data(), data.data(), target.size()), 0) << kernels->name << " " << step;
+        EXPECT_EQ(parts[8 * (kBlocks + 1)], 0xa5a5a5a5) << "behind the last block";
       }
     }
   }

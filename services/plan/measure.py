@@ -141,7 +141,7 @@ def measure(text: str, options: Options) -> Run:
 
 def rail_gathers(options: Options) -> bool:
     """Return whether trainers leave what needs no conversion to their rail."""
-    return options.provider == "local" and HostDevice().fills == 1
+    return options.provider == "local"
 
 
 def threads(scene: WeightsScene) -> dict[Thread, float]:

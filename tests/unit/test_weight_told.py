@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncfabric import RemoteProtocolError
 from asyncfabric.weights.commit.checksums import ChecksumKind
 from asyncfabric.weights.update.messages import Written
-from asyncfabric.weights.update.told import Told
+from asyncfabric.weights.update.told import Columns, Told
 
 ROWS = np.array([3, 5, 8, 13, 21, 34])
 SENDERS = np.array([0, 0, 1, 1, 2, 2])
@@ -36,6 +38,28 @@ def test_many_words_are_one_lookup_for_each_kind_and_equal_them_one_by_one() -> 
     assert list(found.take([])) == []
     assert [each.rows.tolist() for each in found.take([("c", word(21)), ("b", word(8))])] == [[21, 8]] and found.all
     assert Told(ROWS[:0], SENDERS[:0], {}).all
+
+
+def columns(count: int) -> Columns:
+    """Return rows, sums and places that tell each other."""
+    rows = np.arange(count, dtype=np.int64)
+    return Columns(rows * 10, rows.astype(np.uint64) + 7, rows, "xxh3")
+
+
+def test_what_is_told_is_cut_into_pieces_of_some_bytes() -> None:
+    pieces = list(columns(6).cut(np.array([4, 4, 4, 30, 1, 1]), 8))
+    assert [piece.at.tolist() for piece in pieces] == [[0, 1], [2], [3, 4, 5]]
+    assert list(columns(0).cut(np.array([], np.int64), 8)) == []
+
+
+@given(sizes=st.lists(st.integers(1, 50), max_size=30), most=st.integers(1, 120))
+def test_pieces_are_all_rows_in_order(sizes: list[int], most: int) -> None:
+    whole, row_bytes = columns(len(sizes)), np.array(sizes, np.int64)
+    pieces = list(whole.cut(row_bytes, most))
+    assert [at for piece in pieces for at in piece.at.tolist()] == whole.at.tolist()
+    for piece in pieces:
+        assert (piece.rows == piece.at * 10).all() and (piece.sums == piece.at + 7).all() and piece.kind == "xxh3"
+        assert row_bytes[piece.at][1:].sum() < most, "all but its first row fit"
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,11 @@ class Device(Protocol):
         """The first ones up to this, so that the wire has something to do soon, each twice of the last; None: all."""
         ...
 
+    @property
+    def last_unit_bytes(self) -> int | None:
+        """Each up to half of what is left, down to this: receivers have little to check in the end then; None: no."""
+        ...
+
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region of this device."""
         ...

@@ -37,12 +37,9 @@ class Gathered(NamedTuple):
 
 
 def gathers(fabric: Fabric, device: Device) -> bool:
-    """Return whether boxes of a device are gathered.
-
-    Not where several threads fill units side by side: whether one thread of the engine does as much was not measured.
-    """
+    """Return whether boxes of a device are gathered."""
     rails = fabric.rails
-    return device.name == HOST and device.fills == 1 and len(rails) == 1 and rails[0].can_gather
+    return device.name == HOST and len(rails) == 1 and rails[0].can_gather
 
 
 def is_gathered(lies: Strided, written_run_bytes: int) -> bool:

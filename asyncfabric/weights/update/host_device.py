@@ -36,7 +36,11 @@ HOST_UNIT_BYTES, LEAST_UNIT_BYTES = 64 << 20, 16 << 20
 """Boxes go through the pipeline together up to about this many bytes, shared out to the threads that fill units.
 Each costs the event loops of both ends milliseconds, so few cores want them large; many would wait for the first."""
 
-HOST_FIRST_UNIT_BYTES = 4 << 20
+HOST_EDGE_UNIT_BYTES = 4 << 20
+
+CHECKS = 4
+"""Batches that a receiver hashes at once where there are cores for it: it has nothing else to do, and what is left when
+the last bytes have come is what everybody waits for."""
 
 
 class HostSums:
@@ -94,7 +98,7 @@ class HostDevice:
     def __init__(self) -> None:
         """Have as many threads for units and for batches as the cores of this process are good for."""
         self.fills: int = ways()
-        self.checks: int = ways()
+        self.checks: int = CHECKS if self.fills > 1 else 1
 
     @property
     def unit_bytes(self) -> int:
@@ -104,7 +108,12 @@ class HostDevice:
     @property
     def first_unit_bytes(self) -> int | None:
         """The first ones, where cores are there to fill them: small. Few cores are busy with anything."""
-        return HOST_FIRST_UNIT_BYTES if self.fills > 1 else None
+        return HOST_EDGE_UNIT_BYTES if self.fills > 1 else None
+
+    @property
+    def last_unit_bytes(self) -> int | None:
+        """The last ones as small, there."""
+        return self.first_unit_bytes
 
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""

@@ -46,6 +46,14 @@ class Line(Generic[Item]):
             self._changed.tell()
         return items
 
+    def next_nowait(self) -> Item | None:
+        """Return the next item if there is one now."""
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        self._changed.tell()
+        return item
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -63,10 +71,8 @@ class Line(Generic[Item]):
         Cancellation: nothing is lost.
         """
         await checkpoint()
-        while not self._items:
+        while (item := self.next_nowait()) is None:
             if self._closed:
                 raise StopAsyncIteration
             await self._changed.wait()
-        item = self._items.popleft()
-        self._changed.tell()
         return item

@@ -148,9 +148,9 @@ class Sending:
         try:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
-                    queues = self._filler.device.queues
-                    posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if queues else UNITS_IN_FLIGHT)
-                    units = program.units(unit_bytes, self._filler.device.first_unit_bytes)
+                    device = self._filler.device
+                    posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if device.queues else UNITS_IN_FLIGHT)
+                    units = program.units(unit_bytes, device.first_unit_bytes, device.last_unit_bytes)
                     self._unposted = len(units)
                     tasks.start_soon(self._prepare, units)
                     tasks.start_soon(self._post_all, posted)

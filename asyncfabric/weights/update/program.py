@@ -101,6 +101,11 @@ class Box:
         self.staged_bytes = self.scales_staged_at + padded(self.scale_bytes)
 
     @property
+    def written_bytes(self) -> int:
+        """What one receiver gets of it."""
+        return self.weight_bytes + self.scale_bytes
+
+    @property
     def measured(self) -> bool:
         """Whether it is converted with maxima that the exchange finds."""
         return self.kind.block > 0 and self.how is None
@@ -176,32 +181,40 @@ class Program:
              for box in self.boxes if box.how is None),
             default=0,
         )  # fmt: skip
-        self._units: dict[tuple[int, int | None], list[Unit]] = {}
+        self._units: dict[tuple[int, int | None, int | None], list[Unit]] = {}
 
-    def units(self, most_bytes: int, first_bytes: int | None = None) -> list[Unit]:
+    def units(self, most_bytes: int, first_bytes: int | None = None, last_bytes: int | None = None) -> list[Unit]:
         """Return the boxes in units that stage and write at most about `most_bytes`; a single box may have more.
 
-        With `first_bytes` the first ones are small, and each may have twice of the one before. They are the same units
-        each time.
+        With `first_bytes` the first ones are small, and each may have twice of the one before. With `last_bytes` the
+        last ones are: each has at most half of what is left, down to that. They are the same units each time.
         """
-        units = self._units.get((most_bytes, first_bytes))
+        key = most_bytes, first_bytes, last_bytes
+        units = self._units.get(key)
         if units is None:
-            units = self._units[most_bytes, first_bytes] = list(self._united(most_bytes, first_bytes))
+            units = self._units[key] = list(self._united(*key))
         return units
 
-    def _united(self, most_bytes: int, first_bytes: int | None) -> Iterator[Unit]:
-        whole, most_bytes = most_bytes, most_bytes if first_bytes is None else min(first_bytes, most_bytes)
+    def _united(self, whole: int, first_bytes: int | None, last_bytes: int | None) -> Iterator[Unit]:
+        left = sum(box.written_bytes for box in self.boxes)
+
+        def at_most(grown: int) -> int:
+            return min(grown, whole) if last_bytes is None else min(grown, whole, max(left // 2, last_bytes))
+
+        grown = whole if first_bytes is None else first_bytes
+        most_bytes = at_most(grown)
         boxes: list[Box] = []
         staged = written = 0
         for box in self.boxes:
-            weight = box.weight_bytes + box.scale_bytes
-            if boxes and (staged + box.staged_bytes > most_bytes or written + weight > most_bytes):
+            if boxes and (staged + box.staged_bytes > most_bytes or written + box.written_bytes > most_bytes):
                 yield Unit(boxes)
+                left -= written
                 boxes, staged, written = [], 0, 0
-                most_bytes = min(2 * most_bytes, whole)
+                grown = min(2 * grown, whole)
+                most_bytes = at_most(grown)
             boxes.append(box)
             staged += box.staged_bytes
-            written += weight
+            written += box.written_bytes
         if boxes:
             yield Unit(boxes)
 

@@ -6,6 +6,7 @@ Runs on the event loop's thread. What many senders say together is looked up onc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -24,6 +25,18 @@ class Columns(NamedTuple):
     sums: NDArray[np.uint64]
     at: Ints
     kind: ChecksumKind
+
+    def cut(self, row_bytes: Ints, most_bytes: int) -> Iterator[Columns]:
+        """Yield them in order, whole rows, in pieces of less than `most_bytes` besides the first row of each.
+
+        `row_bytes` is of each row.
+        """
+        numbers = (np.cumsum(row_bytes) - 1) // most_bytes
+        begins = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(self.rows)]
+        for low, high in pairwise(begins):
+            if low != high:
+                part = slice(low, high)
+                yield Columns(self.rows[part], self.sums[part], self.at[part], self.kind)
 
 
 class Told:

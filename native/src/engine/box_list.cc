@@ -54,20 +54,45 @@ void BoxList::clear() {
   sums_ = nullptr;
 }
 
+bool BoxList::is_next(uint64_t before) const { return at_ != boxes_.size() && before == boxes_[at_].before + done_; }
+
+void BoxList::begin_box() {
+  if (sum_) return;
+  runs_ = runs_of(at_);
+  sum_.emplace(runs_, boxes_[at_].bytes);
+}
+
 bool BoxList::copy(uint8_t* to, uint64_t before, uint64_t length) {
-  if (at_ == boxes_.size() || before != boxes_[at_].before + done_) return false;
-  const uint64_t bytes = boxes_[at_].bytes;
-  if (!sum_) {
-    runs_ = runs_of(at_);
-    sum_.emplace(runs_, bytes);
-  }
-  sum_->copy(to, length, bytes >= kPastBytes);
+  if (!is_next(before)) return false;
+  begin_box();
+  sum_->copy(to, length, boxes_[at_].bytes >= kPastBytes);
+  end_some(length);
+  return true;
+}
+
+bool BoxList::begin_parts(uint64_t before, uint64_t length) {
+  static_assert(kPartBytes % rows::GatheredSum::kBlockBytes == 0);
+  if (!is_next(before)) return false;
+  begin_box();
+  part_ = length;
+  return sum_->begin_parts(length);
+}
+
+void BoxList::copy_part(uint8_t* to, uint64_t at, uint64_t length) {
+  sum_->copy_part(to, at, length, boxes_[at_].bytes >= kPastBytes);
+}
+
+void BoxList::end_parts() {
+  sum_->end_parts();
+  end_some(part_);
+}
+
+void BoxList::end_some(uint64_t length) {
   done_ += length;
-  if (done_ != bytes) return true;
+  if (done_ != boxes_[at_].bytes) return;
   sums_[at_++] = sum_->sum();
   done_ = 0;
   sum_.reset();
-  return true;
 }
 
 }  // namespace asyncfabric

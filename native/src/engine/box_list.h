@@ -24,7 +24,11 @@ class BoxList final : public Gatherer {
   uint64_t before(uint64_t box) const { return boxes_[box].before; }  // bytes of the boxes before it
   uint64_t all_bytes() const { return all_bytes_; }
 
-  bool copy(uint8_t* to, uint64_t before, uint64_t length) override;  // never over the end of a box
+  // Never over the end of a box.
+  bool copy(uint8_t* to, uint64_t before, uint64_t length) override;
+  bool begin_parts(uint64_t before, uint64_t length) override;
+  void copy_part(uint8_t* to, uint64_t at, uint64_t length) override;
+  void end_parts() override;
 
  private:
   static constexpr size_t kMostKept = 1024;  // boxes whose memory stays for the next op of this slot
@@ -38,6 +42,9 @@ class BoxList final : public Gatherer {
 
   const int64_t* row(size_t box) const;
   rows::Runs runs_of(size_t box) const;
+  bool is_next(uint64_t before) const;
+  void begin_box();
+  void end_some(uint64_t length);
 
   std::vector<int64_t> rows_;
   std::vector<Box> boxes_;
@@ -47,6 +54,7 @@ class BoxList final : public Gatherer {
 
   size_t at_ = 0;      // the box that is being copied
   uint64_t done_ = 0;  // bytes of it
+  uint64_t part_ = 0;  // bytes of it that are copied in parts now
   rows::Runs runs_;    // of it, while `sum_` is there
   std::optional<rows::GatheredSum> sum_;
 };

@@ -16,12 +16,17 @@ struct Kernels {
   Carry carry[3];  // by RowKind
   // Copies without reading the target's cache lines first. `target` is aligned to 64, `length` a multiple of 64.
   void (*stream)(uint8_t* target, const uint8_t* source, size_t length);
-  // Adds stripes of 64 bytes to the eight sums of XXH3; `first` of 16 is which one of its block the first of them is.
-  void (*stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first);
-  // The same, and copies them to `target`; asks for as many bytes from `next` meanwhile, which are copied after these. `past`: past
-  // the caches, to a target that is aligned to 64.
+  // Adds stripes of 64 bytes to the eight sums of XXH3; `first` of 16 is which one of its block the first of them is. Asks meanwhile
+  // for as many bytes from `next`, which come after these: some processors see little ahead, and none where the next run begins.
+  void (*stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first, const uint8_t* next);
+  // The same, and copies them to `target`. `past`: past the caches, to a target that is aligned to 64.
   void (*copy_stripes)(uint64_t* sums, const uint8_t* data, size_t count, size_t first, uint8_t* target,
                        const uint8_t* next, bool past);
+  // The same again, but `sums` are eight for each block that the stripes touch, from nothing; a block that has begun goes on.
+  void (*copy_parts)(uint64_t* sums, const uint8_t* data, size_t count, size_t first, uint8_t* target,
+                     const uint8_t* next, bool past);
+  // Makes of the sums of whole blocks, one behind the other, what `stripes` makes of the blocks.
+  void (*chain)(uint64_t* sums, const uint64_t* parts, size_t blocks);
   // The rest takes any `width`. By kinds from and to; null where they are the same.
   using Convert = void (*)(uint8_t* target, const uint8_t* source, size_t width);
   Convert cast[3][3];

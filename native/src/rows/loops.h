@@ -11,8 +11,8 @@
 #include "rows/conversions.h"
 #include "rows/elements.h"
 #include "rows/kernels.h"
+#include "rows/stripes.h"
 #include "rows/turning.h"
-#include "rows/xxh3.h"
 
 namespace asyncfabric::rows {
 namespace {
@@ -111,134 +111,15 @@ void stream(uint8_t* target, const uint8_t* source, size_t length) {
 #endif
 }
 
-// What a loop over stripes does with each besides adding it up.
-struct OnlySum {
-  void operator()(size_t, const void*) const {}
-};
-template <bool kPast>
-struct AndCopy {
-  uint8_t* target;
-  const uint8_t* next;
-  void operator()(size_t at, const void* stripe) const {
-    __builtin_prefetch(next + at);
-#if defined(__AVX512F__)
-    if (kPast) return _mm512_stream_si512(reinterpret_cast<__m512i*>(target + at), _mm512_loadu_si512(stripe));
-#elif defined(__AVX2__)
-    if (kPast) {
-      const auto* from = static_cast<const __m256i*>(stripe);
-      auto* to = reinterpret_cast<__m256i*>(target + at);
-      _mm256_stream_si256(to, _mm256_loadu_si256(from));
-      return _mm256_stream_si256(to + 1, _mm256_loadu_si256(from + 1));
-    }
-#endif
-    std::memcpy(target + at, stripe, xxh3::kStripe);
-  }
-};
-
-#if defined(__AVX512F__)
-
-using Longs = uint64_t __attribute__((vector_size(64)));
-
-// By the form that leaves no lane open: gcc 12 warns about its own header otherwise.
-[[gnu::always_inline]] inline void multiply_halves(const Longs& a, const Longs& b, Longs& out) {
-  out =
-      reinterpret_cast<Longs>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
-
-template <class Also>
-void each_stripe(uint64_t* sums, const uint8_t* data, size_t count, size_t first, Also also) {
-  using namespace xxh3;
-  Longs lanes, words, key, product;
-  std::memcpy(&lanes, sums, sizeof lanes);
-  for (size_t at = 0; at < count * kStripe; at += kStripe) {
-    std::memcpy(&words, data + at, sizeof words);
-    also(at, &words);
-    std::memcpy(&key, kSecret + 8 * first, sizeof key);
-    key ^= words;
-    multiply_halves(key, key >> 32, product);
-    lanes += product + __builtin_shuffle(words, Longs{1, 0, 3, 2, 5, 4, 7, 6});
-    if (++first < kStripesOfBlock) continue;
-    first = 0;
-    std::memcpy(&key, kSecret + kScrambleAt, sizeof key);
-    lanes ^= lanes >> 47;
-    lanes ^= key;
-    const Longs prime = Longs{} + kPrime32[0];
-    multiply_halves(lanes >> 32, prime, key);
-    multiply_halves(lanes, prime, product);
-    lanes = product + (key << 32);
-  }
-  std::memcpy(sums, &lanes, sizeof lanes);
-}
-
-#elif defined(__AVX2__)
-
-template <class Also>
-void each_stripe(uint64_t* sums, const uint8_t* data, size_t count, size_t first, Also also) {
-  using namespace xxh3;
-  const auto load = [](const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); };
-  const __m256i prime = _mm256_set1_epi64x(static_cast<int64_t>(kPrime32[0]));
-  __m256i lanes[2] = {load(sums), load(sums + 4)};
-  for (size_t at = 0; at < count * kStripe; at += kStripe) {
-    also(at, data + at);
-    for (size_t half = 0; half < 2; ++half) {
-      const __m256i words = load(data + at + 32 * half);
-      const __m256i keys = _mm256_xor_si256(words, load(kSecret + 8 * first + 32 * half));
-      lanes[half] = _mm256_add_epi64(lanes[half], _mm256_shuffle_epi32(words, 0x4e));
-      lanes[half] = _mm256_add_epi64(lanes[half], _mm256_mul_epu32(keys, _mm256_srli_epi64(keys, 32)));
-    }
-    if (++first < kStripesOfBlock) continue;
-    first = 0;
-    for (size_t half = 0; half < 2; ++half) {
-      __m256i mixed = _mm256_xor_si256(lanes[half], _mm256_srli_epi64(lanes[half], 47));
-      mixed = _mm256_xor_si256(mixed, load(kSecret + kScrambleAt + 32 * half));
-      const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(mixed, 32), prime);
-      lanes[half] = _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), _mm256_slli_epi64(high, 32));
-    }
-  }
-  for (size_t half = 0; half < 2; ++half) _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + 4 * half), lanes[half]);
-}
-
-#else
-
-template <class Also>
-void each_stripe(uint64_t* sums, const uint8_t* data, size_t count, size_t first, Also also) {
-  using namespace xxh3;
-  static_assert(std::endian::native == std::endian::little);
-  for (size_t at = 0; at < count * kStripe; at += kStripe) {
-    also(at, data + at);
-    for (size_t lane = 0; lane < 8; ++lane) {
-      const uint64_t word = word_at(data + at + 8 * lane), key = word ^ word_at(kSecret + 8 * (first + lane));
-      sums[lane ^ 1] += word;
-      sums[lane] += (key & 0xffffffff) * (key >> 32);
-    }
-    if (++first < kStripesOfBlock) continue;
-    first = 0;
-    for (size_t lane = 0; lane < 8; ++lane)
-      sums[lane] = (sums[lane] ^ sums[lane] >> 47 ^ word_at(kSecret + kScrambleAt + 8 * lane)) * kPrime32[0];
-  }
-}
-
-#endif
-
-void stripes(uint64_t* sums, const uint8_t* data, size_t count, size_t first) {
-  each_stripe(sums, data, count, first, OnlySum{});
-}
-
-void copy_stripes(uint64_t* sums, const uint8_t* data, size_t count, size_t first, uint8_t* target, const uint8_t* next,
-                  bool past) {
-  if (past)
-    each_stripe(sums, data, count, first, AndCopy<true>{target, next});
-  else
-    each_stripe(sums, data, count, first, AndCopy<false>{target, next});
-}
-
 constexpr Kernels kernels_named(const char* name) {
   return {name,
           {sum<RowKind::kBfloat16>, sum<RowKind::kFloat16>, sum<RowKind::kFloat32>},
           {carry<RowKind::kBfloat16>, carry<RowKind::kFloat16>, carry<RowKind::kFloat32>},
           stream,
           stripes,
-          copy_stripes,
+          copy_stripes<false>,
+          copy_stripes<true>,
+          chain,
           {{nullptr, cast<RowKind::kBfloat16, RowKind::kFloat16>, cast<RowKind::kBfloat16, RowKind::kFloat32>},
            {cast<RowKind::kFloat16, RowKind::kBfloat16>, nullptr, cast<RowKind::kFloat16, RowKind::kFloat32>},
            {cast<RowKind::kFloat32, RowKind::kBfloat16>, cast<RowKind::kFloat32, RowKind::kFloat16>, nullptr}},

@@ -55,7 +55,8 @@ bool order_and_sum(const Runs& runs, std::span<uint8_t> target, bool past, uint6
     std::memcpy(target.data() + copied, from, length);
     copied += length;
     const size_t ready = std::min(copied / xxh3::kStripe, stripes);
-    kernels.stripes(lanes.sums, target.data() + summed * xxh3::kStripe, ready - summed, summed % xxh3::kStripesOfBlock);
+    const uint8_t* data = target.data() + summed * xxh3::kStripe;
+    kernels.stripes(lanes.sums, data, ready - summed, summed % xxh3::kStripesOfBlock, data);
     summed = ready;
   }
   *sum = lanes.finish(target.data() + bytes - xxh3::kStripe, bytes);

@@ -19,6 +19,20 @@ class Walk {
   const uint8_t* data() const { return run_ + within_; }
   size_t length() const { return length_; }
 
+  // Goes on from so many bytes behind the first.
+  void seek(size_t at) {
+    run_ = runs_.data;
+    within_ = at % runs_.run_bytes;
+    size_t run = at / runs_.run_bytes;
+    for (size_t dimension = runs_.sizes.size(); dimension-- > 0;) {
+      const auto size = static_cast<size_t>(runs_.sizes[dimension]);
+      index_[dimension] = static_cast<int64_t>(run % size);
+      run_ += runs_.strides[dimension] * index_[dimension];
+      run /= size;
+    }
+    length_ = std::min(runs_.run_bytes - within_, most_);
+  }
+
   void next() { next(length_); }
   void next(size_t taken) {  // behind the last run: the first again, which may be looked at too
     within_ += taken;

@@ -39,6 +39,7 @@ class TorchDevice:
     checksum: ChecksumKind = "words"
     unit_bytes: int = 264 << 20  # four boxes of 64 MiB, and their scales
     first_unit_bytes: int | None = 32 << 20
+    last_unit_bytes: int | None = None  # receivers are told ahead, and check at the speed of their memory
     fills: int = 2  # while one waits for the GPU another one is made ready
     checks: int = 4  # they are queued behind each other
     measures: int = 32

@@ -15,6 +15,7 @@ namespace asyncfabric::local {
 namespace {
 
 constexpr int kCoresOfACopier = 16;  // a machine runs several processes, and memory is the limit soon
+constexpr int kLeastCopiers = 2;     // where there are that many cores
 constexpr int kMostCopiers = 4;
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kSpinNs =
@@ -29,12 +30,17 @@ Crew::~Crew() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+uint32_t Crew::size_for(int cores) {
+  if (cores < kCoresOfACopier) return 1;
+  return static_cast<uint32_t>(std::clamp(cores / kCoresOfACopier, kLeastCopiers, kMostCopiers));
+}
+
 uint32_t Crew::usual_size() {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   // More cores than fit into the set: an error, and more than enough.
   const int cores = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : CPU_SETSIZE;
-  return static_cast<uint32_t>(std::clamp(cores / kCoresOfACopier, 1, kMostCopiers));
+  return size_for(cores);
 }
 
 void Crew::start() {
@@ -70,7 +76,23 @@ void Crew::copy(std::span<const Piece> pieces) {
     pieces_[count_++] = piece;
   }
   each_ = std::max<uint64_t>(1, kShareBytes * count_ / std::max<uint64_t>(bytes, 1));
-  const uint64_t total = (count_ + each_ - 1) / each_;
+  share_out((count_ + each_ - 1) / each_);
+}
+
+bool Crew::gather(Gatherer& from, uint8_t* to, uint64_t before, uint64_t length) {
+  static_assert(kShareBytes % Gatherer::kPartBytes == 0);
+  const uint64_t total = (length + kShareBytes - 1) / kShareBytes;
+  if (length < kWorthBytes || total > kMostShares || !from.begin_parts(before, length)) return false;
+  if (!std::exchange(begun_, true)) start();
+  gatherer_ = &from;
+  gathered_ = {to, nullptr, length};
+  share_out(total);
+  gatherer_ = nullptr;
+  from.end_parts();
+  return true;
+}
+
+void Crew::share_out(size_t total) {
   done_.store(0, std::memory_order_relaxed);
   const uint64_t call = (work_.load(std::memory_order_relaxed) >> 2 * kShareBits) + 1;
   work_.store(call << 2 * kShareBits | total << kShareBits, std::memory_order_release);
@@ -80,14 +102,21 @@ void Crew::copy(std::span<const Piece> pieces) {
   while (done_.load(std::memory_order_acquire) + mine < total) cpu_pause();
 }
 
+void Crew::carry_out(size_t share) {
+  if (gatherer_ != nullptr) {
+    const uint64_t at = share * kShareBytes;
+    return gatherer_->copy_part(gathered_.to + at, at, std::min(kShareBytes, gathered_.length - at));
+  }
+  const size_t end = std::min<size_t>(count_, (share + 1) * each_);
+  for (size_t at = share * each_; at < end; ++at) copier_.copy(pieces_[at].to, pieces_[at].from, pieces_[at].length);
+}
+
 size_t Crew::take_shares(std::atomic<uint64_t>* done) {
   size_t mine = 0;
   uint64_t work = work_.load(std::memory_order_acquire);
   while (taken(work) < shares(work)) {
     if (!work_.compare_exchange_weak(work, work + 1, std::memory_order_acquire, std::memory_order_acquire)) continue;
-    const size_t end = std::min<size_t>(count_, (taken(work) + 1) * each_);
-    for (size_t at = taken(work) * each_; at < end; ++at)
-      copier_.copy(pieces_[at].to, pieces_[at].from, pieces_[at].length);
+    carry_out(taken(work));
     ++mine;
     if (done != nullptr) done->fetch_add(1, std::memory_order_release);
     work = work_.load(std::memory_order_acquire);

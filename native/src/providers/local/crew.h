@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "provider/provider.h"
 #include "providers/local/copy.h"
 
 namespace asyncfabric::local {
@@ -31,12 +32,15 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  // How many threads, the caller among them, are worth it on the cores that this process may use: 1 to 4.
+  // How many threads, the caller among them, are worth it on so many cores, and on those that this process may use: 1 to 4.
+  static uint32_t size_for(int cores);
   static uint32_t usual_size();
 
   bool present() const { return helpers_ != 0; }
   // [helm] Copies all of them, in any order; they do not overlap. When it returns, a release store publishes the bytes.
   void copy(std::span<const Piece> pieces);
+  // [helm] The same for what lies apart: those `length` bytes behind the first `before`. False, and nothing was copied: `copy` of it.
+  bool gather(Gatherer& from, uint8_t* to, uint64_t before, uint64_t length);
 
  private:
   // What is to do, in one word, so that who takes a share of it takes it of the call that he has seen: a number of the call, how many
@@ -50,6 +54,8 @@ class Crew {
 
   void start();
   void help();
+  void share_out(size_t shares);  // returns when all are done
+  void carry_out(size_t share);
   size_t take_shares(std::atomic<uint64_t>* done);  // copies shares until none is left, counts each; returns how many
 
   const Copier& copier_;
@@ -60,7 +66,9 @@ class Crew {
   // Written by the caller while no share is taken; read by whoever took one. Partners: the release store of work_ and its exchange.
   std::array<Piece, kMostPieces> pieces_;
   size_t count_ = 0;
-  size_t each_ = 1;  // pieces of a share
+  size_t each_ = 1;               // pieces of a share
+  Gatherer* gatherer_ = nullptr;  // then shares are of these bytes instead
+  Piece gathered_;
 
   alignas(64) std::atomic<uint64_t> work_{0};
   alignas(64) std::atomic<uint64_t> done_{0};  // shares of this call; helpers add (release), the caller looks (acquire)

@@ -112,7 +112,8 @@ size_t Poster::copy_directly(Outgoing& link, const RemoteHandle& remote, const W
   }
   uint8_t* there = remote.direct + request.remote_offset;
   if (request.gather != nullptr) {
-    if (!request.gather->copy(there, request.gathered, request.length)) {
+    const bool together = crew_.present() && crew_.gather(*request.gather, there, request.gathered, request.length);
+    if (!together && !request.gather->copy(there, request.gathered, request.length)) {
       finish(link, request, StatusCode::kInternal);  // an earlier one of its op failed
       return 1;
     }
