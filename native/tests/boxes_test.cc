@@ -24,20 +24,38 @@ Bytes noise(size_t length, uint64_t seed) {
   return bytes;
 }
 
+// Runs of whole stripes in a megabyte, in two dimensions that may overlap.
+class AnyBox {
+ public:
+  AnyBox(std::mt19937_64& random, const Bytes& memory)
+      : data_(memory.data() + random() % 100),
+        run_(64 * (1 + random() % 130)),
+        sizes_{static_cast<int64_t>(1 + random() % 5), static_cast<int64_t>(1 + random() % 7)},
+        strides_{static_cast<int64_t>(random() % 20000), static_cast<int64_t>(random() % 9000)} {}
+  rows::Runs runs() const { return {data_, sizes_, strides_, run_}; }
+  size_t bytes() const {
+    size_t bytes = 0, reach = 0;
+    EXPECT_TRUE(runs().measure(&bytes, &reach));
+    return bytes;
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t run_;
+  Numbers sizes_, strides_;
+};
+
 TEST(GatheredSum, IsTheSameHoweverTheWorkIsCut) {
   std::mt19937_64 random(3);
   const Bytes memory = noise(1 << 20, 4);
   for (int round = 0; round < 200; ++round) {
-    const size_t run = 64 * (1 + random() % 130);
-    const std::vector<int64_t> sizes{static_cast<int64_t>(1 + random() % 5), static_cast<int64_t>(1 + random() % 7)};
-    const std::vector<int64_t> strides{static_cast<int64_t>(random() % 20000), static_cast<int64_t>(random() % 9000)};
-    const rows::Runs runs{memory.data() + random() % 100, sizes, strides, run};
-    size_t bytes = 0, reach = 0;
-    ASSERT_TRUE(runs.measure(&bytes, &reach));
+    const AnyBox box(random, memory);
+    const rows::Runs runs = box.runs();
+    const size_t bytes = box.bytes();
     if (bytes < kLeastBoxBytes) continue;
     Bytes whole(bytes);
     uint64_t wanted = 0;
-    ASSERT_TRUE(rows::order_and_sum({runs.data, sizes, strides, run}, whole, false, &wanted));
+    ASSERT_TRUE(rows::order_and_sum(runs, whole, false, &wanted));
     Bytes padded(bytes + 256, 0xa5);
     uint8_t* target = padded.data() + random() % 128;
     rows::GatheredSum sum(runs, bytes);
@@ -59,12 +77,9 @@ TEST(GatheredSum, IsTheSameWhoeverDoesWhichPart) {
   const Bytes memory = noise(1 << 20, 9);
   size_t in_parts = 0, refused = 0;
   for (int round = 0; round < 300; ++round) {
-    const size_t run = 64 * (1 + random() % 130);
-    const std::vector<int64_t> sizes{static_cast<int64_t>(1 + random() % 5), static_cast<int64_t>(1 + random() % 7)};
-    const std::vector<int64_t> strides{static_cast<int64_t>(random() % 20000), static_cast<int64_t>(random() % 9000)};
-    const rows::Runs runs{memory.data() + random() % 100, sizes, strides, run};
-    size_t bytes = 0, reach = 0;
-    ASSERT_TRUE(runs.measure(&bytes, &reach));
+    const AnyBox box(random, memory);
+    const rows::Runs runs = box.runs();
+    const size_t bytes = box.bytes();
     if (bytes < kLeastBoxBytes) continue;
     Bytes whole(bytes), target(bytes);
     uint64_t wanted = 0;
@@ -182,7 +197,7 @@ TEST_P(EngineBoxes, ArriveWholeBetweenEnginesWithWorkers) {
     OpId op;
     for (auto& found : sums) {
       cookies.push_back(pair.a->cookie());
-      const BoxBatch batch{rows.data(), boxes, 1, found.data()};
+      const BoxBatch batch{rows.data(), static_cast<size_t>(boxes), 1, found.data()};
       ASSERT_TRUE(pair.a->engine->submit_write_boxes(cookies.back(), from, key, batch, imm, &op).ok());
     }
     for (const uint64_t cookie : cookies) ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
