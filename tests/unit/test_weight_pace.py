@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import trio
 import trio.testing
 
+from asyncfabric._notice import Notice
 from asyncfabric.weights.update import pace
-from asyncfabric.weights.update.pace import BEATS_AT_ONCE, BEATS_PER_S, IDLE_BEATS, Pace
+from asyncfabric.weights.update.pace import (
+    BEATS_AT_ONCE,
+    BEATS_PER_S,
+    FEW_SENDERS,
+    IDLE_BEATS,
+    QUICK_BEATS_PER_S,
+    Pace,
+    receiving_beats,
+)
 
 
 def test_few_are_heard_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +53,50 @@ def test_few_are_heard_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyPatc
     trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0))
     assert took[0] == took[2] == 0
     assert took[1] == pytest.approx(100 / BEATS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("cores", "senders", "wanted"),
+    [(2, 1, BEATS_PER_S), (16, 4, QUICK_BEATS_PER_S), (16, FEW_SENDERS + 1, BEATS_PER_S), (64, 256, BEATS_PER_S)],
+)
+def test_few_senders_are_heard_sooner_where_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, senders: int, wanted: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert receiving_beats(senders) == wanted
+
+
+@pytest.mark.parametrize(("beats_per_s", "latest_s"), [(BEATS_PER_S, 0.004), (QUICK_BEATS_PER_S, 0.001)])
+def test_the_last_word_of_a_short_update_waits_for_a_beat_at_most(
+    monkeypatch: pytest.MonkeyPatch, beats_per_s: float, latest_s: float
+) -> None:
+    """Four senders say a word every two and a half milliseconds for thirty, as they do with units of a gigabyte."""
+    said: list[float] = []
+    late: list[float] = []
+    more = Notice()
+
+    def take_nowait() -> list[float]:
+        found, said[:] = said[:], []
+        return found
+
+    async def speak(begin_s: float) -> None:
+        await trio.sleep(begin_s)
+        for _ in range(12):
+            said.append(trio.current_time())
+            more.tell()
+            await trio.sleep(0.0025)
+
+    async def body() -> None:
+        monkeypatch.setattr(pace, "monotonic", trio.current_time)
+        beat = Pace(beats_per_s)
+        async with trio.open_nursery() as nursery:
+            for sender in range(4):
+                nursery.start_soon(speak, 0.0006 * sender)
+            while len(late) < 4 * 12:
+                heard = await beat.listen(take_nowait)
+                while not (heard := heard or take_nowait()):
+                    await more.wait()
+                late.extend(trio.current_time() - when for when in heard)
+
+    trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert latest_s / 2 < max(late) <= latest_s + 0.0001

@@ -24,7 +24,7 @@ from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.attendance import Attendance
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
-from asyncfabric.weights.update.pace import DECIDING_BEATS_PER_S, Pace
+from asyncfabric.weights.update.pace import QUICK_BEATS_PER_S, Pace
 from asyncfabric.weights.update.progress import Progress
 from asyncfabric.weights.update.reports import UpdateReport
 from asyncfabric.weights.update.rosters import roster_of
@@ -58,7 +58,7 @@ class WeightCoordinator(Attendance):
         self._here: set[str] = set()
         self._update: Progress | None = None
         self._ranks = frozenset(self._trainers)
-        self._pace = Pace(DECIDING_BEATS_PER_S)
+        self._pace = Pace(QUICK_BEATS_PER_S)
         self._words = Words(messenger, "the coordinator", quiet=self._said)
 
     @property

@@ -12,13 +12,18 @@ from typing import TypeVar
 
 import anyio
 
+from asyncfabric.weights.update.threads import ways
+
 Heard = TypeVar("Heard")
 
 BEATS_PER_S = 250.0
 """Of a receiver, which has until the end of the update to check."""
 
-DECIDING_BEATS_PER_S = 1000.0
-"""Of a coordinator, for whom everybody waits."""
+QUICK_BEATS_PER_S = 1000.0
+"""Of a coordinator, for whom everybody waits; and of a receiver with cores for it, whose few senders write for tens of
+milliseconds: the last of what they say would wait for four of them."""
+
+FEW_SENDERS = 16
 
 BEATS_AT_ONCE = 16
 """So many times somebody may be heard without a rest after a silence."""
@@ -29,11 +34,21 @@ IDLE_BEATS = 8
 every write that arrives, on rails that do not tell writes and words apart."""
 
 
+def receiving_beats(senders: int) -> float:
+    """Return how many beats a second a receiver has for so many senders."""
+    return QUICK_BEATS_PER_S if senders <= FEW_SENDERS and ways() > 1 else BEATS_PER_S
+
+
 class Pace:
-    """A bucket of beats: one for each time that something was heard; it fills as time goes by."""
+    """A bucket of beats: one for each time that something was heard; it fills as time goes by.
+
+    Attributes:
+        beats_per_s: how fast.
+    """
 
     def __init__(self, beats_per_s: float = BEATS_PER_S) -> None:
-        self._beats_per_s = beats_per_s
+        """Begin with a full bucket."""
+        self.beats_per_s: float = beats_per_s
         self._beats = float(BEATS_AT_ONCE)
         self._since = monotonic()
 
@@ -43,13 +58,13 @@ class Pace:
         Cancellation: only this wait ends; nothing is lost.
         """
         now = monotonic()
-        self._beats = min(float(BEATS_AT_ONCE), self._beats + (now - self._since) * self._beats_per_s) - 1.0
+        self._beats = min(float(BEATS_AT_ONCE), self._beats + (now - self._since) * self.beats_per_s) - 1.0
         self._since = now
         if self._beats >= 0:
             return []
-        await anyio.sleep(-self._beats / self._beats_per_s)
+        await anyio.sleep(-self._beats / self.beats_per_s)
         for _ in range(IDLE_BEATS):
             if found := take_nowait():
                 return found
-            await anyio.sleep(1 / self._beats_per_s)
+            await anyio.sleep(1 / self.beats_per_s)
         return []

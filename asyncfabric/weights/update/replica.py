@@ -39,7 +39,7 @@ from asyncfabric.weights.update.messages import (
     Written,
 )
 from asyncfabric.weights.update.messenger import AGAIN_S, COORDINATOR, Event, Found, Lost, Messenger, receiver_name
-from asyncfabric.weights.update.pace import Pace
+from asyncfabric.weights.update.pace import Pace, receiving_beats
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.receiving import Receiving, Stages
 from asyncfabric.weights.update.rosters import RosterPlans
@@ -118,6 +118,7 @@ class WeightReplica(Serving):
         words.clear()
         if not mine or arrival is None or arrival.intake is None:
             return False
+        self._pace.beats_per_s = receiving_beats(len(arrival.intake.names))
         try:
             arrival.intake.take_all(mine)
         except RemoteProtocolError as error:
