@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import trio
 
+from asyncfabric import PeerError
 from asyncfabric.actors import Actor, handles
 from asyncfabric_services.nodes.messages import Tokens
 
@@ -65,21 +66,38 @@ class Attempt:
     Attributes:
         key: its name in messages.
         first: set when its first token came.
+        asking: cancelled when the node told what is no answer; `check` says so then.
     """
 
-    def __init__(self, key: str, told: Told) -> None:
+    def __init__(self, key: str, told: Told, most: int, vocabulary: int) -> None:
         self.key = key
         self.first = trio.Event()
+        self.asking = trio.CancelScope()
         self._told = told
+        self._most, self._vocabulary = most, vocabulary
+        self._wrong = ""
         self._count = 0
         self._more = trio.Event()
 
     def take(self, tokens: list[int]) -> None:
-        """Take what the decode node told."""
+        """Take what the decode node told; nothing from what is no answer on."""
+        beyond = [token for token in tokens if not 0 <= token < self._vocabulary]
+        if beyond:
+            self._wrong = f"token {beyond[0]} of a vocabulary of {self._vocabulary}"
+        elif self._count + len(tokens) > self._most:
+            self._wrong = f"{self._count + len(tokens)} tokens where {self._most} were asked for"
+        if self._wrong:
+            self.asking.cancel()
+            return
         self._told.take(tokens)
         self._count += len(tokens)
         self.first.set()
         self._more.set()
+
+    def check(self) -> None:
+        """Raise PeerError if the node told what is no answer."""
+        if self._wrong:
+            raise PeerError(f"it told {self._wrong}")
 
     async def complete(self, count: int) -> None:
         """Return when `count` tokens have come: the answer to an ask may overtake what was told before it.
@@ -98,9 +116,9 @@ class Attempts:
         self._open: dict[str, Attempt] = {}
 
     @contextmanager
-    def attempt(self, request_id: str, told: Told) -> Iterator[Attempt]:
-        """Open an attempt; what is told to it after the scope is dropped."""
-        attempt = Attempt(f"{request_id}/{secrets.token_hex(4)}", told)
+    def attempt(self, request_id: str, told: Told, most: int, vocabulary: int) -> Iterator[Attempt]:
+        """Open an attempt at up to `most` tokens; what is told to it after the scope is dropped."""
+        attempt = Attempt(f"{request_id}/{secrets.token_hex(4)}", told, most, vocabulary)
         self._open[attempt.key] = attempt
         try:
             yield attempt

@@ -165,15 +165,16 @@ class ClusterBackend:
         if there != decode.identity:
             raise PeerError(f"{decode.identity.name} has another incarnation by now")
         answered = list(told.tokens)
+        missing = request.max_tokens - len(answered)
         with (
             self._membership.assigned(decode.identity),
-            self._attempts.attempt(request.id, told) as attempt,
+            self._attempts.attempt(request.id, told, missing, self._card.tokenizer.vocabulary) as attempt,
             self._spans.open("attempt", trace_context.get() or "", decode=decode.identity.name) as span,
         ):
             message = Generate(
                 attempt=attempt.key,
                 prompt=[*request.prompt, *answered],
-                max_tokens=request.max_tokens - len(answered),
+                max_tokens=missing,
                 answered=len(answered),
                 sampling=request.sampling,
                 remaining_s=max(0.0, deadline - trio.current_time()),
@@ -181,11 +182,13 @@ class ClusterBackend:
                 reply=self._answers,
                 trace=span.context,
             )
-            async with beside() as tasks:
-                tasks.start_soon(self._count_prefill, sources[0][0], attempt)
-                # Named: which life of its decoder answers is the same to a request that begins.
-                count = await self._node.ask(Reference(decode.identity, DECODER, 0), message)
-                await attempt.complete(count)
+            with attempt.asking:
+                async with beside() as tasks:
+                    tasks.start_soon(self._count_prefill, sources[0][0], attempt)
+                    # Named: which life of its decoder answers is the same to a request that begins.
+                    count = await self._node.ask(Reference(decode.identity, DECODER, 0), message)
+                    await attempt.complete(count)
+            attempt.check()
 
     async def _count_prefill(self, source: Member, attempt: Attempt) -> None:
         """Count the work of a prefill node until the first token."""

@@ -19,6 +19,7 @@ from asyncfabric.errors import BrokenError, BusyError, InternalError
 from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing, new_context, parse_context
 from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Tokens
+from asyncfabric_services.router import cluster_backend
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
 from asyncfabric_services.router.cluster_backend import MOST_ATTEMPTS, ClusterBackend
@@ -62,6 +63,11 @@ class Decoder(Actor):
             tokens.append(after(tokens))
             await message.reply.tell(Tokens(message.attempt, tokens[-1:]))
         match ending:
+            case "strange":
+                await message.reply.tell(Tokens(message.attempt, [message.prompt[0], ByteTokenizer.vocabulary]))
+                await trio.sleep_forever()
+            case "more":
+                await message.reply.tell(Tokens(message.attempt, [1]))
             case "dies":
                 raise InternalError("dies by script")
             case "busy":
@@ -169,6 +175,23 @@ async def test_a_node_that_dies_after_its_last_token_is_not_asked_again(tmp_path
     async with open_site(tmp_path, {"a": [(8, "dies")], "b": []}) as site:
         assert await site.ask() == answer_to(REQUEST.prompt, 8)
         assert site.asked["b"] == []
+
+
+@pytest.mark.parametrize(("count", "ending"), [(3, "strange"), (8, "more")])
+async def test_a_node_that_tells_what_is_no_answer_is_left_for_another(tmp_path: Path, count: int, ending: str) -> None:
+    """A token that the router's tokenizer does not know ended as the client's mistake, with 400."""
+    async with open_site(tmp_path, {"a": [(count, ending)], "b": []}) as site:
+        assert await site.ask() == answer_to(REQUEST.prompt, 8)
+        assert [message.answered for message in site.asked["b"]] == ([3] if ending == "strange" else [])
+
+
+async def test_nobody_but_nodes_that_tell_what_is_no_answer_is_no_fault_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_backend, "MOST_ATTEMPTS", 2)
+    async with open_site(tmp_path, {"a": [(0, "strange")] * 2}) as site:
+        with pytest.raises(BrokenError, match="a was lost: it told token 256 of a vocabulary of 256"):
+            await site.ask()
 
 
 async def test_a_node_whose_address_is_none_is_passed_over(tmp_path: Path) -> None:
