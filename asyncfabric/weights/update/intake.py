@@ -30,7 +30,8 @@ from asyncfabric.weights.update.threads import in_thread
 from asyncfabric.weights.update.told import Columns, Told
 
 TRIP_BYTES = 8 << 20
-"""One thread hashes so many at a time where several do: what is left in the end is shared out among them."""
+"""One thread hashes so many at a time where several do: what is left in the end is shared out among them. A device that
+queues does them one after the other whoever tells it."""
 
 Verified = Callable[[list[int], list[int], ChecksumKind], Awaitable[None]]
 """Called with rows that are right, and their checksums, in no order."""
@@ -167,7 +168,8 @@ class Intake:
             raise
         self._row_bytes: Ints = plan.piece_bytes[plan.row_piece[rows]]
         self.total_bytes: int = int(self._row_bytes.sum())
-        self._trip_bytes = TRIP_BYTES if copy.device.checks > 1 else max(1, self.total_bytes)
+        shared_out = copy.device.checks > 1 and not copy.device.queues
+        self._trip_bytes = TRIP_BYTES if shared_out else max(1, self.total_bytes)
         self._told = Told(rows, senders, self.names)
         self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
         self._line: Line[Columns] = Line()

@@ -24,6 +24,7 @@ QUICK_BEATS_PER_S = 1000.0
 milliseconds: the last of what they say would wait for four of them."""
 
 FEW_SENDERS = 16
+"""So many do not talk all the time."""
 
 BEATS_AT_ONCE = 16
 """So many times somebody may be heard without a rest after a silence."""
