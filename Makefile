@@ -151,9 +151,11 @@ bench: build  ## limits of this machine, then our transfers beside them
 	for what in limits write pages notify scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
 
 # Needs no network: the Python of GPU_PYTHON has torch with CUDA, cupy and our dependencies, and builds in place.
+# GPU_PARTS="sanitized planted" runs the kernels under compute-sanitizer and with planted faults, which takes longer.
 GPU_PYTHON ?= python3
-gpu:  ## on a machine with a GPU: build, tests, conformance over cuda, figures, compute-sanitizer; report in build/gpu-report
-	$(GPU_PYTHON) tests/gpu/run.py build/gpu-report
+GPU_PARTS ?= figures tests conformance
+gpu:  ## on a machine with a GPU: build, figures, tests, conformance over cuda; report in build/gpu-report; see GPU_PARTS
+	ASYNCFABRIC_GPU_PARTS="$(GPU_PARTS)" $(GPU_PYTHON) tests/gpu/run.py build/gpu-report
 
 ptx:  ## the kernels of native/cuda as the texts that the library and the package carry; needs nvcc
 	nvcc -ptx -arch=compute_75 -o build/copy_pieces.ptx native/cuda/copy_pieces.cu

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
+from gpu_room import give_memory_back, place_on_gpus
 
 import asyncfabric as af
 
@@ -34,10 +36,27 @@ def missing(rail: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker of this folder."""
+    config.addinivalue_line("markers", "alone: needs all of a GPU; runs while no other test of this folder runs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put exchanges first and tests that run alone last.
+
+    Kernels of an exchange wait on the GPU for each other, in slices of time that all contexts take by turns: a process
+    that starts beside them takes half a minute. The others wait for those that run alone once, not for each.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("alone") is not None, "moe" not in item.path.name))
+
+
 @pytest.fixture(autouse=True)
-def _gpu() -> None:
+def _gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     if reason := missing("cuda:0"):
         pytest.skip(f"NO GPU TEST WAS RUN: {reason}")
+    with place_on_gpus(request.node.get_closest_marker("alone") is not None):
+        yield
+        give_memory_back()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -64,6 +65,7 @@ async def _serve(pipe: Connection, device: str, rail: str) -> None:
 
 
 def _main(pipe: Connection, device: str, rail: str) -> None:
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"  # one rank has few streams, and work queues of a GPU are few
     anyio.run(_serve, pipe, device, rail, backend="trio")
 
 

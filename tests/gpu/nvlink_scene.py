@@ -22,6 +22,8 @@ from asyncfabric.moe.reference import reference_combine
 BLOCKS = 96
 """Of all ranks of one GPU together, which has 132 multiprocessors."""
 PATIENCE_S = 120.0
+ONE_LOOP = ("trio",)
+"""Of tests of many shapes of kernels: the shape and the event loop have nothing to do with each other."""
 DEADLINE_S = 20.0
 """Of kernels, where a test has none of its own."""
 

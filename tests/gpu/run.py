@@ -2,7 +2,9 @@
 
 Usage: python tests/gpu/run.py [FOLDER]. Builds in place with the Python that runs it, which needs torch with CUDA, cupy
 for the kernels of the tests, and the packages of pyproject.toml. What is missing is left out and named in the report.
-Tests, compute-sanitizer and planted faults go side by side where there are cores for it; figures are taken alone.
+
+ASYNCFABRIC_GPU_PARTS names the parts to run, of PARTS; those of DEFAULT_PARTS where it is not set. Figures are taken
+alone, tests marked `alone` run one after the other, each named, and the rest side by side where there are cores for it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,8 +37,8 @@ AWAKE = ("--polling", "busy", "--spin", "2ms")  # longer than a list of 10,000 p
 PAGES = ("pages", "--page-bytes", "32KiB", *AWAKE)
 WEIGHTS = ("weights", "--trainers", "HALF", "--rollouts", "HALF", "--side", "8192")  # HALF: of the GPUs
 BENCHES: tuple[tuple[int, str, tuple[str, ...]], ...] = (  # GPUs that it takes, name, arguments
-    (1, "limits", ("limits", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB")),
-    (1, "write", ("write", "--size", "4KiB,1MiB,16MiB,256MiB,1GiB", *BUSY)),
+    (1, "limits", ("limits", "--size", "4KiB,1MiB,16MiB,256MiB")),
+    (1, "write", ("write", "--size", "4KiB,1MiB,16MiB,256MiB", *BUSY)),
     (1, "1,024 pages", (*PAGES, "--pages", "1024")),
     (1, "1,024 pages, 8 in flight", (*PAGES, "--pages", "1024", "--window", "8")),
     (1, "10,000 pages", (*PAGES, "--pages", "10000")),
@@ -52,6 +54,8 @@ BENCHES: tuple[tuple[int, str, tuple[str, ...]], ...] = (  # GPUs that it takes,
     (8, "moe by nodes of 4", ("moe", "--node-size", "4")),
 )
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
+PARTS = ("figures", "tests", "conformance", "sanitized", "planted")
+DEFAULT_PARTS = "figures tests conformance"
 SANITIZED = (
     ("page lists", sys.executable, "tests/gpu/sanitized_pages.py"),
     ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
@@ -140,14 +144,19 @@ def gpu_count() -> int:
 
 
 def spread(*arguments: str) -> tuple[str, ...]:
-    """Return the command of some tests, on several processes where pytest can."""
+    """Return the command of some tests, on several processes where pytest can: their contexts take turns on a GPU."""
     found = subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode == 0
-    return (*PYTEST, *(("-n", "8") if found else ()), *arguments)
+    return (*PYTEST, *(("-n", str(min(8, 2 + 4 * gpu_count()))) if found else ()), *arguments)
 
 
 def tests() -> None:
-    """Run the tests of this folder."""
-    step("tests", *spread("tests/gpu"), limit_s=900)
+    """Run the tests of this folder that share the GPUs."""
+    step("tests", *spread("tests/gpu", "-m", "not alone", "--durations=15"), limit_s=900)
+
+
+def tests_alone() -> None:
+    """Run those that need all of a GPU, one after the other, and name each."""
+    step("tests that run alone", *PYTEST, "-v", "tests/gpu", "-m", "alone", limit_s=300)
 
 
 def conformance() -> None:
@@ -215,9 +224,23 @@ def main() -> None:
         step("machine", "nvidia-smi", "topo", "-m")
     step("doctor", *ASYNCFABRIC, "doctor", "--provider", "cuda", "--provider", "local")
     step("topo", *ASYNCFABRIC, "topo")
-    figures()
+    parts = os.environ.get("ASYNCFABRIC_GPU_PARTS", DEFAULT_PARTS).split()
+    if unknown := set(parts) - set(PARTS):
+        sys.exit(f"ASYNCFABRIC_GPU_PARTS: {sorted(unknown)} are none of {PARTS}")
+    if "figures" in parts:
+        figures()
     tools = [partial(sanitized, tool) for tool in ("memcheck", "racecheck", "synccheck")]
-    side_by_side(tests, *tools, planted, conformance)
+    lanes: dict[str, Sequence[Callable[[], None]]] = {
+        "tests": [tests],
+        "conformance": [conformance],
+        "sanitized": tools,
+        "planted": [planted],
+    }
+    side_by_side(*(lane for part in parts for lane in lanes.get(part, ())))
+    if "tests" in parts:
+        tests_alone()
+    for part in sorted(set(PARTS) - set(parts)):
+        left_out(part, f"ask for it by ASYNCFABRIC_GPU_PARTS={part}")
     finish()
 
 

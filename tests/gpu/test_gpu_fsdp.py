@@ -6,6 +6,7 @@ import pytest
 from fsdp_ranks import VERSIONS, run_ranks
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["block", "causal"])
 def test_fsdp2_over_nccl_serves_what_it_trained(far: int, kind: str) -> None:

@@ -55,6 +55,7 @@ def lowest_free(device: int) -> Iterator[list[int]]:
         sampling.join()
 
 
+@pytest.mark.alone
 def test_memory_beyond_the_shards_stays_under_the_watermark(tmp_path: Path, far: int) -> None:
     import torch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from nvlink_scene import cast_of, expected, same_bits, tokens_of
+from nvlink_scene import ONE_LOOP, cast_of, expected, same_bits, tokens_of
 
 from asyncfabric.moe import MoeConfig
 
@@ -22,6 +22,7 @@ DTYPES: tuple[dict[str, Any], ...] = (
 HOSTS = {"nvlink": None, "proxied": [0, 1]}
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("path", HOSTS)
 @pytest.mark.parametrize("top_k", range(1, 11))
 async def test_each_number_of_choices(top_k: int, path: str) -> None:
@@ -32,6 +33,7 @@ async def test_each_number_of_choices(top_k: int, path: str) -> None:
             await cast.right_step(seed, split=seed == 1)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("node_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("ranks", [4, 8])
 async def test_more_ranks_than_gpus(ranks: int, node_size: int) -> None:

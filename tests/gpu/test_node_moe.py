@@ -13,7 +13,7 @@ import anyio
 import pytest
 import torch
 from nvlink_rank import DEADLINE_S, ranks_of
-from nvlink_scene import Cast, cast_of, expected, same_bits, tokens_of
+from nvlink_scene import ONE_LOOP, Cast, cast_of, expected, same_bits, tokens_of
 from test_nvlink_moe import replay
 
 from asyncfabric.moe import MissingRankError, MoeConfig
@@ -39,6 +39,7 @@ def hosts_of(ranks: int, node_size: int) -> list[int]:
     return [rank // node_size for rank in range(ranks)]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("ranks", "node_size"), NODES)
@@ -124,17 +125,19 @@ def devices(ranks: int) -> list[str]:
     return [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(ranks)]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("dtype", [{}, FP8], ids=["bf16", "fp8"])
 def test_steps_between_processes_are_right(dtype: dict[str, Any]) -> None:
     with ranks_of(devices(4), SHAPE | dtype, hosts_of(4, 2)) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, 20)
+            rank.tell("steps", 0, 5 * torch.cuda.device_count())
         assert [rank.hear() for rank in ranks] == [0] * 4
         for rank in ranks:
             rank.tell("leave")
         assert [rank.hear() for rank in ranks] == ["closed"] * 4
 
 
+@pytest.mark.alone
 def test_a_killed_rank_is_named_and_the_other_node_goes_on() -> None:
     with ranks_of(devices(4), SHAPE, hosts_of(4, 2)) as ranks:
         for rank in ranks:

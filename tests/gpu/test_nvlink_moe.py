@@ -8,7 +8,17 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from nvlink_scene import Cast, Tokens, cast_of, expected, grouped_right, run_experts, same_bits, tokens_of
+from nvlink_scene import (
+    ONE_LOOP,
+    Cast,
+    Tokens,
+    cast_of,
+    expected,
+    grouped_right,
+    run_experts,
+    same_bits,
+    tokens_of,
+)
 
 import asyncfabric as af
 from asyncfabric.moe import MissingRankError, MoeConfig
@@ -32,6 +42,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize(
     "shape", SHAPES, ids=lambda shape: "-".join(f"{key}={value}" for key, value in shape.items()) or "plain"
@@ -42,6 +53,7 @@ async def test_rows_come_grouped_and_sums_are_right_to_the_bit(shape: dict[str, 
             await cast.right_step(seed, split=split)
 
 
+@pytest.mark.alone
 async def test_prefill_of_many_tokens() -> None:
     config = MoeConfig(
         num_experts=256,

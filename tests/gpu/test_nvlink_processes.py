@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from nvlink_rank import ranks_of
 
@@ -24,6 +25,7 @@ def test_steps_between_processes_are_right() -> None:
         assert [rank.hear() for rank in ranks] == ["closed"] * 2
 
 
+@pytest.mark.alone
 def test_a_killed_rank_is_named_and_the_others_go_on_without_it() -> None:
     with ranks_of(devices(3), SHAPE) as ranks:
         for rank in ranks:

@@ -128,6 +128,8 @@ def devices(ranks: int, gpus: int) -> list[str]:
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("dtype", [{}, FP8], ids=["bf16", "fp8"])
 def test_steps_between_processes_are_right(rail: str, gpus: int, dtype: dict[str, Any]) -> None:
+    if gpus > torch.cuda.device_count():
+        pytest.skip("RANKS ON TWO GPUS WERE NOT RUN: here is one")
     with ranks_of(devices(2, gpus), SHAPE | dtype, [0, 1], rail) as ranks:
         for rank in ranks:
             rank.tell("steps", 0, max(1, STEPS // 4) if gpus == 1 else STEPS)
@@ -137,6 +139,7 @@ def test_steps_between_processes_are_right(rail: str, gpus: int, dtype: dict[str
         assert [rank.hear() for rank in ranks] == ["closed"] * 2
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rail", RAILS)
 def test_a_killed_rank_is_named_within_the_deadline_and_the_others_go_on_without_it(rail: str) -> None:
     with ranks_of(devices(3, 2), SHAPE, [0, 1, 2], rail) as ranks:

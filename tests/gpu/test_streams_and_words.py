@@ -36,6 +36,7 @@ async def test_what_is_counted_has_landed(far: int) -> None:
             assert int(tail.cpu().min()) == number
 
 
+@pytest.mark.alone
 async def test_nothing_lands_once_a_revocation_has_returned(far: int) -> None:
     import torch
 
@@ -226,6 +227,7 @@ async def test_a_kernel_in_a_graph_sets_off_writes_layer_by_layer(far: int) -> N
                 assert bool((landed[layer] == 10 * step + 1 + layer).all()), (step, layer)
 
 
+@pytest.mark.alone
 async def test_copy_engines_move_bytes_while_every_multiprocessor_is_taken(far: int) -> None:
     import torch
 
