@@ -11,17 +11,17 @@ import trio
 
 from asyncfabric_services.exits import FINE, EnvironmentUnfit
 from asyncfabric_services.health.logs import open_log
-from asyncfabric_services.settings.options import settings_options
+from asyncfabric_services.settings.options import SettingsCommand, settings_options
 from asyncfabric_services.settings.sources import Loaded
 
 
 @click.group()
 def serve() -> None:
-    """Run a node service until SIGTERM."""
+    """Run a node service until SIGTERM; each command has flags for the settings that it reads."""
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("local")
 def local(loaded: Loaded) -> int:
     """Answer the OpenAI API from one process: prefill and decode here, requests batched.
 
@@ -30,8 +30,8 @@ def local(loaded: Loaded) -> int:
     return _run("asyncfabric_services.router.local_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("directory")
 def directory(loaded: Loaded) -> int:
     """Know the nodes of a cluster; the others are given its link address.
 
@@ -40,8 +40,8 @@ def directory(loaded: Loaded) -> int:
     return _run("asyncfabric_services.nodes.directory_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("prefill")
 def prefill(loaded: Loaded) -> int:
     """Compute prompts and stream their keys and values to decode nodes.
 
@@ -50,8 +50,8 @@ def prefill(loaded: Loaded) -> int:
     return _run("asyncfabric_services.nodes.prefill_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("decode")
 def decode(loaded: Loaded) -> int:
     """Generate answers from prompts that prefill nodes compute.
 
@@ -60,8 +60,8 @@ def decode(loaded: Loaded) -> int:
     return _run("asyncfabric_services.nodes.decode_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("expert")
 def expert(loaded: Loaded) -> int:
     """Hold a part of the experts of a model, and answer in step with the other expert nodes.
 
@@ -70,8 +70,8 @@ def expert(loaded: Loaded) -> int:
     return _run("asyncfabric_services.experts.service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("router")
 def router(loaded: Loaded) -> int:
     """Answer the OpenAI API from the prefill and decode nodes of a cluster.
 
@@ -80,8 +80,8 @@ def router(loaded: Loaded) -> int:
     return _run("asyncfabric_services.nodes.router_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("coordinator")
 def coordinator(loaded: Loaded) -> int:
     """Decide which version of the weights serves; keeps its decisions in a file.
 
@@ -90,8 +90,8 @@ def coordinator(loaded: Loaded) -> int:
     return _run("asyncfabric_services.fanout.coordinator_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("trainer")
 def trainer(loaded: Loaded) -> int:
     """Train a causal model and publish its weights; one rank, as torchrun's variables say which.
 
@@ -100,8 +100,8 @@ def trainer(loaded: Loaded) -> int:
     return _run("asyncfabric_services.fanout.trainer_service", loaded)
 
 
-@serve.command()
-@settings_options
+@serve.command(cls=SettingsCommand)
+@settings_options("rollout")
 def rollout(loaded: Loaded) -> int:
     """Generate with the published weights, while the next version arrives, or in one copy that it is written over.
 

@@ -19,7 +19,7 @@ def config() -> None:
 @config.command()
 @click.option("--origin", is_flag=True, help="Say where each value came from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per key.")
-@settings_options
+@settings_options()
 def show(loaded: Loaded, origin: bool, as_json: bool) -> int:
     """Print every setting: file < environment < flags."""
     rows = shown(loaded)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from asyncfabric_services.quantities import parse_duration, parse_size
+from asyncfabric_services.quantities import format_size, parse_duration, parse_size
 from asyncfabric_services.settings.schema import DURATION, SIZE, Settings
 
 
@@ -51,6 +51,33 @@ class Key:
         """Flag of the command line."""
         return "--" + self.name.replace(".", "-").replace("_", "-")
 
+    @property
+    def metavar(self) -> str:
+        """The kind of its values, as help shows it."""
+        if quantity := _quantity_of(self.kind):
+            return quantity.upper()
+        if get_origin(self.kind) is Literal:
+            return f"[{'|'.join(get_args(self.kind))}]"
+        kinds = (self.kind, *get_args(self.kind))
+        return "PATH" if Path in kinds else "INTEGER" if int in kinds else "TEXT"
+
+    @property
+    def range(self) -> str:
+        """Its range, as help shows it; empty for none."""
+        unit = {DURATION: "s", SIZE: "B"}.get(_quantity_of(self.kind), "")
+        if self.least is None or self.most is None:
+            return "" if self.least is None else f"at least {self.least:g}{unit}"
+        bounds = [f"{bound}" if isinstance(bound, int) else f"{bound:g}" for bound in (self.least, self.most)]
+        return f"{bounds[0]}{unit} to {bounds[1]}{unit}"
+
+    @property
+    def written(self) -> str:
+        """Its default, as one writes it."""
+        quantity = _quantity_of(self.kind)
+        if quantity == SIZE:
+            return format_size(self.default).replace(" ", "")
+        return f"{self.default:g}s" if quantity == DURATION else str(self.default)
+
     def read(self, value: Any) -> Any:
         """Return a typed value for text, or for what TOML gave; raises SettingsError saying what was expected."""
         try:
@@ -83,12 +110,13 @@ def nearest(name: str, names: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def _quantity_of(kind: Any) -> str:
+    return next((one for one in getattr(kind, "__metadata__", ()) if one in (DURATION, SIZE)), "")
+
+
 def _read(kind: Any, value: Any) -> Any:
-    metadata = getattr(kind, "__metadata__", ())
-    if DURATION in metadata:
-        return _quantity(value, parse_duration)
-    if SIZE in metadata:
-        return _quantity(value, parse_size)
+    if quantity := _quantity_of(kind):
+        return _quantity(value, parse_duration if quantity == DURATION else parse_size)
     if get_origin(kind) is Literal:
         return _one_of(value, get_args(kind))
     if get_origin(kind) in (Union, types.UnionType):

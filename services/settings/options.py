@@ -1,4 +1,4 @@
-"""Click options for settings: one flag per key, `--config`, and the settings for the command. No services here."""
+"""Click options for settings: a flag for each key that a command reads, and `--config`. No services here."""
 
 from __future__ import annotations
 
@@ -10,30 +10,77 @@ from typing import Any
 
 import click
 
-from asyncfabric_services.settings.keys import SettingsError, all_keys
+from asyncfabric_services.settings.keys import Key, SettingsError, all_keys
+from asyncfabric_services.settings.readers import keys_of, readers_of
 from asyncfabric_services.settings.sources import FILE_VARIABLE, Loaded, load_settings
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command all flags of the settings; it is called with `loaded`, a Loaded, in their place."""
-    parameters = {key.flag.removeprefix("--").replace("-", "_"): key for key in all_keys().values()}
 
-    @wraps(command)
-    def with_settings(*positional: Any, config: Path | None, **options: Any) -> Any:
-        flags = {key.name: options.pop(parameter) for parameter, key in parameters.items()}
+UNITS = (
+    "DURATION is a number with ms, s, m or h; SIZE is one with KB, MB, GB (powers of ten) or KiB, MiB, GiB (of two). "
+    "The environment sets the same (ASYNCFABRIC_HTTP__PORT), and so does a file, where --http-port is port in [http]."
+)
+
+
+class SettingsCommand(click.Command):
+    """A command with flags for settings; a flag that only other commands have is refused with their names."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write how values are written, and where else they are set."""
+        formatter.write_paragraph()
+        formatter.write_text(UNITS)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; raises a usage error for flags that this command does not have."""
         try:
-            loaded = load_settings(file=config, environment=os.environ, flags=flags)
-        except SettingsError as error:
-            raise click.UsageError(str(error)) from None
-        return command(*positional, loaded=loaded, **options)
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            readers = [
+                one for key in all_keys().values() if key.flag == error.option_name for one in readers_of(key.name)
+            ]
+            if not readers:
+                raise
+            raise click.UsageError(
+                f"{error.option_name} is no option of `{ctx.command_path}`, which does not read it; "
+                f"it is one of `serve {'`, `'.join(readers)}`",
+                ctx,
+            ) from None
 
-    wrapped: Callable[..., Any] = with_settings
-    for parameter, key in reversed(parameters.items()):
-        wrapped = click.option(key.flag, parameter, metavar="VALUE", help=f"{key.text} (default: {key.default})")(
-            wrapped
-        )
-    path = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return click.option("--config", type=path, help=f"TOML file (or {FILE_VARIABLE}).")(wrapped)
+
+def settings_options(command: str | None = None) -> Decorator:
+    """Give a function the flags of the keys that a `serve` command reads, of all keys for None.
+
+    It is called with `loaded`, a Loaded, in their place.
+    """
+    parameters = {key.flag.removeprefix("--").replace("-", "_"): key for key in keys_of(command).values()}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def with_settings(*positional: Any, config: Path | None, **options: Any) -> Any:
+            flags = {key.name: options.pop(parameter) for parameter, key in parameters.items()}
+            try:
+                loaded = load_settings(file=config, environment=os.environ, flags=flags)
+            except SettingsError as error:
+                raise click.UsageError(str(error)) from None
+            return function(*positional, loaded=loaded, **options)
+
+        wrapped: Callable[..., Any] = with_settings
+        for parameter, key in reversed(parameters.items()):
+            wrapped = click.option(key.flag, parameter, metavar=key.metavar, help=help_of(key))(wrapped)
+        path = click.Path(exists=True, dir_okay=False, path_type=Path)
+        text = f"TOML file with settings, of other commands too (or {FILE_VARIABLE})."
+        return click.option("--config", type=path, help=text)(wrapped)
+
+    return decorate
+
+
+def help_of(key: Key) -> str:
+    """Return what a flag's help says: the meaning, the range and the default as they are written."""
+    facts = [key.range] if key.range else []
+    if key.default not in (None, ""):
+        facts.append(f"default: {key.written}")
+    return f"{key.text}  [{'; '.join(facts)}]" if facts else key.text
 
 
 def shown(loaded: Loaded) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ class NodeSection:
 class HttpSection:
     """The HTTP endpoint."""
 
-    host: str = key("127.0.0.1", "address to listen on; loopback unless told otherwise")
+    host: str = key("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all interfaces")
     port: int = key(8000, "port to listen on; 0 picks a free one", 0, 65535)
     drain: Duration = key(30.0, "how long running requests may go on after SIGTERM", 0.1, 3600)
     stall: Duration = key(30.0, "a client that takes no bytes for this long is disconnected", 0.1, 3600)
@@ -45,15 +45,15 @@ class ModelSection:
     """The model to run: a checkpoint, or a seeded random model when `path` is empty."""
 
     path: Path | None = key(None, "folder of a checkpoint with safetensors")
-    name: str = key("", "what requests call it; empty: name of the folder")
+    name: str = key("", "what requests call the model; empty: name of the folder")
     layers: int = key(8, "layers of the random model", 1, 256)
-    hidden: int = key(512, "width of the random model", 16, 16384)
+    hidden: int = key(512, "width of the random model, in elements", 16, 16384)
     query_heads: int = key(16, "query heads of the random model", 1, 256)
     kv_heads: int = key(8, "key/value heads of the random model", 1, 256)
     experts: int = key(8, "experts of each layer of the random model of expert nodes", 1, 4096)
-    max_tokens: int = key(32768, "longest prompt and answer of the random model", 2, 1 << 20)
+    max_tokens: int = key(32768, "tokens of the longest prompt and answer together of the random model", 2, 1 << 20)
     seed: int = key(0, "seed of the random model's weights", 0, (1 << 63) - 1)
-    threads: int = key(1, "compute threads", 1, 1024)
+    threads: int = key(1, "threads that compute", 1, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CacheSection:
 class BatchSection:
     """Continuous batching."""
 
-    chunk_tokens: int = key(256, "prompt tokens of one pass; more delay the answers beside it", 1, 1 << 16)
+    chunk_tokens: int = key(256, "prompt tokens of one pass; more of them delay the answers beside it", 1, 1 << 16)
     most_running: int = key(32, "requests computed together", 1, 4096)
     most_waiting: int = key(256, "requests that wait for pages; one more is answered 429", 0, 1 << 16)
 
@@ -78,15 +78,15 @@ class RouterSection:
     """What the router allows."""
 
     most_requests: int = key(512, "requests inside; one more is answered 429", 1, 1 << 16)
-    default_tokens: int = key(256, "length of an answer when the request does not say", 1, 1 << 20)
-    deadline: Duration = key(120.0, "of a request; a header can shorten it", 0.001, 86400)
+    default_tokens: int = key(256, "tokens of an answer when the request does not say", 1, 1 << 20)
+    deadline: Duration = key(120.0, "longest time of a request; a header can shorten it", 0.001, 86400)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSection:
     """How nodes find and reach each other."""
 
-    directory: str = key("", "address of the directory, as it prints it when it starts")
+    directory: str = key("", "link address of the directory, which it prints when it starts")
     bind: str = key(
         "ipc",
         "where this node is reached: ipc, ipc:///folder/ (a socket of its own in it), ipc:///folder/name.sock, tcp or "
@@ -94,8 +94,8 @@ class ClusterSection:
     )
     advertise: str = key("", "host name that others use when `bind` is all interfaces")
     keys: Path | None = key(None, "key file for tcp, see `asyncfabric keys`")
-    plain_tcp: Literal["refuse", "allow"] = key("refuse", "allow: tcp without keys, which protects nothing")
-    rails: str = key("local", "rails of the fabric, joined by commas")
+    plain_tcp: Literal["refuse", "allow"] = key("refuse", "tcp without keys: refuse, or allow, which protects nothing")
+    rails: str = key("local", "rails of the fabric, joined by commas: local, tcp, ...; `asyncfabric doctor` lists them")
     patience: Duration = key(10.0, "how long a request waits for a node that can take it", 0, 3600)
 
 
@@ -104,7 +104,9 @@ class TrainSection:
     """The training whose weights are served; its ranks are those of torchrun's variables."""
 
     every: int = key(4, "steps between two versions that are published", 1, 1 << 20)
-    checkpoints: Path | None = key(None, "folder that keeps each published version as safetensors; resumed from")
+    checkpoints: Path | None = key(
+        None, "folder that keeps the published versions as safetensors; a start goes on from the last"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +115,19 @@ class WeightsSection:
 
     ranks: int = key(1, "ranks of a replica; they share the experts", 1, 1024)
     tp: int = key(1, "tensor parallelism of a replica", 1, 1024)
-    form: Literal["bfloat16", "float8"] = key("bfloat16", "what a replica keeps; float8: in blocks with scales")
+    form: Literal["bfloat16", "float8"] = key(
+        "bfloat16", "what a replica keeps: bfloat16, or float8 in blocks with scales"
+    )
     log: Path | None = key(None, "file that the coordinator keeps its decisions in")
     memory: Literal["shadow", "in-place"] = key(
         "shadow",
-        "of a rollout; shadow: two copies, a version serves while the next one arrives; in-place: one copy, generation "
-        "waits while the next one is written over it",
+        "shadow: two copies of the weights, a version serves while the next one arrives; in-place: one copy, "
+        "generation waits while the next one is written over it",
     )
     codings: Literal["none", "delta", "exponent", "all"] = key(
-        "none", "lossless codings of trainers and rollouts, used between two that both know one, where measured to pay"
+        "none",
+        "lossless codings, used between a trainer and a rollout that both have it, where measured to pay; delta: bits "
+        "that changed; exponent: packed exponents of bfloat16",
     )
 
     @property
@@ -135,7 +141,7 @@ class LogSection:
     """The log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = key("info", "least level that is logged")
-    form: Literal["text", "json"] = key("text", "text, or one JSON object per line")
+    form: Literal["text", "json"] = key("text", "text, or json: one object per line")
 
 
 @dataclass(frozen=True, slots=True)
