@@ -183,8 +183,8 @@ class Buffer(LowLatencyCalls):
 
         Returns:
             (rows in the order of ranks, then of tokens; their experts, counted from this rank's first, -1 for those of
-            others; their weights; rows of each own expert, rounded up to `expert_alignment`; handle; event). With a
-            handle: rows and event.
+            others; their weights, float32, 0 for those of others; rows of each own expert, rounded up to
+            `expert_alignment`; handle; event). With a handle: rows and event.
 
         Raises:
             TypeError, ValueError: what does not fit, or is not there on a host.
@@ -211,7 +211,7 @@ class Buffer(LowLatencyCalls):
             recv_idx, recv_weights = read_about(told, top_k, range(self.rank * own, (self.rank + 1) * own))
             counts = torch.bincount(recv_idx[recv_idx >= 0], minlength=own).tolist()
         else:
-            everywhere = torch.tensor(self._room.gathered(num_tokens_per_expert.tolist())).sum(0)
+            everywhere = torch.tensor(self._room.gathered(num_tokens_per_expert.tolist()), dtype=torch.int64).sum(0)
             counts = everywhere[self.rank * own : (self.rank + 1) * own].tolist()
         rounded = [-(-count // expert_alignment) * expert_alignment for count in counts]
         made = DispatchHandle(step, about, is_token_in_rank)
@@ -230,16 +230,17 @@ class Buffer(LowLatencyCalls):
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Return (for each own token the sum of its rows from all ranks, that of their weights, event); no weighting.
 
-        x is bf16 [rows, hidden], in the order of the rows that were dispatched. Sums are in fp32 in a fixed order.
+        x is bf16 [rows, hidden], in the order of the rows that were dispatched. Sums are in fp32 in a fixed order; of
+        the weights that `dispatch` returned they are those that were dispatched, 0 for masked choices.
         Takes what DeepEP's takes; raises what `dispatch` raises.
         """
         about: Step | None = None
         if topk_weights is not None:
             top_k = topk_weights.shape[1]
-            rows = torch.zeros(len(topk_weights), about_width(top_k))
+            rows = torch.zeros(len(topk_weights), about_width(top_k), dtype=torch.float32)
             rows[:, :top_k] = topk_weights
             if handle.about is None:
-                nothing = torch.zeros(len(handle.is_token_in_rank), about_width(top_k))
+                nothing = torch.zeros(len(handle.is_token_in_rank), about_width(top_k), dtype=torch.float32)
                 handle.about = self._send(nothing, None, handle.is_token_in_rank, wide=True)
             about = handle.about.line.send_back(handle.about, rows)
         step = handle.rows.line.send_back(handle.rows, x.contiguous())
@@ -256,7 +257,7 @@ class Buffer(LowLatencyCalls):
         sums = torch.float32 if wide else torch.bfloat16
         ranks = self.group_size
         line = self._room.line(ranks, ranks, data.shape[1], self._max_tokens, data.dtype, block, sums)
-        indices = torch.where(in_rank, torch.arange(ranks), -1)
+        indices = torch.where(in_rank, torch.arange(ranks, dtype=torch.int64), -1)
         return line.send(data.contiguous(), indices, None if scales is None else scales.contiguous())
 
 

@@ -65,17 +65,20 @@ def about_width(top_k: int) -> int:
 def about_rows(topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
     """Return experts and weights as rows, shape [tokens, about_width] in float32: weights, then the experts' bits."""
     count, top_k = topk_idx.shape
-    rows = torch.zeros(count, about_width(top_k))
+    rows = torch.zeros(count, about_width(top_k), dtype=torch.float32)
     rows[:, :top_k] = topk_weights
     rows.view(torch.int32)[:, top_k : 2 * top_k] = topk_idx.int()
     return rows
 
 
 def read_about(rows: torch.Tensor, top_k: int, experts: range) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (experts counted from the first own one, -1 for those of others, int64; weights) of arrived rows."""
+    """Return what arrived rows say: experts counted from the first own one, int64, and weights, float32.
+
+    Those of experts of other ranks are -1 and 0: a weight counts at one rank, so that sums over ranks have it once.
+    """
     chosen = rows.view(torch.int32)[:, top_k : 2 * top_k].long()
     own = (chosen >= experts.start) & (chosen < experts.stop)
-    return torch.where(own, chosen - experts.start, -1), rows[:, :top_k].clone()
+    return torch.where(own, chosen - experts.start, -1), rows[:, :top_k].masked_fill(~own, 0.0)
 
 
 def with_biases(sums: torch.Tensor, bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
@@ -97,7 +100,7 @@ class Slots:
         self.ranks: int = ranks
         self.x: torch.Tensor = torch.zeros(experts, ranks * each, hidden, dtype=dtype)
         # The last two dimensions are in column-major order, as callers' matrix libraries want them.
-        self.scales: torch.Tensor = torch.zeros(experts, scales, ranks * each).transpose(1, 2)
+        self.scales: torch.Tensor = torch.zeros(experts, scales, ranks * each, dtype=torch.float32).transpose(1, 2)
         self.count: torch.Tensor = torch.zeros(experts, dtype=torch.int32)
         self.source: torch.Tensor = torch.zeros(experts, ranks * each, dtype=torch.int32)
         self.range: torch.Tensor = torch.zeros(experts, ranks, dtype=torch.int64)
@@ -139,7 +142,7 @@ def weighted_sums(
     count, top_k = topk_idx.shape
     choices = outputs.view(count, top_k, outputs.shape[1])
     weights = topk_weights.masked_fill(topk_idx < 0, 0.0)
-    sums = torch.zeros(count, outputs.shape[1])
+    sums = torch.zeros(count, outputs.shape[1], dtype=torch.float32)
     for choice in range(top_k):
         sums += choices[:, choice].float() * weights[:, choice, None]
     return sums.to(dtype)

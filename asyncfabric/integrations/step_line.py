@@ -51,7 +51,7 @@ class StepLine:
 
     def send(self, x: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor | None = None) -> Step:
         """Begin a step whose choices all have the weight 1; closes the oldest where too many are open."""
-        step = Step(self, indices, torch.ones(indices.shape))
+        step = Step(self, indices, torch.ones(indices.shape, dtype=torch.float32))
         self._send(step, x, scales)
         return step
 
@@ -73,8 +73,8 @@ class StepLine:
             step = Step(self, step.indices, step.weights)
             config = self.moe.config
             count = step.indices.shape[0]
-            scales = torch.ones(count, config.scales) if config.scales else None
-            self._send(step, torch.zeros(count, config.hidden).to(config.in_torch), scales)
+            scales = torch.ones(count, config.scales, dtype=torch.float32) if config.scales else None
+            self._send(step, torch.zeros(count, config.hidden, dtype=config.in_torch), scales)
         for older in self._open[: self._open.index(step)]:
             self._return(older, None)
         self._return(step, rows)

@@ -62,7 +62,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
         if mine.passes > 1 and number < mine.passes:
             if step.sums is None:
                 width = lane.shape.back_row_bytes // lane.memory.back_dtype.itemsize
-                step.sums = torch.zeros((len(step.payload), width))
+                step.sums = torch.zeros((len(step.payload), width), dtype=torch.float32)
             rows, parts = lane.memory.back[step.turn], _parts(lane, step, number)
             kind = KINDS[lane.memory.back_dtype]
             row_loops().gather_sums(rows, kind, step.route.tokens, parts, step.sums.numpy())

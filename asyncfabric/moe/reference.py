@@ -35,7 +35,7 @@ def reference_combine(
     owners = owner[indices.long()]  # -1 picks the last entry
 
     def of_rank(wanted: int) -> torch.Tensor:
-        sums = torch.zeros(outputs.shape[0], outputs.shape[2])
+        sums = torch.zeros(outputs.shape[0], outputs.shape[2], dtype=torch.float32)
         for choice in range(config.top_k):
             weighted = outputs[:, choice].float() * weights[:, choice, None]
             sums = torch.where((owners[:, choice] == wanted)[:, None], sums + weighted, sums)
@@ -43,7 +43,7 @@ def reference_combine(
 
     size = config.node_size
     node, place = divmod(rank, size)
-    total = torch.zeros(outputs.shape[0], outputs.shape[2])
+    total = torch.zeros(outputs.shape[0], outputs.shape[2], dtype=torch.float32)
     for far in range(config.nodes):
         first = (node + far) % config.nodes * size
         if size == 1:

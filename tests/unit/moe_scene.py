@@ -33,11 +33,11 @@ def tokens_of(config: MoeConfig, rank: int, seed: int, count: int | None = None,
     random = torch.Generator().manual_seed(seed * 1009 + rank)
     if count is None:
         count = int(torch.randint(0, config.max_tokens + 1, (1,), generator=random))
-    x = torch.randn(count, config.hidden, generator=random).to(config.in_torch)
+    x = torch.randn(count, config.hidden, generator=random, dtype=torch.float32).to(config.in_torch)
     indices = torch.randint(0, config.num_experts, (count, config.top_k), generator=random)
-    indices[torch.rand(count, config.top_k, generator=random) < masked] = -1
-    weights = torch.rand(count, config.top_k, generator=random) - 0.3
-    scales = torch.rand(count, config.scales, generator=random) + 0.5 if config.scales else None
+    indices[torch.rand(count, config.top_k, generator=random, dtype=torch.float32) < masked] = -1
+    weights = torch.rand(count, config.top_k, generator=random, dtype=torch.float32) - 0.3
+    scales = torch.rand(count, config.scales, generator=random, dtype=torch.float32) + 0.5 if config.scales else None
     return Tokens(x, indices, weights, scales)
 
 

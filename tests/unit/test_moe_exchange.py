@@ -190,6 +190,22 @@ def test_areas_that_are_too_small_take_many_passes(
     check(config, body)
 
 
+@pytest.mark.parametrize("area_rows", [3, 1 << 20], ids=["passes", "whole"])
+def test_the_default_dtype_of_the_program_changes_nothing(area_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MoeConfig(**SMALL, node_size=2, private_tokens=2)
+    monkeypatch.setattr("asyncfabric.moe.session.AREA_BYTES", area_rows * config.hidden * 2)
+
+    async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
+        await right_step(moe, 9, 24)
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        check(config, body)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [{}, {"private_tokens": 1}, {"node_size": 2}], ids=["flat", "rest", "nodes"])
 def test_late_and_reordered_writes_change_nothing(shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

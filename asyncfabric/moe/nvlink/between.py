@@ -29,14 +29,17 @@ class Between:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.float32, device=device)
+
         self._outputs = across, inside
-        self._chosen, self._ones = ints(tokens, config.nodes), torch.ones(tokens, config.nodes, device=device)
-        self._words = torch.zeros(tokens, lanes.across.words, device=device)
-        self._here, self._here_weights = ints(rows, config.top_k), torch.zeros(rows, config.top_k, device=device)
-        self._here_words = torch.zeros(rows, lanes.inside.words, device=device)
+        self._chosen, self._ones = ints(tokens, config.nodes), floats(tokens, config.nodes) + 1.0
+        self._words = floats(tokens, lanes.across.words)
+        self._here, self._here_weights = ints(rows, config.top_k), floats(rows, config.top_k)
+        self._here_words = floats(rows, lanes.inside.words)
         self.sums: torch.Tensor = torch.zeros(rows, config.hidden, dtype=config.out_torch, device=device)
         found = lanes.inside.row_capacity(rank % config.node_size)
-        self.scales: torch.Tensor | None = torch.zeros(found, config.scales, device=device) if config.scales else None
+        self.scales: torch.Tensor | None = floats(found, config.scales) if config.scales else None
         assert across.scales is not None and inside.scales is not None
         self._fixed = {
             "chosen": self._chosen,

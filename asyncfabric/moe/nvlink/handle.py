@@ -39,7 +39,7 @@ def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
 
     return Output(
         rows=torch.zeros(capacity, layout.row_bytes, dtype=torch.uint8, device=device).view(config.in_torch),
-        scales=torch.zeros(capacity, layout.words, device=device) if layout.words else None,
+        scales=torch.zeros(capacity, layout.words, dtype=torch.float32, device=device) if layout.words else None,
         tokens_per_expert=ints(experts),
         offsets=ints(experts + 1),
         source_ranks=ints(capacity),

@@ -81,7 +81,7 @@ async def open_nvlink(
     far = site.far(present)
     async with AsyncExitStack() as stack:
         with torch.cuda.device(device):  # never across an await: other tasks have devices of their own
-            torch.zeros(1, device=device)  # the context exists
+            torch.zeros(1, dtype=torch.int32, device=device)  # the context exists
             if driver.attribute(device.index, MAJOR) < HOPPER:
                 raise DeviceError(f"{device} has no bulk copies: the kernels need compute capability 9.0 or later")
             multiprocessors = driver.attribute(device.index, MULTIPROCESSORS)

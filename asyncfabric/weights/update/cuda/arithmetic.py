@@ -106,8 +106,8 @@ def convert(out: Tensor, box: Tensor, kind: Kind, scales: Tensor | None, start: 
         out.copy_(box)
         return
     row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
-    rows = (row + torch.arange(box.shape[-2], device=box.device)) // BLOCK
-    columns = (column + torch.arange(box.shape[-1], device=box.device)) // BLOCK
+    rows = (row + torch.arange(box.shape[-2], dtype=torch.int64, device=box.device)) // BLOCK
+    columns = (column + torch.arange(box.shape[-1], dtype=torch.int64, device=box.device)) // BLOCK
     for lead in np.ndindex(*box.shape[:-2]):
         for strip in _strips(box.shape[-2], box.shape[-1]):
             values = to_float32(box[lead][strip], kind.dtype)

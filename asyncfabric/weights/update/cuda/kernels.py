@@ -177,7 +177,7 @@ class _Loaded:
         self._functions: dict[str, c_void_p] = {}
         self._module = c_void_p()
         with torch.cuda.device(device):
-            torch.zeros(1, device=device)  # so that the device's context is current on this thread
+            torch.zeros(1, dtype=torch.int32, device=device)  # so that the device's context is current on this thread
             driver.call("cuModuleLoadData", byref(self._module), kernel_text())
 
     def __call__(self, name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
