@@ -20,6 +20,7 @@ from asyncfabric_services.plan.calibrate import calibrate
 from asyncfabric_services.plan.calibrated import calibration_summary, hosts_of, measured_assumptions, read
 from asyncfabric_services.plan.layout import cluster
 from asyncfabric_services.plan.study import Calibrated, study
+from asyncfabric_services.quantities import DurationType
 
 Assumed = TypeVar("Assumed", bound=msgspec.Struct)
 
@@ -46,6 +47,12 @@ calibration_option = click.option(
 @click.option("--tp", type=click.IntRange(1), help="Ranks of a replica that share all that is no expert.")
 @click.option("--fp8/--bf16", default=True, show_default=True, help="What replicas store.")
 @click.option("--relay/--no-relay", default=True, show_default=True, help="Let receivers forward where that is faster.")
+@click.option(
+    "--skew",
+    "skew_s",
+    type=DurationType(),
+    help="Trainers begin spread evenly over this time; ends of steps differ.  [default: 10ms]",
+)
 @click.option("--assume", multiple=True, metavar="NAME=VALUE", help="Change an assumption; repeat for several.")
 @calibration_option
 @click.option(
@@ -67,6 +74,7 @@ def weights(
     tp: int | None,
     fp8: bool,
     relay: bool,
+    skew_s: float | None,
     assume: tuple[str, ...],
     calibration: Path | None,
     cores: float | None,
@@ -74,11 +82,19 @@ def weights(
     svg: Path | None,
     perfetto: Path | None,
 ) -> int:
-    """Plan an update of all weights and predict how long it takes."""
+    """Plan an update of all weights and predict how long it takes.
+
+    Where others published a measured update of this shape, the output puts it beside the prediction: with the time that
+    ranks waited for each other beside the same --skew, or without both.
+    """
     if cores is not None and calibration is None:
         raise click.UsageError("--cores needs the costs of a --calibration")
     found = None if calibration is None else read(calibration)
     measured = {} if found is None else measured_assumptions(found, cores)
+    if skew_s is not None:
+        if any(change.startswith("skew_s=") for change in assume):
+            raise click.UsageError("--skew and --assume skew_s= are the same: give one of them")
+        assume = (*assume, f"skew_s={skew_s}")
     assumed = assumptions(assume, Assumptions, measured)
     chosen = card(model)
     both = cluster(

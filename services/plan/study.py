@@ -22,6 +22,7 @@ from asyncfabric.weights.planner import plan_weights
 from asyncfabric.weights.relay import Rates
 from asyncfabric_services.plan.calibrated import calibration_summary
 from asyncfabric_services.plan.layout import Cluster
+from asyncfabric_services.plan.published import Published, published_of
 from asyncfabric_services.plan.runs import sent_runs
 
 STEPS = 500
@@ -60,6 +61,11 @@ class Study:
     plan_peak_bytes: int
     calibrated: Calibrated | None = None
 
+    @property
+    def published(self) -> Published | None:
+        """What others published of an update of this shape."""
+        return published_of(self.card, self.cluster)
+
     def summary(self) -> dict[str, Any]:
         """Return plain values; those that scripts rely on are named in the reference of the command."""
         received = [self.plan.bytes_received(one.name)[0] for one in self.plan.replicas]
@@ -81,6 +87,7 @@ class Study:
             "calibration": None
             if self.calibrated is None
             else calibration_summary(self.calibrated.calibration, self.calibrated.measured),
+            "published": None if self.published is None else self.published.summary(),
             "relay": {"node_ranks": self.plan.relay.node_ranks, "width": self.plan.relay.width},
         }
 

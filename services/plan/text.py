@@ -17,6 +17,7 @@ def draw_text(study: Study) -> str:
 
 def _lines(study: Study) -> Iterator[str]:
     found, trainer, replica = study.summary(), study.cluster.trainer, study.cluster.replica
+    skew_s = study.prediction.assumed.skew_s
     yield f"{study.card.name}: {found['model_bytes'] / 1e9:.1f} GB a replica ({study.card.source})"
     yield (
         f"from {trainer.ranks} ranks (stages {trainer.stages}, copies {trainer.copies}, fsdp {trainer.fsdp}, "
@@ -30,7 +31,8 @@ def _lines(study: Study) -> Iterator[str]:
     )
     yield ""
     rows = [
-        ("predicted", f"{found['predicted_seconds']:.3f} s"),
+        ("predicted", f"{found['predicted_seconds']:.3f} s with a skew of {1e3 * skew_s:g} ms between trainers"),
+        *(() if study.published is None else study.published.lines()),
         ("floor of the model", f"{found['floor_seconds']:.3f} s at the nominal rate, each byte once into each replica"),
         ("floor of this placement", f"{found['placement_floor_seconds']:.3f} s at the nominal rate"),
         ("sender imbalance", f"{found['sender_imbalance']:.4f} max/mean"),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from asyncfabric.weights.cards import card
 from asyncfabric_services.plan.command import plan
+from asyncfabric_services.plan.layout import cluster
+from asyncfabric_services.plan.published import Published, published_of
 
 TINY = ["weights", "--model", "tiny", "--train", "4", "--infer", "4"]
 
@@ -35,10 +39,32 @@ def test_the_object_has_what_scripts_rely_on() -> None:
     assert found["predicted_seconds"] > 0.5
 
 
+def test_trainers_begin_spread_over_the_skew() -> None:
+    found = [json.loads(run(*TINY, "--json", "--skew", skew).stdout.splitlines()[-1]) for skew in ("200ms", "0")]
+    assert [each["assumptions"]["skew_s"] for each in found] == [0.2, 0.0]
+    assert found[0]["predicted_seconds"] > found[1]["predicted_seconds"] + 0.15
+
+
+def test_a_published_update_stands_beside_its_shape_only() -> None:
+    def published(infer: int, *, fp8: bool = True) -> Published | None:
+        chosen = card("kimi-k2")
+        free: dict[str, Any] = dict.fromkeys(("stages", "fsdp", "ep", "replica_ranks", "tp"))
+        return published_of(chosen, cluster(chosen, train=256, infer=infer, fp8=fp8, **free))
+
+    found = published(128)
+    assert found is not None and published(64) is None and published(128, fp8=False) is None
+    assert found.summary()["seconds_without_waiting"] == 0.876
+    (_, whole), (_, rest) = found.lines()
+    assert "1.233 s" in whole and "357 ms of it waiting: like --skew 357ms" in whole
+    assert rest == "0.876 s: like the default --skew of 10ms"
+    assert json.loads(run(*TINY, "--json").stdout.splitlines()[-1])["published"] is None
+
+
 def test_tables_and_pictures(tmp_path: Path) -> None:
     svg, trace = tmp_path / "timeline.svg", tmp_path / "trace.json"
     result = run(*TINY, "--svg", str(svg), "--perfetto", str(trace))
     assert result.exit_code == 0, result.output
+    assert "with a skew of 10 ms between trainers" in result.output
     assert "predicted" in result.output and "rail_gbits_per_s" in result.output
     picture = ElementTree.parse(svg).getroot()
     assert picture.tag.endswith("svg") and len(picture.findall("{*}rect")) > 10
@@ -56,6 +82,8 @@ def test_tables_and_pictures(tmp_path: Path) -> None:
         (["--assume", "rail_efficiency=3"], "at most 1"),
         (["--assume", "commit_s=soon"], "--assume"),
         (["--tp", "3"], "tp must divide ranks"),
+        (["--skew", "1 fortnight"], "is not a duration"),
+        (["--skew", "1s", "--assume", "skew_s=1"], "are the same: give one of them"),
     ],
 )
 def test_numbers_that_do_not_fit_are_usage_errors(arguments: list[str], text: str) -> None:
