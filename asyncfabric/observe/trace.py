@@ -81,9 +81,32 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
             recording = msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path} is no recording: {error}") from None
-        if recording.version != VERSION:
-            raise ValueError(f"{path} is a recording of version {recording.version}, this program reads {VERSION}")
-        return recording
+        return recording._known(path)
+
+    @classmethod
+    def load_all(cls, path: Path) -> list[Recording]:
+        """Read what `save` wrote, or the recordings that a picture of `merge` was drawn from.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is neither, or of another version.
+        """
+        try:
+            picture = msgspec.json.decode(path.read_bytes(), type=_Picture)
+        except msgspec.DecodeError:
+            return [cls.load(path)]
+        return [recording._known(path) for recording in picture.recordings]
+
+    def _known(self, path: Path) -> Recording:
+        if self.version != VERSION:
+            raise ValueError(f"{path} is a recording of version {self.version}, this program reads {VERSION}")
+        return self
+
+
+class _Picture(msgspec.Struct, frozen=True):
+    """What `merge` returned, as far as it is read again."""
+
+    recordings: list[Recording]
 
 
 def merge(recordings: Sequence[Recording]) -> dict[str, Any]:
@@ -92,7 +115,8 @@ def merge(recordings: Sequence[Recording]) -> dict[str, Any]:
     Each fabric is a process of five tracks: transfers (begin to end), the worker's sleep, requests that rails took,
     arrivals with their sum for each imm, and states of peers. What began before the oldest event kept is not drawn;
     what had not ended goes on to the end of its recording and says so. Spans of requests lie on lanes below, with an
-    arrow where a request goes from one process to another.
+    arrow where a request goes from one process to another. The picture carries the recordings, which viewers pass over:
+    `Recording.load_all` reads them, to be merged with others.
     """
     clocks = _clocks(recordings)
     zero = min(
@@ -108,7 +132,8 @@ def merge(recordings: Sequence[Recording]) -> dict[str, Any]:
             events += drawing.draw(event)
         events += drawing.rest()
     events += lanes.draw(placed)
-    return {"displayTimeUnit": "ns", "traceEvents": events}
+    kept: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(recordings)))
+    return {"displayTimeUnit": "ns", "traceEvents": events, "recordings": kept}
 
 
 def _clocks(recordings: Sequence[Recording]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -21,7 +22,7 @@ MOST_SECONDS = 60.0  # as nodes accept it
 
 @click.group()
 def trace() -> None:
-    """Record running nodes, or put recordings together that programs made (asyncfabric.observe.trace.Recording)."""
+    """Record running nodes, and put recordings of nodes and programs together."""
 
 
 @trace.command()
@@ -39,8 +40,7 @@ def record(places: Places, seconds: float, output: Path, keep: Path | None) -> i
         for number, one in enumerate(recordings):
             one.save(keep / f"{number}-{re.sub(r'[^A-Za-z0-9._-]', '_', one.name)}.json")
     output.write_text(json.dumps(merge(recordings)), encoding="utf-8")
-    events, spans = sum(len(one.events) for one in recordings), sum(len(one.spans) for one in recordings)
-    click.echo(f"{spans} spans and {events} events of {len(recordings)} nodes in {output}")
+    click.echo(told(recordings, "nodes", output))
     for one in recordings:
         if one.gaps:
             click.echo(f"{one.name} lost events {one.gaps} times: its engine's ring was full", err=True)
@@ -51,11 +51,21 @@ def record(places: Places, seconds: float, output: Path, keep: Path | None) -> i
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", required=True, type=OutputFile(), help="The picture, as JSON.")
 def merge_files(files: tuple[Path, ...], output: Path) -> int:
-    """Write one trace of several recordings, for ui.perfetto.dev or chrome://tracing."""
+    """Write one trace of several files, for ui.perfetto.dev or chrome://tracing.
+
+    Files are what `trace record` and `trace merge` write with -o, what `trace record --keep` keeps, and recordings that
+    programs made.
+    """
     try:
-        recordings = [Recording.load(path) for path in files]
+        recordings = [recording for path in files for recording in Recording.load_all(path)]
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     output.write_text(json.dumps(merge(recordings)), encoding="utf-8")
-    click.echo(f"{sum(len(one.events) for one in recordings)} events of {len(recordings)} fabrics in {output}")
+    click.echo(told(recordings, "processes", output))
     return FINE
+
+
+def told(recordings: Sequence[Recording], of: str, output: Path) -> str:
+    """Return how much was drawn, and where."""
+    events, spans = sum(len(one.events) for one in recordings), sum(len(one.spans) for one in recordings)
+    return f"{spans} spans and {events} events of {len(recordings)} {of} in {output}"

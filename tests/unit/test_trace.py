@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfabric import TraceEvent
+from asyncfabric.observe.spans import Span
 from asyncfabric.observe.trace import Recording, merge
 from asyncfabric_services.trace.command import trace
 
@@ -93,6 +94,22 @@ async def test_a_fabric_is_recorded_saved_and_merged(tmp_path: Path) -> None:
     assert [event["args"] for event in _drawn(picture, "b")] == [{"bytes": 64}]
     assert [event["name"] for event in _drawn(picture, "C")] == [f"imm {counter.imm}"]
     assert {event["args"]["name"] for event in _drawn(picture, "M")} >= {"writer", "reader"}
+
+
+def test_pictures_are_merged_again(tmp_path: Path) -> None:
+    span = Span(name="route", begin_ns=3000, end_ns=4000)
+    first = [
+        _recording(TraceEvent(1000, "start", 1, 8), TraceEvent(2000, "finish", 1, 8), offset=10_000),
+        Recording(name="router", host="other", wall_offset_ns=9_000, events=[], spans=[span], clock_error_ns=20),
+    ]
+    second = _recording(TraceEvent(3000, "start", 1, 0), name="b", offset=99_999)
+    picture, alone, both = (tmp_path / name for name in ("picture.json", "alone.json", "both.json"))
+    picture.write_text(json.dumps(merge(first)))
+    second.save(alone)
+    ended = CliRunner().invoke(trace, ["merge", str(picture), str(alone), "-o", str(both)])
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(both.read_text()) == json.loads(json.dumps(merge([*first, second])))
+    assert "1 spans and 3 events of 3 processes" in ended.output
 
 
 @pytest.mark.parametrize(
