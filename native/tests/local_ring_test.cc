@@ -126,6 +126,49 @@ TEST(LocalRing, MoreBusyConnectionsThanHotSeats) {
   hub.rail->cancel_wait();
 }
 
+// News that should not wait for a long copy leaves before it, in an entry that was meant for more immediates.
+TEST(LocalRing, LongCopiesBetweenImmediatesOverwriteNoEntry) {
+  const struct {
+    const char* what;
+    Kind kind;
+    Words options;
+  } ways[] = {
+      {"mapped", Kind::kMemfd, {{"ring", "8"}, {"copiers", "1"}}},
+      {"mapped, several threads", Kind::kMemfd, {{"ring", "8"}, {"copiers", "2"}}},
+      {"kernel", Kind::kForeign, {{"ring", "8"}, {"foreign", "cma"}}},
+      {"bounced", Kind::kForeign, {{"ring", "8"}, {"foreign", "bounce"}}},
+  };
+  constexpr uint64_t kLong = 1 << 20;
+  constexpr uint32_t kWrites = 41;
+  for (const auto& way : ways) {
+    SCOPED_TRACE(way.what);
+    Station sender(way.options);
+    Station receiver;
+    auto peer = sender.connect(receiver);
+    Block source(kLong);
+    Block target(kLong, way.kind);
+    const std::string key = target.enrol(receiver);
+    const std::string own = source.enrol(sender);
+    auto remote = attach(sender, *peer, key);
+    std::vector<WorkRequest> batch;
+    for (uint32_t i = 0; i < kWrites;
+         ++i)  // an entry for the first, two for each pair: the last free one is for a signal
+      batch.push_back(i % 2 != 0
+                          ? signal(*peer, i, i)
+                          : with_imm(transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, kLong / 2, i), i));
+    for (WorkRequest& request : batch) request.local = source.handle.get();
+    const PostResult full = sender.rail->post(batch);  // nobody polls the receiver
+    EXPECT_EQ(full.status.code, StatusCode::kBusy);
+    ASSERT_LT(full.accepted, batch.size());
+    EXPECT_TRUE(eventually({&sender, &receiver}, [&] { return receiver.imms.size() == full.accepted; }))
+        << full.accepted << " were taken, " << receiver.imms.size() << " arrived";
+    batch.erase(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(full.accepted));
+    sender.post(batch, [&] { receiver.poll(); });
+    EXPECT_TRUE(eventually({&sender, &receiver}, [&] { return receiver.imms.size() == kWrites; }));
+    for (uint32_t i = 0; i < receiver.imms.size(); ++i) EXPECT_EQ(receiver.imms[i], i);
+  }
+}
+
 std::shared_ptr<local::Mapping> raw_segment(uint32_t entries) {
   std::shared_ptr<local::Mapping> segment;
   UniqueFd fd;
@@ -150,6 +193,20 @@ TEST(LocalRing, ProducerIgnoresALyingConsumer) {
   EXPECT_FALSE(producer.has_room(6));
   head.store(2);  // backwards
   EXPECT_TRUE(producer.has_room(5));
+}
+
+// The verdict of an entry lies where the entry `entries` later puts its own.
+TEST(LocalRing, NoVerdictIsOverwrittenBeforeItWasTaken) {
+  auto segment = raw_segment(8);
+  local::RingProducer producer(segment, 8);
+  uint32_t offset = 0;
+  ASSERT_TRUE(producer.reserve(64, ~uint64_t{0}, &offset));
+  const uint64_t bounced = producer.publish({});
+  for (int i = 0; i < 7; ++i) producer.publish({});  // immediates, which hold no staging bytes
+  segment->as<local::SegmentHeader>()->head.store(8);
+  ASSERT_TRUE(producer.has_room(1)) << "all were consumed";
+  EXPECT_FALSE(producer.reserve(64, bounced, &offset)) << "nobody looked at the first verdict";
+  EXPECT_TRUE(producer.reserve(64, bounced + 1, &offset));
 }
 
 TEST(LocalRing, StagingSpansNeverOverlapWhileLive) {

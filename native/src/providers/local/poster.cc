@@ -228,13 +228,14 @@ size_t Poster::copy_by_kernel(Outgoing& link, const RemoteHandle& remote, std::s
 }
 
 size_t Poster::bounce(Outgoing& link, const RemoteHandle& remote, const WorkRequest& request) {
-  settle();  // verdicts are kept for as many entries as the ring has: take those that are there before publishing more
   uint32_t staging = 0;
-  const uint64_t keep_from = link.oldest_awaited();
   const auto length = static_cast<uint32_t>(request.length);
   close_batch(link);
-  if (!with_room(link, [&] { return link.ring.has_room(1) && link.ring.reserve(length, keep_from, &staging); }))
-    return 0;
+  const auto attempt = [&] {
+    settle();  // verdicts have as many places as the ring has entries: those that are there make room for this one's
+    return link.ring.has_room(1) && link.ring.reserve(length, link.oldest_awaited(), &staging);
+  };
+  if (!with_room(link, attempt)) return 0;
   const bool write = request.kind == WorkKind::kWrite;
   if (write) copier_.copy(link.ring.staging(staging), request.address, request.length);
   EntryBody body{};

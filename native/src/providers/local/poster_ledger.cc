@@ -38,10 +38,11 @@ void Poster::let_go() {
   held_link_ = nullptr;
 }
 
-// An open batch has its entry reserved: nobody else publishes on the link before close_batch().
+// An open batch has its entry reserved: nobody else publishes on the link before close_batch(). The batch may be closed before the new
+// immediates are added (news that should not wait for a long copy), so they have room only in entries behind it.
 bool Poster::room_for_imms(Outgoing& link, uint32_t imms) const {
-  const uint64_t total = link.batch.count + imms;
-  return link.ring.has_room((total + kImmsPerEntry - 1) / kImmsPerEntry);
+  const uint64_t open = link.batch.count != 0 ? 1 : 0;
+  return link.ring.has_room(open + (imms + kImmsPerEntry - 1) / kImmsPerEntry);
 }
 
 void Poster::add_imm(Outgoing& link, const WorkRequest& request) {
@@ -77,7 +78,7 @@ void Poster::announce(Outgoing& link) {
 }
 
 void Poster::block(Outgoing& link) {
-  link.blocked_at = link.ring.consumed();
+  link.blocked_at = link.ring.seen_consumed();
   if (link.blocked) return;
   link.blocked = true;
   blocked_.push_back(link.shared_from_this());

@@ -37,7 +37,7 @@ class RingProducer {
     return has_room(count);
   }
 
-  // Returns the entry's position. Call only with room.
+  // Returns the entry's position. Call only with room: without it an unread entry is overwritten, and the consumer waits for ever.
   uint64_t publish(const EntryBody& body) {
     Entry& entry = ring_[tail_ & (layout_.entries - 1)];
     uint64_t words[kEntryWords];
@@ -54,15 +54,20 @@ class RingProducer {
     return head_;
   }
 
+  // As of the last look: what a refusal for want of room was based on.
+  uint64_t seen_consumed() const { return head_; }
+
   // The consumer's verdict on a bounced entry that it has consumed.
   uint32_t result(uint64_t position) const {
     auto* results = segment_->as<std::atomic<uint32_t>>(layout_.results());
     return results[position & (layout_.entries - 1)].load(std::memory_order_relaxed);
   }
 
-  // Bytes that stay ours until the entry that the caller publishes next is consumed and `keep_from` lies behind it.
+  // Bytes that stay ours until the entry that the caller publishes next is consumed and `keep_from` lies behind it. `keep_from` is the
+  // oldest entry whose verdict was not taken: there is a place for the verdicts of `entries` entries, so none so far behind it has one.
   bool reserve(uint32_t length, uint64_t keep_from, uint32_t* offset) {
     reclaim(keep_from);
+    if (keep_from <= tail_ && tail_ - keep_from >= layout_.entries) return false;
     if (span_count_ == 0) begin_ = end_ = 0;  // start over: light use stays within few pages
     uint32_t at = end_;
     if (span_count_ > 0 && end_ <= begin_) {
