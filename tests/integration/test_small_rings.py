@@ -1,4 +1,4 @@
-"""Rails `local` with few entries in their rings: short and long writes at once, each counted once, and nobody is called dead."""
+"""Rails `local` with few entries in their rings: short and long writes are each counted once, and no peer is lost."""
 
 from __future__ import annotations
 
