@@ -77,7 +77,8 @@ struct Side : bare::End {
     if (error == 0) error = fi_cq_open(domain, &cq_attr, &cq, nullptr);
     if (error == 0) error = fi_av_open(domain, &av_attr, &av, nullptr);
     if (error == 0) error = fi_endpoint(domain, info.get(), &ep, nullptr);
-    if (error == 0 && profile->configure_endpoint != nullptr && !profile->configure_endpoint(ep, &result->error))
+    if (error == 0 && profile->configure_endpoint != nullptr &&
+        !profile->configure_endpoint(ep, *info.get(), &result->error))
       return EINVAL;
     if (error == 0) error = fi_ep_bind(ep, &av->fid, 0);
     if (error == 0) error = fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV);
@@ -121,9 +122,9 @@ struct Side : bare::End {
     const ssize_t count = fi_cq_read(cq, entries, kReap);
     if (count == -FI_EAGAIN) return 0;
     if (count < 0) {
-      fi_cq_err_entry error{};
-      (void)fi_cq_readerr(cq, &error, 0);
-      return fail("a completion failed", error.err);
+      libfabric::CompletionError error;
+      (void)fi_cq_readerr(cq, &error.known, 0);
+      return fail("a completion failed", error.known.err);
     }
     for (ssize_t i = 0; i < count; ++i) {
       if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0)

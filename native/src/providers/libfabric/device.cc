@@ -32,6 +32,14 @@ Status Device::fail(const char* what, int error, std::string* detail) const {
 Status Device::open(const Library& library, const Profile& profile, Info info, std::unique_ptr<Device>* out,
                     std::string* detail) {
   const KeepSignalHandlers keep;
+  if (profile.ends_a_process_that_forks && !library.survives_fork) {
+    *detail =
+        "libfabric's provider " + std::string(info->fabric_attr->prov_name) + " (" + library.path +
+        ") ends a process that forks: other code registered memory before this rail was opened, or this libibverbs "
+        "cannot keep registered pages from a child; set FI_EFA_FORK_SAFE=1 before the process starts, or use Linux "
+        "5.13 with rdma-core 35 or newer, which need nothing";
+    return StatusCode::kUnsupported;
+  }
   std::unique_ptr<Device> device(new Device(library, profile, std::move(info)));
   fid_fabric* fabric = nullptr;
   if (const int error = library.fi_fabric(device->info_->fabric_attr, &fabric, nullptr); error != 0)
@@ -81,13 +89,15 @@ Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   if (const int error = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); error != 0)
     return fail("fi_endpoint", error, detail);
   EndpointPtr owned(endpoint);
-  if (profile_.configure_endpoint != nullptr && !profile_.configure_endpoint(endpoint, detail))
+  if (profile_.configure_endpoint != nullptr && !profile_.configure_endpoint(endpoint, *info_.get(), detail))
     return StatusCode::kUnsupported;
   if (const int error = fi_ep_bind(endpoint, &av_->fid, 0); error != 0)
     return fail("fi_ep_bind to the AV", error, detail);
   if (const int error = fi_ep_bind(endpoint, &cq_->fid, FI_TRANSMIT | FI_RECV); error != 0)
     return fail("fi_ep_bind to the CQ", error, detail);
   if (const int error = fi_enable(endpoint); error != 0) return fail("fi_enable", error, detail);
+  if (profile_.accept_endpoint != nullptr && !profile_.accept_endpoint(endpoint, library_, detail))
+    return StatusCode::kUnsupported;
   if (profile_.same_host_only)
     if (const Status status = take_segment_room(endpoint, detail); !status.ok()) return status;
   *out = std::move(owned);

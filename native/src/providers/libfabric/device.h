@@ -25,6 +25,7 @@ class Device {
   const Library& library() const { return library_; }
   const Profile& profile() const { return profile_; }
   const fi_info& info() const { return *info_.get(); }
+  uint32_t api() const { return info_->fabric_attr->api_version; }  // that the library was asked for
   fid_fabric* fabric() const { return fabric_.get(); }
   fid_domain* domain() const { return domain_.get(); }
   fid_cq* cq() const { return cq_.get(); }

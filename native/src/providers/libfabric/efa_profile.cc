@@ -13,11 +13,12 @@
 namespace asyncfabric::libfabric {
 namespace {
 
-// Options newer than the 1.17 headers, by their numbers in rdma/fi_endpoint.h. An older library answers that it does not know
-// them, which is as good as having turned them off: there settings.cc turns the shm transfer off, and CUDA is never called
-// unless FI_HMEM was asked for. Newer ones answer EOPNOTSUPP to the CUDA option only where device memory needs CUDA calls.
-constexpr int kOptCudaApiPermitted = 10;       // FI_OPT_CUDA_API_PERMITTED, libfabric 1.18, bool
-constexpr int kOptSharedMemoryPermitted = 11;  // FI_OPT_SHARED_MEMORY_PERMITTED, libfabric 1.19, bool
+// Options newer than the 1.17 headers, by their numbers in rdma/fi_endpoint.h and rdma/fi_ext.h. An older library answers that it does
+// not know them, which is as good as having turned them off: there settings.cc turns the shm transfer off, and CUDA is never called
+// unless FI_HMEM was asked for.
+constexpr int kOptCudaApiPermitted = 10;               // FI_OPT_CUDA_API_PERMITTED, libfabric 1.18, bool
+constexpr int kOptSharedMemoryPermitted = 11;          // FI_OPT_SHARED_MEMORY_PERMITTED, libfabric 1.19, bool
+constexpr int kOptEmulatedWrite = -(0xefa << 16) + 2;  // FI_OPT_EFA_EMULATED_WRITE, libfabric 1.18, bool, to be read
 
 void shape_hints(fi_info& hints) {
   // SRD delivers in any order. Asking for an order would make the provider refuse, or emulate it in software.
@@ -25,19 +26,42 @@ void shape_hints(fi_info& hints) {
   hints.rx_attr->msg_order = FI_ORDER_NONE;
 }
 
-bool turn_off(fid_ep* endpoint, int option, const char* name, std::string* detail) {
+int turn_off(fid_ep* endpoint, int option) {
   const bool permitted = false;
   const int error = fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, option, &permitted, sizeof permitted);
-  if (error == 0 || error == -FI_ENOPROTOOPT || error == -FI_EOPNOTSUPP || error == -FI_EINVAL) return true;
+  return error == -FI_ENOPROTOOPT || error == -FI_EINVAL ? 0 : error;
+}
+
+// Peers of the same host have the `local` and `cuda` providers; a hidden second transport inside this rail would break its accounting and
+// its memory rules. CUDA calls on the data path would take the driver's lock: EOPNOTSUPP means that device memory needs them, so this
+// rail does without device memory.
+bool configure_endpoint(fid_ep* endpoint, fi_info& info, std::string* detail) {
+  const char* name = "FI_OPT_SHARED_MEMORY_PERMITTED";
+  int error = turn_off(endpoint, kOptSharedMemoryPermitted);
+  if (error == 0 || error == -FI_EOPNOTSUPP) {
+    name = "FI_OPT_CUDA_API_PERMITTED";
+    error = turn_off(endpoint, kOptCudaApiPermitted);
+    if (error == -FI_EOPNOTSUPP) info.caps &= ~FI_HMEM;
+  }
+  if (error == 0 || error == -FI_EOPNOTSUPP) return true;
   *detail = std::string("the efa endpoint refused the option ") + name + " (" + std::strerror(-error) + ")";
   return false;
 }
 
-bool configure_endpoint(fid_ep* endpoint, std::string* detail) {
-  // Peers of the same host have the `local` and `cuda` providers; a hidden second transport inside this rail would break
-  // its accounting and its memory rules. CUDA calls on the data path would take the driver's lock.
-  return turn_off(endpoint, kOptSharedMemoryPermitted, "FI_OPT_SHARED_MEMORY_PERMITTED", detail) &&
-         turn_off(endpoint, kOptCudaApiPermitted, "FI_OPT_CUDA_API_PERMITTED", detail);
+// An emulated write arrives in messages, and the target's library copies it into the region some time after it looked the key up: a
+// region that was released meanwhile would still be written to. 1.17, which cannot be asked, emulates every write.
+bool accept_endpoint(fid_ep* endpoint, const Library& library, std::string* detail) {
+  bool emulated = true;
+  size_t length = sizeof emulated;
+  const int error = fi_getopt(&endpoint->fid, FI_OPT_ENDPOINT, kOptEmulatedWrite, &emulated, &length);
+  if (error == 0 && !emulated) return true;
+  *detail = "libfabric " + library.version + " (" + library.path + ") would emulate writes over efa by messages";
+  if (error != 0)
+    *detail += " (FI_OPT_EFA_EMULATED_WRITE: " + std::string(std::strerror(-error)) + "); 1.18 or newer is needed";
+  else
+    *detail += ": the device has no RDMA write, or FI_EFA_USE_DEVICE_RDMA=0 turns it off";
+  *detail += ". Released memory could still be written to, so this rail does not open";
+  return false;
 }
 
 }  // namespace
@@ -52,8 +76,10 @@ const Profile& efa_profile() {
       // Registrations of an application that promised FI_MR_LOCAL are not cached, say its sources: asked, not believed.
       .gpu_memory = true,
       .keys_may_be_cached = true,
+      .ends_a_process_that_forks = true,
       .shape_hints = shape_hints,
       .configure_endpoint = configure_endpoint,
+      .accept_endpoint = accept_endpoint,
   };
   return profile;
 }

@@ -16,8 +16,16 @@
 
 namespace asyncfabric::libfabric {
 
-// Debian 12 has 1.17.0. Newer libraries serve this version of the interface too.
-constexpr uint32_t kApiVersion = FI_VERSION(1, 17);
+// Versions of the interface that a library is asked for. Debian 12 has 1.17.0, and newer libraries serve it too. Profiles with memory of
+// GPUs ask for 1.20 where the library has it: providers take dma-bufs only from callers that asked for that.
+constexpr uint32_t kOldestApi = FI_VERSION(1, 17);
+constexpr uint32_t kDmabufApi = FI_VERSION(1, 20);
+
+// A failed completion as libraries write it: callers of 1.20 get fields behind those of the 1.17 headers.
+struct CompletionError {
+  fi_cq_err_entry known{};
+  uint64_t later[8]{};
+};
 
 #define ASYNCFABRIC_LIBFABRIC_SYMBOLS(X) \
   X(fi_version)                          \
@@ -31,8 +39,10 @@ struct Library {
 #define X(symbol) decltype(&::symbol) symbol = nullptr;
   ASYNCFABRIC_LIBFABRIC_SYMBOLS(X)
 #undef X
-  std::string path;     // the file that was really loaded
-  std::string version;  // of the library, not of the interface we ask for
+  std::string path;                  // the file that was really loaded
+  std::string version;               // of the library, not of the interface we ask for
+  uint32_t newest_api = kOldestApi;  // the newest of those above that it has
+  bool survives_fork = false;        // a child of the process leaves registered pages alone
 };
 
 // `name` = "" opens libfabric.so.1 by the loader's own search. nullptr: `detail` says what to install.

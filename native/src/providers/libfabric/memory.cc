@@ -23,15 +23,14 @@ uint64_t access_flags(uint32_t access) {
 }
 
 // Newer than the 1.17 headers: a dma-buf instead of an address, of libfabric 1.20 on. Written from the documentation of
-// fi_mr_regattr; never run: the machines at hand have no GPU beside such a NIC.
+// fi_mr_regattr and the efa provider's sources; never run: the machines at hand have no GPU beside such a NIC.
 constexpr uint64_t kByDmabuf = uint64_t{1} << 40;  // FI_MR_DMABUF
-constexpr uint32_t kDmabufVersion = FI_VERSION(1, 20);
 
 struct Dmabuf {  // fi_mr_dmabuf
   int fd;
   uint64_t offset;
   size_t length;
-  void* base;
+  void* base;  // of the buffer, not of the memory in it: the memory is addressed from base + offset on
 };
 
 // What libfabric reads of a registration: its later versions have fields behind those of the headers, 0 when unused.
@@ -54,9 +53,10 @@ Status register_range(const Device& device, const Memory& memory, MrPtr* mr) {
     attributes.iface = FI_HMEM_CUDA;
     attributes.device.cuda = memory.device;
   }
-  const Dmabuf dmabuf{memory.dmabuf, memory.dmabuf_offset, memory.length, memory.base};
+  const Dmabuf dmabuf{memory.dmabuf, memory.dmabuf_offset, memory.length,
+                      static_cast<uint8_t*>(memory.base) - memory.dmabuf_offset};
   uint64_t flags = 0;
-  if (memory.device != kHostDevice && memory.dmabuf >= 0 && device.library().fi_version() >= kDmabufVersion) {
+  if (memory.device != kHostDevice && memory.dmabuf >= 0 && device.api() >= kDmabufApi) {
     attributes.mr_iov = reinterpret_cast<const iovec*>(&dmabuf);  // a union there
     flags = kByDmabuf;
   }
@@ -66,6 +66,11 @@ Status register_range(const Device& device, const Memory& memory, MrPtr* mr) {
     if (!device.needs(FI_MR_PROV_KEY) && !random_key(device.info().domain_attr->mr_key_size, &attributes.requested_key))
       return {StatusCode::kInternal, errno};
     error = fi_mr_regattr(device.domain(), &attributes, flags, &opened);
+    if (error != 0 && error != -FI_ENOKEY && flags != 0) {  // as verbs: what takes no dma-buf may know the address
+      attributes.mr_iov = &range;
+      flags = 0;
+      error = fi_mr_regattr(device.domain(), &attributes, flags, &opened);
+    }
     if (error != -FI_ENOKEY) break;  // the key is in use: draw another
   }
   if (error != 0) return status_of_control(-error);

@@ -189,8 +189,9 @@ void LibfabricRail::take_immediate(uint64_t data) {
 }
 
 void LibfabricRail::take_error() {
-  fi_cq_err_entry error{};
-  if (fi_cq_readerr(device_->cq(), &error, 0) < 1) return;
+  CompletionError failed;
+  const fi_cq_err_entry& error = failed.known;
+  if (fi_cq_readerr(device_->cq(), &failed.known, 0) < 1) return;
   if (contexts_->owns(error.op_context)) {
     auto* context = static_cast<Context*>(error.op_context);
     // A context that is free or done already: the provider reported one request twice. Nothing to tell.

@@ -9,11 +9,12 @@
 namespace asyncfabric::libfabric {
 namespace {
 
-int get_info(const Library& library, const char* node, uint64_t flags, const fi_info* hints, fi_info** out) {
+int get_info(const Library& library, uint32_t api, const char* node, uint64_t flags, const fi_info* hints,
+             fi_info** out) {
   static std::mutex mutex;  // the first call initialises every provider of the library
   const std::lock_guard<std::mutex> guard(mutex);
   const KeepSignalHandlers keep;
-  return library.fi_getinfo(kApiVersion, node, nullptr, flags, hints, out);
+  return library.fi_getinfo(api, node, nullptr, flags, hints, out);
 }
 
 Info make_hints(const Library& library, const Profile& profile, const Selection& selection, const char* provider,
@@ -54,7 +55,8 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
       node = profile.default_address;
   }
   fi_info* found = nullptr;
-  const int error = get_info(library, node, node != nullptr ? FI_SOURCE : 0, hints.get(), &found);
+  const uint32_t api = profile.gpu_memory ? library.newest_api : kOldestApi;
+  const int error = get_info(library, api, node, node != nullptr ? FI_SOURCE : 0, hints.get(), &found);
   if (error != 0) {
     *detail += std::string("; ") + provider + ": " + library.fi_strerror(-error);
     return Info();

@@ -30,20 +30,23 @@ struct Profile {
   uint64_t ask_every = 16;  // where that word must be asked for: once in so many requests; 0: each completion is it
   bool traps_dead_keys = false;  // a refused key would never be answered: see traps.h
   bool can_read = true;
-  bool fence_on_release = false;        // a write can arrive in pieces after its key was checked: see fence.cc
-  uint32_t eager_posts = 0;             // posts handed to the NIC at once by post(); 0: all
-  uint32_t posts_per_pass = 0;          // and by each poll() afterwards
-  size_t name_bytes = 0;                // exact length of an endpoint name, 0: by the address format
-  bool gpu_memory = false;              // ask for FI_HMEM, where the provider has it
-  bool keys_may_be_cached = false;      // the library may keep a closed registration alive: see cached_keys.h
-  bool rebuilds_after_failure = false;  // a failed request ends its queue pair, and the library never makes another
-  uint64_t settle_ns = 0;               // how long a closing rail waits for both ends to read what has arrived
+  bool fence_on_release = false;           // a write can arrive in pieces after its key was checked: see fence.cc
+  uint32_t eager_posts = 0;                // posts handed to the NIC at once by post(); 0: all
+  uint32_t posts_per_pass = 0;             // and by each poll() afterwards
+  size_t name_bytes = 0;                   // exact length of an endpoint name, 0: by the address format
+  bool gpu_memory = false;                 // ask for FI_HMEM, where the provider has it
+  bool keys_may_be_cached = false;         // the library may keep a closed registration alive: see cached_keys.h
+  bool rebuilds_after_failure = false;     // a failed request ends its queue pair, and the library never makes another
+  bool ends_a_process_that_forks = false;  // unless Library::survives_fork
+  uint64_t settle_ns = 0;                  // how long a closing rail waits for both ends to read what has arrived
   void (*shape_hints)(fi_info& hints) = nullptr;
   void (*shape_info)(fi_info& info) = nullptr;  // the chosen one, before it is opened
   // What a failed request met, from FI_EIO and the provider's own number; null: the library's error says it.
   Status (*name_failure)(int error, int provider_error) = nullptr;
-  // Options of the endpoint before it is enabled; false: `detail` says which one was refused.
-  bool (*configure_endpoint)(fid_ep* endpoint, std::string* detail) = nullptr;
+  // Options of the endpoint before it is enabled; false: `detail` names the one that was refused. May take capabilities out of `info`.
+  bool (*configure_endpoint)(fid_ep* endpoint, fi_info& info, std::string* detail) = nullptr;
+  // What the enabled endpoint turns out to do; false: `detail` names what it must not.
+  bool (*accept_endpoint)(fid_ep* endpoint, const Library& library, std::string* detail) = nullptr;
 };
 
 const Profile& tcp_profile();

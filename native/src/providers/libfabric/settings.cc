@@ -35,7 +35,7 @@ void initialise(const Library& library) {
   // efa before 1.19 has no option for it: a hidden second transport inside of a rail, see efa_profile.cc.
   const Setting shm("FI_EFA_ENABLE_SHM_TRANSFER", "0");
   fi_info* found = nullptr;
-  if (library.fi_getinfo(kApiVersion, nullptr, nullptr, FI_PROV_ATTR_ONLY, nullptr, &found) == 0)
+  if (library.fi_getinfo(kOldestApi, nullptr, nullptr, FI_PROV_ATTR_ONLY, nullptr, &found) == 0)
     library.fi_freeinfo(found);
 }
 
