@@ -20,6 +20,7 @@ from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.nodes.rails import open_rails
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.local_service import load_named, pages_of
+from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.model import LoadedModel
 from asyncfabric_services.runner.runner import Runner
 
@@ -86,7 +87,7 @@ def layout_of(loaded: LoadedModel) -> KvLayout:
 async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
     """Load the model of the settings, open the fabric and the pool.
 
-    Raises StartError when the model cannot be loaded, has no page, or the rails cannot be opened.
+    Raises StartError when the model cannot be loaded or run, has no page, or the rails cannot be opened.
 
     Cancellation: loading cannot be interrupted; the rest closes in order.
     """
@@ -101,7 +102,11 @@ async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
     ):
         FabricCollector(fabric, stage.registry)
         _measure(pool, stage.registry)
-        yield PagedModel(loaded, fabric, pool, await trio.to_thread.run_sync(Runner, loaded, pool.tensor()))
+        try:
+            runner = await trio.to_thread.run_sync(Runner, loaded, pool.tensor())
+        except ValueError as error:
+            raise StartError(f"the model cannot be run: {error}") from error
+        yield PagedModel(loaded, fabric, pool, runner)
 
 
 def _measure(pool: KvPool, registry: CollectorRegistry) -> None:

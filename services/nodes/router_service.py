@@ -20,6 +20,7 @@ from asyncfabric_services.router.backend import ModelCard
 from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.checkpoint import checkpoint_folder
+from asyncfabric_services.runner.supported import refuse_unsupported
 from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer
 from asyncfabric_services.settings.schema import ModelSection, Settings
 from asyncfabric_services.trace.recorder import Recorder
@@ -28,17 +29,18 @@ RANDOM_MODEL = "asyncfabric-random"
 
 
 def card_of(section: ModelSection) -> ModelCard:
-    """Return the model that requests can ask for; blocking. Raises StartError when the checkpoint cannot be read."""
+    """Return the model that requests can ask for; blocking. Raises StartError where the nodes behind it would."""
     if section.path is None:
         return ModelCard(section.name or RANDOM_MODEL, ByteTokenizer(), section.max_tokens)
     from transformers import AutoConfig, AutoTokenizer
 
     try:
         folder = checkpoint_folder(section.path)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        refuse_unsupported(config)
         tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
-        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True)
     except (OSError, ValueError) as error:
-        raise StartError(f"the tokenizer of the model cannot be loaded: {error}") from error
+        raise StartError(f"the model cannot be loaded: {error}") from error
     return ModelCard(section.name or section.path.name, tokenizer, config.max_position_embeddings)
 
 

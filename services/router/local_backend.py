@@ -11,6 +11,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
+from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
 from asyncfabric_services.runner.model import LoadedModel
@@ -77,11 +78,14 @@ class LocalBackend:
 async def open_local_backend(
     loaded: LoadedModel, limits: LocalLimits, registry: CollectorRegistry
 ) -> AsyncIterator[LocalBackend]:
-    """Run a backend within the scope.
+    """Run a backend within the scope; raises StartError for a model that the runner does not compute.
 
     Cancellation: waits for the pass in progress; requests that are left get ClosedError.
     """
-    backend = await trio.to_thread.run_sync(LocalBackend, loaded, limits, registry)
+    try:
+        backend = await trio.to_thread.run_sync(LocalBackend, loaded, limits, registry)
+    except ValueError as error:
+        raise StartError(f"the model cannot be run: {error}") from error
     async with trio.open_nursery() as nursery:
         nursery.start_soon(backend.batcher.run)
         yield backend

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from asyncfabric_services.runner.checkpoint import checkpoint_folder
 from asyncfabric_services.runner.page_shape import PageShape
+from asyncfabric_services.runner.supported import refuse_unsupported
 from asyncfabric_services.runner.tokenizer import BYTE_VOCABULARY, ByteTokenizer, CheckpointTokenizer, Tokenizer
 
 INIT_SCALE = 1.36  # standard deviation times the square root of the width
-UNEVEN_ROPES = {"dynamic", "longrope"}  # angles that depend on the longest request of a batch
 
 _generator = threading.Lock()  # torch's generator belongs to the process: two models made at once would share it
 
@@ -78,20 +78,19 @@ class LoadedModel:
 
 
 def load_model(choice: ModelChoice, *, page_tokens: int, name: str | None = None) -> LoadedModel:
-    """Load the checkpoint, or make the random model; ValueError when its cache cannot be paged by this runner."""
+    """Load the checkpoint, or make the random model; ValueError for an unsupported one, its weights unread."""
     model: Any
     tokenizer: Tokenizer
     if choice.path is None:
         model, tokenizer = _random_model(choice), ByteTokenizer()
     else:
         disable_progress_bar()  # its bars would be in the log, and it starts a thread for them
-        model = AutoModelForCausalLM.from_pretrained(
-            checkpoint_folder(choice.path), dtype="auto", local_files_only=True, use_safetensors=True
-        )
+        folder = checkpoint_folder(choice.path)
+        refuse_unsupported(AutoConfig.from_pretrained(folder, local_files_only=True))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, use_safetensors=True)
         tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(choice.path, local_files_only=True))
     model.eval()
-    config = model.config.get_text_config(decoder=True)
-    refuse_unpageable(config)
+    config = model.config
     shape = PageShape(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
@@ -109,16 +108,6 @@ def load_model(choice: ModelChoice, *, page_tokens: int, name: str | None = None
         end_tokens=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         weights=_fingerprint(model),
     )
-
-
-def refuse_unpageable(config: Any) -> None:
-    """Raise ValueError for the configuration of a model whose cache this runner cannot page."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ValueError(f"the runner pages full attention only; this model has layers of {sorted(kinds)}")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in UNEVEN_ROPES:
-        raise ValueError(f"rope type {rope!r} makes answers depend on the other requests of a batch; not supported")
 
 
 def _random_model(choice: ModelChoice) -> Any:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 UNITS = (4, 8, 16)
 STRICT = 16
@@ -93,14 +94,48 @@ def _keeps_bits(multiply: Multiply, others: torch.Tensor, width: int, unit: int)
 
 
 def install(model: Any, kv_heads: int, head_dim: int) -> RowRule:
-    """Measure the rule for `model` and make all its linear layers follow it; returns the rule for its attention."""
+    """Measure the rule for `model` and make all its matrices follow it; returns the rule for its attention."""
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    rule = measure_rule((linear.weight for linear in linears), kv_heads, head_dim)
+    others = [module for module in model.modules() if _multiplies(module)]
+    stacks = [weight for module in others for weight in module.parameters(recurse=False) if weight.dim() > 1]
+    matrices = [weight[0] if weight.dim() > 2 else weight for weight in stacks]
+    rule = measure_rule([*(linear.weight for linear in linears), *matrices], kv_heads, head_dim)
     for linear in linears:
         linear.forward = partial(_forward, rule, linear)  # type: ignore[method-assign]
+    if others:
+        model.set_experts_implementation("eager")  # one product for each expert; others join the experts' rows
+    for module in others:
+        module.forward = partial(_forward_in, rule, type(module).forward, module)  # type: ignore[method-assign]
     return rule
+
+
+def _multiplies(module: torch.nn.Module) -> bool:
+    """Return whether a module holds matrices of its own that are no linear layer's: a router, a stack of experts."""
+    if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+        return False
+    return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
 
 
 def _forward(rule: RowRule, linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     rows = inputs.reshape(-1, inputs.shape[-1])
     return rule.linear(rows, linear.weight, linear.bias).view(*inputs.shape[:-1], linear.weight.shape[0])
+
+
+def _forward_in(rule: RowRule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _LinearRows(rule):
+        return forward(*args, **kwargs)
+
+
+class _LinearRows(TorchFunctionMode):
+    """Products of rows [n][in] that code of transformers makes by `functional.linear`, put under the rule."""
+
+    def __init__(self, rule: RowRule) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, or the rule in its place."""
+        called = self._rule.linear if func is torch.nn.functional.linear else func
+        return called(*args, **(kwargs or {}))

@@ -24,6 +24,7 @@ class Runner:
     """
 
     def __init__(self, loaded: LoadedModel, pool: torch.Tensor) -> None:
+        """Compute one token beside the pool: raises ValueError for a model whose attention cannot be computed here."""
         shape = loaded.shape
         expected = (shape.layers, pool.shape[1], 2, shape.kv_heads, shape.page_tokens, shape.head_dim)
         if tuple(pool.shape) != expected:
@@ -32,15 +33,19 @@ class Runner:
         self.pool = pool
         loaded.model.set_attn_implementation(attention.NAME)
         self.rule = row_rule.install(loaded.model, shape.kv_heads, shape.head_dim)
+        self._pass(torch.zeros_like(pool[:, :1]), [Span([0], 0, [0])])
 
-    @torch.inference_mode()
     def step(self, spans: Sequence[Span]) -> torch.Tensor:
         """Compute the spans and write their pages; returns their last logits, float32 [spans][vocabulary] on the CPU.
 
         Raises ValueError for spans that their pages cannot hold, and what an `after_layer` raised.
         """
-        batch = Batch(spans, self.loaded.shape.page_tokens, self.pool.shape[1], self.pool.device)
-        cache = PagedCache(self.pool, batch)
+        return self._pass(self.pool, spans)
+
+    @torch.inference_mode()
+    def _pass(self, pool: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+        batch = Batch(spans, self.loaded.shape.page_tokens, pool.shape[1], pool.device)
+        cache = PagedCache(pool, batch)
         output = self.loaded.model(
             input_ids=batch.tokens[None],
             position_ids=batch.positions[None],

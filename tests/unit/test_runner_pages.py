@@ -8,11 +8,9 @@ torch = pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
 
 from runner_cases import make_roster, make_runner, member_of, prompt_of, table_of, tiny  # noqa: E402
-from transformers import LlamaConfig, Qwen2Config  # noqa: E402
 
 from asyncfabric.errors import BusyError  # noqa: E402
 from asyncfabric_services.runner.batch import Span  # noqa: E402
-from asyncfabric_services.runner.model import refuse_unpageable  # noqa: E402
 from asyncfabric_services.runner.page_shape import PageShape  # noqa: E402
 from asyncfabric_services.runner.page_supply import FreeList  # noqa: E402
 from asyncfabric_services.runner.runner import Runner, chunks  # noqa: E402
@@ -119,16 +117,6 @@ def test_memory_of_another_size_is_refused() -> None:
         PageShape(2, 1, 8, 16, "int8")
     with pytest.raises(ValueError, match="the pool must be"):
         Runner(tiny(), torch.zeros(3, 4, 2, 2, 15, 32))
-
-
-def test_models_whose_answers_would_depend_on_their_company_are_refused() -> None:
-    config = LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
-    with pytest.raises(ValueError, match="rope type 'dynamic'"):
-        refuse_unpageable(config)
-    config = Qwen2Config(num_hidden_layers=4, use_sliding_window=True, max_window_layers=2)
-    with pytest.raises(ValueError, match=r"full attention only.*sliding_attention"):
-        refuse_unpageable(config)
-    refuse_unpageable(LlamaConfig())
 
 
 def test_the_free_list_knows_its_pages() -> None:
