@@ -15,6 +15,7 @@ from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.view import View
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.backend import Backend
+from asyncfabric_services.router.bodies import BodyRoom
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.fault import ApiFault
 from asyncfabric_services.router.form import model_form, model_list
@@ -48,8 +49,9 @@ def router_app(
                 return JSONResponse(model_form(card))
         return _answer(ApiFault(404, f"the model {name!r} does not exist here", param="model", code="model_not_found"))
 
-    completions = Generation(backend, desk, limits, meter, spans, chat=False)
-    chat = Generation(backend, desk, limits, meter, spans, chat=True)
+    room = BodyRoom()
+    completions = Generation(backend, desk, room, limits, meter, spans, chat=False)
+    chat = Generation(backend, desk, room, limits, meter, spans, chat=True)
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),

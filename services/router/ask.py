@@ -11,9 +11,10 @@ from typing import Any
 from asyncfabric_services.router import field
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
 from asyncfabric_services.router.fault import ApiFault
+from asyncfabric_services.router.length import refuse_count, refuse_text, too_long
 from asyncfabric_services.runner.sampling import Sampling
 
-MOST_STOPS = 4
+MOST_STOPS, MOST_STOP_CHARACTERS = 4, 1000
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 SHARED = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -78,11 +79,11 @@ def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limi
     prompt = _chat_prompt(body, card) if chat else _text_prompt(body, card)
     room = card.max_tokens - len(prompt)
     if room < 1:
-        raise _too_long(card, len(prompt), 1, "messages" if chat else "prompt")
+        raise too_long(card, len(prompt), 1, "messages" if chat else "prompt")
     wanted = field.integer(body, "max_completion_tokens", 1, 1 << 31) if chat else None
     wanted = wanted or field.integer(body, "max_tokens", 1, 1 << 31)
     if wanted is not None and wanted > room:
-        raise _too_long(card, len(prompt), wanted, "max_tokens")
+        raise too_long(card, len(prompt), wanted, "max_tokens")
     stream = field.flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and (not isinstance(options, dict) or not stream):
@@ -105,7 +106,7 @@ def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limi
         chat=chat,
         stream=stream,
         usage_at_end=field.flag(options or {}, "include_usage"),
-        stops=field.strings(body, "stop", MOST_STOPS),
+        stops=field.strings(body, "stop", MOST_STOPS, MOST_STOP_CHARACTERS),
     )
 
 
@@ -135,8 +136,10 @@ def _text_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # a batch of one
     if isinstance(prompt, str):
+        refuse_text(card, len(prompt), "prompt")
         tokens = card.tokenizer.encode(_encodable("prompt", prompt))
     elif isinstance(prompt, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
+        refuse_count(card, len(prompt), "token ids", "prompt")
         beyond = [one for one in prompt if not 0 <= one < card.tokenizer.vocabulary]
         if beyond:
             most = card.tokenizer.vocabulary - 1
@@ -153,12 +156,15 @@ def _chat_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise field.wrong("messages", "expected a list of at least one message", "invalid_type")
-    chat = []
+    refuse_count(card, len(messages), "messages", "messages")
+    chat, characters = [], 0
     for index, message in enumerate(messages):
         param = f"messages[{index}]"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise field.wrong(param, "expected an object with role and content", "invalid_type")
         text = _content(param, message.get("content"))
+        characters += len(message["role"]) + len(text)
+        refuse_text(card, characters, "messages")
         chat.append({"role": _encodable(param, message["role"]), "content": _encodable(param, text)})
     try:
         return card.tokenizer.encode_chat(chat)
@@ -184,11 +190,3 @@ def _encodable(param: str, text: str) -> str:
     except UnicodeEncodeError:
         raise field.wrong(param, "the text holds half a surrogate pair", "invalid_value") from None
     return text
-
-
-def _too_long(card: ModelCard, prompt: int, wanted: int, param: str) -> ApiFault:
-    message = (
-        f"the model {card.name!r} takes {card.max_tokens} tokens in all: the prompt has {prompt} and the answer may "
-        f"have {wanted}; shorten the prompt or ask for fewer tokens"
-    )
-    return ApiFault(400, message, param=param, code="context_length_exceeded")

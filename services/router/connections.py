@@ -8,12 +8,16 @@ Knows no path and no request; what is answered comes from the ASGI application.
 from __future__ import annotations
 
 import logging
+import math
 import resource
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, RawData
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -21,10 +25,12 @@ from hypercorn.utils import wrap_app
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from asyncfabric_services.router.bodies import dropping, fault_of_head
 from asyncfabric_services.router.fault import ApiFault
 
 VERSIONS = ("1.0", "1.1")
 PLENTY = 16384  # descriptors that a process asks for; a rail does the same
+LINGER_SECONDS = 2.0
 MOST_AHEAD = 16  # pieces of at most MAX_RECV bytes that came while a request is answered
 
 _log = logging.getLogger(__name__)
@@ -38,7 +44,7 @@ async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketL
     Cancellation: closes listener and connections at once.
     """
     context = WorkerContext(None)
-    served = wrap_app(partial(_one_version, app), config.wsgi_max_body_size, "asgi")
+    served = wrap_app(partial(_guarded, app), config.wsgi_max_body_size, "asgi")
     most, inside, refused = _descriptors() // 2, 0, 0
 
     async def serve_one(stream: trio.SocketStream) -> None:
@@ -86,6 +92,9 @@ class _Connection(TCPServer):
     hear that the client has gone.
     """
 
+    _reading: trio.CancelScope | None = None
+    _dropping = False
+
     async def _read_data(self) -> None:
         put, pieces = trio.open_memory_channel[bytes](MOST_AHEAD)
 
@@ -96,20 +105,64 @@ class _Connection(TCPServer):
         async with trio.open_nursery() as nursery, put:
             nursery.start_soon(handle)
             try:
-                while piece := await self.stream.receive_some(MAX_RECV):
-                    await put.send(bytes(piece))
+                with trio.CancelScope() as self._reading:
+                    while piece := await self.stream.receive_some(MAX_RECV):
+                        if not self._dropping:
+                            await put.send(bytes(piece))
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 pass  # it ended, on whichever side
+            self._reading = None
             nursery.cancel_scope.cancel()
         await self.protocol.handle(Closed())  # after the last piece: a request that began later would not hear of it
         await self.idle_task.stop()  # or its descriptor would stay until it had been idle long enough
 
+    async def protocol_send(self, event: Event) -> None:
+        """Send; bytes that are no request end a connection after the answer that is being sent, not in its middle."""
+        if (
+            isinstance(event, Closed)
+            and self._protocol("stream") is not None
+            and self._h11("our_state") is h11.SEND_BODY
+        ):
+            self._dropping = True
+        else:
+            await super().protocol_send(event)
 
-async def _one_version(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse what is not HTTP/1: the kernel does not see that a stream of HTTP/2 takes no bytes, and ends none."""
-    if scope["type"] == "http" and scope["http_version"] not in VERSIONS:
-        fault = ApiFault(505, "this server speaks HTTP/1.1 only", code="http_version_not_supported")
+    async def _close(self) -> None:
+        """Close; in the middle of a request send the end, and drop what comes for LINGER_SECONDS or until its end.
+
+        A connection that is closed with bytes unread is reset, and its client may lose the answer (RFC 9112, 9.6).
+        """
+        if self._reading is None or self._h11("their_state") not in (h11.SEND_BODY, h11.ERROR):
+            await super()._close()
+        elif self._reading.deadline == math.inf:
+            self._dropping = True
+            self._reading.deadline = trio.current_time() + LINGER_SECONDS
+            with suppress(AttributeError, trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+                await self.stream.send_eof()
+
+    def _protocol(self, name: str) -> Any:
+        return getattr(self.protocol.protocol, name, None)  # None for HTTP/2, and so below for a WebSocket
+
+    def _h11(self, name: str) -> Any:
+        return getattr(self._protocol("connection"), name, None)
+
+
+async def _guarded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse what is not HTTP/1: the kernel does not see that a stream of HTTP/2 takes no bytes, and ends none.
+
+    Refuses also what `fault_of_head` does. A body that is left unread holds nobody.
+    """
+    if scope["type"] != "http":
+        await app(scope, receive, send)
+        return
+    if scope["http_version"] not in VERSIONS:
+        fault: ApiFault | None = ApiFault(505, "this server speaks HTTP/1.1 only", code="http_version_not_supported")
         await JSONResponse(fault.plain(), fault.status)(scope, receive, send)
+        return
+    send = dropping(receive, send)
+    fault = fault_of_head(scope)
+    if fault is not None:
+        await JSONResponse(fault.plain(), fault.status, {"connection": "close"})(scope, receive, send)
     else:
         await app(scope, receive, send)
 

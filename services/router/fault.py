@@ -82,6 +82,12 @@ def body_late(seconds: float) -> ApiFault:
     return ApiFault(408, f"the body did not come within the request's deadline of {seconds:g} s", code="body_late")
 
 
+def bodies_full(held: int, most: int) -> ApiFault:
+    """Return the answer to a long body that comes while others hold the room for bodies."""
+    message = f"long bodies of {held} bytes are being read, and {most} is the most: try again, or send a shorter one"
+    return ApiFault(503, message, kind="server_error", code="overloaded", retry_after=RETRY_SECONDS)
+
+
 def fault_of(error: BaseException) -> ApiFault | None:
     """Return what to answer when a backend raised `error`; None for an error that nobody foresaw."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:

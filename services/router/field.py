@@ -61,14 +61,17 @@ def string(body: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def strings(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
-    """Return the non-empty strings of a string or of a list of at most `most`."""
+def strings(body: Mapping[str, Any], name: str, most: int, most_characters: int) -> tuple[str, ...]:
+    """Return the non-empty strings, none longer than `most_characters`, of a string or of a list of at most `most`."""
     value = body.get(name)
     values = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
         raise wrong(name, f"expected a string or a list of strings, none empty, got {_shown(value)}", "invalid_type")
     if len(values) > most:
         raise wrong(name, f"expected at most {most} strings, got {len(values)}", "invalid_value")
+    longest = max(map(len, values), default=0)
+    if longest > most_characters:
+        raise wrong(name, f"expected at most {most_characters} characters each, got {longest}", "invalid_value")
     return tuple(values)
 
 

@@ -21,6 +21,7 @@ from asyncfabric.actors import trace_context
 from asyncfabric.observe.spans import OpenSpan, SpanRing
 from asyncfabric_services.router.ask import Ask, Limits, read_ask
 from asyncfabric_services.router.backend import Backend
+from asyncfabric_services.router.bodies import SHORT_BODY_BYTES, BodyRoom
 from asyncfabric_services.router.desk import Desk, Place
 from asyncfabric_services.router.fault import ApiFault, deadline_passed, drained, fault_of
 from asyncfabric_services.router.form import DONE, Form, event, fault_event
@@ -29,7 +30,7 @@ from asyncfabric_services.router.meter import RouterMeter
 from asyncfabric_services.router.spoken import Spoken
 
 CLIENT_GONE = 499  # nobody reads it; it is what proxies write into logs and metrics
-LONG_BODY_BYTES = 16 << 10  # a body up to this length is read on the event loop, in some 20 ms
+MIDDLE_BODY_BYTES = 256 << 10
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 _log = logging.getLogger(__name__)
@@ -49,16 +50,25 @@ class Generation:
     """`/v1/completions`, or `/v1/chat/completions` when `chat` is set, as an ASGI application."""
 
     def __init__(
-        self, backend: Backend, desk: Desk, limits: Limits, meter: RouterMeter, spans: SpanRing, *, chat: bool
+        self,
+        backend: Backend,
+        desk: Desk,
+        room: BodyRoom,
+        limits: Limits,
+        meter: RouterMeter,
+        spans: SpanRing,
+        *,
+        chat: bool,
     ) -> None:
         self._backend = backend
         self._desk = desk
+        self._room = room
         self._limits = limits
         self._meter = meter
         self._spans = spans
         self._chat = chat
         self._endpoint = "chat" if chat else "completions"
-        self._long = trio.CapacityLimiter(1)
+        self._middle, self._long = trio.CapacityLimiter(1), trio.CapacityLimiter(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -70,7 +80,8 @@ class Generation:
         try:
             self._desk.check()  # before a long body is read
             deadline = read_deadline(scope, self._limits.deadline_seconds)
-            ask = await self._read(await read_body(receive, deadline), deadline)
+            with self._room.body() as held:
+                ask = await self._read(await read_body(receive, deadline, held), deadline)
             with (
                 self._desk.admit() as place,
                 self._spans.open("request", read_trace(scope), request=ask.request.id) as span,
@@ -86,7 +97,10 @@ class Generation:
             self._meter.answered(self._endpoint, status, trio.current_time() - started)
 
     async def _read(self, body: bytes, deadline: float) -> Ask:
-        """Read a body; a long one, whose tokens take seconds, on a thread: other answers and heartbeats go on."""
+        """Read a body: a short one here, in some 20 ms, others on a thread, so that answers and heartbeats go on.
+
+        Bodies up to MIDDLE_BODY_BYTES have a thread of their own: they take parts of a second, longer ones seconds.
+        """
         read = partial(
             read_ask,
             body,
@@ -95,7 +109,10 @@ class Generation:
             limits=self._limits,
             deadline_seconds=deadline,
         )
-        return read() if len(body) <= LONG_BODY_BYTES else await trio.to_thread.run_sync(read, limiter=self._long)
+        if len(body) <= SHORT_BODY_BYTES:
+            return read()
+        limiter = self._middle if len(body) <= MIDDLE_BODY_BYTES else self._long
+        return await trio.to_thread.run_sync(read, limiter=limiter)
 
     async def _refuse(self, fault: ApiFault, scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse(fault.plain(), fault.status, fault.headers())(scope, receive, send)

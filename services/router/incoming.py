@@ -8,9 +8,9 @@ from starlette.types import Receive, Scope
 
 from asyncfabric.observe.spans import new_context, parse_context
 from asyncfabric_services.quantities import parse_duration
+from asyncfabric_services.router.bodies import HeldBody
 from asyncfabric_services.router.fault import ApiFault, body_late
 
-MOST_BODY_BYTES = 8 << 20
 DEADLINE_HEADER = "x-asyncfabric-deadline"
 
 
@@ -18,30 +18,26 @@ class ClientGone(Exception):
     """The client closed its connection before it had asked."""
 
 
-async def read_body(receive: Receive, seconds: float) -> bytes:
+async def read_body(receive: Receive, seconds: float, held: HeldBody) -> bytes:
     """Return the whole body.
 
-    Raises ApiFault 413 past MOST_BODY_BYTES and 408 when it took longer than `seconds`, and ClientGone when the client
-    leaves.
+    Raises ApiFault 408 when it took longer than `seconds`, those of `held`, and ClientGone when the client leaves.
 
     Cancellation: what came is lost.
     """
     with trio.move_on_after(seconds):
-        return await _whole(receive)
+        return await _whole(receive, held)
     raise body_late(seconds)
 
 
-async def _whole(receive: Receive) -> bytes:
+async def _whole(receive: Receive, held: HeldBody) -> bytes:
     parts: list[bytes] = []
-    length = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
-        length += len(part)
-        if length > MOST_BODY_BYTES:
-            raise ApiFault(413, f"the body is longer than {MOST_BODY_BYTES} bytes", code="body_too_long")
+        held.grow(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

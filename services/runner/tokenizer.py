@@ -29,6 +29,10 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> int:
         """Return how many token ids there are."""
 
+    @property
+    def longest(self) -> int:
+        """Return how many characters of a text one token can stand for."""
+
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`."""
 
@@ -48,6 +52,7 @@ class ByteTokenizer:
     """Tokens are the bytes of UTF-8."""
 
     vocabulary = BYTE_VOCABULARY
+    longest = 1
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of `text`."""
@@ -80,6 +85,8 @@ class CheckpointTokenizer:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self.longest = max(map(len, inner.get_vocab()))
+        """Written bytewise in a vocabulary a token has more characters than in a text, never fewer."""
 
     @property
     def vocabulary(self) -> int:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import trio
+import trio.testing
 
 pytest.importorskip("hypercorn", reason="the router needs hypercorn")
 
@@ -46,6 +47,17 @@ async def test_the_old_version_of_http_knows_an_answer_by_its_end(stream_mode: b
         await stream.send_all(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         told = await receive_all(stream)
         assert told.endswith(b"data: [DONE]\n\n") if stream_mode else ANSWER[:9] in told
+
+
+async def test_bytes_behind_the_last_request_of_a_connection_do_not_cut_its_answer() -> None:
+    async with open_site() as site:
+        site.backend.permits = 1
+        async with await site.post("/v1/completions", ASK | {"stream": True}, "connection: close") as stream:
+            told = await receive_until(stream, b"data: ")
+            await stream.send_all(b"\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            site.backend.permit(20)
+            assert (told + await receive_all(stream)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 async def test_a_connection_that_is_kept_answers_again() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
@@ -20,9 +19,6 @@ from scripted_backend import ANSWER, Site, in_thread, open_site, receive_all, re
 
 from asyncfabric.errors import BusyError, PeerError  # noqa: E402
 from asyncfabric_services.health.metrics import exposition  # noqa: E402
-from asyncfabric_services.router.backend import ModelCard  # noqa: E402
-from asyncfabric_services.router.generation import LONG_BODY_BYTES  # noqa: E402
-from asyncfabric_services.runner.tokenizer import ByteTokenizer  # noqa: E402
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
 TEXT = ANSWER.decode()
@@ -179,22 +175,6 @@ async def test_a_body_that_does_not_come_is_refused_at_the_deadline() -> None:
         await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30\r\n\r\n{")
         told = await receive_all(stream)
         assert b" 408 " in told.splitlines()[0] and b"body_late" in told
-
-
-async def test_a_prompt_whose_tokens_take_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    going_on = threading.Event()
-
-    class Slow(ByteTokenizer):
-        def encode(self, text: str) -> list[int]:
-            assert len(text) < LONG_BODY_BYTES or going_on.wait(5)
-            return super().encode(text)
-
-    async with open_site() as site:
-        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", Slow(), 1000)])
-        async with await site.post("/v1/completions", {"model": "tiny", "prompt": "x" * LONG_BODY_BYTES}) as stream:
-            assert (await with_client(site, complete())).choices[0].text == TEXT[:16]
-            going_on.set()
-            assert b"context_length_exceeded" in await receive_until(stream, b"}}")
 
 
 @pytest.mark.parametrize("stream_mode", [False, True])

@@ -109,6 +109,7 @@ def test_chats_come_as_text_and_as_parts() -> None:
         (completion(stream="yes"), 400, "stream", "invalid_type"),
         (completion(stop=[""]), 400, "stop", "invalid_type"),
         (completion(stop=["a"] * 5), 400, "stop", "invalid_value"),
+        (completion(stop="a" * 1001), 400, "stop", "invalid_value"),
         (completion(stream_options={}), 400, "stream_options", "invalid_value"),
         (completion(seed=1.5), 400, "seed", "invalid_type"),
         (completion(n=2), 400, "n", "unsupported_parameter"),
@@ -163,6 +164,44 @@ def test_what_a_request_said_is_quoted_so_that_it_can_be_sent(body: Any) -> None
     with pytest.raises(ApiFault) as caught:
         read(body)
     assert len(json.dumps(caught.value.plain(), ensure_ascii=False).encode()) < 3000
+
+
+class Tokenless(ByteTokenizer):
+    """No token stands for more than 3 characters, and none is ever made."""
+
+    longest = 3
+
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError(f"tokens were made of {len(text)} characters")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "found"),
+    [
+        (completion(prompt="x" * 28), "prompt", "has 28 characters, and at most 27 can fit, as no token"),
+        (completion(prompt=["x" * 28]), "prompt", "has 28 characters"),
+        (completion(prompt=[1] * 10), "prompt", "has 10 token ids"),
+        (talk(messages=[{"role": "user", "content": "x" * 24}]), "messages", "has 28 characters"),
+        (talk(messages=[{"role": "user", "content": "x" * 10}] * 2), "messages", "has 28 characters"),
+        (talk(messages=[{"role": "", "content": ""}] * 10), "messages", "has 10 messages"),
+    ],
+)
+def test_no_tokens_are_made_of_a_prompt_that_cannot_fit(body: dict[str, Any], param: str, found: str) -> None:
+    cards = [ModelCard("tiny", Tokenless(), 10)]
+    with pytest.raises(ApiFault, match=found) as caught:
+        read_ask(json.dumps(body).encode(), chat="messages" in body, cards=cards, limits=LIMITS, deadline_seconds=1)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "context_length_exceeded")
+
+
+def test_a_prompt_that_may_fit_is_counted_in_tokens() -> None:
+    with pytest.raises(AssertionError, match="of 27 characters"):
+        read_ask(
+            json.dumps(completion(prompt="x" * 27)).encode(),
+            chat=False,
+            cards=[ModelCard("tiny", Tokenless(), 10)],
+            limits=LIMITS,
+            deadline_seconds=1,
+        )
 
 
 def test_a_template_that_refuses_is_the_requests_fault() -> None:

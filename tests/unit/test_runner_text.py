@@ -49,6 +49,13 @@ def test_no_piece_ends_within_a_character(tokenizer: ByteTokenizer | CheckpointT
     assert "".join(spoken(tokenizer.pieces(), unfinished)).startswith("�")
 
 
+def test_the_longest_token_bounds_the_characters_of_a_text() -> None:
+    assert ByteTokenizer().longest == 1
+    vocabulary = {"a": 0, "aa": 1, "\u2581word": 2, "<|end of turn|>": 3}
+    inner = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="a")))
+    assert CheckpointTokenizer(inner).longest == len("<|end of turn|>")
+
+
 def test_a_chat_without_a_template_is_written_in_lines() -> None:
     chat = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
     expected = "system: be kind\nuser: hi\nassistant: "

@@ -1,0 +1,131 @@
+"""Bodies of requests over real sockets: refused before they are read, bounded in sum, in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.client import HTTPConnection
+
+import pytest
+
+pytest.importorskip("hypercorn", reason="the router needs hypercorn")
+
+import trio
+from scripted_backend import PATIENCE, Site, in_thread, open_site, receive_all, receive_until
+from test_router_http import samples
+
+from asyncfabric_services.router import app as router_application
+from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.bodies import MOST_BODY_BYTES, SHORT_BODY_BYTES, BodyRoom
+from asyncfabric_services.router.generation import MIDDLE_BODY_BYTES
+from asyncfabric_services.runner.tokenizer import ByteTokenizer
+
+pytestmark = [pytest.mark.trio, pytest.mark.slow]
+CHUNKED = {"transfer-encoding": "chunked"}
+PATHS = ["/v1/completions", "/v1/chat/completions", "/health", "/nothing"]
+
+
+def head_of(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "host: x", *headers, "\r\n"]).encode()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_length_beyond_the_bound_is_refused_before_the_body_comes(path: str) -> None:
+    async with open_site() as site, await site.connect() as stream:
+        await stream.send_all(head_of(path, f"content-length: {MOST_BODY_BYTES + 1}"))
+        head, _, body = (await receive_until(stream, b"}}")).partition(b"\r\n\r\n")
+        assert b" 413 " in head.splitlines()[0]
+        assert b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "body_too_long"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_length_beside_a_coding_is_refused_and_nothing_behind_it_is_a_request(path: str) -> None:
+    async with open_site() as site, await site.connect() as stream:
+        behind = b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        await stream.send_all(head_of(path, "content-length: 4", "transfer-encoding: chunked") + behind)
+        answers = await receive_all(stream)
+        assert answers.count(b"HTTP/1.1 ") == 1
+        assert b" 400 " in answers.splitlines()[0]
+        assert b"ambiguous_length" in answers
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health"])
+async def test_a_client_that_sends_more_than_is_read_gets_its_answer_and_is_let_go(path: str) -> None:
+    """Bytes that nobody reads would keep hypercorn from ending the answer, and would reset the connection."""
+
+    def post(port: int) -> int:
+        client = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        part = b"x" * (1 << 20)
+        client.request("POST", path, body=iter([part] * 12), encode_chunked=True, headers=CHUNKED)
+        status = client.getresponse().status
+        client.close()
+        return status
+
+    async with open_site() as site:
+        assert await in_thread(post, site.port) == (405 if path == "/health" else 413)
+        if path != "/health":
+            await site.until(lambda: samples(site)["asyncfabric_router_requests_total completions 413"] == 1)
+
+
+async def test_long_bodies_beyond_the_sum_are_refused_while_short_ones_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = BodyRoom(100_000)
+    monkeypatch.setattr(router_application, "BodyRoom", lambda: room)
+    async with open_site() as site:
+        held = await site.connect()
+        await held.send_all(head_of("/v1/completions", "content-length: 90000") + b"{" + b" " * 79_999)
+        await site.until(lambda: room.held == 80_000)
+        long = {"model": "tiny", "prompt": "x", "user": "y" * 30_000}
+        async with await site.post("/v1/completions", long) as refused:
+            answer = await receive_until(refused, b"}}")
+            assert b" 503 " in answer.splitlines()[0]
+            assert b"retry-after: 1" in answer
+        assert await status_of(site, {"model": "tiny", "prompt": "x", "max_tokens": 2}) == 200
+        await held.aclose()
+        await site.until(lambda: room.held == 0)
+        assert await status_of(site, long | {"max_tokens": 2}) == 200
+        assert room.held == 0
+
+
+async def status_of(site: Site, body: object) -> int:
+    async with await site.post("/v1/completions", body) as stream:
+        return int((await receive_until(stream, b"\r\n")).split()[1])
+
+
+class Gated(ByteTokenizer):
+    """Makes tokens of long prompts when the test lets it."""
+
+    def __init__(self) -> None:
+        self.begun, self.going_on = threading.Event(), threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) > MIDDLE_BODY_BYTES:
+            self.begun.set()
+            assert self.going_on.wait(PATIENCE)
+        return super().encode(text)
+
+
+async def test_no_body_waits_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Gated()
+    async with open_site() as site:
+        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", tokenizer, 1 << 20)])
+        ask = {"model": "tiny", "max_tokens": 2}
+        async with await site.post("/v1/completions", ask | {"prompt": "x" * (MIDDLE_BODY_BYTES + 1)}) as longest:
+            assert await in_thread(tokenizer.begun.wait, PATIENCE)
+            for length in (1, SHORT_BODY_BYTES + 1, MIDDLE_BODY_BYTES // 2):
+                with trio.fail_after(PATIENCE):
+                    assert await status_of(site, ask | {"prompt": "x" * length}) == 200
+            tokenizer.going_on.set()
+            assert b" 200 " in await receive_until(longest, b"\r\n")
+
+
+async def test_a_prompt_that_cannot_fit_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Gated()  # never let go on: tokens of such a prompt would be waited for
+    async with open_site() as site:
+        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", tokenizer, 2048)])
+        prompt = {"model": "tiny", "prompt": "x" * (MIDDLE_BODY_BYTES + 1)}
+        with trio.fail_after(PATIENCE / 2):
+            assert await status_of(site, prompt) == 400
+        assert not tokenizer.begun.is_set()
