@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from asyncfabric._control.messages import Identity, Name, Number, Text
+from asyncfabric._control.messages import Identity, Name, NodeName, Number, Text
 
 MAX_LABELS: Final = 64
 KEPT_CHANGES: Final = 1024
@@ -27,14 +27,14 @@ class Node(Struct, frozen=True):
 
     Attributes:
         identity: name and incarnation.
-        role: what it does, for example "prefill".
+        role: what it does, for example "prefill"; in the letters of a name.
         address: of its link.
         labels: anything else that others choose by, at most 64.
         state: "ready", or "draining": it takes no new work.
     """
 
     identity: Identity
-    role: Name
+    role: NodeName
     address: Text
     labels: Annotated[dict[Name, Text], Meta(max_length=MAX_LABELS)] = {}
     state: Literal["ready", "draining"] = "ready"
@@ -66,11 +66,11 @@ class DirectoryTable:
     def register(
         self, identity: Identity, role: str, address: str, labels: Mapping[str, str], now_ns: int
     ) -> list[NodeChange]:
-        """Put a node in; a former incarnation of its name is lost. A later one refuses it: nothing changes then."""
+        """Put a node in; a former incarnation of its name is lost. Nothing changes when there is an objection."""
+        if self.objection(identity, role):
+            return []
         before = self.nodes.get(identity.name)
         node = Node(identity, role, address, dict(labels))
-        if before is not None and before.identity.incarnation > identity.incarnation:
-            return []
         changes = []
         if before is not None and before.identity != identity:
             changes.append(self._remove(before, "lost", f"replaced by {identity}"))
@@ -79,6 +79,15 @@ class DirectoryTable:
         if node != before:
             changes.append(self._put(node, "changed" if before else "joined"))
         return changes
+
+    def objection(self, identity: Identity, role: str) -> str:
+        """Return why a node may not be put in, "" when it may: its name lives later, or in another role."""
+        living = self.nodes.get(identity.name)
+        if living is None:
+            return ""
+        if living.identity.incarnation > identity.incarnation:
+            return f"a later incarnation of its name, {living.identity}, is in"
+        return f"its name is in use by a {living.role} node" if living.role != role else ""
 
     def renew(self, identity: Identity, now_ns: int) -> bool:
         """Renew a lease; False when the node is not in."""

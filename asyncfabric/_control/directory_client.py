@@ -1,7 +1,8 @@
 """DirectoryClient: a node's registration and its view of the cluster, which outlives the directory.
 
 On the event loop's thread. Connects, registers, renews, watches, and does all of it again when the directory comes back
-at its address. Questions are answered from the view at once; the data path never asks.
+at its address; a directory that refuses this node for good ends that. Questions are answered from the view at once; the
+data path never asks.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from asyncfabric._control.directory_messages import (
 )
 from asyncfabric._control.events import Arrival
 from asyncfabric._control.link import Link
-from asyncfabric._control.messages import Identity, checked_text
+from asyncfabric._control.messages import Identity, checked_name, checked_text
+from asyncfabric._control.protocol_errors import RefusedError
 from asyncfabric.errors import ClosedError, PeerError
 
 log = logging.getLogger("asyncfabric.control")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+MOST_REFUSALS = 10  # in a row: with the pauses between them longer than a dead node of our name stays in
 MAX_UNSEEN = 4096
 MAX_TEXT = 512
 
@@ -65,7 +68,11 @@ class DirectoryClient:
         self._lease_ns = LEASE_NS
         self._lease_changed = anyio.Event()
         self._registered = anyio.Event()
+        self._is_in = False
+        self._was_in_session = False
+        self._trouble = "it did not answer yet"
         self._refused = ""
+        self._ended = anyio.Event()
         self._watched: set[MemoryObjectSendStream[NodeChange]] = set()
         self._tasks: TaskGroup
 
@@ -109,7 +116,7 @@ class DirectoryClient:
 
         Raises:
             TypeError, ValueError: an argument is wrong.
-            PeerError: a later incarnation of our name is in.
+            PeerError: the directory refused this node for good, see `wait_refused`.
 
         Cancellation: the wish stays; `leave()` takes it back.
         """
@@ -120,11 +127,12 @@ class DirectoryClient:
             checked_text("the name of a label", name)
             if len(text) > MAX_TEXT:
                 raise ValueError(f"label {name!r} must have at most {MAX_TEXT} characters, got {len(text)}")
-        self._wanted = Register(checked_text("role", role), address, given)
+        self._wanted = Register(checked_name("role", role), address, given)
         self._draining = False
-        self._registered, self._refused = anyio.Event(), ""
-        await self._tell(self._wanted)
-        await self._registered.wait()
+        self._registered = anyio.Event()
+        if not self._refused:
+            await self._tell(self._wanted)
+            await self._registered.wait()
         if self._refused:
             raise PeerError(f"the directory refused {self._link.identity}: {self._refused}")
 
@@ -141,7 +149,7 @@ class DirectoryClient:
 
         Cancellation: the registration is not renewed any more.
         """
-        self._wanted = None
+        self._wanted, self._is_in = None, False
         await self._tell(LeaveMe())
 
     def nodes(self, role: str = "", *, state: str = "") -> list[Node]:
@@ -153,6 +161,28 @@ class DirectoryClient:
     def is_connected(self) -> bool:
         """Whether the directory is there now; `nodes()` is of the last time it was."""
         return self._server is not None
+
+    @property
+    def missing(self) -> str:
+        """Why this node is not in the directory now, for people; "" while it is."""
+        if self._is_in:
+            return ""
+        if self._refused:
+            return f"the directory refuses this node: {self._refused}"
+        if self._server is None:
+            return f"no session with the directory at {self._address}: {self._trouble}"
+        return "the directory has not confirmed the registration yet"
+
+    async def wait_refused(self) -> str:
+        """Wait until the directory refused this node for good, and return why.
+
+        That is: another process lives under its name in another role, under another key or as a later start, or the
+        directory does not trust its key, and MOST_REFUSALS attempts met with that; or a later start replaced it.
+
+        Cancellation: only this wait ends.
+        """
+        await self._ended.wait()
+        return self._refused
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[MemoryObjectReceiveStream[NodeChange]]:
@@ -176,20 +206,27 @@ class DirectoryClient:
     # ---- staying connected
 
     async def _stay_connected(self) -> None:
-        pause_s, failures = FIRST_PAUSE_S, 0
-        while True:
+        pause_s, failures, refusals = FIRST_PAUSE_S, 0, 0
+        while not self._refused:
             try:
                 self._server = await self._link.connect(self._address)
-                pause_s, failures = FIRST_PAUSE_S, 0
+                pause_s, failures, refusals = FIRST_PAUSE_S, 0, 0
+                self._was_in_session = True
                 await self._speak_with(self._server)
+                self._trouble = "the session was lost"
             except PeerError as error:
+                self._trouble = str(error)
+                if isinstance(error, RefusedError):
+                    refusals += 1
+                    if refusals >= MOST_REFUSALS or (error.code == "retired" and self._was_in_session):
+                        self._refuse(str(error))
                 failures += 1
                 if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th: whoever waits for hours fills no disk
                     text = "directory at %s: %s; attempt %d, the next in %g s"
                     log.info(text, self._address, error, failures, pause_s)
             except ClosedError:
                 return
-            self._server = None
+            self._server, self._is_in = None, False
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -240,12 +277,13 @@ class DirectoryClient:
                 if lease_ns != self._lease_ns:
                     self._lease_ns = lease_ns
                     self._lease_changed.set()
+                self._is_in = self._wanted is not None
                 self._registered.set()
             case Unregistered(reason, again):
+                self._is_in = False
                 log.warning("directory %s: %s is not in: %s", server, self._link.identity, reason)
                 if not again:
-                    self._refused = reason
-                    self._registered.set()
+                    self._refuse(reason)
                 elif self._wanted is not None:
                     await self._say_all(server)
             case Snapshot(epoch, settled, nodes):
@@ -258,6 +296,12 @@ class DirectoryClient:
                     self._publish(applied)
             case Settled():
                 self._publish(self._view.settle())
+
+    def _refuse(self, reason: str) -> None:
+        """The directory will not take this node: let those know that wait for it."""
+        self._refused, self._wanted = reason, None
+        self._registered.set()
+        self._ended.set()
 
     def _publish(self, news: Iterable[NodeChange]) -> None:
         for change in news:

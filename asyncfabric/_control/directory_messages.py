@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncfabric._control.directory import MAX_LABELS, Node, NodeChange
-from asyncfabric._control.messages import HOSTILE, Name, Number, Text
+from asyncfabric._control.messages import HOSTILE, Name, NodeName, Number, Text
 
 TO_DIRECTORY: Final = "directory"
 FROM_DIRECTORY: Final = "directory.view"
@@ -22,7 +22,7 @@ Labels = Annotated[dict[Name, Text], Meta(max_length=MAX_LABELS)]
 class Register(Struct, frozen=True, tag="register"):
     """Put me into the directory, or change what it says of me."""
 
-    role: Name
+    role: NodeName
     address: Text
     labels: Labels
 
@@ -52,7 +52,7 @@ class Registered(Struct, frozen=True, tag="registered"):
 
 
 class Unregistered(Struct, frozen=True, tag="unregistered"):
-    """You are not in. Register `again`, or do not: a later incarnation of your name is in."""
+    """You are not in. Register `again`, or do not: the reason will not pass."""
 
     reason: Text
     again: bool

@@ -68,11 +68,12 @@ class Directory:
         watcher = self._watcher_of(sender)
         match request:
             case Register(role, address, labels):
-                self._publish(self.table.register(sender, role, address, labels, now_ns))
-                known = self.table.find(sender) is not None
-                watcher.say(
-                    Registered(self.table.lease_ns) if known else Unregistered("a later incarnation is in", False)
-                )
+                stated = self._link.role_of(sender)
+                objection = f"its link states the role {stated}, not {role}" if stated not in ("", role) else ""
+                objection = objection or self.table.objection(sender, role)
+                if not objection:
+                    self._publish(self.table.register(sender, role, address, labels, now_ns))
+                watcher.say(Unregistered(objection, False) if objection else Registered(self.table.lease_ns))
             case Renew():
                 if not self.table.renew(sender, now_ns):
                     watcher.say(Unregistered("not in: the lease ended, or the directory is new", True))

@@ -82,10 +82,11 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class PathLost:
-    """A path broke, or was given up."""
+    """A path broke, or was given up; `code` is one of REFUSALS where the peer did not take us."""
 
     path: Path
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,11 @@ class Dialed:
 
 @dataclass(frozen=True, slots=True)
 class DialFailed:
-    """A dialed path reached nobody."""
+    """A dialed path reached nobody, or somebody who did not take us: then `code` is a reason of `protocol_errors`."""
 
     path: int
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

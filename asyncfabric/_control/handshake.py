@@ -38,8 +38,10 @@ class Handshake:
         address: str,
         capabilities: tuple[str, ...],
         nonce: Callable[[], int],
+        role: str,
     ) -> None:
         self.me = me
+        self.role = role
         self.config = config
         self.address = address
         self.capabilities = capabilities
@@ -74,14 +76,14 @@ class Handshake:
 
     def _say_hello(self, session: Session) -> None:
         config = self.config
-        hello = Hello(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes)
+        hello = Hello(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes, self.role)
         self._emit(session.path, Envelope(self.me, session.nonce, 0, None, hello))
         session.sent_ns = self.now_ns
         session.unanswered += 1
 
     def _say_welcome(self, session: Session) -> None:
         config = self.config
-        welcome = Welcome(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes)
+        welcome = Welcome(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes, self.role)
         self._emit(session.path, Envelope(self.me, session.nonce, 0, None, welcome))
         session.sent_ns = self.now_ns
 
@@ -98,8 +100,8 @@ class Handshake:
             else:
                 self.errors.count("replayed", f"Hello of {sender}")
             return
-        if objection := self.roster.objection(sender, event.key):
-            self._refuse(event.path, nonce, objection, f"Hello of {sender}")
+        if objection := self.roster.objection(sender, hello.role, event.key):
+            self._refuse(event.path, nonce, objection, f"Hello of {sender} as {hello.role or 'no node'}")
             return
         if not self.roster.opens(sender, nonce):
             self._refuse(event.path, nonce, "replayed", f"Hello of {sender}")
@@ -120,7 +122,7 @@ class Handshake:
                 self.errors.count("replayed", f"Welcome of {envelope.sender}")
             return
         session.unanswered -= 1
-        if objection := self.roster.objection(envelope.sender, session.key):
+        if objection := self.roster.objection(envelope.sender, welcome.role, session.key):
             self.errors.count(objection, f"Welcome of {envelope.sender}")
             self._end(session, f"{envelope.sender} answered, but {REASONS[objection]}")
             return
@@ -139,6 +141,7 @@ class Handshake:
     def _ready(self, session: Session, identity: Identity, facts: Hello | Welcome) -> None:
         session.state = "ready"
         session.identity = identity
+        session.role = facts.role
         session.address = session.address or facts.address
         session.capabilities = facts.capabilities
         session.heard_ns = self.now_ns
@@ -149,7 +152,7 @@ class Handshake:
         if peer is not None:
             peer.sessions.append(session)
             return
-        peer = Peer(identity, session.key, [session])
+        peer = Peer(identity, session.role, session.key, [session])
         self.roster.add(peer)
         self.actions.append(Change(SessionChange(identity, "ready", f"session {session.nonce:x}")))
 
@@ -178,5 +181,5 @@ class Handshake:
     def _lose(self, peer: Peer, reason: str, *, tell: bool = True) -> None:
         raise NotImplementedError
 
-    def _end(self, session: Session, reason: str, *, tell: bool = True) -> None:
+    def _end(self, session: Session, reason: str, *, code: str = "", tell: bool = True) -> None:
         raise NotImplementedError

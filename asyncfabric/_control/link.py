@@ -19,6 +19,7 @@ from asyncfabric._control.events import Arrival, Leave, PathLost, Post, SessionC
 from asyncfabric._control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric._control.listeners import Outlet
 from asyncfabric._control.messages import ENVELOPE_BYTES, Identity, checked_text
+from asyncfabric._control.protocol_errors import REFUSALS, RefusedError
 from asyncfabric._control.switchboard import Switchboard
 from asyncfabric._control.window import MAX_CHANNELS, SendWindow, cost_of, largest_body
 from asyncfabric.errors import ClosedError, PeerError
@@ -31,12 +32,14 @@ class Link:
 
     Attributes:
         identity: who we are: name and incarnation.
+        role: what we are in the cluster; empty for no node of it.
         address: what others connect to, as text.
     """
 
     def __init__(self, switchboard: Switchboard, config: LinkConfig, tasks: TaskGroup) -> None:
         """Not for users: use `open_link`."""
         self.identity = switchboard.identity
+        self.role = switchboard.table.role
         self.address = switchboard.address
         self._board = switchboard
         self._table = switchboard.table
@@ -53,7 +56,8 @@ class Link:
 
         Raises:
             TypeError, ValueError: address is none, or is plain TCP where CURVE is used, or the reverse.
-            PeerError: nobody answered within `connect_deadline_s`, or the peer refused us; the text says why.
+            PeerError: nobody answered within `connect_deadline_s`.
+            RefusedError: the peer takes no session with us (a PeerError); its code and text say why.
             ClosedError: the link is closed.
 
         Cancellation: the attempt ends, unless another task waits for it too.
@@ -74,6 +78,8 @@ class Link:
             dialing.waiters -= 1
             if dialing.waiters == 0 and not dialing.ended.is_set():
                 self._board.feed(PathLost(dialing.path, "the caller gave up"))
+        if dialing.code in REFUSALS:
+            raise RefusedError(f"no session with {address}: {dialing.reason}", code=dialing.code)
         if dialing.peer is None:
             raise PeerError(
                 f"no session with {address}: {dialing.reason}",
@@ -166,6 +172,13 @@ class Link:
     def peers(self) -> list[LinkPeer]:
         """Return the peers that there is a session with, by name."""
         return sorted(self._board.peers(), key=lambda peer: peer.identity.name)
+
+    def role_of(self, peer: Identity) -> str:
+        """Return the role that a peer stated, or our own; empty where it stated none or there is no session."""
+        if peer == self.identity:
+            return self.role
+        found = self._table.roster.peers.get(peer)
+        return found.role if found is not None else ""
 
     def statistics(self) -> LinkStatistics:
         """Return what was counted so far."""

@@ -7,6 +7,7 @@ of the floors above are opaque bytes here. Decoding returns `Undecodable` for ho
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -19,9 +20,15 @@ MAX_FRAME_BYTES: Final = 1 << 20
 ENVELOPE_BYTES: Final = 2048
 """Room that a frame keeps for everything but the body: names, channel and trace at their longest."""
 
+NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
 _PREFIX = MAGIC + bytes([SCHEMA_VERSION])
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
+NodeName = Annotated[str, Meta(pattern=rf"\A{NODE_NAME.pattern}\Z")]
+"""Of a node or a role: it stands in tables, metrics, logs and paths of others, so nothing in it needs quoting."""
+LinkRole = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")]
+"""What a process is in the cluster; empty for one that is no node of it, such as a command."""
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Room = Annotated[int, Meta(ge=2 * ENVELOPE_BYTES, le=(1 << 63) - 1)]
 """What a peer takes in: less would leave no room for answers, and no configuration says less."""
@@ -32,11 +39,11 @@ class Identity(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     """Who a process is: the pair, never the name or an address alone.
 
     Attributes:
-        name: what people call the node, 1..128 characters.
+        name: what people call the node: 1..64 letters, digits, `.`, `_` and `-`.
         incarnation: grows with each start of a process; wall-clock nanoseconds at the start.
     """
 
-    name: Name
+    name: NodeName
     incarnation: Number
 
     def __str__(self) -> str:
@@ -46,12 +53,13 @@ class Identity(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
-    """The dialer opens a session: where it listens, what it can, how much it takes in before it gives credit."""
+    """The dialer opens a session: where it listens, what it can, how much it takes before it gives credit, its role."""
 
     address: Text
     capabilities: Annotated[tuple[Name, ...], Meta(max_length=32)]
     window_bytes: Room
     max_frame_bytes: Room
+    role: LinkRole = ""
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
@@ -61,6 +69,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
     capabilities: Annotated[tuple[Name, ...], Meta(max_length=32)]
     window_bytes: Room
     max_frame_bytes: Room
+    role: LinkRole = ""
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag="heartbeat"):
@@ -178,4 +187,13 @@ def checked_text(what: str, value: object) -> str:
         raise TypeError(f"{what} must be text, got {type(value).__name__}")
     if not 1 <= len(value) <= 128:
         raise ValueError(f"{what} must have 1..128 characters, got {len(value)}")
+    return value
+
+
+def checked_name(what: str, value: object) -> str:
+    """Return the name of a node or a role, or raise TypeError or ValueError with the form."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be text, got {type(value).__name__}")
+    if NODE_NAME.fullmatch(value) is None:
+        raise ValueError(f"{what} must be 1..64 letters, digits, '.', '_' or '-', got {value[:80]!a}")
     return value

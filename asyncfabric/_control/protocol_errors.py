@@ -1,4 +1,4 @@
-"""The reasons for which frames are not taken, and their counts. Logs the first of each reason, then each doubling.
+"""The reasons for which frames and peers are not taken, and their counts. Logs the 1st, 2nd, 4th ... of a reason.
 
 Pure but for the log; on the event loop's thread. What is done about a reason is decided by the session table.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from typing import Final
+
+from asyncfabric.errors import PeerError
 
 log = logging.getLogger("asyncfabric.control")
 
@@ -21,7 +23,7 @@ REASONS: Final = {
     "unauthenticated": "the key is not trusted, or there is none",
     "sender": "the frame names another sender than its session",
     "own_name": "the peer has the name of this process",
-    "name_taken": "a live peer of this name has another key",
+    "name_taken": "a live peer of this name has another role or another key",
     "retired": "the sender is an earlier incarnation of its name",
     "unknown_session": "there is no such session, it may have been lost",
     "unexpected": "the kind of message does not belong into this state",
@@ -33,6 +35,22 @@ REASONS: Final = {
     "refused_by_peer": "the peer did not take a frame of ours",
 }
 """Reason -> what it means; the keys of `LinkStatistics.protocol_errors`."""
+
+
+REFUSALS: Final = frozenset(("unauthenticated", "own_name", "name_taken", "retired"))
+"""Reasons that lie in who the dialer is: dialing again helps only when the peer changes its mind."""
+
+
+class RefusedError(PeerError):
+    """The peer answered, and takes no session with us.
+
+    Attributes:
+        code: the reason, one of REFUSALS.
+    """
+
+    def __init__(self, message: str, *, code: str, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.code = code
 
 
 class ProtocolErrors:

@@ -1,4 +1,4 @@
-"""Who may hold a name: the newest living incarnation, under the key that it came with. Pure, bounded.
+"""Who may hold a name: the newest living incarnation, in the role and under the key that it came with. Pure, bounded.
 
 Incarnations are wall-clock times of process starts. A higher one replaces a lower one at once. A lower one is refused
 while the higher lives, and for good once it was replaced; a lower one that was never replaced is taken when nobody
@@ -29,16 +29,14 @@ class Roster:
         self.peers: dict[Identity, Peer] = {}
         self.last_words: OrderedDict[Identity, str] = OrderedDict()
 
-    def objection(self, sender: Identity, key: str) -> str:
+    def objection(self, sender: Identity, role: str, key: str) -> str:
         """Return the reason for which no session with this sender may begin, "" when there is none."""
         if sender.name == self._me.name:
             return "own_name"
-        if self.is_retired(sender):
-            return "retired"
         living = self._by_name.get(sender.name)
-        if living is not None and living.key != key:
+        if living is not None and (living.role, living.key) != (role, key):
             return "name_taken"
-        return ""
+        return "retired" if self.is_retired(sender) else ""
 
     def is_retired(self, identity: Identity) -> bool:
         """Return whether a later incarnation replaced this one."""

@@ -71,6 +71,7 @@ class Session:
     sent_ns: int
     deadline_ns: int  # of the handshake
     identity: Identity | None = None
+    role: str = ""
     capabilities: tuple[str, ...] = ()
     largest_body: int = 0
     next_in: int = 1
@@ -83,6 +84,7 @@ class Peer:
     """One identity and the sessions to it; parcels leave over the first, arrive over all."""
 
     identity: Identity
+    role: str
     key: str
     sessions: list[Session] = field(default_factory=list)
     state: Literal["ready", "draining"] = "ready"

@@ -65,8 +65,9 @@ class SessionTable(Handshake):
         address: str = "",
         capabilities: tuple[str, ...] = (),
         nonce: Callable[[], int] = lambda: secrets.randbits(63),
+        role: str = "",
     ) -> None:
-        super().__init__(me, config or SessionConfig(), address, capabilities, nonce)
+        super().__init__(me, config or SessionConfig(), address, capabilities, nonce, role)
 
     # ---- questions
 
@@ -114,7 +115,7 @@ class SessionTable(Handshake):
             case PathLost():
                 session = self.sessions.get(event.path)
                 if session is not None:
-                    self._end(session, event.reason)
+                    self._end(session, event.reason, code=event.code)
         return self.actions
 
     # ---- time
@@ -224,7 +225,8 @@ class SessionTable(Handshake):
         if session is None or session.nonce != envelope.session:
             return
         if session.identity is None:
-            self._end(session, f"refused by {envelope.sender}: {code}: {REASONS.get(code, '')}: {refusal.text}")
+            text = f"refused by {envelope.sender}: {code}: {REASONS.get(code, '')}: {refusal.text}"
+            self._end(session, text, code=code)
         elif envelope.sender == session.identity and code in ENDS_SESSION:
             self._end(session, f"the peer says: {REASONS[code]}", tell=False)
 
@@ -263,13 +265,13 @@ class SessionTable(Handshake):
         self._refuse(session.path, session.nonce, reason, f"{detail}, from {peer.identity}")
         self._lose(peer, f"{REASONS[reason]} ({detail})")
 
-    def _end(self, session: Session, reason: str, *, tell: bool = True) -> None:
+    def _end(self, session: Session, reason: str, *, code: str = "", tell: bool = True) -> None:
         """End a session: its peer is lost, or its dial has failed."""
         if session.identity is not None:
             self._lose(self.roster.peers[session.identity], reason, tell=tell)
             return
         del self.sessions[session.path]
-        self.actions += [Close(session.path), DialFailed(_number(session), reason)]
+        self.actions += [Close(session.path), DialFailed(_number(session), reason, code)]
 
     def _lose(self, peer: Peer, reason: str, *, tell: bool = True) -> None:
         """All sessions with a peer are over; the last word tells it why."""

@@ -65,16 +65,17 @@ class Dialing:
         self.waiters = 0
         self.peer: Identity | None = None
         self.reason = ""
+        self.code = ""
 
 
 class Switchboard:
     """The table of one link, and who waits for what it says."""
 
-    def __init__(self, identity: Identity, address: str, config: LinkConfig, wire: Wire) -> None:
+    def __init__(self, identity: Identity, role: str, address: str, config: LinkConfig, wire: Wire) -> None:
         self.identity = identity
         self.address = address
         self.wire = wire
-        self.table = SessionTable(identity, config.session_config(), address=address)
+        self.table = SessionTable(identity, config.session_config(), address=address, role=role)
         self.outlets: list[Outlet] = []
         self._events: deque[Event] = deque()
         self._feeding = False
@@ -120,9 +121,9 @@ class Switchboard:
         self._bytes[1] += len(frame)
         self.feed(Received(path, frame, key))
 
-    def path_lost(self, path: Path, reason: str) -> None:
-        """A path broke."""
-        self.feed(PathLost(path, reason))
+    def path_lost(self, path: Path, reason: str, code: str = "") -> None:
+        """A path broke; `code` is one of REFUSALS where the peer did not take us."""
+        self.feed(PathLost(path, reason, code))
 
     def writable(self, path: Path) -> None:
         """A path has room again."""
@@ -176,6 +177,7 @@ class Switchboard:
         return [
             LinkPeer(
                 peer.identity,
+                peer.role,
                 peer.state,
                 peer.way_out.address,
                 len(peer.sessions),
@@ -216,17 +218,17 @@ class Switchboard:
                 if change.state == "lost":
                     self._forget(change.peer)
             case Dialed(path, peer):
-                self._end_dial(path, peer, "")
-            case DialFailed(path, reason):
+                self._end_dial(path, peer, "", "")
+            case DialFailed(path, reason, code):
                 hint = self.wire.hint(path)
-                self._end_dial(path, None, f"{reason} ({hint})" if hint else reason)
+                self._end_dial(path, None, f"{reason} ({hint})" if hint else reason, code)
             case Close(path):
                 self.wire.close_path(path)
 
-    def _end_dial(self, path: int, peer: Identity | None, reason: str) -> None:
+    def _end_dial(self, path: int, peer: Identity | None, reason: str, code: str) -> None:
         for address, dialing in self._dials.items():
             if dialing.path == path:
-                dialing.peer, dialing.reason = peer, reason
+                dialing.peer, dialing.reason, dialing.code = peer, reason, code
                 dialing.ended.set()
                 del self._dials[address]
                 return

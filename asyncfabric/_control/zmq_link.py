@@ -14,7 +14,7 @@ from asyncfabric._control.endpoint import Endpoint, new_incarnation
 from asyncfabric._control.keys import LinkKeys
 from asyncfabric._control.link import Link
 from asyncfabric._control.link_values import LinkConfig
-from asyncfabric._control.messages import Identity, checked_text
+from asyncfabric._control.messages import Identity, checked_name
 from asyncfabric._control.switchboard import Switchboard
 from asyncfabric._control.zmq_wire import ZmqWire
 
@@ -26,6 +26,7 @@ __all__ = ["Link", "LinkConfig", "LinkKeys", "open_link"]
 async def open_link(
     name: str,
     *,
+    role: str = "",
     bind: str = "ipc",
     keys: LinkKeys | None = None,
     insecure: bool = False,
@@ -36,7 +37,9 @@ async def open_link(
     Leaving the block leaves all peers in two phases, for at most `config.close_deadline_s`, then closes.
 
     Args:
-        name: what others call this node, 1..128 characters. A later start under the same name replaces this one.
+        name: what others call this process: 1..64 letters, digits, `.`, `_` and `-`. A later start under the same name
+            replaces this one where its role and key are the same, and is refused by all who know this one else.
+        role: what a node does, in the same letters; empty for a process that is no node.
         bind: "ipc" for a socket in a private folder; "ipc:///folder/name.sock" for a place that stays the same;
             "tcp" for 127.0.0.1 and any port; "tcp://host:port".
         keys: for tcp: our keys and whom we trust.
@@ -49,14 +52,16 @@ async def open_link(
 
     Cancellation: closing is shielded, and bounded as told above.
     """
-    identity = Identity(checked_text("name", name), new_incarnation())
+    identity = Identity(checked_name("name", name), new_incarnation())
+    if role:
+        checked_name("role", role)
     endpoint = Endpoint.parse(bind, identity, keys, insecure=insecure, config=config)
     wire = ZmqWire(config, keys, insecure)
     try:
         async with anyio.create_task_group() as tasks:
             try:
                 got = wire.bind(endpoint.text, tasks)
-                switchboard = Switchboard(identity, endpoint.published(got), config, wire)
+                switchboard = Switchboard(identity, role, endpoint.published(got), config, wire)
                 wire.switchboard = switchboard
                 tasks.start_soon(switchboard.keep_time)
                 link = Link(switchboard, config, tasks)

@@ -26,6 +26,7 @@ from asyncfabric._control.address import LinkAddress
 from asyncfabric._control.events import Path
 from asyncfabric._control.keys import LinkKeys
 from asyncfabric._control.link_values import LinkConfig
+from asyncfabric._control.protocol_errors import RefusedError
 from asyncfabric._control.pump import Pump
 from asyncfabric._control.switchboard import Switchboard
 from asyncfabric.errors import DeviceError, PeerError
@@ -44,6 +45,7 @@ _MONITORED = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _NO_CURVE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_NOT_TAKEN = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _DIAL_FAULTS = {
     zmq.EVENT_DISCONNECTED: "the connection was closed",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake broke: does the listener have this key?",
@@ -172,12 +174,12 @@ class ZmqWire:
             return
         if not address.key:
             if not self._insecure:
-                raise PeerError(f"{address} is plain TCP", remedy="open the link with insecure=True to take that risk")
+                raise _distrusted(f"{address} is plain TCP", "open the link with insecure=True to take that risk")
             return
         if self._keys is None:
-            raise PeerError(f"{address} uses CURVE, and this link has no keys", remedy="asyncfabric keys new")
+            raise _distrusted(f"{address} uses CURVE, and this link has no keys", "asyncfabric keys new")
         if address.key not in self._keys.trusted:
-            raise PeerError(f"the key of {address} is not trusted here", remedy=f"asyncfabric keys trust {address.key}")
+            raise _distrusted(f"the key of {address} is not trusted here", f"asyncfabric keys trust {address.key}")
         dealer.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(address.key))
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(self._keys.public))
         dealer.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(self._keys.secret))
@@ -221,7 +223,7 @@ class ZmqWire:
         elif event in _DIAL_FAULTS:
             if path in self._taps:
                 self._taps[path][0].pump.drain()  # what came before the break, a goodbye for example, is first
-            self.switchboard.path_lost(path, _DIAL_FAULTS[event])
+            self.switchboard.path_lost(path, _DIAL_FAULTS[event], "unauthenticated" if event in _NOT_TAKEN else "")
 
     def _judge(self, parts: list[Any]) -> None:
         assert self._zap is not None and self._keys is not None
@@ -332,6 +334,10 @@ class ZmqWire:
         while self._unreachable:
             self.switchboard.path_lost(self._unreachable.pop(), _DIAL_FAULTS[zmq.EVENT_DISCONNECTED])
         return any(full)
+
+
+def _distrusted(message: str, remedy: str) -> RefusedError:
+    return RefusedError(message, code="unauthenticated", remedy=remedy)
 
 
 def _nothing() -> bool:

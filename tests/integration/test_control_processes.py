@@ -96,9 +96,9 @@ def test_a_loop_that_stood_still_loses_nobody_who_spoke_meanwhile(start: Start) 
 def test_a_key_that_is_not_trusted_stays_outside(start: Start) -> None:
     (b, at_b), (a, at_a) = start("b", "tcp", trusts="b"), start("a", "tcp", trusts="ab")
     answer = a.fail("connect", address=at_b["address"])
-    assert answer["error"] == "PeerError" and "does not trust our key" in answer["text"]
+    assert answer["error"] == "RefusedError" and "does not trust our key" in answer["text"]
     answer = b.fail("connect", address=at_a["address"])
-    assert answer["error"] == "PeerError" and "not trusted here" in answer["text"]
+    assert answer["error"] == "RefusedError" and "not trusted here" in answer["text"]
     assert b.ask("statistics") == {"ready": 0, "lost": 0, "errors": {"unauthenticated": 1}}
     a.close()
     b.close()

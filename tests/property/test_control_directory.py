@@ -128,7 +128,7 @@ def test_a_later_incarnation_replaces_and_an_earlier_one_changes_nothing() -> No
     table.register(Identity("n", 2), "role", "", {}, 0)
     assert table.register(Identity("n", 1), "role", "", {}, 0) == []
     assert table.lose(Identity("n", 1), "late news") == [] and not table.renew(Identity("n", 1), 0)
-    kinds = [
-        (change.kind, change.node.identity.incarnation) for change in table.register(Identity("n", 3), "r", "", {}, 0)
-    ]
-    assert kinds == [("lost", 2), ("joined", 3)]
+    assert "a role node" in table.objection(Identity("n", 3), "other")
+    assert table.register(Identity("n", 3), "other", "", {}, 0) == []
+    changes = table.register(Identity("n", 3), "role", "", {}, 0)
+    assert [(one.kind, one.node.identity.incarnation) for one in changes] == [("lost", 2), ("joined", 3)]

@@ -173,7 +173,9 @@ def test_a_refused_dial_fails_at_once_with_the_reason() -> None:
     bench = Bench()
     bench.feed(Dial(1, "ipc:///peer"))
     actions = bench.hear(Refusal("name_taken", "by another"), session=100, path=1)
-    assert "a live peer of this name has another key" in next(a.reason for a in actions if isinstance(a, DialFailed))
+    (failed,) = [action for action in actions if isinstance(action, DialFailed)]
+    assert "a live peer of this name has another role or another key" in failed.reason
+    assert failed.code == "name_taken"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,11 @@ def test_a_refused_dial_fails_at_once_with_the_reason() -> None:
         (HELLO, 0, {"sender": Identity("peer", 4), "path": b"q"}, "retired"),
         (HELLO, 0, {"sender": Identity("me", 9), "path": b"q"}, "own_name"),
         (HELLO, 0, {"sender": Identity("peer", 6), "path": b"q", "key": "other"}, "name_taken"),
+        (msgspec.structs.replace(HELLO, role="router"), 0, {"sender": Identity("peer", 6), "path": b"q"}, "name_taken"),
+        (msgspec.structs.replace(HELLO, role="a b"), 0, {"sender": Identity("peer", 6), "path": b"q"}, "types"),
+        (HELLO, 0, {"sender": Identity("a\x1b[2J", 6), "path": b"q"}, "types"),
+        (HELLO, 0, {"sender": Identity("a\n", 6), "path": b"q"}, "types"),
+        (HELLO, 0, {"sender": Identity("a" * 65, 6), "path": b"q"}, "types"),
         (HELLO, 0, {"path": b"q"}, "replayed"),
     ],
 )
