@@ -1,7 +1,9 @@
-"""What every node answers over HTTP: `/health`, `/metrics`, and its view as JSON. Read-only; runs on the event loop.
+"""What every node answers over HTTP: health, `/metrics`, and its view as JSON. Read-only; runs on the event loop.
 
-`/health` answers 200 when the node is ready and 503 when it is not, so that load balancers and readiness probes
-need not read the body. The pages of the view are `/why`, `/peers`, `/regions` and those of the role.
+`/health/ready`, and `/health` by its short name, answer 200 when the node is ready and 503 when it is not, so that load
+balancers and readiness probes need not read the body. `/health/live` answers 200 as long as the process does its part:
+a node that waits for its directory is alive, and is not helped by a restart. The pages of the view are `/why`,
+`/peers`, `/regions` and those of the role.
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ from asyncfabric_services.health.view import Rows, View
 
 
 def node_routes(condition: Condition, registry: CollectorRegistry, view: View | None = None) -> list[Route]:
-    """Return the routes; a node without a view has the first two."""
+    """Return the routes; a node without a view has those of its health and metrics."""
 
-    async def health(_: Request) -> Response:
+    async def ready(_: Request) -> Response:
         return JSONResponse(condition.plain(), 200 if condition.ready else 503)
+
+    async def live(_: Request) -> Response:
+        return JSONResponse(condition.plain(), 200 if condition.alive else 503)
 
     async def metrics(_: Request) -> Response:
         return Response(exposition(registry), media_type=CONTENT_TYPE)
 
     return [
-        Route("/health", health, methods=["GET"]),
+        Route("/health", ready, methods=["GET"]),
+        Route("/health/ready", ready, methods=["GET"]),
+        Route("/health/live", live, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         *(_page(condition, name, rows) for name, rows in (view.pages() if view is not None else {}).items()),
     ]

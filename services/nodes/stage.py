@@ -5,6 +5,7 @@ Runs on the event loop. What a node does is in its own file; here it is opened, 
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,10 +16,11 @@ import trio
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from asyncfabric import DeviceError
+from asyncfabric import DeviceError, PeerError
 from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, read_keys
 from asyncfabric._control.address import LinkAddress
 from asyncfabric.observe.spans import SpanRing
+from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.desk import Desk
@@ -26,6 +28,7 @@ from asyncfabric_services.router.server import Doorway, StartError, serve_until,
 from asyncfabric_services.settings.schema import Settings
 
 LEAVE_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 HTTP_LABEL = "http"
 """Label of a node in the directory: where its HTTP endpoint is reached."""
 Announce = Callable[[Mapping[str, str]], None]
@@ -37,7 +40,7 @@ class Stage:
 
     Attributes:
         settings: of the process.
-        condition: as `/health` tells it.
+        condition: as `/health` reports it.
         registry: of its metrics.
         desk: requests inside; a drain waits for them.
         stop: set when the process is to end in good order.
@@ -65,11 +68,15 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     """Run a node until SIGTERM or SIGINT, then drain; a second signal ends it at once.
 
     `opened(stage)` holds the node open and gives its HTTP application; `announce` is told where the process listens.
-    Raises StartError, perhaps in groups, when it cannot start.
+    Raises StartError, perhaps in groups, when it cannot start, and EnvironmentUnfit, perhaps in groups, when the
+    directory refuses the node for good: before it listens at once, later after a drain.
 
     Cancellation: ends without a drain.
     """
-    condition = Condition(node_name(settings.node.name), role)
+    try:
+        condition = Condition(node_name(settings.node.name), role)
+    except ValueError as error:
+        raise StartError(f"node.name: {error}") from None
     stage = Stage(settings, condition, CollectorRegistry(), Desk(condition, settings.router.most_requests))
 
     inside = gauge(stage.registry, "node_inside", "requests", "Requests or jobs that this node works on.")
@@ -87,6 +94,8 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
             doorway = Doorway(http.host, http.port, http.drain, http.stall)
             await serve_until(app, stage.desk, condition, doorway, stage.stop, on_listening)
         nursery.cancel_scope.cancel()
+    if not condition.alive:
+        raise EnvironmentUnfit(condition.reason)
 
 
 @asynccontextmanager
@@ -105,6 +114,7 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
     try:
         async with open_link(
             stage.condition.name,
+            role=stage.condition.role,
             bind=bind,
             keys=read_keys(cluster.keys) if cluster.keys is not None else None,
             insecure=cluster.plain_tcp == "allow",
@@ -124,6 +134,8 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
 async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) -> AsyncIterator[DirectoryClient]:
     """Be in the directory with these labels from when the node listens until it leaves; drain when it is to stop.
 
+    The node is ready while it is in. One that the directory refuses for good fails, and is made to stop.
+
     Raises StartError when the settings name no directory.
 
     Cancellation: the node leaves, if the directory answers within a second.
@@ -136,6 +148,8 @@ async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) ->
     except ValueError as error:
         raise StartError(f"cluster.directory: {error}") from error
     async with DirectoryClient(link, address) as client, trio.open_nursery() as nursery:
+        stage.condition.needs["directory"] = lambda: client.missing
+        nursery.start_soon(_end_refused, stage, client)
         nursery.start_soon(_be_in, stage, client, link, labels)
         try:
             yield client
@@ -158,6 +172,22 @@ async def _be_in(stage: Stage, client: DirectoryClient, link: Link, labels: Mapp
     await stage.listening.wait()
     labels = {**labels, HTTP_LABEL: stage.http}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.register, stage.condition.role, link.address, labels)
+        nursery.start_soon(_register, stage, client, link, labels)
         await stage.stop.wait()
         await client.drain()
+
+
+async def _register(stage: Stage, client: DirectoryClient, link: Link, labels: Mapping[str, str]) -> None:
+    try:
+        await client.register(stage.condition.role, link.address, labels)
+    except PeerError as error:
+        _log.warning("%s", error)  # refused for good: _end_refused ends the node
+
+
+async def _end_refused(stage: Stage, client: DirectoryClient) -> None:
+    reason = await client.wait_refused()
+    stage.condition.fail(f"the directory refuses {stage.condition.name}: {reason}")
+    _log.error("%s", stage.condition.reason)
+    if not stage.listening.is_set():  # nobody is answered yet, and opening may wait for others for ever
+        raise EnvironmentUnfit(stage.condition.reason)
+    stage.stop.set()

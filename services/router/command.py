@@ -114,6 +114,7 @@ def _run(module: str, loaded: Loaded) -> int:
     """Run `serve(settings, announce)` of a module; it is imported here, since some load torch."""
     try:
         service = importlib.import_module(module)
+        from asyncfabric_services.interruption import first_failure
         from asyncfabric_services.router.server import StartError
     except ModuleNotFoundError as error:
         raise EnvironmentUnfit(f"{error}; install it with: pip install 'asyncfabric[serve]'") from None
@@ -121,10 +122,9 @@ def _run(module: str, loaded: Loaded) -> int:
     try:
         trio.run(service.serve, loaded.settings, _announce)
     except* StartError as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise click.UsageError(str(first)) from None
+        raise click.UsageError(str(first_failure(group))) from None
+    except* click.ClickException as group:  # it carries its status; a nursery around it would hide that
+        raise first_failure(group) from None
     return FINE
 
 

@@ -38,7 +38,7 @@ class Desk:
 
     def check(self) -> None:
         """Raise the ApiFault that a request would get that came now."""
-        if not self._condition.ready:
+        if not self._condition.takes_work:
             raise not_ready(self._condition.state)
         if len(self._places) >= self._most:
             raise overloaded(f"{len(self._places)} requests are being answered, which is the most: try again")

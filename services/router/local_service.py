@@ -61,7 +61,10 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
 
     Cancellation: ends without a drain.
     """
-    condition = Condition(node_name(settings.node.name), "local")
+    try:
+        condition = Condition(node_name(settings.node.name), "local")
+    except ValueError as error:
+        raise StartError(f"node.name: {error}") from None
     registry = CollectorRegistry()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:

@@ -63,7 +63,9 @@ async def test_a_node_that_closes_says_so_and_one_without_a_view_has_no_pages() 
     condition = Condition("n", "prefill", "draining")
     status, page = await told(node_routes(condition, CollectorRegistry(), View(closed)), "/why")
     assert (status, page["node"], "closed" in page["error"]) == (503, "n", True)
-    assert {route.path for route in node_routes(condition, CollectorRegistry())} == {"/health", "/metrics"}
+    assert {route.path for route in node_routes(condition, CollectorRegistry())} == {
+        "/health", "/health/ready", "/health/live", "/metrics",
+    }  # fmt: skip
 
 
 def _member(name: str, incarnation: int) -> Member:

@@ -1,0 +1,198 @@
+"""A node's place in its cluster: names in use, later starts, keys, and what its health reports of all that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="node services need starlette")
+pytest.importorskip("hypercorn", reason="node services need hypercorn")
+
+import trio
+from starlette.applications import Starlette
+
+from asyncfabric._control import LinkConfig, directory_client, make_keys, open_link, serve_directory
+from asyncfabric._control.keys import LinkKeys, write_keys
+from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.look.asking import exchange
+from asyncfabric_services.nodes import stage as stages
+from asyncfabric_services.nodes.stage import Stage, open_control, open_directory, serve_process
+from asyncfabric_services.router.server import StartError
+from asyncfabric_services.settings.schema import Settings
+
+pytestmark = pytest.mark.trio
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two refusals are final, and no process of its own is there to take signals from."""
+
+    async def no_signals(*_: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(directory_client, "MOST_REFUSALS", 2, raising=False)
+    monkeypatch.setattr(stages, "set_on_signals", no_signals)
+
+
+class Standing:
+    """One node: what its process would do but for its work."""
+
+    def __init__(self, settings: Settings, role: str) -> None:
+        self.settings = settings
+        self.role = role
+        self.url = ""
+        self.stage: Stage
+        self.listening = trio.Event()
+        self.ended = trio.Event()
+        self.failure: Exception | None = None
+
+    async def run(self) -> None:
+        def announce(told: Mapping[str, str]) -> None:
+            self.url = told["listening"]
+            self.listening.set()
+
+        try:
+            await serve_process(self.settings, self.role, self._opened, announce)
+        except Exception as error:
+            while isinstance(error, ExceptionGroup):
+                (error,) = error.exceptions
+            self.failure = error
+        self.ended.set()
+
+    @asynccontextmanager
+    async def _opened(self, stage: Stage) -> AsyncIterator[Starlette]:
+        self.stage = stage
+        async with open_control(stage) as link, open_directory(stage, link, {}):
+            yield Starlette(routes=node_routes(stage.condition, stage.registry))
+
+    async def health(self, path: str = "/health") -> tuple[bool, dict[str, Any]]:
+        """Return whether it answers 200, and what."""
+        answer = json.loads((await exchange(self.url, path, PATIENCE_S, (200, 503))).body)
+        with trio.move_on_after(PATIENCE_S):
+            try:
+                await exchange(self.url, path, PATIENCE_S)
+            except Exception:
+                return False, answer
+        return True, answer
+
+    async def until(self, state: str) -> dict[str, Any]:
+        """Return what `/health` answers once it is in this state."""
+        while (answer := (await self.health())[1])["state"] != state:  # noqa: ASYNC110  # asked over HTTP, as a probe does
+            await trio.sleep(0.01)
+        return answer
+
+
+def settings_of(name: str, folder: Path, directory: str, **cluster: Any) -> Settings:
+    plain = Settings()
+    given = {"bind": f"ipc://{folder}/", "directory": directory} | cluster
+    return replace(
+        plain,
+        node=replace(plain.node, name=name),
+        http=replace(plain.http, port=0, drain=PATIENCE_S),
+        cluster=replace(plain.cluster, **given),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "s"
+    made.mkdir(mode=0o700)
+    return made
+
+
+async def test_a_name_in_use_is_refused_to_another_role_and_its_holder_stays(folder: Path) -> None:
+    config = LinkConfig(ipc_folder=str(folder))
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            open_link("d", config=config) as link,
+            serve_directory(link) as served,
+            trio.open_nursery() as nursery,
+        ):
+            holder = Standing(settings_of("x", folder, link.address), "decode")
+            nursery.start_soon(holder.run)
+            await holder.listening.wait()
+            await holder.until("ready")
+            held = served.table.nodes["x"]
+            thief = Standing(settings_of("x", folder, link.address), "router")
+            nursery.start_soon(thief.run)
+            await thief.ended.wait()
+            assert isinstance(thief.failure, EnvironmentUnfit) and thief.failure.exit_code == 3
+            assert "another role" in str(thief.failure)
+            assert served.table.nodes["x"] == held
+            assert await holder.health() == (True, {"state": "ready", "role": "decode", "name": "x"})
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_a_later_start_replaces_fails_drains_and_ends(folder: Path) -> None:
+    config = LinkConfig(ipc_folder=str(folder))
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            open_link("d", config=config) as link,
+            serve_directory(link) as served,
+            trio.open_nursery() as nursery,
+        ):
+            first, second = (Standing(settings_of("x", folder, link.address), "decode") for _ in range(2))
+            nursery.start_soon(first.run)
+            await first.listening.wait()
+            await first.until("ready")
+            with first.stage.desk.admit():
+                nursery.start_soon(second.run)
+                await second.listening.wait()
+                await second.until("ready")
+                told = await first.until("failed")
+                assert "an earlier incarnation of its name" in told["reason"]
+                assert not (await first.health())[0] and not (await first.health("/health/live"))[0]
+            await first.ended.wait()
+            assert isinstance(first.failure, EnvironmentUnfit)
+            assert served.table.nodes["x"].labels["http"] == second.url
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_node_is_ready_while_it_is_in_the_directory_and_alive_all_the_time(folder: Path) -> None:
+    config, where = LinkConfig(ipc_folder=str(folder)), f"ipc://{folder}/d.sock"
+    node = Standing(settings_of("n", folder, where), "decode")
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.run)
+            await node.listening.wait()
+            for _ in range(2):
+                ready, told = await node.health("/health/ready")
+                assert not ready and told["state"] == "waiting" and where in told["missing"]["directory"]
+                assert (await node.health("/health/live"))[0]
+                with node.stage.desk.admit():
+                    pass  # the data path never asks the directory
+                async with open_link("d", bind=where, config=config) as link, serve_directory(link):
+                    assert "missing" not in await node.until("ready")
+                    assert (await node.health("/health/ready"))[0] and (await node.health("/health/live"))[0]
+                await node.until("waiting")
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_key_that_the_directory_does_not_trust_ends_the_node(tmp_path: Path, folder: Path) -> None:
+    ours, theirs = make_keys(), make_keys()
+    write_keys(tmp_path / "key", *ours)
+    (tmp_path / "key.trusted").write_text(f"{theirs[0]}\n")
+    (tmp_path / "key.trusted").chmod(0o600)
+    with trio.fail_after(PATIENCE_S):
+        async with open_link("d", bind="tcp", keys=LinkKeys(*theirs)) as link, serve_directory(link):
+            settings = settings_of("n", folder, link.address, bind="tcp", keys=tmp_path / "key")
+            node = Standing(settings, "prefill")
+            await node.run()
+            assert isinstance(node.failure, EnvironmentUnfit)
+            assert "does not trust our key" in str(node.failure)
+
+
+@pytest.mark.parametrize("name", ["a b", "a\x1b[2J", "é", "a/b", "a\n", "a" * 65])
+async def test_a_name_that_would_need_quoting_starts_no_node(name: str, folder: Path) -> None:
+    with pytest.raises(StartError, match=r"node\.name: .* 1\.\.64"):
+        await serve_process(settings_of(name, folder, ""), "decode", Standing(Settings(), "x")._opened, print)
+    with pytest.raises(ValueError, match=r"1\.\.64"):
+        await open_link(name, config=LinkConfig(ipc_folder=str(folder))).__aenter__()
