@@ -11,6 +11,8 @@ import sys
 import time
 from typing import Any, Literal, TextIO
 
+from asyncfabric_services.terminal import plain
+
 Form = Literal["text", "json"]
 
 
@@ -33,7 +35,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             told["error"] = self.formatException(record.exc_info)
-        return json.dumps({**_fields(record), **told}, default=str, ensure_ascii=False)
+        return json.dumps({**_fields(record), **told}, default=str)
 
 
 class TextLines(logging.Formatter):
@@ -43,9 +45,9 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name is logging's
-        """Return the first line."""
+        """Return the first line: one, whatever others have put into it."""
         shown = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        return super().formatMessage(record) + shown
+        return plain(super().formatMessage(record) + shown)
 
 
 def open_log(level: str, form: Form, stream: TextIO | None = None) -> logging.Handler:

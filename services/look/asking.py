@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import trio
 
+from asyncfabric_services.terminal import plain
+
 MOST_BYTES = 256 << 20
 PIECE_BYTES = 1 << 18
 _T = TypeVar("_T")
@@ -40,7 +42,7 @@ class NoAnswer(Exception):
     """
 
     def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
+        super().__init__(plain(text))
         self.status = status
 
 

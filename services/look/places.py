@@ -15,6 +15,7 @@ import click
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.look.asking import NoAnswer, ask, ask_all, checked_url
 from asyncfabric_services.quantities import DurationType
+from asyncfabric_services.terminal import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Places:
             raise click.UsageError(f"{self.directory} is no directory: it does not say which nodes are in") from None
         for name, url in found:
             if not url:
-                click.echo(f"{name} did not say where its HTTP endpoint is, so it is not asked", err=True)
+                click.echo(f"{plain(str(name))} did not say where its HTTP endpoint is, so it is not asked", err=True)
         return dict.fromkeys(self.nodes, "") | {url: name for name, url in found if url}
 
     async def ask(self, path: str) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ class Places:
         for answer in await ask_all(named, asking):
             if answer.trouble:
                 name = named[answer.url] or "the node"
-                click.echo(f"{name} at {answer.url} does not answer: {answer.trouble}", err=True)
+                click.echo(plain(f"{name} at {answer.url} does not answer: {answer.trouble}"), err=True)
             else:
                 told.append(answer.told)
         if not told:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncfabric_services.closing import wide_console
+from asyncfabric_services.terminal import plain
 
 Told = Mapping[str, Any]
 Column = tuple[str, Callable[[Told], str]]
@@ -102,12 +103,12 @@ def update_line(node: str, row: Told) -> str:
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Told]) -> Table:
-    """Return the rows as a table; what nodes say is shown as it is, not as markup."""
+    """Return the rows as a table; what nodes say is neither markup nor commands of the terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, _ in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(shown(row)) for _, shown in columns))
+        table.add_row(*(Text(plain(shown(row))) for _, shown in columns))
     return table
 
 

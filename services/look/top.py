@@ -18,6 +18,7 @@ from asyncfabric_services.look.places import Places, places_options
 from asyncfabric_services.look.rates import Sample, parsed, row_of, with_lags
 from asyncfabric_services.look.tables import TOP, Told, console, table_of, update_line
 from asyncfabric_services.quantities import DurationType
+from asyncfabric_services.terminal import plain
 
 
 @click.command()
@@ -69,7 +70,7 @@ def shown(rows: Sequence[Told]) -> Group:
     """Return the table without columns that no node fills, and below it what became of the last updates of weights."""
     columns = [column for column in TOP if any(column[1](row) for row in rows)]
     lines = [update_line(row["node"], update) for row in rows for update in row["last_updates"]]
-    return Group(table_of(columns, rows), *map(Text, lines))
+    return Group(table_of(columns, rows), *(Text(plain(line)) for line in lines))
 
 
 async def sample_all(places: Places) -> dict[str, Sample]:

@@ -26,6 +26,7 @@ from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.terminal import plain
 
 LEAVE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ async def _register(stage: Stage, client: DirectoryClient, link: Link, labels: M
 
 async def _end_refused(stage: Stage, client: DirectoryClient) -> None:
     reason = await client.wait_refused()
-    stage.condition.fail(f"the directory refuses {stage.condition.name}: {reason}")
+    stage.condition.fail(plain(f"the directory refuses {stage.condition.name}: {reason}"))
     _log.error("%s", stage.condition.reason)
     if not stage.listening.is_set():  # nobody is answered yet, and opening may wait for others for ever
         raise EnvironmentUnfit(stage.condition.reason)

@@ -15,6 +15,7 @@ from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
 from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.quantities import DurationType
+from asyncfabric_services.terminal import plain
 from asyncfabric_services.trace.record import record_all
 
 MOST_SECONDS = 60.0  # as nodes accept it
@@ -43,7 +44,7 @@ def record(places: Places, seconds: float, output: Path, keep: Path | None) -> i
     click.echo(told(recordings, "nodes", output))
     for one in recordings:
         if one.gaps:
-            click.echo(f"{one.name} lost events {one.gaps} times: its engine's ring was full", err=True)
+            click.echo(f"{plain(one.name)} lost events {one.gaps} times: its engine's ring was full", err=True)
     return FINE
 
 

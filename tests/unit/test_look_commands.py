@@ -134,6 +134,30 @@ def test_strange_answers_are_told_and_are_no_answers(body: Any) -> None:
     assert "does not answer: " in result.stderr
 
 
+@pytest.mark.parametrize("command", [("why",), ("peers", "ls"), ("mr", "ls"), ("top", "--once", "--interval", "1ms")])
+def test_texts_of_nodes_do_not_steer_the_terminal(command: tuple[str, ...]) -> None:
+    evil = "x\x1b]0;title\x07\x9b2J\u202e\x7f\r\nnode-7 fine"
+    row = dict.fromkeys(("node", "role", "state", "name"), evil)
+    wait = WAIT | {"what": evil, "waits_for": evil, "missing_from": [evil]}
+    peer, region = (
+        dict.fromkeys(PEER, evil) | {"bytes_sent": 1},
+        REGION | dict.fromkeys(("owner", "device", "access"), evil),
+    )
+    answers = {
+        "why": row | {"why": [wait]}, "peers": row | {"peers": [peer]}, "regions": row | {"regions": [region]},
+        "health": row, "metrics": metrics(1, 1),
+    }  # fmt: skip
+    with site(**answers) as node, site() as broken, site() as directory:
+        broken.answers |= dict.fromkeys(("/why", "/peers", "/regions", "/health"), (500, evil.encode()))
+        rows = [(evil, node.url), (evil, broken.url), (evil, dead_url()), (evil, "")]
+        directory.answers["/nodes"] = {"nodes": [{"name": name, "http": url} for name, url in rows]}
+        result = run(*command, "--directory", directory.url)
+    assert status_of(result) == 0
+    text = result.stdout + result.stderr
+    assert text.count("\\x1b]0;title") >= 4 and "\nnode-7" not in text
+    assert text.replace("\n", "").isprintable(), ascii(text)
+
+
 def test_a_node_that_is_slow_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

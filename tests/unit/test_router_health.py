@@ -94,6 +94,16 @@ def test_text_lines_carry_the_fields_too(root_logger: logging.Logger) -> None:
     assert stream.getvalue().endswith("WARNING asyncfabric.test: hm requests=3\n")
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_texts_of_others_begin_no_line_and_move_no_cursor(root_logger: logging.Logger, form: str) -> None:
+    stream = io.StringIO()
+    open_log("info", "json" if form == "json" else "text", stream)
+    evil = "a\x1b[2J\x9b\u202e\n2026-01-01 INFO forged"
+    logging.getLogger("asyncfabric.test").warning("from %s", evil, extra={"fields": {"node": evil}})
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable() and "forged" in line
+
+
 def test_one_too_many_is_429_and_a_draining_node_503() -> None:
     condition = Condition("n", "router")
     desk = Desk(condition, 1)
