@@ -45,6 +45,7 @@ from asyncfabric._bridge.engine import Completion as CompletionTuple
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.engine import KeyInfo as KeyInfoTuple
 from asyncfabric._bridge.engine import OpProgress as OpProgressTuple
+from asyncfabric._bridge.engine import ClosingInfo as ClosingInfoTuple
 from asyncfabric._bridge.engine import RegionInfo as RegionInfoTuple
 from asyncfabric.config import POLLING_NUMBERS
 

@@ -55,6 +55,28 @@ cdef class _CounterRoom(_DataRoom):
         finally:
             self.leave()
 
+    def arm_closed(self, uint64_t cookie, uint32_t imm):
+        """Ask for one CONTROL completion when no peer has to confirm any more that the last counter of imm is closed."""
+        cdef Status status
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.arm_closed(cookie, imm)
+        finally:
+            self.leave()
+        check(status, f"imm {imm}")
+
+    def closings(self, int64_t imm):
+        """Return the closed counters that peers have not confirmed, at most 64; -1: of any imm."""
+        cdef vector[ClosingInfo] found
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                found = engine.closings(imm)
+        finally:
+            self.leave()
+        return [ClosingInfoTuple(info.imm, info.age_ns, tuple(info.peers)) for info in found]
+
     def counter_value(self, uint64_t counter):
         """Return the count now."""
         return self.get().counter_value(counter)

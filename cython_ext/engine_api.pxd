@@ -162,6 +162,11 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
 
 
 cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
+    cdef cppclass ClosingInfo:
+        uint32_t imm
+        uint64_t age_ns
+        vector[uint64_t] peers
+
     cdef cppclass NativeEngine "asyncfabric::Engine":
         @staticmethod
         Status open(const EngineConfig&, unique_ptr[NativeEngine]*, string*) except +
@@ -205,6 +210,9 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
 
         Status open_counter(int64_t, uint64_t*, uint32_t*) except +
         void close_counter(uint64_t) except +
+        Status arm_closed(uint64_t, uint32_t) except +
+        vector[ClosingInfo] closings(int64_t) except +
+        uint64_t unconfirmed_closes() except +
         uint64_t counter_value(uint64_t) except +
         Status arm_counter(uint64_t, uint64_t, uint64_t) except +
         Status spin_counter(uint64_t, uint64_t, uint64_t, uint64_t*) except +

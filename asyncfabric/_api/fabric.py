@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, SupportsIndex, get_args
 
 from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.boxes import BoxOps
-from asyncfabric._api.checks import MAX_BYTES, checked_access, checked_imm, checked_index
+from asyncfabric._api.checks import MAX_BYTES, MAX_IMM, checked_access, checked_imm, checked_index
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.counter import ImmCounter
+from asyncfabric._api.counter_opening import closings_waiting, open_counter_later, open_counter_now
 from asyncfabric._api.messages import MessageStream
 from asyncfabric._api.peer import Peer, WarmReport, peer_statistics
 from asyncfabric._api.peers_known import PeersKnown
@@ -169,21 +170,31 @@ class Fabric(BoxOps):
     def counter(self, imm: SupportsIndex | None = None) -> ImmCounter:
         """Open the counter of an immediate value; None picks a free one, which `counter.imm` names.
 
-        Arrivals that came before are counted. Close it to use the value for something else.
+        Arrivals that came before its first counter are counted; while it is closed they are stale. Never waits.
 
         Raises:
             TypeError, ValueError: a bad imm.
-            BusyError: the counter of this imm is open already, no imm is free, or it had a counter before and a peer
-                has not confirmed within `config.peer_deadline_host` that it is closed.
+            BusyError: the counter of this imm is open already; it had a counter before, and peers have not confirmed
+                that nothing which counts for that one is under way (`open_counter` waits for them); or no imm is free.
         """
         self._check_open()
-        number = checked_imm(imm)
-        stairwell = self._stairwell
-        try:
-            counter_id, chosen = stairwell.engine.open_counter(number)
-        except EngineStatusError as error:
-            raise faults.counter_refused(error, imm) from None
-        return ImmCounter(stairwell, counter_id, chosen)
+        return open_counter_now(self._stairwell, checked_imm(imm))
+
+    async def open_counter(self, imm: SupportsIndex) -> ImmCounter:
+        """Open the counter of an immediate value that had one before, once all peers have confirmed its close.
+
+        A peer confirms when everything that it had submitted for the closed counter has ended, or by being lost.
+        Whatever peers submit after this returned counts for the new counter, and nothing older does.
+
+        Raises:
+            TypeError, ValueError: a bad imm.
+            BusyError: the counter of this imm is open already, also when another task opened it meanwhile.
+            ClosedError: the fabric is closed, also when that happens during the wait.
+
+        Cancellation: only this wait ends; no counter is open.
+        """
+        self._check_open()
+        return await open_counter_later(self._stairwell, checked_index("imm", imm, 0, MAX_IMM))
 
     def watch(self) -> WatchWord:
         """Return a 64-bit word that kernels and threads may store to: `async with fabric.watch() as word`."""
@@ -213,8 +224,11 @@ class Fabric(BoxOps):
         return list_regions(self._stairwell)
 
     def why(self) -> list[Waiting]:
-        """Return who waits for what, what is missing and from whom, oldest first; also transfers that nobody awaits."""
-        return self._stairwell.waiting()
+        """Return who waits for what, what is missing and from whom, oldest first; also transfers that nobody awaits.
+
+        Closed counters whose imm cannot be opened again yet are among them, with the peers that have not confirmed.
+        """
+        return [*self._stairwell.waiting(), *closings_waiting(self._stairwell)]
 
     def why_text(self) -> str:
         """Return `why()` as lines for people."""

@@ -77,6 +77,14 @@ class RegionInfo(NamedTuple):
     quarantined: bool
 
 
+class ClosingInfo(NamedTuple):
+    """A counter that is closed while peers have not confirmed it: its imm cannot be opened again."""
+
+    imm: int
+    age_ns: int
+    peers: tuple[int, ...]
+
+
 class OpProgress(NamedTuple):
     """How far a submitted op is."""
 
@@ -193,6 +201,8 @@ class Engine(Protocol):
     # Counters and watch words.
     def open_counter(self, imm: int) -> tuple[int, int]: ...  # (counter id, imm)
     def close_counter(self, counter: int) -> None: ...
+    def arm_closed(self, cookie: int, imm: int) -> None: ...  # one CONTROL completion when open_counter may be tried
+    def closings(self, imm: int) -> list[ClosingInfo]: ...  # closes that peers have not confirmed; -1: of any imm
     def counter_value(self, counter: int) -> int: ...
     def arm_counter(self, counter: int, cookie: int, target: int) -> None: ...  # one COUNTER completion; replaces
     def spin_counter(self, counter: int, target: int, deadline_ns: int) -> int: ...  # value; kTimeout raises

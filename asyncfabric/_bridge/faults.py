@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
@@ -47,7 +48,7 @@ _REMEDIES: dict[int, str] = {
     ),
     StatusCode.NO_PROVIDER: "install the provider's library, or name other rails in FabricConfig.rails",
     StatusCode.TIMEOUT: "see fabric.why() for what is missing and from whom",
-    StatusCode.UNCONFIRMED: "try again in a moment; see fabric.statistics().peers for who does not answer",
+    StatusCode.UNCONFIRMED: "await fabric.open_counter(imm); fabric.why() names the peers that have not confirmed",
     StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
 }
 
@@ -106,15 +107,21 @@ def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = ""
     return _SIMPLE.get(kind, InternalError)(message, remedy=remedy, raw=raw)
 
 
-def counter_refused(error: EngineStatusError, imm: object) -> Exception:
-    """Return the exception for a counter that cannot be opened."""
+def counter_refused(error: EngineStatusError, imm: object, peers: Sequence[str] = ()) -> Exception:
+    """Return the exception for a counter that cannot be opened; `peers` have not confirmed the close of the last one."""
     if error.status_kind != StatusKind.BUSY:
         return refused(error, Scene(f"opening the counter of imm {imm}"))
     if error.code == StatusCode.UNCONFIRMED:
-        which = "of the imm that was picked" if imm is None else f"of imm {imm}"
+        if imm is None:
+            return BusyError(
+                "every immediate value has an open counter, or one whose close peers have not confirmed",
+                remedy="close counters that nobody waits for; see fabric.why()",
+            )
         return BusyError(
-            f"the counter {which} had a predecessor, and a peer has not confirmed yet that it is closed",
-            remedy="open it again in a moment: who stands still is lost after config.peer_deadline_host or _network",
+            f"the last counter of imm {imm} is closed, and {_few(peers) or 'a peer'} has not confirmed yet that "
+            "nothing that counts for it is under way",
+            remedy="await fabric.open_counter(imm), or let fabric.counter() pick a free imm; a peer that stands still is "
+            "lost after config.peer_deadline_host or _network",
         )
     if imm is None:
         return BusyError("every immediate value has an open counter", remedy="close counters that nobody waits for")
@@ -122,6 +129,12 @@ def counter_refused(error: EngineStatusError, imm: object) -> Exception:
         f"the counter of imm {imm} is open already",
         remedy="close the open one, or let fabric.counter() pick a free imm",
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    most = 4
+    more = f" and {len(names) - most} others" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def short_id(handle: int) -> str:

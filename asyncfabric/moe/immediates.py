@@ -24,7 +24,7 @@ def proposed_imm(fabric: Fabric) -> int:
 def first_imm(fabric: Fabric, proposed: Sequence[int], span: int) -> int:
     """Return the first immediate that no member has used yet, and note what is used now.
 
-    Wraps round after 262,144 of them; the engine then tells peers that the old ones got a new generation.
+    Wraps round after 262,144 of them; peers have long confirmed by then that the old counters are closed.
     """
     base = max(proposed)
     if base < FIRST_IMM or base + span > END_IMM:

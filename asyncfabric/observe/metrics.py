@@ -50,6 +50,7 @@ GAUGES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "regions": ("registered_regions", "Regions that are registered."),
         "registered_bytes": ("registered_bytes", "Bytes that are registered."),
         "quarantined_regions": ("quarantined_regions", "Regions kept because a peer may still touch them."),
+        "unconfirmed_closes": ("unconfirmed_closes", "Closed counters that peers have not confirmed."),
     }
 )
 

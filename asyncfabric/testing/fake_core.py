@@ -29,6 +29,7 @@ _STATISTICS = (
     *("immediates_sent", "immediates_received", "stale_arrivals", "early_arrivals", "messages_received"),
     *("messages_refused", "steps", "sleeps", "loop_wakes", "inline_steps", "regions", "registered_bytes", "peers"),
     "quarantined_regions",
+    "unconfirmed_closes",
 )
 
 MESSAGE_CREDITS = 64
@@ -46,7 +47,7 @@ class EngineCore:
         self.counts: dict[str, int] = dict.fromkeys(_STATISTICS, 0)
         self.trace: TraceRing = TraceRing()
         self.regions: RegionTable = RegionTable()
-        self.counters: CounterTable = CounterTable(self._counter_reached, self.counts)
+        self.counters: CounterTable = CounterTable(self._counter_reached, self._closed, self.counts)
         self.watches: WatchTable = WatchTable(self._watch_changed)
         self.peer_table: PeerTable = PeerTable(self)
         self.ops: OpTable = OpTable(self)
@@ -131,6 +132,9 @@ class EngineCore:
 
     def _counter_reached(self, cookie: int, value: int) -> None:
         self.ring.push(CompletionKind.COUNTER, cookie, value=value)
+
+    def _closed(self, cookie: int, imm: int) -> None:
+        self.ring.push(CompletionKind.CONTROL, cookie, value=imm)
 
     def _watch_changed(self, cookie: int, value: int) -> None:
         self.ring.push(CompletionKind.WATCH, cookie, value=value)

@@ -7,8 +7,9 @@ sleeps on a value is not known here: a table only calls back with the cookie tha
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncfabric._bridge.status import StatusCode, refusal
 from asyncfabric.types import MAX_IMM
@@ -18,20 +19,32 @@ _FIRST_PICK = (MAX_IMM + 1) // 2  # picked imms start in the upper half, far fro
 
 @dataclass(slots=True, eq=False)
 class _Imm:
-    """State of one imm value. `counter` 0: none is open; `generation` moves when a closed imm is opened again."""
+    """State of one imm value. `counter` 0: none is open; `generation` moves when a counter is closed.
+
+    `under_way` are the senders, by incarnation, of ops that count for the closed counter and have not ended.
+    """
 
     counter: int = 0
     generation: int = 0
     value: int = 0
     closed: bool = False
     armed: tuple[int, int] | None = None  # cookie, target
+    under_way: list[int] = field(default_factory=list)
+    closed_ns: int = 0
+    cookies: list[int] = field(default_factory=list)  # of those who want to open it again
 
 
 class CounterTable:
     """All counters of one engine, by imm."""
 
-    def __init__(self, reached: Callable[[int, int], None], statistics: dict[str, int]) -> None:
+    def __init__(
+        self,
+        reached: Callable[[int, int], None],
+        confirmed: Callable[[int, int], None],
+        statistics: dict[str, int],
+    ) -> None:
         self._reached = reached
+        self._confirmed = confirmed
         self._statistics = statistics
         self._imms: dict[int, _Imm] = {}
         self._open: dict[int, int] = {}
@@ -44,8 +57,9 @@ class CounterTable:
         state = self._imms.setdefault(imm, _Imm())
         if state.counter:
             raise refusal(StatusCode.BUSY, f"imm {imm} already has an open counter")
+        if state.under_way:
+            raise refusal(StatusCode.UNCONFIRMED, f"imm {imm}")
         if state.closed:
-            state.generation += 1
             state.value, state.closed = 0, False
         self._last_id += 1
         state.counter = self._last_id
@@ -57,16 +71,48 @@ class CounterTable:
             imm = self._next_pick
             self._next_pick = (imm + 1) & MAX_IMM
             state = self._imms.get(imm)
-            if state is None or (not state.counter and state.closed):
+            if state is None or (not state.counter and state.closed and not state.under_way):
                 return imm  # never one with early arrivals: they belong to whoever will open that imm by name
         raise refusal(StatusCode.BUSY, "all imm values have an open counter")
 
-    def close(self, counter: int) -> None:
-        """Close; arrivals of this generation are stale from now on."""
+    def close(self, counter: int) -> int | None:
+        """Close; arrivals of this generation are stale from now on. Returns the imm, None when it was closed before."""
         imm = self._open.pop(counter, None)
         if imm is not None:
             state = self._imms[imm]
             state.counter, state.closed, state.armed = 0, True, None
+            state.generation += 1
+            state.closed_ns = time.monotonic_ns()
+        return imm
+
+    def hold(self, imm: int, incarnation: int) -> None:
+        """Keep a closed imm from being opened: this sender has an op under way that counts for the last counter."""
+        self._imms[imm].under_way.append(incarnation)
+        self._statistics["unconfirmed_closes"] += len(self._imms[imm].under_way) == 1
+
+    def release(self, imm: int, incarnation: int) -> None:
+        """Undo one `hold`, because the op has ended."""
+        state = self._imms[imm]
+        state.under_way.remove(incarnation)
+        if not state.under_way:
+            self._statistics["unconfirmed_closes"] -= 1
+            cookies, state.cookies = state.cookies, []
+            for cookie in cookies:
+                self._confirmed(cookie, imm)
+
+    def arm_closed(self, cookie: int, imm: int) -> None:
+        """Call back once when nothing is under way for the last counter of an imm."""
+        state = self._imms.setdefault(imm, _Imm())
+        if state.under_way:
+            state.cookies.append(cookie)
+        else:
+            self._confirmed(cookie, imm)
+
+    def closings(self, imm: int) -> list[tuple[int, int, list[int]]]:
+        """Return imm, age and senders of the closes that wait for ops; -1: of any imm."""
+        chosen = self._imms.items() if imm == -1 else [(imm, self._imms.get(imm, _Imm()))]
+        now = time.monotonic_ns()
+        return [(one, now - state.closed_ns, sorted(set(state.under_way))) for one, state in chosen if state.under_way]
 
     def value(self, counter: int) -> int:
         """Return how much arrived; of a closed counter 0."""
@@ -77,7 +123,7 @@ class CounterTable:
         self._state(counter)
 
     def generation(self, imm: int) -> int:
-        """Return what a sender must stamp on an arrival that it posts now."""
+        """Return what a sender must stamp on an arrival that it submits now."""
         state = self._imms.get(imm)
         return state.generation if state is not None else 0
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from asyncfabric._bridge.engine import Completion
+from asyncfabric._bridge.engine import ClosingInfo, Completion
 from asyncfabric._bridge.status import StatusCode, refusal
 from asyncfabric.testing import fake_plan
 from asyncfabric.testing.fake_control import ControlCalls
@@ -128,10 +129,27 @@ class FakeEngine(ControlCalls):
             return self._open().counters.open(fake_plan.check_imm(imm))
 
     def close_counter(self, counter: int) -> None:
-        """Close; what still arrives is stale."""
+        """Close; what still arrives is stale, and until it has the imm is not opened again."""
         with self.network.lock:
-            self.counters.close(counter)
+            imm = self.counters.close(counter)
+            if imm is not None:
+                for sender, op in self.network.counting(self.fake_address, imm):
+                    self.counters.hold(imm, sender)
+                    op.ended.append(partial(self.counters.release, imm, sender))
             self.network.changed.notify_all()
+
+    def arm_closed(self, cookie: int, imm: int) -> None:
+        """Tell once when an imm may be opened again."""
+        with self.network.lock:
+            self._open().counters.arm_closed(cookie, fake_plan.check_imm(imm, required=True))
+
+    def closings(self, imm: int) -> list[ClosingInfo]:
+        """Return the closes that wait for ops."""
+        with self.network.lock:
+            return [
+                ClosingInfo(one, age_ns, tuple(peer.id for sender in senders if (peer := self.peer_table.of(sender))))
+                for one, age_ns, senders in self.counters.closings(imm)
+            ]
 
     def counter_value(self, counter: int) -> int:
         """Return what was counted, 0 of a closed counter."""

@@ -165,6 +165,15 @@ class FakeNetwork:
         """Return the peers that an op still waits for."""
         return [leg.peer for leg in (*self._in_flight, *self._blocked) if leg.op is op and leg.peer is not None]
 
+    def counting(self, address: FakeAddress, imm: int) -> list[tuple[int, Op]]:
+        """Return the ops of all engines that count for an imm there and have not ended, with their engine's number."""
+        return [
+            (engine.fake_address.incarnation, op)
+            for engine in self._engines.values()
+            for op in engine.ops.live.values()
+            if (address, imm) in op.counts
+        ]
+
     def _take(self, chosen: Callable[[Leg], bool]) -> list[Leg]:
         taken = [leg for leg in (*self._blocked, *self._in_flight) if chosen(leg)]
         self._in_flight = [leg for leg in self._in_flight if not chosen(leg)]

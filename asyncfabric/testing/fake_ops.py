@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Leg:
-    """One work request: moves bytes, counts, or carries a message. `stamp` is the counter's generation when posted."""
+    """One work request: moves bytes, counts, or carries a message. `stamp`: the counter's generation when submitted."""
 
     sender: EngineCore
     address: FakeAddress
@@ -34,7 +34,7 @@ class Leg:
     imm: int = -1
     worth: int = 1
     payload: bytes | None = None
-    stamp: int = 0
+    stamp: int = -1  # not known: its target was never met
     peer: FakePeer | None = None
     op: Op | None = None
 
@@ -61,6 +61,8 @@ class Op:
     cancelled: bool = False
     cut: bool = False  # cancelling left something out: without it, everything arrived and the op did not fail
     drain_until_ns: int = 0
+    counts: frozenset[tuple[FakeAddress, int]] = frozenset()  # where it counts, for which imm
+    ended: list[Callable[[], None]] = field(default_factory=list)  # called once
 
 
 class OpTable:
@@ -98,6 +100,9 @@ class OpTable:
         op = Op(self._last_id, cookie, queue, list(tail), regions, is_read, sum(leg.length for leg in queue))
         for leg in (*queue, *op.tail):
             leg.op = op
+            if leg.imm >= 0 and (target := self._engine.network.find(leg.address)) is not None:
+                leg.stamp = target.counters.generation(leg.imm)
+        op.counts = frozenset((leg.address, leg.imm) for leg in (*queue, *op.tail) if leg.imm >= 0)
         for region in regions:
             region.users += 1
         self.live[op.id] = op
@@ -141,7 +146,7 @@ class OpTable:
         self._outstanding += 1
         self._engine.counts["work_requests"] += 1
         if leg.imm >= 0:
-            leg.stamp = target.counters.generation(leg.imm)
+            leg.stamp = leg.stamp if leg.stamp >= 0 else target.counters.generation(leg.imm)
             self._engine.counts["immediates_sent"] += 1
         self._engine.network.post(leg)
 
@@ -195,6 +200,8 @@ class OpTable:
         for region in op.regions:
             region.users -= 1
             self._engine.regions.settle(region)
+        for ended in op.ended:
+            ended()
         self.tell_writable()
         self._engine.op_ended()
 

@@ -29,15 +29,6 @@ CounterId open_one(Engine& engine, int64_t imm) {
   return counter;
 }
 
-// Says something to an engine that another thread steps; returns when it is there, and with it all that was said before.
-void say(Party& from, PeerId to, Party& at) {
-  const uint64_t before = at.engine->statistics().messages_received, deadline = now_ns() + 10'000'000'000;
-  OpId op = 0;
-  EXPECT_TRUE(from.engine->submit_send(from.cookie(), to, "x", 1, &op).ok());
-  while (at.engine->statistics().messages_received == before && now_ns() < deadline) std::this_thread::yield();
-  EXPECT_GT(at.engine->statistics().messages_received, before);
-}
-
 // More reopened counters than fit into one message, and no two of them next to each other.
 TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
   Pair pair(Pair::manual(plain()));
@@ -61,17 +52,16 @@ TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
   EXPECT_EQ(pair.b->engine->statistics().stale_arrivals, 0u);
   // A counter that is reopened later is told by itself.
   pair.b->engine->close_counter(counters[0]);
-  const CounterId again = open_one(*pair.b->engine, 0);
-  for (int i = 0; i < 20; ++i) pair.turn();
+  const CounterId again = pair.open_counter(*pair.b, 0);
   ASSERT_TRUE(pair.a->engine->submit_signal(pair.a->cookie(), &peer, 1, 0, &op).ok());
   for (int i = 0; i < 20; ++i) pair.turn();
   EXPECT_EQ(pair.b->engine->counter_value(again), 1u);
 }
 
-// They know each other's generations by the greeting; what is reopened behind the greeting has to be told all the same.
-TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
+// They know each other's generations by the greeting; a counter that is closed behind the greeting waits until the peer has confirmed it.
+TEST(Meeting, ACounterThatIsClosedWhileTheyShakeHandsIsConfirmed) {
   Pair pair(Pair::manual(plain()));
-  open_and_close(*pair.a->engine, 5);
+  const CounterId first = open_one(*pair.a->engine, 5);
   const uint64_t cookie = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->submit_connect(cookie, pair.b->engine->address()).ok());
   const uint64_t deadline = now_ns() + 10'000'000'000;
@@ -87,9 +77,12 @@ TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
   while (!b_knows() && now_ns() < deadline) pair.b->engine->step();
   ASSERT_TRUE(b_knows());
   ASSERT_EQ(pair.a->engine->peers()[0].state, static_cast<uint32_t>(PeerState::kConnecting));
-  const CounterId counter = open_one(*pair.a->engine, 5);
+  pair.a->engine->close_counter(first);
+  CounterId counter = 0;
+  uint32_t imm = 0;
+  EXPECT_EQ(pair.a->engine->open_counter(5, &counter, &imm).code, StatusCode::kUnconfirmed);
   ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
-  for (int i = 0; i < 20; ++i) pair.turn();
+  counter = pair.open_counter(*pair.a, 5);
   const PeerId back = pair.connect(*pair.b, *pair.a);
   OpId op = 0;
   ASSERT_TRUE(pair.b->engine->submit_signal(pair.b->cookie(), &back, 1, 5, &op).ok());
@@ -98,7 +91,7 @@ TEST(Meeting, ACounterThatIsReopenedWhileTheyShakeHandsIsTold) {
   EXPECT_EQ(pair.a->engine->statistics().stale_arrivals, 0u);
 }
 
-// After half a million counters each one takes an imm again. Peers were told ahead, so one that stands still holds up nobody.
+// After half a million counters each one takes an imm again, one that was confirmed long ago; so a peer that stands still holds up nobody.
 TEST(Meeting, ASilentPeerHoldsUpNoCounterThatIsPicked) {
   EngineConfig config = Pair::manual(plain());
   config.polling = PollingMode::kAdaptive;
@@ -124,14 +117,13 @@ TEST(Meeting, ASilentPeerHoldsUpNoCounterThatIsPicked) {
   while (a.engine->counter_value(counter) == 0 && now_ns() < deadline) std::this_thread::yield();
   EXPECT_EQ(a.engine->counter_value(counter), 1u);
   EXPECT_EQ(a.engine->statistics().stale_arrivals, 0u);
-  say(a, peer, b);  // what was told ahead has come
-  say(b, back, a);  // and is confirmed
   answers.store(false);
   engine_of_b.join();
   const uint64_t begun = now_ns();
   for (int i = 0; i < 200; ++i) open_and_close(*a.engine, kNoImm);
   EXPECT_LT(now_ns() - begun, config.peer_deadline_host_ns) << "waited for a peer that says nothing";
   EXPECT_NE(peer, 0u);
+  EXPECT_NE(a.engine->unconfirmed_closes(), 0u) << "its own closes wait for it";
 }
 
 // A scatter waits for its second peer when the first one revokes its key: it ends once, and nobody starts it again.

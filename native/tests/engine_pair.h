@@ -102,6 +102,14 @@ struct Pair {
     return done.value;
   }
 
+  // Opens the counter of an imm as soon as its peers have confirmed that the last one is closed.
+  CounterId open_counter(Party& party, int64_t imm) {
+    CounterId counter = 0;
+    uint32_t taken = 0;
+    EXPECT_TRUE(until([&] { return party.engine->open_counter(imm, &counter, &taken).ok(); })) << "imm " << imm;
+    return counter;
+  }
+
   RegionId add_region(Party& party, std::vector<uint8_t>& bytes, uint32_t access = 3) {
     const uint64_t cookie = party.cookie();
     EXPECT_TRUE(party.engine->submit_register(cookie, bytes.data(), bytes.size(), kHostDevice, access).ok());

@@ -207,7 +207,7 @@ class LoopbackRail final : public Rail {
     if (!held_) execute(burst_);
     messages_.clear();
     size_t count = 0;
-    while (count < events.size() && !events_.empty()) {
+    while (!deaf_ && count < events.size() && !events_.empty()) {
       events[count] = events_.front().event;
       if (events[count].kind == RailEventKind::kMessage) {
         messages_.push_back(std::move(events_.front().bytes));
@@ -224,7 +224,7 @@ class LoopbackRail final : public Rail {
 
   bool prepare_wait() override {
     const std::lock_guard<std::mutex> guard(hub_.lock);
-    if (!events_.empty() || (!held_ && !queue_.empty())) return false;
+    if ((!deaf_ && !events_.empty()) || (!held_ && !queue_.empty())) return false;
     armed_ = true;
     return true;
   }
@@ -241,6 +241,22 @@ class LoopbackRail final : public Rail {
     const std::lock_guard<std::mutex> guard(hub_.lock);
     held_ = held;
     if (!held) ring();
+  }
+  void be_deaf(bool deaf) {  // what came stays where it is while deaf
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    deaf_ = deaf;
+    if (!deaf) ring();
+  }
+  // Messages that this rail delivered, and the same once more.
+  std::vector<std::string> delivered() const {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    return delivered_;
+  }
+  void deliver_again(const std::string& message, LoopbackRail& to) {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    RailEvent event;
+    event.kind = RailEventKind::kMessage;
+    to.push(event, message);
   }
   void kill() {  // as if the process of this rail died: nobody reaches it any more, peers are told
     const std::lock_guard<std::mutex> guard(hub_.lock);
@@ -365,6 +381,7 @@ class LoopbackRail final : public Rail {
     if (request.kind == WorkKind::kSend) {
       RailEvent event;
       event.kind = RailEventKind::kMessage;
+      if (delivered_.size() < kMostKept) delivered_.push_back(item.copy);
       other.push(event, item.copy);
       return {};
     }
@@ -409,7 +426,10 @@ class LoopbackRail final : public Rail {
   bool flushes_ = true;
   std::string why_;
   int shown_dmabuf_ = -1;
+  static constexpr size_t kMostKept = 256;
+  std::vector<std::string> delivered_;
   bool held_ = false;
+  bool deaf_ = false;
   bool armed_ = false;
 };
 

@@ -165,15 +165,28 @@ def test_back_pressure_survives_cancelling_and_dying(stages: list[Stage]) -> Non
     assert stage.network.in_flight == 0
 
 
-def test_a_write_posted_for_a_closed_counter_is_stale_for_the_next_one(stages: list[Stage]) -> None:
+def test_an_imm_is_opened_again_when_what_counts_for_its_last_counter_has_ended(stages: list[Stage]) -> None:
     stage = set_up(stages, FakeNetwork(hold=True))
+    engine = stage.reader.engine
     stage.write(1)
-    stage.reader.engine.close_counter(stage.counter)
-    stage.counter, _ = stage.reader.engine.open_counter(stage.imm)
-    stage.write(2)
+    engine.close_counter(stage.counter)
+    with pytest.raises(EngineStatusError) as caught:
+        engine.open_counter(stage.imm)
+    assert caught.value.code == StatusCode.UNCONFIRMED
+    (closing,) = engine.closings(-1)
+    assert closing.imm == stage.imm and len(closing.peers) == 1 and engine.closings(stage.imm + 1) == []
+    assert engine.statistics()["unconfirmed_closes"] == 1
+    stage.write(2)  # submitted for the next one, which is not open when it arrives
+    engine.arm_closed(77, stage.imm)
+    stage.reader.gather()
+    assert not [one for one in stage.reader.seen if one.cookie == 77]
+    stage.network.deliver()
+    assert stage.reader.take_ok(77).value == stage.imm
+    stage.counter, _ = engine.open_counter(stage.imm)
+    stage.write(3)
     stage.network.deliver()
     assert stage.value == 1
-    assert stage.reader.engine.statistics()["stale_arrivals"] == 1
+    assert engine.statistics()["stale_arrivals"] == 2 and engine.statistics()["unconfirmed_closes"] == 0
 
 
 def test_pages_arrive_in_batches_that_count_what_they_carry(stages: list[Stage]) -> None:

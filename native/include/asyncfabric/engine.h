@@ -13,6 +13,13 @@
 
 namespace asyncfabric {
 
+// A counter that is closed, and the peers that have not confirmed it.
+struct ClosingInfo {
+  uint32_t imm = 0;
+  uint64_t age_ns = 0;
+  std::vector<PeerId> peers;
+};
+
 class Engine {
  public:
   // `detail` gets a sentence for people when opening fails (which rail, which library, which errno).
@@ -73,9 +80,13 @@ class Engine {
   virtual Status cancel(OpId op) = 0;                // stop posting, drain, complete as kCancelled
   virtual Status arm_writable(uint64_t cookie) = 0;  // one kWritable completion when a slot is free
 
-  // Counters. `imm` = kNoImm lets the engine pick a free one.
+  // Counters. `imm` = kNoImm lets the engine pick a free one. kUnconfirmed: it had a counter before, and some peer may still have work under
+  // way that counts for that one. Never waits.
   virtual Status open_counter(int64_t imm, CounterId* out, uint32_t* imm_out) = 0;
   virtual void close_counter(CounterId counter) = 0;
+  virtual Status arm_closed(uint64_t cookie, uint32_t imm) = 0;  // one kControl completion when it is not kUnconfirmed
+  virtual std::vector<ClosingInfo> closings(int64_t imm) const = 0;  // those that are, at most 64; kNoImm: of any imm
+  virtual uint64_t unconfirmed_closes() const = 0;                   // how many there are
   virtual uint64_t counter_value(CounterId counter) const = 0;
   virtual Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) = 0;  // replaces an earlier arming
   virtual Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) = 0;

@@ -153,15 +153,15 @@ Status NativeEngine::submit_release(uint64_t cookie, RegionId region) {
   RegionTable::Slot* slot = core_.regions.pin(region);
   if (slot == nullptr) return StatusCode::kClosed;
   const uint64_t length = slot->value.length;
-  {
-    const std::lock_guard lock(core_.keys_mutex);
-    core_.releases[region] = cookie;
-  }
   bool closed = false;
   core_.regions.close(region, &closed);  // our pin is held: the end cannot come yet
   if (!closed) {
     core_.unpin_region(slot);
-    return StatusCode::kClosed;  // another release was first and keeps its own cookie's answer
+    return StatusCode::kClosed;  // another release was first, and its cookie gets the answer
+  }
+  {
+    const std::lock_guard lock(core_.keys_mutex);
+    core_.releases[region] = cookie;
   }
   regions_.fetch_sub(1, std::memory_order_relaxed);
   registered_bytes_.fetch_sub(length, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the helm unless it says otherwise.
 // The rooms: start.cc (op -> legs), post.cc (legs -> work requests), events.cc (events -> completions), peers.cc and handshake.cc
-// (connections, liveness), key_verdicts.cc (is a key still good), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
+// (connections, liveness), closings.cc (the end of counters), key_verdicts.cc (is a key still good), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include "base/spsc_ring.h"
 #include "base/trace.h"
 #include "base/wake_gate.h"
+#include "engine/closings.h"
 #include "engine/control.h"
 #include "engine/counters.h"
 #include "engine/generations.h"
@@ -244,13 +245,42 @@ struct Core {
   uint64_t remind(Peer& peer, uint64_t now);
   void on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload);
   void message_taken(PeerId peer);
-  void announce_generation(uint32_t imm, uint32_t generation);
-  void announce_ahead();
-  bool generation_confirmed(uint32_t imm) const;
+
+  // closings.cc
+  void tell_closings();
+  void send_closings(Peer& peer, uint64_t number, const Closings& closings);
+  void ask_closings(Peer& peer);
+  void closing_confirmed(uint32_t imm);
+  void forget_closings(Peer& peer);
+  void on_closings(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void on_closings_confirmed(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void take_closings();
+  void release_closings(Op& op);
+  void confirm_closings(Peer& peer, uint64_t number);
+  Peer* peer_of(const Target& target) const;
+  void stamp(Op& op);
   void learn_generations(Peer& peer, std::string_view slice);
-  void on_counter(Peer& peer, const MessageHeader& header);
-  Generations generations;  // of our counters
-  uint32_t next_ahead = 0;  // the imm that is announced next, ahead of its opening
+  Generations generations;  // of our counters, of the next opening where one is closed
+  struct Unconfirmed {
+    uint32_t peers = 0;  // that have not confirmed
+    uint64_t since_ns = 0;
+    std::vector<uint64_t> cookies;  // who wants to open it again
+  };
+  std::unordered_map<uint32_t, Unconfirmed> unconfirmed;  // closed imms of ours
+  struct ClosingsThere {
+    PeerId peer = 0;
+    uint32_t life = 0;
+    uint64_t number = 0;
+    Closings closings;
+  };
+  std::vector<ClosingsThere> closings_there;  // of peers' counters, until what was submitted before them was started
+  struct ClosingsHeld {
+    Op* op = nullptr;
+    PeerId peer = 0;
+    uint32_t life = 0;
+    uint64_t number = 0;
+  };
+  std::vector<ClosingsHeld> closings_held;  // lists that wait for ops of ours
 
   // regions.cc (control thread)
   void end_region(RegionTable::Slot* slot);

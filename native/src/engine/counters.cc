@@ -1,13 +1,15 @@
 // counters.cc: see counters.h.
 #include "engine/counters.h"
 
+#include <utility>
+
 namespace asyncfabric {
 
 namespace {
 
 constexpr uint32_t state_of(uint32_t word) { return word & 3; }
 constexpr uint32_t generation_in(uint32_t word) { return word >> 2 & 3; }
-constexpr uint32_t kPrepared = 1u << 4;
+constexpr uint32_t kUnconfirmed = 1u << 4;
 constexpr uint32_t opens_in(uint32_t word) { return word >> 8; }
 constexpr uint32_t make_word(uint32_t state, uint32_t generation, uint32_t opens) {
   return state | (generation & 3) << 2 | opens << 8;
@@ -86,28 +88,22 @@ CounterArrival CounterTable::check_armed(uint32_t imm) {
   return reach(target, target.value.load(std::memory_order_seq_cst) & kCountMask);
 }
 
-bool CounterTable::prepare(uint32_t imm, uint32_t* generation) {
-  Entry& target = entry(imm);
-  const std::lock_guard lock(mutex_);
-  const uint32_t word = target.state.load(std::memory_order_relaxed);
-  if (state_of(word) != kShut || (word & kPrepared) != 0) return false;
-  *generation = (generation_in(word) + 1) & 3;
-  target.state.store(make_word(kShut, *generation, opens_in(word)) | kPrepared, std::memory_order_release);
-  return true;
-}
-
-Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened, bool* prepared) {
+Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out) {
   if (imm < kNoImm || imm > kMaxImm) return StatusCode::kInvalidArgument;
   uint32_t chosen = static_cast<uint32_t>(imm);
   if (imm == kNoImm) {
-    // Going round the upper half: an imm comes back only after half a million others, so a late write to it is long gone.
+    // Going round the upper half: an imm comes back only after half a million others, and its peers have long confirmed.
+    StatusCode none = StatusCode::kBusy;
     for (uint32_t tries = 0;; ++tries) {
-      if (tries > kMaxImm - kFirstPicked) return StatusCode::kBusy;
-      chosen = next_pick();
-      next_pick_.store(pick_after(chosen), std::memory_order_relaxed);
+      if (tries > kMaxImm - kFirstPicked) return none;
+      chosen = next_pick_.load(std::memory_order_relaxed);
+      next_pick_.store(chosen == kMaxImm ? kFirstPicked : chosen + 1, std::memory_order_relaxed);
       const Entry& candidate = entry(chosen);
-      const uint32_t state = state_of(candidate.state.load(std::memory_order_acquire));
-      if (state == kShut || (state == kUnused && (candidate.value.load(std::memory_order_relaxed) & kCountMask) == 0))
+      const uint32_t word = candidate.state.load(std::memory_order_acquire);
+      if ((word & kUnconfirmed) != 0)
+        none = StatusCode::kUnconfirmed;
+      else if (state_of(word) == kShut ||
+               (state_of(word) == kUnused && (candidate.value.load(std::memory_order_relaxed) & kCountMask) == 0))
         break;
     }
   }
@@ -115,20 +111,17 @@ Status CounterTable::open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* r
   const std::lock_guard lock(mutex_);
   const uint32_t word = target.state.load(std::memory_order_relaxed);
   if (state_of(word) == kOpen) return StatusCode::kBusy;
-  *reopened = state_of(word) == kShut;
-  const bool has_generation = (word & kPrepared) != 0;
-  if (prepared != nullptr) *prepared = has_generation;
+  if ((word & kUnconfirmed) != 0) return StatusCode::kUnconfirmed;
   const uint32_t opens = (opens_in(word) + 1) & 0xffffff;
   const uint64_t tag = uint64_t{opens & 0xff} << kTagShift;
-  if (*reopened) {
+  if (state_of(word) == kShut) {
     target.value.store(tag, std::memory_order_seq_cst);
   } else {
     uint64_t early = target.value.load(std::memory_order_relaxed);
     while (!target.value.compare_exchange_weak(early, tag | (early & kCountMask), std::memory_order_seq_cst)) {}
   }
   target.armed_target.store(kNever, std::memory_order_relaxed);
-  target.state.store(make_word(kOpen, generation_in(word) + (*reopened && !has_generation ? 1 : 0), opens),
-                     std::memory_order_release);
+  target.state.store(make_word(kOpen, generation_in(word), opens), std::memory_order_release);
   *id = make_id(chosen, opens);
   *imm_out = chosen;
   return {};
@@ -138,11 +131,28 @@ void CounterTable::close(CounterId id) {
   const std::lock_guard lock(mutex_);
   Entry* target = find(id);
   if (target == nullptr) return;
-  const uint32_t word = target->state.load(std::memory_order_relaxed);
+  const uint32_t word = target->state.load(std::memory_order_relaxed), generation = (generation_in(word) + 1) & 3;
   target->armed_target.store(kNever, std::memory_order_seq_cst);
-  if (uint64_t* flag = target->flag.exchange(nullptr, std::memory_order_seq_cst); flag != nullptr)
-    flag_words_->give_back(flag);
-  target->state.store(make_word(kShut, generation_in(word), opens_in(word)), std::memory_order_release);
+  // An arrival that is being counted may have the flag in its hands: it is handed on by the helm, between two arrivals.
+  uint64_t* flag = target->flag.exchange(nullptr, std::memory_order_seq_cst);
+  if (flag != nullptr) SharedWords::release(flag);
+  target->state.store(make_word(kShut, generation, opens_in(word)) | kUnconfirmed, std::memory_order_release);
+  closed_.push_back({static_cast<uint32_t>(id) - 1, generation, flag});
+  any_closed_.store(true, std::memory_order_seq_cst);
+}
+
+std::vector<CounterTable::Closed> CounterTable::closed_since() {
+  const std::lock_guard lock(mutex_);
+  any_closed_.store(false, std::memory_order_seq_cst);
+  for (const Closed& closed : closed_)
+    if (closed.flag != nullptr) flag_words_->give_back(closed.flag);
+  return std::exchange(closed_, {});
+}
+
+void CounterTable::confirm_closed(uint32_t imm) {
+  Entry& target = entry(imm);
+  const std::lock_guard lock(mutex_);
+  target.state.fetch_and(~kUnconfirmed, std::memory_order_release);
 }
 
 bool CounterTable::is_open(CounterId id) const { return find(id) != nullptr; }

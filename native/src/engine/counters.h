@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "asyncfabric/types.h"
 #include "engine/words.h"
@@ -38,17 +39,17 @@ class CounterTable {
   CounterArrival arrive(uint32_t imm32);     // helm
   CounterArrival check_armed(uint32_t imm);  // helm: after arm() said that the target is already reached
 
-  // kNoImm picks one that was not used for the longest time. `reopened`: the imm was closed before, its generation is new and
-  // peers must be told before arrivals count.
-  // `prepared`: it got its new generation before, by prepare().
-  Status open(int64_t imm, CounterId* id, uint32_t* imm_out, bool* reopened, bool* prepared = nullptr);
-  // Gives an imm that was closed the generation of its next opening, so that peers can be told ahead. False: it is open, was never used, or
-  // has it already.
-  bool prepare(uint32_t imm, uint32_t* generation);
-  uint32_t next_pick() const { return next_pick_.load(std::memory_order_relaxed); }
-  static uint32_t pick_after(uint32_t imm) { return imm == kMaxImm ? kFirstPicked : imm + 1; }
-  static uint32_t picks_between(uint32_t from, uint32_t to) { return (to - from) & (kMaxImm - kFirstPicked); }
+  // kNoImm picks one that was not used for the longest time. kUnconfirmed: it was closed, and confirm_closed() has not come.
+  Status open(int64_t imm, CounterId* id, uint32_t* imm_out);
+  // From here on arrivals are stale. The imm gets the generation of its next opening, for which peers have to be asked.
   void close(CounterId id);
+  bool has_closed() const { return any_closed_.load(std::memory_order_seq_cst); }
+  // Helm: calls visit(imm, generation of its next opening) for each that was closed since the last call.
+  template <class Visit>
+  void take_closed(Visit visit) {
+    for (const Closed& closed : closed_since()) visit(closed.imm, closed.generation);
+  }
+  void confirm_closed(uint32_t imm);  // no arrival of an earlier generation can come any more
   bool is_open(CounterId id) const;
   uint64_t value(CounterId id) const;  // of a closed counter: 0
   // True: target already reached; the caller lets the helm call check_armed(). False: a completion will come. Replaces.
@@ -74,16 +75,24 @@ class CounterTable {
     std::atomic<uint64_t*> flag{
         nullptr};  // partner: flag() stores, then reads value; the helm adds to value, then loads
     std::atomic<uint32_t> state{
-        kUnused};  // state | generation << 2 | prepared << 4 | opens << 8; partner: mutex holders store, helm loads
+        kUnused};  // state | generation << 2 | unconfirmed << 4 | opens << 8; partner: mutex holders store, helm loads
   };
   using Page = std::array<Entry, 1u << kPageBits>;
 
   Entry& entry(uint32_t imm);
   CounterArrival reach(Entry& target, uint64_t value);
   Entry* find(CounterId id) const;
+  struct Closed {
+    uint32_t imm = 0;
+    uint32_t generation = 0;
+    uint64_t* flag = nullptr;
+  };
+  std::vector<Closed> closed_since();
 
   std::mutex mutex_;  // open, close, flags, and making of pages
   SharedWords* flag_words_ = nullptr;
+  std::vector<Closed> closed_;           // since the helm's last look; guarded by mutex_
+  std::atomic<bool> any_closed_{false};  // partner: close() stores, the helm and a worker that goes to sleep load
   std::array<std::atomic<Page*>, ((kMaxImm + 1) >> kPageBits)> pages_{};
   std::array<std::unique_ptr<Page>, ((kMaxImm + 1) >> kPageBits)> owned_;
   std::atomic<uint32_t> next_pick_{kFirstPicked};  // relaxed: a guess where the next free one is

@@ -169,34 +169,52 @@ EngineStatistics NativeEngine::statistics() const {
 
 Status NativeEngine::open_counter(int64_t imm, CounterId* out, uint32_t* imm_out) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
-  bool reopened = false, prepared = false;
-  const Status status = core_.counters.open(imm, out, imm_out, &reopened, &prepared);
-  if (!status.ok() || !reopened) return status;
-  // Writes for the counter that had this imm before must stay stale: each connected peer confirms the new generation first.
-  const uint64_t deadline = now_ns() + core_.config.peer_deadline_host_ns;
-  Helm::Guest guest(core_.helm);
-  bool confirmed = false;
-  {
-    const std::lock_guard lock(guest);
-    if (!prepared) core_.announce_generation(*imm_out, core_.counters.generation(*imm_out));
-    if (imm == kNoImm) core_.announce_ahead();
-    confirmed = core_.generation_confirmed(*imm_out);
-  }
-  while (!confirmed && core_.config.polling != PollingMode::kManual) {
-    {
-      const std::lock_guard lock(guest);
-      if (core_.step() == 0) cpu_pause();
-      confirmed = core_.generation_confirmed(*imm_out);
-    }
-    if (confirmed) break;
-    if (now_ns() > deadline) {
-      core_.counters.close(*out);
-      core_.gate.notify();
-      return StatusCode::kUnconfirmed;
-    }
-  }
-  core_.gate.notify();
+  const Status status = core_.counters.open(imm, out, imm_out);
+  if (status.code != StatusCode::kUnconfirmed) return status;
+  const Moment moment(core_);
+  core_.tell_closings();  // where nobody has to be asked, that is all
+  return core_.counters.open(imm, out, imm_out);
+}
+
+void NativeEngine::close_counter(CounterId counter) {
+  core_.counters.close(counter);
+  wake_worker(0);
+}
+
+Status NativeEngine::arm_closed(uint64_t cookie, uint32_t imm) {
+  if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
+  if (imm > kMaxImm) return StatusCode::kInvalidArgument;
+  const Moment moment(core_);
+  core_.tell_closings();
+  if (const auto found = core_.unconfirmed.find(imm); found != core_.unconfirmed.end())
+    found->second.cookies.push_back(cookie);
+  else
+    core_.publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = imm});
   return {};
+}
+
+std::vector<ClosingInfo> NativeEngine::closings(int64_t imm) const {
+  constexpr size_t kMost = 64;
+  std::vector<ClosingInfo> found;
+  Helm::Guest guest(core_.helm);
+  const std::lock_guard lock(guest);
+  for (const auto& [closed, waits] : core_.unconfirmed) {
+    if (imm != kNoImm && closed != imm) continue;
+    found.push_back({closed, now_ns() - waits.since_ns, {}});
+    if (found.size() == kMost) break;
+  }
+  for (const auto& peer : core_.peers)
+    peer->closings_asked.for_each([&](uint32_t closing) {
+      for (ClosingInfo& info : found)
+        if (info.imm == closed_imm(closing)) info.peers.push_back(peer->id);
+    });
+  return found;
+}
+
+uint64_t NativeEngine::unconfirmed_closes() const {
+  Helm::Guest guest(core_.helm);
+  const std::lock_guard lock(guest);
+  return core_.unconfirmed.size();
 }
 
 Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t target) {

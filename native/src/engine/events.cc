@@ -123,6 +123,7 @@ void Core::finish(Op& op) {
 }
 
 void Core::retire(Op& op) {
+  if (op.holds_closings) release_closings(op);
   if (op.live) {
     (op.live_before != nullptr ? op.live_before->live_after : live_first) = op.live_after;
     if (op.live_after != nullptr) op.live_after->live_before = op.live_before;

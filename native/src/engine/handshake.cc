@@ -43,6 +43,7 @@ void begin_life(Peer& peer, uint32_t life) {
   peer.their_life = life;
   peer.counter_generations = {};
   peer.generations_from = 0;
+  peer.closings_taken = {};
 }
 
 struct Wiring {
@@ -143,6 +144,7 @@ void Core::wire_peer(PeerId id) {
 }
 
 void Core::say_hello(Peer& peer) {
+  peer.greeted = true;
   const uint64_t now = now_ns();
   peer.hello_gap_ns = peer.hello_gap_ns == 0 ? 20'000'000 : std::min<uint64_t>(peer.hello_gap_ns * 2, 500'000'000);
   peer.next_hello_ns = now + peer.hello_gap_ns;
@@ -205,6 +207,7 @@ void Core::send_welcome(Peer& peer, uint64_t their_lane) {
     peer.rejects = 0;
     return;
   }
+  peer.greeted = true;
   send_message(peer, lane, MessageType::kWelcome, greeting(their_lane, peer), generations.slice(0, kMaxMessageBytes));
 }
 

@@ -19,7 +19,8 @@ void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t va
   OutgoingMessage message;
   message.peer = peer.id;
   message.lane = lane;
-  message.any_lane = type != MessageType::kHello;  // a hello shows that its lane works
+  // A hello shows that its lane works, and a confirmation that nothing older is on it.
+  message.any_lane = type != MessageType::kHello && type != MessageType::kClosedAck;
   message.urgent = type == MessageType::kPing || type == MessageType::kPong;
   message.bytes.resize(kHeaderBytes + payload.size());
   encode_header({type, incarnation, peer.incarnation, value, peer.their_life}, message.bytes.data());
@@ -96,7 +97,8 @@ void Core::on_message(std::string_view bytes) {
       for (Op* op : waiting) start(*op);
       break;
     }
-    case MessageType::kCounter: on_counter(*peer, header); break;
+    case MessageType::kClosed: on_closings(*peer, header, payload); break;
+    case MessageType::kClosedAck: on_closings_confirmed(*peer, header, payload); break;
     case MessageType::kAskCounters:
       if (header.value < Generations::kEnd)
         send_message(*peer, 0, MessageType::kCounters, 0,
@@ -105,11 +107,6 @@ void Core::on_message(std::string_view bytes) {
     case MessageType::kCounters:
       if (peer->knows_a_part()) learn_generations(*peer, payload);
       break;
-    case MessageType::kCounterAck: {
-      const auto open = peer->unconfirmed.find(static_cast<uint32_t>(header.value) >> 2);
-      if (open != peer->unconfirmed.end() && open->second == (header.value & 3)) peer->unconfirmed.erase(open);
-      break;
-    }
     case MessageType::kBye: lose_peer(*peer, StatusCode::kPeerDead, PeerState::kDisconnected); break;
     case MessageType::kAskKey: on_ask_key(*peer, header, payload); break;
     case MessageType::kKeyVerdict: on_key_verdict(*peer, header, payload); break;
@@ -193,8 +190,9 @@ uint64_t Core::remind(Peer& peer, uint64_t now) {
     peer.next_reminder_ns = now + kRemindNs;
     return peer.next_reminder_ns;
   }
-  for (const auto& [imm, generation] : peer.unconfirmed) {
-    send_message(peer, 0, MessageType::kCounter, imm << 2 | generation, {});
+  if (!peer.closings_asked.empty()) {
+    peer.closings_asked.send_again(
+        [&](uint64_t number, const Closings& closings) { send_closings(peer, number, closings); });
     peer.next_reminder_ns = now + kRemindNs;
   }
   return peer.next_reminder_ns != 0 ? peer.next_reminder_ns : ~0ull;

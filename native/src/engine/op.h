@@ -58,6 +58,8 @@ struct Target {
   uint32_t legs_left = 0;
   bool fenced = false;  // several requests may overtake each other: the count goes out when all are delivered
   bool failed = false;
+  bool stamped = false;  // `generation` is that of the counter when this was submitted
+  uint32_t generation = 0;
 };
 
 struct Op : MailLink {
@@ -73,14 +75,21 @@ struct Op : MailLink {
   } cancel_link;
   std::atomic<uint32_t> cancel_generation{0};
   std::atomic<uint32_t> cancel_queued{0};
+  // Any thread. One that was held up since it looked at its op must not take the place of one that means a later use of the slot.
+  void mean_to_cancel(uint32_t generation_meant) {
+    uint32_t seen = cancel_generation.load(std::memory_order_seq_cst);
+    while (static_cast<int32_t>(generation_meant - seen) > 0 &&
+           !cancel_generation.compare_exchange_weak(seen, generation_meant, std::memory_order_seq_cst)) {}
+  }
 
   OpKind kind = OpKind::kWrite;
   bool live = false;
   bool parked = false;
-  bool cancelled = false;  // no more posting
-  bool cut = false;        // cancelling really left something out
-  bool revoked = false;    // its key was revoked under way: whatever does not come back is given up alone
-  bool zombie = false;     // its completion was published, but the transport still owes events
+  bool cancelled = false;       // no more posting
+  bool cut = false;             // cancelling really left something out
+  bool revoked = false;         // its key was revoked under way: whatever does not come back is given up alone
+  bool zombie = false;          // its completion was published, but the transport still owes events
+  bool holds_closings = false;  // a peer waits for its end, to open its counter again
   int64_t imm = kNoImm;
   uint64_t cookie = 0;
   RegionTable::Slot* region = nullptr;  // pinned

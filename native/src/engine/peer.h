@@ -6,10 +6,10 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "asyncfabric/types.h"
+#include "engine/closings.h"
 #include "engine/generations.h"
 #include "engine/region.h"
 #include "engine/wire.h"
@@ -43,9 +43,10 @@ struct Peer {
   std::string address;
   PeerState state = PeerState::kConnecting;
   Status lost_because;
-  bool wiring = false;  // the control thread is opening the lanes
-  bool wired = false;   // the lanes' handles exist
-  bool active = false;  // we want to connect (not only they to us)
+  bool wiring = false;   // the control thread is opening the lanes
+  bool wired = false;    // the lanes' handles exist
+  bool active = false;   // we want to connect (not only they to us)
+  bool greeted = false;  // a greeting left, so it may know of which opening our counters are
   bool reports_loss = false;
   bool same_host = false;
   std::string protocol;
@@ -82,9 +83,10 @@ struct Peer {
 
   // Work that counts is held back while only a part is known: it would be stamped with an old generation, and count for nobody.
   bool knows_a_part() const { return generations_from != 0 && generations_from != Generations::kEnd; }
-  Generations counter_generations;                     // of theirs
-  uint32_t generations_from = 0;                       // they are known up to here; 0: nothing was said yet
-  std::unordered_map<uint32_t, uint32_t> unconfirmed;  // generations of ours that they have not confirmed
+  Generations counter_generations;  // of theirs
+  uint32_t generations_from = 0;    // they are known up to here; 0: nothing was said yet
+  ClosingsAsked closings_asked;     // of our counters
+  ClosingsTaken closings_taken;     // of theirs
 
   std::atomic<uint64_t> bytes_sent{0};     // relaxed, for statistics
   std::atomic<uint64_t> ops_in_flight{0};  // relaxed, for statistics

@@ -72,6 +72,7 @@ void Core::connected(Peer& peer) {
   // What was left unsaid while we met leaves before anything that is posted from here on.
   peer.next_reminder_ns = 1;
   (void)remind(peer, now_ns());
+  ask_closings(peer);
   restart_parked(peer);
 }
 
@@ -91,6 +92,7 @@ void Core::lose_peer(Peer& peer, Status status, PeerState state) {
     if (lane.handle && !lane.closed) rails[lane.rail]->rail->disconnect(*lane.handle);
     lane.closed = true;
   }
+  forget_closings(peer);
   for (Op* op = live_first; op != nullptr;) {
     Op* after = op->live_after;
     if (!op->zombie) {
@@ -133,7 +135,6 @@ bool Core::reap(Peer& peer) {
   peer.wired = false;
   peer.asking.clear();
   peer.out_of_order.clear();
-  peer.unconfirmed.clear();
   peer.counter_generations = {};
   return true;
 }
@@ -150,7 +151,7 @@ void Core::forget(const Peer& peer) {
 // stopped is not dead and answers nothing. Silence is what we looked at: a process that was itself stopped, throttled or moved finds old
 // clocks and empty queues when it goes on, and must not take its own absence for the death of all its peers. Returns when to look again.
 uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
-  const bool owes = peer.ops_in_flight.load(std::memory_order_relaxed) != 0 || !peer.unconfirmed.empty();
+  const bool owes = peer.ops_in_flight.load(std::memory_order_relaxed) != 0 || !peer.closings_asked.empty();
   if ((peer.reports_loss && !owes) || peer.incarnation == incarnation || config.polling == PollingMode::kManual) {
     peer.looked_ns = 0;
     return ~0ull;

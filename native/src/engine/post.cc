@@ -112,6 +112,8 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
   if (made.worth != 0) {
     request.has_imm = true;
     request.imm = pack_imm(static_cast<uint32_t>(op.imm), counter_generation, made.worth);
+    // An op that counts has ended when it was counted (closings.cc). Where nothing keeps order, that has to be asked for.
+    request.delivered = request.delivered || !can.ordered;
   }
   // Only where post() itself moves the data may a request go unreported: a dropped leg must know what is still in flight.
   request.signalled = last || request.has_imm || !can.synchronous;
@@ -132,7 +134,7 @@ size_t Core::post(uint32_t rail_index) {
          leg = leg->after) {
       Op& op = *leg->op;
       Peer& peer = *op.targets[leg->target].peer;
-      const uint32_t generation = op.imm != kNoImm ? peer.counter_generations.of(static_cast<uint32_t>(op.imm)) : 0;
+      const uint32_t generation = op.targets[leg->target].generation;
       const bool batched = op.is_list() && op.imm != kNoImm && rail.capabilities.ordered;
       while (leg->cursor != leg->end && count < kBatch && bytes < rail.capabilities.step_bytes) {
         WorkRequest& request = requests[count];

@@ -28,6 +28,7 @@ void Core::start(Op& op) {
     live_first = &op;
     ++live_count;
     trace.point(TracePoint::kStart, op.cookie, op.bytes_total.load(std::memory_order_relaxed));
+    stamp(op);
   }
   op.parked = false;
   if (op.mark) {
@@ -91,6 +92,7 @@ void Core::start(Op& op) {
       encode_header(header, reinterpret_cast<char*>(op.payload.data()));
     }
   }
+  stamp(op);
   plan(op);
 }
 

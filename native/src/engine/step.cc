@@ -12,6 +12,14 @@ size_t Core::step() {
     start(*static_cast<Op*>(link));
     ++events;
   }
+  if (!closings_there.empty()) {
+    take_closings();
+    ++events;
+  }
+  if (counters.has_closed()) {
+    tell_closings();
+    ++events;
+  }
   // After the submissions: who cancels has submitted before.
   while (MailLink* link = cancels.pop()) {
     Op& op = *static_cast<Op::CancelLink*>(link)->op;
@@ -103,7 +111,8 @@ bool Core::bulk_waits() const {
 
 // After a guest's pass: is there anything that needs a thread which stays?
 bool Core::settled() const {
-  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || next_tick_ns < worker_until_ns)
+  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || next_tick_ns < worker_until_ns ||
+      !closings_there.empty() || counters.has_closed())
     return false;
   for (const auto& rail : rails)
     if (!rail->urgent.empty() || !rail->bulk.empty()) return false;
@@ -111,7 +120,8 @@ bool Core::settled() const {
 }
 
 bool Core::can_sleep() {
-  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || ring.has_staged() || ring_owed)
+  if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || ring.has_staged() || ring_owed ||
+      !closings_there.empty() || counters.has_closed())
     return false;
   for (const auto& rail : rails)
     if (rail->up.load(std::memory_order_relaxed) && (!rail->urgent.empty() || !rail->bulk.empty())) return false;

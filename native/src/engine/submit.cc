@@ -272,7 +272,7 @@ Status NativeEngine::cancel(OpId id) {
   Op& op = core_.ops[slot];
   const uint32_t generation = static_cast<uint32_t>(id >> 32);
   if (op.generation.load(std::memory_order_acquire) != generation) return {};  // it ended already
-  op.cancel_generation.store(generation, std::memory_order_seq_cst);
+  op.mean_to_cancel(generation);
   // Queued already: the worker clears the flag before it reads the generation, so it will see ours.
   if (op.cancel_queued.exchange(1, std::memory_order_seq_cst) == 0) core_.cancels.push(&op.cancel_link);
   if (core_.config.polling != PollingMode::kManual) core_.gate.notify();

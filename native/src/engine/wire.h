@@ -44,10 +44,10 @@ enum class MessageType : uint8_t {
   kReject = 3,   // value = our real incarnation: the address belongs to an earlier process
   kPing = 4,
   kPong = 5,
-  kUser = 6,     // value = sequence number
-  kCredit = 7,   // value = user messages that were taken so far
-  kCounter = 8,  // value = imm << 2 | generation
-  kCounterAck = 9,
+  kUser = 6,       // value = sequence number
+  kCredit = 7,     // value = user messages that were taken so far
+  kClosed = 8,     // value = number of the list; payload = closings of your peer's counters, see closings.h
+  kClosedAck = 9,  // value = number of the list that is confirmed; payload = two bytes, the lane and how many there are
   kBye = 10,
   kAskKey = 11,       // value = region; payload = generation, then a word to give back: is this key still good?
   kKeyVerdict = 12,   // value = the word; payload = one byte, 1: good

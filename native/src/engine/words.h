@@ -43,8 +43,9 @@ class SharedWords {
     std::atomic_ref(*flag).store(0, std::memory_order_relaxed);
     return flag;
   }
+  // Lets go whoever waits for the flag. It is nobody else's until it is given back, when no one can raise it any more.
+  static void release(uint64_t* flag) { std::atomic_ref(*flag).store(kReleased, std::memory_order_release); }
   void give_back(uint64_t* flag) {
-    std::atomic_ref(*flag).store(kReleased, std::memory_order_release);
     const std::lock_guard lock(mutex_);
     free_.push_back(static_cast<uint32_t>(reinterpret_cast<Word*>(flag) - words_));
   }

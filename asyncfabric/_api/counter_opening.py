@@ -1,0 +1,72 @@
+"""Opening counters: at once, or when the peers have confirmed that the last counter of the same imm is closed.
+
+Runs on the event loop's thread. What confirming means is the engine's: native/src/engine/closings.h.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.control import submit_control
+from asyncfabric._api.counter import ImmCounter
+from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
+from asyncfabric._bridge.status import StatusCode
+from asyncfabric.types import Waiting
+
+if TYPE_CHECKING:
+    from asyncfabric._bridge.stairwell import Stairwell
+
+_ANY = -1
+
+
+def open_counter_now(stairwell: Stairwell, imm: int) -> ImmCounter:
+    """Open the counter of an imm, of a free one for -1; raises BusyError, which names the peers that it waits for."""
+    try:
+        return ImmCounter(stairwell, *stairwell.engine.open_counter(imm))
+    except EngineStatusError as error:
+        raise _refused(stairwell, error, imm) from None
+
+
+async def open_counter_later(stairwell: Stairwell, imm: int) -> ImmCounter:
+    """Open the counter of an imm once no peer has to confirm the close of the last one.
+
+    Cancellation: only this wait ends.
+    """
+    await stairwell.checkpoint()
+    while True:
+        try:
+            return ImmCounter(stairwell, *stairwell.engine.open_counter(imm))
+        except EngineStatusError as error:
+            if error.code != StatusCode.UNCONFIRMED:
+                raise _refused(stairwell, error, imm) from None
+        call = submit_control(stairwell, f"opening the counter of imm {imm}", stairwell.engine.arm_closed, imm)
+        stairwell.drain()
+        await call.wait()
+
+
+def closings_waiting(stairwell: Stairwell) -> list[Waiting]:
+    """Return a line for each close that peers have not confirmed."""
+    if stairwell.closed:
+        return []
+    now = monotonic()
+    return [
+        Waiting(
+            f"the close of the counter of imm {closing.imm}",
+            "confirmations of peers",
+            0,
+            len(closing.peers),
+            tuple(map(stairwell.peer_name, closing.peers)),
+            now - closing.age_ns * 1e-9,
+            {"imm": closing.imm},
+        )
+        for closing in stairwell.engine.closings(_ANY)
+    ]
+
+
+def _refused(stairwell: Stairwell, error: EngineStatusError, imm: int) -> Exception:
+    peers: list[str] = []
+    if error.code == StatusCode.UNCONFIRMED and imm != _ANY:
+        peers = [stairwell.peer_name(peer) for one in stairwell.engine.closings(imm) for peer in one.peers]
+    return faults.counter_refused(error, None if imm == _ANY else imm, peers)
