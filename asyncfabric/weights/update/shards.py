@@ -39,8 +39,19 @@ class Shards:
     def __init__(self, plan: Plan, rank: int, given: ShardMap) -> None:
         """Check shapes and types.
 
-        Raises ValueError for a shard that is missing, is not what the plan says, or is elsewhere than the others.
+        Raises:
+            ValueError: a shard is missing, is not what the plan says, is elsewhere than the others, or is of no
+                parameter of the plan.
+            TypeError: a shard is neither an array, nor a tensor, nor a function.
         """
+        if unknown := sorted(map(repr, given.keys() - set(plan.parameters))):
+            raise ValueError(
+                f"rank {rank} was given shards of {len(unknown)} parameters that the plan does not have: "
+                f"{', '.join(unknown[:8])}; it has {len(plan.parameters)}, such as "
+                f"{', '.join(map(repr, plan.parameters[:4]))}"
+            )
+        for name, one in given.items():
+            check_kind(name, rank, one)
         places = {place_of(held) for held in given.values()} - {None}
         if len(places) > 1:
             raise ValueError(f"shards of rank {rank} are on {sorted(map(str, places))}: give all of them on one device")
@@ -128,6 +139,18 @@ class Shards:
         wait = self.device.after_caller()
         if wait is not None:
             await in_thread(wait)
+
+
+def check_kind(name: str, rank: int, held: object) -> None:
+    """Raise TypeError for what no shard can be, such as a scalar of numpy, which is no memory that stays."""
+    if isinstance(held, np.ndarray) or (callable(held) and not hasattr(held, "dtype")) or hasattr(held, "data_ptr"):
+        return
+    shape = f" of shape {held.shape}" if isinstance(held, np.generic) else ""
+    raise TypeError(
+        f"{name} of rank {rank} must be an array of numpy, a tensor of torch or a function that brings boxes, got "
+        f"{type(held).__name__}{shape}"
+        + ("; give the array it was taken from, or np.asarray(...) with one element" if shape else "")
+    )
 
 
 def place_of(held: object) -> str | None:
