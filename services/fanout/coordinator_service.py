@@ -127,14 +127,18 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         async with open_directory(stage, link, {}) as directory, trio.open_nursery() as nursery:
             nursery.start_soon(post.run, directory, ROLES)
             nursery.start_soon(coordinating.run, messenger)
-            more: dict[str, Rows] = {"updates": coordinating.book.rows, "participants": lambda: _participants(post)}
+            more: dict[str, Rows] = {
+                "updates": coordinating.book.rows,
+                "participants": lambda: _participants(post, desk),
+            }
             view = View(waits=coordinating.waits, peers=lambda: link_rows(link), more=more)
             yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
             nursery.cancel_scope.cancel()
 
 
-def _participants(post: LinkPost) -> list[Row]:
-    return [{"name": name, "node": node} for name, node in post.known.items()]
+def _participants(post: LinkPost, desk: Desk) -> list[Row]:
+    refused = desk.coordinator.refused if desk.coordinator is not None else {}
+    return [{"name": name, "node": node, "refused": refused.get(name, "")} for name, node in post.known.items()]
 
 
 async def serve(settings: Settings, announce: Announce) -> None:

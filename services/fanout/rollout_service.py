@@ -99,7 +99,7 @@ class Rollout:
                 "copies": len(one.copies),
                 "bytes": len(one.copies) * one.layout.total_bytes,
                 "version": one.current_version(),
-                "failure": one.failure,
+                "failure": one.refusal or one.failure,
             }
             for one in self.replicas
         ]
@@ -108,6 +108,10 @@ class Rollout:
         """Return what this replica waits for."""
         if self.generator is None:
             return [Waiting("the replica", "the coordinator's blueprint", 0, 1, ("coordinator",), self._since, {})]
+        if refused := next((one.refusal for one in self.replicas if one.refusal), ""):
+            return [
+                Waiting("the replica", f"a plan that is the coordinator's: {refused}", 0, 1, ("coordinator",), 0.0, {})
+            ]
         if self.generator.paused:
             since = self.generator.paused_since
             return [Waiting("generation", "the version that is written in place", 0, 1, ("coordinator",), since, {})]

@@ -35,8 +35,10 @@ class Node:
     outbox: deque[Any] = field(default_factory=deque)
     opened: int = 0  # the version whose keys are valid
     opening: int = 0  # the version that the memory is being opened for
+    arrival: int = 0  # that it is opened for
     complete: set[int] = field(default_factory=set)
-    fetching: tuple[int, str] | None = None
+    fetching: Fetch | None = None
+    dropped: list[int] = field(default_factory=list)  # arrivals that were discarded and have not ended
     connected: bool = False
 
 
@@ -136,14 +138,15 @@ class World:
                         node.outbox.append(effect.message)
                 case Open():
                     assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
-                    node.opened, node.opening = 0, effect.version
+                    node.opened, node.opening, node.arrival = 0, effect.version, effect.arrival
                 case Fetch():
                     assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
                     node.opened = effect.version
-                    node.fetching = (effect.version, effect.source)
+                    node.fetching = effect
                 case Discard():
                     node.opened = node.opening = 0
                     node.fetching = None
+                    node.dropped.append(effect.arrival)
                     node.complete.discard(effect.version)
 
     def deliver(self, name: str, to_coordinator: bool) -> None:
@@ -159,7 +162,7 @@ class World:
             node.opened, node.opening = node.opening, 0
             if name in self.in_place:
                 node.complete.clear()  # whatever was there may be overwritten from now on
-            self.act(name, node.machine.opened(node.opened))
+            self.act(name, node.machine.opened(node.arrival))
 
     def bytes_arrive(self, name: str, right: bool) -> None:
         node, version = self.nodes[name], self.nodes[name].opened
@@ -167,22 +170,34 @@ class World:
             return
         if right:
             node.complete.add(version)
-            self.act(name, node.machine.verified(version))
+            self.act(name, node.machine.verified(node.arrival))
         else:
-            self.act(name, node.machine.failed(version, "a checksum is wrong"))
+            self.act(name, node.machine.failed(node.arrival, "a checksum is wrong"))
 
     def fetch_ends(self, name: str) -> None:
         node = self.nodes[name]
         if node.fetching is None:
             return
-        (version, source), node.fetching = node.fetching, None
+        fetch, node.fetching = node.fetching, None
+        version, source = fetch.version, fetch.source
         if version in self.nodes[source].complete and self.nodes[source].machine.held == version:
             if name in self.in_place:
                 node.complete.clear()
             node.complete.add(version)
-            self.act(name, node.machine.fetched(version))
+            self.act(name, node.machine.fetched(fetch.arrival))
         else:
-            self.act(name, node.machine.fetched(version, "the source does not have it"))
+            self.act(name, node.machine.fetched(fetch.arrival, "the source does not have it"))
+
+    def dropped_ends(self, name: str, well: bool) -> None:
+        """WC-7: an arrival that was discarded ends late, on a thread, and reports whatever it did."""
+        node = self.nodes[name]
+        for arrival in node.dropped:
+            self.act(name, node.machine.opened(arrival))
+            if well:
+                self.act(name, node.machine.verified(arrival) + node.machine.fetched(arrival))
+            else:
+                self.act(name, node.machine.failed(arrival, "lost") + node.machine.fetched(arrival, "lost"))
+        node.dropped.clear()
 
     def flip(self, name: str) -> None:
         node = self.nodes[name]
@@ -259,6 +274,7 @@ STEPS = st.one_of(
     st.tuples(st.just("record"), st.integers(0, 3).map(bool)),
     st.tuples(st.just("flip"), name),
     st.tuples(st.just("fetch_ends"), name),
+    st.tuples(st.just("dropped_ends"), name, st.booleans()),
     st.tuples(st.just("connect"), name),
     st.tuples(st.just("cut"), name),
     st.tuples(st.just("kill"), name),

@@ -6,8 +6,8 @@ import pytest
 
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights.commit.coordinator import Coordinator, Say
-from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Fetched, Ready, Standing, Stopped
-from asyncfabric.weights.commit.receiver import Discard, Fetch, Receiver, State, Tell
+from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Fetched, Prepare, Ready, Standing, Stopped
+from asyncfabric.weights.commit.receiver import Discard, Fetch, Open, Receiver, State, Tell
 
 SENDER = "trainer"
 
@@ -15,13 +15,26 @@ SENDER = "trainer"
 def test_who_is_told_to_catch_up_before_it_flipped_or_while_it_fetches_does_so() -> None:
     """Found by chance: such a word was lost, and the receiver stayed behind until the next update."""
     receiver = Receiver()
-    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a")]
+    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
     assert receiver.heard(CatchUp(1, "b")) == []
-    assert receiver.heard(CatchUp(2, "b")) == [Discard(1), Fetch(2, "b")]
+    assert receiver.heard(CatchUp(2, "b")) == [Discard(1, 1), Fetch(2, "b", 2)]
     assert receiver.fetched(2) == [Tell(Fetched(2))]
     assert receiver.heard(CatchUp(3, "a")) == []
-    assert receiver.flip() == [Fetch(3, "a")]
-    assert (receiver.serving, receiver.state) == (2, State.FETCHING)
+    assert receiver.flip() == [Fetch(3, "a", 3)]
+    assert (receiver.serving, receiver.serving_arrival, receiver.state) == (2, 2, State.FETCHING)
+
+
+def test_an_arrival_that_was_dropped_reports_in_vain() -> None:
+    """WC-7: the same version is begun again while the first arrival of it still ends."""
+    receiver = Receiver()
+    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
+    assert receiver.heard(Prepare(2, "m")) == [Discard(1, 1), Open(2, "m", 2)]
+    assert receiver.heard(Abort(2, "by choice")) == [Discard(2, 2)]
+    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a", 3)]
+    assert receiver.fetched(1) == receiver.fetched(1, "lost") == receiver.opened(2) == receiver.failed(2, "lost") == []
+    assert (receiver.state, receiver.held) == (State.FETCHING, 0)
+    assert receiver.fetched(3) == [Tell(Fetched(1))]
+    assert (receiver.held, receiver.held_arrival) == (1, 3)
 
 
 def test_a_receiver_in_doubt_hears_the_decision_from_the_next_coordinator() -> None:

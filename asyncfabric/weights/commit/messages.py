@@ -84,18 +84,29 @@ class Fetched(Struct, frozen=True, tag="weights.fetched"):
     reason: Reason = ""
 
 
+class Difference(Struct, frozen=True, array_like=True):
+    """Where a receiver's plan differs first from the coordinator's: the number of the part, and what it is there."""
+
+    part: Annotated[int, Meta(ge=0, le=1 << 17)]
+    text: Annotated[str, Meta(max_length=700)]
+
+
 class Standing(Struct, frozen=True, tag="weights.standing"):
-    """From a receiver, first in each session.
+    """From a receiver, first in each session, and again after a rest while it is refused.
 
     Attributes:
         held: the version that is complete in its memory, 0 for none.
         verified: the version that waits there for a decision, 0 for none.
         in_place: it has room for one version only: what it holds is gone once the next one is written.
+        manifest: the digest of its plan without replicas; with another one than the coordinator's it is refused.
+        differs: once it was refused, where the plans differ first.
     """
 
     held: Version
     verified: Version
     in_place: bool = False
+    manifest: Digest = ""
+    differs: Difference | None = None
 
 
 ToReceiver = Prepare | Commit | Abort | CatchUp

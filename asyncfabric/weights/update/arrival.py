@@ -1,4 +1,4 @@
-"""Arrival: a version on its way into a replica: the scope of the task that carries it, and what messages go to.
+"""Arrival: a version on its way into a replica: its number, the scope of the task that carries it, where messages go.
 
 Runs on the event loop's thread.
 """
@@ -20,12 +20,14 @@ class Arrival:
     """A version on its way.
 
     Attributes:
+        number: which arrival of this receiver; a version that is begun again has another one (WC-7).
         version, scope: of it.
         intake, forwarding, coded, fetching: what takes part, None before or without.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, number: int, version: int) -> None:
         """Begin with nothing."""
+        self.number: int = number
         self.version: int = version
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.intake: Intake | None = None

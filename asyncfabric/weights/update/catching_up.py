@@ -49,7 +49,7 @@ class Fetching:
 
     def take(self, sender: str, given: Given) -> None:
         """Take the answer."""
-        if sender == self._source and given.version == self._version:
+        if sender == self._source and (given.version, given.imm) == (self._version, self.imm):
             self._sums, self._kind, self._failure = given.sums, given.checksum, given.reason
             self._answered.set()
 
@@ -109,8 +109,8 @@ async def give(fabric: Fabric, copy: Copy, want: Want) -> Given:
             if error is not None:
                 raise error
     except (FabricError, ValueError) as error:
-        return Given(want.version, b"", str(error)[:2000])
-    return Given(want.version, sums.astype("<u8").tobytes(), checksum=kind)
+        return Given(want.version, want.imm, b"", str(error)[:2000])
+    return Given(want.version, want.imm, sums.astype("<u8").tobytes(), checksum=kind)
 
 
 def _sums(copy: Copy, kind: ChecksumKind) -> np.ndarray:

@@ -21,6 +21,7 @@ from asyncfabric.weights.commit.coordinator import Decide, Effect, Phase, Say
 from asyncfabric.weights.commit.decision_log import DecisionLog
 from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Stopped, Verified
 from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.update.admission import Admission
 from asyncfabric.weights.update.attendance import Attendance
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
 from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
@@ -55,11 +56,17 @@ class WeightCoordinator(Attendance):
         self._tasks = tasks
         self._grace_s = grace_s
         self._seating = Seating(plan)
+        self._admission = Admission(plan.with_replicas(()))
         self._here: set[str] = set()
         self._update: Progress | None = None
         self._ranks = frozenset(self._trainers)
         self._pace = Pace(QUICK_BEATS_PER_S)
         self._words = Words(messenger, "the coordinator", quiet=self._said)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The receivers that take part in nothing, since their plan is another one, and why."""
+        return dict(self._admission.refused)
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -216,15 +223,27 @@ class WeightCoordinator(Attendance):
                 if update is not None and version == update.version:
                     update.silent.add(sender)
                     self._carry_out(self._machine.sender_failed(sender, reason))
-            case Standing() | Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
-                if isinstance(event, Standing):
-                    receiver_of(sender)
+            case Standing() if sender not in self._ranks:
+                receiver_of(sender)
+                self._stands(sender, event)
+            case Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
                 self._carry_out(self._machine.heard(sender, event))
             case _:
                 pass
 
+    def _stands(self, receiver: str, standing: Standing) -> None:
+        """Let a receiver take part, or refuse it; the open update and later ones go on without it."""
+        refused = self._admission.judge(receiver, standing)
+        if refused is None:
+            self._carry_out(self._machine.heard(receiver, standing))
+            return
+        if receiver in self._machine.receivers:
+            self._carry_out(self._machine.receiver_lost(receiver, refused.reason))
+        self._words.say(receiver, refused)
+
     def _lost(self, name: str, reason: str) -> None:
         logger.info("%s is gone: %s", name, reason)
+        self._admission.forget(name)
         self._here.discard(name)
         if name in self._ranks:
             self._absent[name] = monotonic()

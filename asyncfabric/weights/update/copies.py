@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncfabric import Fabric, Region, RegionKey
 from asyncfabric._notice import Notice
@@ -25,6 +26,7 @@ class Copy:
         memory: its bytes.
         tensors: the bytes of each tensor.
         version: what is complete in it, 0 while something is being written or nothing was.
+        arrival: the arrival that completed it, 0 for none: it tells versions apart that were begun twice (WC-7).
     """
 
     def __init__(self, region: Region, layout: TensorLayout, device: Device) -> None:
@@ -34,6 +36,7 @@ class Copy:
         self.memory: Memory = device.memory_of(region)
         self.tensors: dict[str, Memory] = layout.views(self.memory)
         self.version: int = 0
+        self.arrival: int = 0
         self._known = False  # whether somebody has a key that may write
         self._lent = 0
         self._returned = Notice()
@@ -41,14 +44,19 @@ class Copy:
     async def open(self) -> RegionKey:
         """Return a key that no earlier version had; whatever had one before can write no more (WC-4).
 
-        Cancellation: the memory stays closed or is open; nobody has the key.
+        Cancellation: the memory stays as it is, or is closed or open; nobody has the key.
         """
         while self._lent:
             await self._returned.wait()
-        self.version = 0
+        await checkpoint_if_cancelled()  # an arrival that was dropped leaves alone what is here
+        self.version = self.arrival = 0
         await self.close()
         self._known = True
         return self.region.key("write")
+
+    def complete(self, version: int, arrival: int) -> None:
+        """Note what is complete here."""
+        self.version, self.arrival = version, arrival
 
     async def close(self) -> None:
         """Take back every key, if any was told since the last time; returns when no write can land any more.

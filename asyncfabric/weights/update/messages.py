@@ -180,6 +180,20 @@ class Gone(Struct, frozen=True, tag="weights.gone"):
     name: Name
 
 
+class Refused(Struct, frozen=True, tag="weights.refused"):
+    """From the coordinator to a receiver whose plan is another one: it takes part in nothing, and others go on.
+
+    Attributes:
+        manifest: the digest of the coordinator's plan without replicas.
+        reason: what differs, as far as it is known.
+        outline: see `weights.outline`, for the receiver to find what differs; empty once it reported that.
+    """
+
+    manifest: str
+    reason: Reason
+    outline: Column = b""
+
+
 class Want(Struct, frozen=True, tag="weights.want"):
     """From a receiver that is behind to one that holds the version: write all your tensors behind this key.
 
@@ -193,9 +207,13 @@ class Want(Struct, frozen=True, tag="weights.want"):
 
 
 class Given(Struct, frozen=True, tag="weights.given"):
-    """The answer to Want: chunks were written and these are their checksums (uint64); or a reason why not."""
+    """The answer to Want: chunks were written and these are their checksums (uint64); or a reason why not.
+
+    `imm` is that of the Want: an earlier one of the same version may be answered late.
+    """
 
     version: Version
+    imm: int
     sums: Column
     reason: Reason = ""
     checksum: ChecksumKind = "xxh3"
@@ -204,7 +222,7 @@ class Given(Struct, frozen=True, tag="weights.given"):
 WeightMessage = (
     Prepare | Stopped | Ready | Write | Verified | Failed | Commit | Abort | CatchUp | Fetched | Standing
     | Roster | Offered | Opened | Written | Maxima | Wrote | Unreachable | Outcome | Gone | Want | Given
-    | Coded | Taken
+    | Coded | Taken | Refused
 )  # fmt: skip
 """Every message between the participants of an update."""
 

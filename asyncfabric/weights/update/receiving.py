@@ -84,7 +84,7 @@ class Receiving:
                     self._words.say(COORDINATOR, Wrote(arrival.version, reports))  # ahead of what may end the update
                     assert self._forwards is not None
                     self._tasks.start_soon(self._forwards.measure, base, copy, places, forwarding.rows)
-                copy.version = arrival.version
+                copy.complete(arrival.version, arrival.number)
                 stages.verified()
         finally:
             intake.close()

@@ -19,6 +19,7 @@ from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Prepare
 from asyncfabric.weights.commit.receiver import Discard, Effect, Fetch, Open, State, Tell
 from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.arrival import Arrival
+from asyncfabric.weights.update.backoff import Backoff
 from asyncfabric.weights.update.catching_up import Fetching, give
 from asyncfabric.weights.update.coded_forwarding import ForwardCodings
 from asyncfabric.weights.update.copies import Copy, open_copies
@@ -31,6 +32,7 @@ from asyncfabric.weights.update.messages import (
     Given,
     Gone,
     Opened,
+    Refused,
     Roster,
     Taken,
     Unreachable,
@@ -42,6 +44,7 @@ from asyncfabric.weights.update.messenger import AGAIN_S, COORDINATOR, Event, Fo
 from asyncfabric.weights.update.pace import Pace, receiving_beats
 from asyncfabric.weights.update.paying import Rule, known_codings
 from asyncfabric.weights.update.receiving import Receiving, Stages
+from asyncfabric.weights.update.refusal import Refusal
 from asyncfabric.weights.update.rosters import RosterPlans
 from asyncfabric.weights.update.serving import Serving
 from asyncfabric.weights.update.words import Words
@@ -63,14 +66,14 @@ class WeightReplica(Serving):
         landing: LandingMemory | None, forwards: ForwardCodings | None, tasks: TaskGroup,
     ) -> None:  # fmt: skip
         """Not for users: `async with open_replica(...)`."""
-        super().__init__(copies)
+        self._plans = RosterPlans(plan)
+        super().__init__(copies, self._plans.geometry)
         self.name: str = name
         self.receiver: int = receiver
         self.layout: TensorLayout = layout_of(plan, receiver)
         self.failure: str = ""
         self._fabric = fabric
         self._messenger = messenger
-        self._plans = RosterPlans(plan)
         self._tasks = tasks
         self._plan: Plan | None = None
         self._plan_version = 0
@@ -78,8 +81,19 @@ class WeightReplica(Serving):
         self._early: list[tuple[str, Opened]] = []
         self._turn = anyio.Lock()
         self._pace = Pace()
+        self._backoff = Backoff()
         self._words = Words(messenger, f"{name}/{receiver}", self._unsaid)
+        self._refusal = Refusal(f"{name}/{receiver}", plan.with_replicas(()), self._report)
         self._receiving = Receiving(fabric, name, receiver, landing, forwards, self._words, tasks)
+
+    @property
+    def refusal(self) -> str:
+        """Why the coordinator lets this receiver take part in nothing, empty while it does."""
+        return self._refusal.reason
+
+    def leave(self) -> None:
+        """Begin nothing any more; not for users."""
+        self._closed = True
 
     # ---- messages
 
@@ -128,7 +142,10 @@ class WeightReplica(Serving):
     async def _hear(self, sender: str, event: Event) -> None:
         match event:
             case Found() if sender == COORDINATOR:
-                self._carry_out(self._machine.session_began())
+                self._refusal.session_began()
+                self._report()
+            case Refused() if sender == COORDINATOR:
+                self._tasks.start_soon(self._refusal.take, event)
             case Lost() if sender == COORDINATOR:
                 self._carry_out(self._machine.session_lost())
             case Lost(reason):
@@ -139,9 +156,11 @@ class WeightReplica(Serving):
             case Roster():
                 self._plan, self._plan_version = self._plans.plan(event), event.version
             case Prepare() | Commit() | Abort() | CatchUp() if sender == COORDINATOR:
+                self._refusal.accepted()
                 self._carry_out(self._machine.heard(event))
-                if isinstance(event, Commit) and self._arrival is not None:
-                    self._arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
+                arrival = self._arrival
+                if isinstance(event, Commit) and arrival is not None and arrival.version == event.version:
+                    arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
                 self._notify()
             case Opened() | Coded() | Taken():
                 self._hand_over(sender, event)
@@ -175,22 +194,27 @@ class WeightReplica(Serving):
 
     # ---- effects
 
+    def _report(self) -> None:
+        self._carry_out(self._machine.session_began(self._refusal.differs))
+
     def _carry_out(self, effects: list[Effect]) -> None:
+        if self._closed:
+            return
         for effect in effects:
             match effect:
                 case Tell(message):
                     self._words.say(COORDINATOR, message)
                 case Open() | Fetch():
-                    arrival = self._arrival = Arrival(effect.version)
+                    arrival = self._arrival = Arrival(effect.arrival, effect.version)
                     self._tasks.start_soon(self._carry, arrival, effect)
-                case Discard(version):
-                    if self._arrival is not None and self._arrival.version == version:
+                case Discard():
+                    if self._arrival is not None and self._arrival.number == effect.arrival:
                         self._arrival.scope.cancel()
         self._notify()
 
     async def _carry(self, arrival: Arrival, effect: Open | Fetch) -> None:
-        async with self._turn:
-            with arrival.scope:
+        with arrival.scope:  # one that is dropped waits for no turn
+            async with self._turn:
                 try:
                     copy = self._free_copy()
                     with unwrapped():
@@ -201,24 +225,34 @@ class WeightReplica(Serving):
                 except FabricError as error:
                     what = f"version {arrival.version} cannot be received by {self.name}/{self.receiver}"
                     logger.warning("%s: %s", what, error)
+                    self.failure = str(error)
+                    if isinstance(effect, Fetch):  # the coordinator names a source again at once
+                        await anyio.sleep(self._backoff.next_s())
                     self._give_up(str(error), arrival)
 
     async def _receive(self, arrival: Arrival, effect: Open, copy: Copy) -> None:
         plan = self._plan
-        if plan is None or self._plan_version != effect.version or effect.manifest != self._plans.geometry:
+        if effect.manifest != self._plans.geometry:
             raise RemoteProtocolError(
                 f"version {effect.version} is of plan {effect.manifest}, this receiver has {self._plans.geometry}",
                 remedy="all participants must be given the same moves and the same chunk_bytes",
+            )
+        if plan is None or self._plan_version != effect.version:
+            have = f"that of version {self._plan_version}" if plan is not None else "none"
+            raise RemoteProtocolError(
+                f"the roster of version {effect.version}, which lists its replicas, did not arrive here before the "
+                f"version began: the last roster here is {have}",
+                remedy="publish a later version; if it repeats, check the link to the coordinator",
             )
 
         def opened() -> None:
             early, self._early = self._early, []
             for sender, message in early:
                 self._hand_over(sender, message)
-            self._carry_out(self._machine.opened(effect.version))
+            self._carry_out(self._machine.opened(arrival.number))
 
         def verified() -> None:
-            self._carry_out(self._machine.verified(effect.version))
+            self._carry_out(self._machine.verified(arrival.number))
 
         await self._receiving.run(arrival, plan, copy, self._base(), Stages(opened, verified))
 
@@ -234,8 +268,9 @@ class WeightReplica(Serving):
                 want = Want(effect.version, key.to_bytes(), fetching.imm, copy.device.checksum)
                 self._words.say(effect.source, want)
                 await fetching.run()
-                copy.version = effect.version
-                self._carry_out(self._machine.fetched(effect.version))
+                copy.complete(effect.version, arrival.number)
+                self._backoff.reset()
+                self._carry_out(self._machine.fetched(arrival.number))
         finally:
             with anyio.CancelScope(shield=True):
                 await copy.close()
@@ -244,26 +279,26 @@ class WeightReplica(Serving):
         arrival = arrival or self._arrival
         self.failure = reason
         if arrival is not None:
-            self._carry_out(self._machine.failed(arrival.version, reason))
-            self._carry_out(self._machine.fetched(arrival.version, reason))
+            self._carry_out(self._machine.failed(arrival.number, reason))
+            self._carry_out(self._machine.fetched(arrival.number, reason))
 
     async def _give(self, to: str, want: Want) -> None:
-        copy = next((copy for copy in self._copies if copy.version == want.version), None)
-        if copy is None or want.version != self._machine.held:
-            self._words.say(to, Given(want.version, b"", f"{self.name}/{self.receiver} does not hold it"))
+        held = self._machine.held
+        if not held or want.version != held:
+            reason = f"{self.name}/{self.receiver} does not hold it, but version {held}"
+            self._words.say(to, Given(want.version, want.imm, b"", reason))
             return
+        copy = self._copies[self._copy_of(self._machine.held_arrival)]
         with copy.lend():
             self._words.say(to, await give(self._fabric, copy, want))
 
     def _unsaid(self, to: str, message: WeightMessage, error: FabricError) -> None:
         if isinstance(message, Want):
-            self._tasks.start_soon(self._missed, to, str(error))
+            fetching = self._arrival.fetching if self._arrival is not None else None
+            if fetching is not None and fetching.imm == message.imm:
+                fetching.lost(to, str(error))
         elif isinstance(message, Opened):
             self._tasks.start_soon(self._say_again, to, message)
-
-    async def _missed(self, source: str, reason: str) -> None:
-        await anyio.sleep(AGAIN_S)  # the coordinator names a source again at once
-        self._source_lost(source, reason)
 
     async def _say_again(self, to: str, message: Opened) -> None:
         await anyio.sleep(AGAIN_S)
@@ -314,4 +349,7 @@ async def open_replica(
         forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None
         replica = WeightReplica(fabric, messenger, plan, name, receiver, copies, landing, forwards, tasks)
         tasks.start_soon(replica.run)
-        yield replica
+        try:
+            yield replica
+        finally:
+            replica.leave()

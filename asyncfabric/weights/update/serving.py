@@ -5,6 +5,7 @@ Runs on the event loop's thread. `step_boundary` is the only place where what se
 
 from __future__ import annotations
 
+from asyncfabric import ClosedError, InternalError
 from asyncfabric._notice import Notice
 from asyncfabric.weights.commit.receiver import Effect, Receiver
 from asyncfabric.weights.update.copies import Copy
@@ -17,13 +18,14 @@ Tensors = dict[str, Memory]
 class Serving:
     """The copies of a receiver, and the one of them that serves; the base of WeightReplica."""
 
-    def __init__(self, copies: list[Copy]) -> None:
-        """Serve nothing yet."""
+    def __init__(self, copies: list[Copy], manifest: str = "") -> None:
+        """Serve nothing yet; `manifest` is the digest of the plan without replicas."""
         self._copies = copies
-        self._machine = Receiver(in_place=len(copies) == 1)
+        self._machine = Receiver(in_place=len(copies) == 1, manifest=manifest)
         self._serving = 0
         self._serving_copy = -1
         self._changed = Notice()
+        self._closed = False
 
     def current_version(self) -> int:
         """Return the version that serves, 0 for none."""
@@ -47,17 +49,35 @@ class Serving:
         """Say that no step reads the tensors now: what is decided serves (WC-5), what waits may be overwritten.
 
         Returns the version that serves until the next call; 0 for none, then do not step.
+
+        Raises:
+            ClosedError: the replica was left, and its memory with it.
+            InternalError: what was decided is in no copy. What served before serves on.
         """
+        if self._closed:
+            raise ClosedError("this replica was left, and its memory is released", remedy="step within `open_replica`")
+        coming = self._copy_of(self._machine.held_arrival)  # before anything changes
         effects = self._machine.flip()
         serving = self._machine.serving
         if serving != self._serving:
             self._serving = serving
-            self._serving_copy = next(
-                (number for number, copy in enumerate(self._copies) if serving and copy.version == serving), -1
-            )
+            self._serving_copy = coming if serving else -1
             self._notify()
         self._carry_out(effects)
         return self._serving
+
+    def _copy_of(self, arrival: int) -> int:
+        """Return the number of the copy that an arrival completed, -1 for no arrival."""
+        if not arrival:
+            return -1
+        for number, copy in enumerate(self._copies):
+            if copy.arrival == arrival:
+                return number
+        have = [(copy.version, copy.arrival) for copy in self._copies]
+        raise InternalError(
+            f"version {self._machine.held} came with arrival {arrival}, but the copies hold (version, arrival) {have}",
+            remedy="this is a defect of asyncfabric; please report it with this text",
+        )
 
     @property
     def waits_for_boundary(self) -> bool:

@@ -32,7 +32,8 @@ def ways() -> int:
 async def in_thread(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     """Run a function on a worker thread and return its result.
 
-    Cancellation: waits until the function has returned, since it may be reading or writing memory; then it goes on.
+    Cancellation: waits until the function has returned, since it may be reading or writing memory, and returns its
+    result; the next checkpoint raises.
     """
     try:
         limiter = _limiter.get()

@@ -41,9 +41,12 @@ class Words:
         self._idle: list[anyio.Event] = []
         self._speakers = 0
         self._tasks: TaskGroup | None = None
+        self._ended = False
 
     def say(self, to: str, message: WeightMessage) -> None:
-        """Put a message behind what else is said to the same one."""
+        """Put a message behind what else is said to the same one; once `run` has ended it is dropped."""
+        if self._ended:
+            return
         if (waiting := self._waiting.get(to)) is not None:
             waiting.append(message)
             return
@@ -59,7 +62,10 @@ class Words:
         async with anyio.create_task_group() as self._tasks:
             for _ in range(len(self._next)):  # was said before
                 self._wake()
-            await anyio.sleep_forever()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._ended = True
 
     def _wake(self) -> None:
         if self._idle:

@@ -1,0 +1,161 @@
+"""A replica with the right name and another plan is refused with what differs, and versions of the others go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from weight_scene import SHAPE, Scene, open_scene, random_shard, run, small_plan
+
+import asyncfabric as af
+from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
+from asyncfabric.weights.outline import Outline
+from asyncfabric.weights.update import COORDINATOR, catching_up, open_coordinator, open_replica
+from asyncfabric.weights.update import replica as replica_module
+from asyncfabric.weights.update.backoff import MOST_S, Backoff
+from asyncfabric.weights.update.copies import Copy
+from asyncfabric.weights.update.messages import Given, Want, decode_message
+from asyncfabric.weights.update.messenger import AGAIN_S
+
+pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+
+OTHER = "other/0"
+
+
+def plan_of(*, shape: tuple[int, int] = SHAPE, name: str = "down", dtype: str = "bfloat16", cut: int = 1,
+            trainers: int = 2, receivers: int = 2, more: int = 0, chunk_bytes: int = 1 << 14) -> Plan:  # fmt: skip
+    """Return a plan whose second tensor is as it is told."""
+    trainer, replica = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": receivers})
+
+    def move(name: str, shape: tuple[int, int], dtype: str, cut: int) -> Move:
+        held = place(shape, trainer, {"fsdp": Shard(0)})
+        return Move(name, dtype, held, name, dtype, alone(place(shape, replica, {"tp": Shard(cut)})))
+
+    moves = [move("up", SHAPE, "bfloat16", 0), move(name, shape, dtype, cut)]
+    moves += [move(f"more {number}", SHAPE, "bfloat16", 0) for number in range(more)]
+    return plan_weights(moves, trainers=trainers, receivers=receivers, replicas=(), chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize(
+    ("other", "part", "text"),
+    [
+        (plan_of(shape=(256, 512)), 4, "'down', bfloat16 (256, 512) held by 2 trainers, [128, 512] by rank 0"),
+        (plan_of(name="sideways"), 4, "'sideways', bfloat16 (256, 384)"),
+        (plan_of(dtype="float32"), 4, "'down', float32 (256, 384)"),
+        (plan_of(cut=0), 4, "'down', bfloat16 (256, 384)"),
+        (plan_of(trainers=4), 0, "4 trainers"),
+        (plan_of(receivers=4), 1, "4 receivers in each replica"),
+        (plan_of(more=1), 5, "'more 0', bfloat16 (256, 384)"),
+        (plan_of(chunk_bytes=1 << 13), 3, "'up', bfloat16 (256, 384)"),
+        (plan_of(), 5, "no further tensor"),
+    ],
+)
+def test_an_outline_names_the_first_part_that_differs(other: Plan, part: int, text: str) -> None:
+    own, theirs = Outline(plan_of()), Outline(other)
+    assert theirs.difference(own.hashes) == part
+    assert theirs.text(part).startswith(text)
+    if len(own) == len(theirs):
+        assert own.difference(theirs.hashes) == part
+
+
+def test_rests_double_up_to_a_bound() -> None:
+    backoff = Backoff()
+    rests = [backoff.next_s() for _ in range(10)]
+    assert rests[:3] == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
+    assert rests[-1] == MOST_S == max(rests)
+    backoff.reset()
+    assert backoff.next_s() == AGAIN_S
+
+
+def counted(scene: Scene) -> Counter[tuple[str, str, str]]:
+    """Count the messages between the coordinator and the other replica."""
+    deliver, found = scene.post.deliver, Counter[tuple[str, str, str]]()
+
+    def count(sender: str, to: str, data: bytes) -> None:
+        if OTHER in (sender, to):
+            found[sender, to, type(decode_message(data)).__name__] += 1
+        deliver(sender, to, data)
+
+    scene.post.deliver = count  # type: ignore[method-assign]
+    return found
+
+
+def test_a_replica_with_another_plan_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    async def body() -> None:
+        other = plan_of()
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.bring(1)
+            found, began = counted(scene), anyio.current_time()
+            post = scene.post.open(OTHER)
+            async with af.open_fabric() as fabric, open_replica(fabric, post, other, "other", 0) as replica:
+                while "differ first" not in replica.refusal:
+                    await anyio.lowlevel.checkpoint()
+                reason = replica.refusal
+                assert scene.coordinator.refused == {OTHER: reason}
+                assert other.digest in reason and scene.plan.with_replicas(()).digest in reason
+                assert "differ first in 'gate', bfloat16 (256, 384) held by 2 trainers" in reason
+                assert "and 'up', bfloat16 (256, 384) held by 2 trainers, [128, 384] by rank 0; " in reason
+                assert reason.endswith(f"at {OTHER}")
+                for version in (2, 3):
+                    scene.change(version)
+                    assert OTHER not in (await scene.bring(version)).receivers
+                assert OTHER not in scene.coordinator.receivers and replica.step_boundary() == 0
+                rests = (anyio.current_time() - began) / AGAIN_S
+                assert found[OTHER, COORDINATOR, "Standing"] <= 3 + rests
+                assert {name for _, _, name in found} == {"Standing", "Refused"}
+                scene.post.close(OTHER)
+            await anyio.wait_all_tasks_blocked()
+            assert scene.coordinator.refused == {}
+
+    run(body)
+
+
+def test_a_refused_replica_is_taken_by_a_coordinator_of_its_plan(tmp_path: Path) -> None:
+    """Another coordinator takes the place of the one that refused it."""
+
+    async def body() -> None:
+        other = plan_of()
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            post = scene.post.open(OTHER)
+            async with af.open_fabric() as fabric, open_replica(fabric, post, other, "other", 0) as replica:
+                while not replica.refusal:
+                    await anyio.lowlevel.checkpoint()
+                scene.post.close(COORDINATOR)
+                again = scene.post.open(COORDINATOR)
+                async with open_coordinator(again, other, tmp_path / "other log") as coordinator:
+                    await coordinator.wait_receivers([OTHER])
+                    assert set(coordinator.refused) == set(scene.replicas)
+                    scene.post.close(COORDINATOR)
+                scene.post.close(OTHER)
+
+    run(body)
+
+
+def test_a_fetch_that_fails_is_tried_again_after_longer_and_longer_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator names a source again at once, however a fetch fails."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.bring(1)
+            found, began = counted(scene), anyio.current_time()
+
+            async def give(fabric: af.Fabric, copy: Copy, want: Want) -> Given:
+                if found[OTHER, "a/0", "Want"] + found[OTHER, "b/0", "Want"] < 4:
+                    return Given(want.version, want.imm, b"", "by choice")
+                return await catching_up.give(fabric, copy, want)
+
+            monkeypatch.setattr(replica_module, "give", give)
+            post = scene.post.open(OTHER)
+            async with af.open_fabric() as fabric, open_replica(fabric, post, scene.plan, "other", 0) as replica:
+                await replica.wait_version(1)
+                assert found[COORDINATOR, OTHER, "CatchUp"] == 4
+                assert anyio.current_time() - began >= (1 + 2 + 4) * AGAIN_S
+                assert "by choice" in replica.failure
+                scene.post.close(OTHER)
+
+    run(body)
