@@ -3,7 +3,7 @@
 // `ordered`, in seeded random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as
 // done as soon as its bytes are copied out, and lets them land at a later poll, as a NIC may.
 // Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1),
-// burst=<requests executed per poll> (64), loss=0|1 (1: reports_peer_loss), request_bytes=<max_request_bytes>.
+// burst=<requests executed per poll> (64), loss=0|1 (1: reports_peer_loss), request_bytes=<max_request_bytes>, host=0|1 (0: same_host_only).
 // Threads: any; one lock in the hub orders everything, so that two engines with a worker each may use it.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -70,6 +71,7 @@ class LoopbackRail final : public Rail {
     capabilities_.concurrent_control = true;
     capabilities_.reports_peer_loss = option(spec, "loss", 1) != 0;
     capabilities_.max_request_bytes = option(spec, "request_bytes", 1ull << 30);
+    capabilities_.same_host_only = option(spec, "host", 0) != 0;
     early_ = option(spec, "early", 0) != 0 && !capabilities_.ordered;
     flushes_ = option(spec, "flush", 1) != 0;
     depth_ = option(spec, "depth", 1024);
@@ -135,6 +137,10 @@ class LoopbackRail final : public Rail {
     *out = std::move(peer);
     return {};
   }
+
+  // As the rail of a GPU that does not order what NICs write. `flushing` runs at each call and returns its answer.
+  std::function<Status()> flushing;
+  Status flush_nic_writes() override { return flushing ? flushing() : Status(); }
 
   int shown_dmabuf() const { return shown_dmabuf_; }  // with the newest registration
 

@@ -1,5 +1,7 @@
 // control_calls.cc: registration, keys, connections and closing: the calls that end as kControl completions. Their slow parts run on
 // the control thread.
+#include <algorithm>
+
 #include "engine/native_engine.h"
 
 namespace asyncfabric {
@@ -40,6 +42,8 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
   }
   if (device != kHostDevice && status.code == StatusCode::kUnsupported) status = {StatusCode::kNoProvider, status.raw};
   uint64_t handle = 0;
+  std::atomic<uint32_t>* const nic_regions = status.ok() ? nic_regions_of(device, access) : nullptr;
+  if (nic_regions != nullptr) nic_regions->fetch_add(1, std::memory_order_acq_rel);  // before anybody gets a key
   if (status.ok()) {
     handle = core_.regions.insert([&](RegionEntry& region) {
       region.pages = std::move(pages);
@@ -52,9 +56,11 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
       region.generation = 1;
       region.rail_keys = std::move(rail_keys);
       region.memory = std::move(handles);
+      region.nic_regions = nic_regions;
       region.zombies = 0;
     });
     if (handle == 0) status = StatusCode::kBusy;
+    if (handle == 0 && nic_regions != nullptr) nic_regions->fetch_sub(1, std::memory_order_acq_rel);
   }
   if (status.ok()) {
     regions_.fetch_add(1, std::memory_order_relaxed);
@@ -66,6 +72,15 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
         core_.at_rail_in_turns(rail, [&](Rail& at, uint64_t ns) { return at.release_memory(handles[rail], ns); });
   }
   answer(cookie, status, handle);
+}
+
+// Where memory of a GPU is counted that NICs may write to; null: no such memory.
+std::atomic<uint32_t>* NativeEngine::nic_regions_of(int32_t device, uint32_t access) const {
+  const uint32_t gpu = rail_of_device(device);
+  const auto reaches_far = [](const auto& rail) { return !rail->capabilities.same_host_only; };
+  const bool written =
+      (access & kAccessRemoteWrite) != 0 && std::any_of(core_.rails.begin(), core_.rails.end(), reaches_far);
+  return gpu < core_.rails.size() && written ? &core_.rails[gpu]->nic_regions : nullptr;
 }
 
 Status NativeEngine::submit_register(uint64_t cookie, void* base, uint64_t length, int32_t device, uint32_t access) {

@@ -47,7 +47,9 @@ struct RailState {
   std::string protocol;
   double weight = 1;
   std::atomic<bool> up{true};  // relaxed: written at the helm, read by rails()
-  LegQueue urgent;             // counts and messages: never behind bulk data
+  // Regions of this rail's GPU that rails of NICs may write to; partner: add_region before keys exist, any thread before a flag is raised.
+  std::atomic<uint32_t> nic_regions{0};
+  LegQueue urgent;  // counts and messages: never behind bulk data
   LegQueue bulk;
 };
 
@@ -137,8 +139,9 @@ struct Core {
   uint64_t next_tick_ns = 0;
   uint64_t nap_ns = kShortestNapNs;  // for rails without a descriptor: grows while nothing happens
   uint64_t arms_seen = 0;
-  uint32_t vain_sleeps = 0;      // of the worker, before the loop may have the rails again: they woke it in vain
-  uint64_t worker_until_ns = 0;  // when the worker that sleeps will look by itself
+  uint32_t vain_sleeps = 0;        // of the worker, before the loop may have the rails again: they woke it in vain
+  uint64_t worker_until_ns = 0;    // when the worker that sleeps will look by itself
+  bool nic_writes_unseen = false;  // immediates of NICs came, and what they announce may not be visible to kernels
   uint64_t close_cookie = 0;
   uint64_t close_until_ns = 0;
   bool close_pending = false;
@@ -176,6 +179,8 @@ struct Core {
   size_t poll(uint32_t rail);
   void on_done(uint64_t tag, Status status);
   void on_immediate(uint32_t imm32);
+  bool nics_write_to_gpus() const;
+  Status flush_nic_writes();  // any thread
   void leg_ended(Leg& leg);
   void count_fenced(Op& op, const Leg& last);
   void finish(Op& op);

@@ -62,7 +62,7 @@ CounterArrival CounterTable::reach(Entry& target, uint64_t value) {
   return arrival;
 }
 
-CounterArrival CounterTable::arrive(uint32_t imm32) {
+CounterArrival CounterTable::arrive(uint32_t imm32, bool* unseen) {
   Entry& target = entry(imm_of(imm32));
   for (;;) {
     const uint32_t word = target.state.load(std::memory_order_acquire);
@@ -75,8 +75,10 @@ CounterArrival CounterTable::arrive(uint32_t imm32) {
     if (!same) continue;  // open() is between its two stores
     // seq_cst: pairs with arm(): either we see its target or it sees our value.
     if (!target.value.compare_exchange_weak(value, value + worth_of(imm32), std::memory_order_seq_cst)) continue;
-    if (uint64_t* flag = target.flag.load(std::memory_order_seq_cst); flag != nullptr)
-      raise(flag, (value & kCountMask) + worth_of(imm32));
+    if (uint64_t* flag = target.flag.load(std::memory_order_seq_cst); flag != nullptr) {
+      if (unseen != nullptr && *unseen) *unseen = !make_visible_();
+      if (unseen == nullptr || !*unseen) raise(flag, (value & kCountMask) + worth_of(imm32));
+    }
     CounterArrival arrival = reach(target, (value & kCountMask) + worth_of(imm32));
     arrival.early = state_of(word) == kUnused;
     return arrival;
@@ -180,7 +182,9 @@ uint64_t* CounterTable::flag(CounterId id, SharedWords& words) {
   flag = words.take_flag();
   if (flag == nullptr) return nullptr;
   target->flag.store(flag, std::memory_order_seq_cst);
-  raise(flag, target->value.load(std::memory_order_seq_cst) & kCountMask);
+  // What was counted before there was a flag was made visible by nobody. In this order: it covers what the value covers.
+  const uint64_t counted = target->value.load(std::memory_order_seq_cst) & kCountMask;
+  if (counted == 0 || make_visible_()) raise(flag, counted);
   return flag;
 }
 

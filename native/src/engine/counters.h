@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -36,7 +37,12 @@ class CounterTable {
  public:
   CounterTable() = default;
 
-  CounterArrival arrive(uint32_t imm32);     // helm
+  // Called before a flag is raised: returns true once what the arrivals announce is visible to kernels. Set before any arrival.
+  using MakeVisible = std::function<bool()>;
+  void before_flags(MakeVisible make_visible) { make_visible_ = std::move(make_visible); }
+
+  // Helm. `unseen`: bytes that arrivals announced may not be visible to kernels yet; cleared when they are.
+  CounterArrival arrive(uint32_t imm32, bool* unseen = nullptr);
   CounterArrival check_armed(uint32_t imm);  // helm: after arm() said that the target is already reached
 
   // kNoImm picks one that was not used for the longest time. kUnconfirmed: it was closed, and confirm_closed() has not come.
@@ -89,6 +95,7 @@ class CounterTable {
   };
   std::vector<Closed> closed_since();
 
+  MakeVisible make_visible_ = [] { return true; };
   std::mutex mutex_;  // open, close, flags, and making of pages
   SharedWords* flag_words_ = nullptr;
   std::vector<Closed> closed_;           // since the helm's last look; guarded by mutex_

@@ -12,7 +12,9 @@ Core::Core(const EngineConfig& engine_config)
       incarnation(random_incarnation()),
       host(host_identity()),
       ops(engine_config.max_ops),
-      ring(4ull * engine_config.max_ops + 64) {}
+      ring(4ull * engine_config.max_ops + 64) {
+  counters.before_flags([this] { return flush_nic_writes().ok(); });
+}
 
 Core::~Core() {
   // What the transports may still touch goes last: first attachments and peers, then our registrations, then the rails, which flush.
@@ -272,6 +274,7 @@ Status NativeEngine::spin_counter(CounterId counter, uint64_t target, uint64_t d
 
 Status NativeEngine::counter_flag(CounterId counter, uint64_t** word) {
   if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
+  if (const Status status = core_.flush_nic_writes(); !status.ok()) return status;  // a flag that nobody could raise
   *word = core_.counters.flag(counter, core_.words);
   return *word != nullptr ? StatusCode::kOk : StatusCode::kBusy;
 }

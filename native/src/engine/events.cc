@@ -1,5 +1,7 @@
 // events.cc: what rails report becomes counter values and completions. Helm.
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "engine/core.h"
 
@@ -10,11 +12,15 @@ size_t Core::poll(uint32_t rail_index) {
   size_t total = 0;
   for (int pass = 0; pass < 4; ++pass) {
     const size_t count = rails[rail_index]->rail->poll(events);
+    bool may_hide = count != 0 && !rails[rail_index]->capabilities.same_host_only && nics_write_to_gpus();
     for (size_t i = 0; i < count; ++i) {
       const RailEvent& event = events[i];
       switch (event.kind) {
         case RailEventKind::kDone: on_done(event.tag, event.status); break;
-        case RailEventKind::kImmediate: on_immediate(event.imm); break;
+        case RailEventKind::kImmediate:  // flushed once, the first of a batch covers the others
+          nic_writes_unseen = std::exchange(may_hide, false) || nic_writes_unseen;
+          on_immediate(event.imm);
+          break;
         case RailEventKind::kMessage: on_message({reinterpret_cast<const char*>(event.data), event.length}); break;
         case RailEventKind::kPeerLost:
           for (const auto& peer : peers)
@@ -34,10 +40,29 @@ size_t Core::poll(uint32_t rail_index) {
   return total;
 }
 
+bool Core::nics_write_to_gpus() const {
+  return std::any_of(rails.begin(), rails.end(),
+                     [](const auto& rail) { return rail->nic_regions.load(std::memory_order_acquire) != 0; });
+}
+
+// An immediate says that its bytes crossed the bus; a GPU that does not order what NICs write may show its kernels older ones. The
+// processor never looks at that memory, and a kernel that is launched later sees it: so only flags wait for this.
+Status Core::flush_nic_writes() {
+  for (const auto& rail : rails) {
+    if (rail->nic_regions.load(std::memory_order_acquire) == 0) continue;
+    if (const Status status = rail->rail->flush_nic_writes(); !status.ok()) {
+      note_error("what NICs wrote to memory of " + rail->rail->info().device +
+                 " could not be made visible to its kernels: counters do not release them");
+      return status;
+    }
+  }
+  return {};
+}
+
 void Core::on_immediate(uint32_t imm32) {
   tallies.immediates_received.add(1);
   trace.point(TracePoint::kArrival, imm_of(imm32), worth_of(imm32));
-  const CounterArrival arrival = counters.arrive(imm32);
+  const CounterArrival arrival = counters.arrive(imm32, &nic_writes_unseen);
   if (arrival.stale) tallies.stale_arrivals.add(worth_of(imm32));
   if (arrival.early) tallies.early_arrivals.add(worth_of(imm32));
   if (arrival.reached) publish({.cookie = arrival.cookie, .kind = CompletionKind::kCounter, .value = arrival.value});

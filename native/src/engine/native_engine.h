@@ -2,6 +2,8 @@
 // only what Core marks for any thread; the rest goes through the mailbox or takes the helm for a moment.
 #pragma once
 
+#include <atomic>
+
 #include "asyncfabric/engine.h"
 #include "engine/core.h"
 #include "engine/loop_turn.h"
@@ -106,6 +108,7 @@ class NativeEngine final : public Engine {
                   int32_t device, uint32_t access);
   void allocate_device(uint64_t cookie, uint64_t length, int32_t device, uint32_t access);
   std::string reason(uint32_t rail, int32_t device) const;
+  std::atomic<uint32_t>* nic_regions_of(int32_t device, uint32_t access) const;
   void answer(uint64_t cookie, Status status, uint64_t value);
 
   mutable Core core_;  // look-ups pin and unpin

@@ -2,6 +2,7 @@
 // touches, so that releasing waits for exactly the ops in flight.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ struct RegionEntry {
   std::vector<std::string> rail_keys;                // guarded by Core::keys_mutex
   std::vector<std::unique_ptr<LocalMemory>> memory;  // one per rail, fixed while the region is open
   bool exported = false;                             // keys_mutex: peers may hold a key
+  std::atomic<uint32_t>* nic_regions = nullptr;      // where it is counted, see RailState
   uint32_t zombies = 0;  // keys_mutex: ops that ended while a transport may still use the memory
 };
 

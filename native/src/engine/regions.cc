@@ -21,6 +21,7 @@ void Core::end_region(RegionTable::Slot* slot) {
         rail, [&](Rail& at, uint64_t patience_ns) { return at.release_memory(region.memory[rail], patience_ns); });
     if (!released.ok()) status = released;
   }
+  if (status.ok() && region.nic_regions != nullptr) region.nic_regions->fetch_sub(1, std::memory_order_acq_rel);
   uint64_t cookie = 0;
   const uint64_t handle = slot->handle;
   {

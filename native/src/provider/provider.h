@@ -155,6 +155,8 @@ class Rail {
   virtual Status share_words(void*, uint64_t) { return {}; }
   // Any thread: makes a stream of the user wait until the shared word is at least `value`.
   virtual Status stream_wait(void*, const uint64_t*, uint64_t) { return StatusCode::kUnsupported; }
+  // Any thread: what NICs wrote to memory of this GPU, before their immediates were polled, is visible to its kernels on return.
+  virtual Status flush_nic_writes() { return {}; }
   // Any thread: what a stream was given so far, to be asked about at the helm.
   virtual Status mark_stream(void*, std::unique_ptr<StreamMark>*) { return StatusCode::kUnsupported; }
 

@@ -5,7 +5,11 @@ namespace asyncfabric::cuda {
 
 Status Device::open(int ordinal, std::shared_ptr<Device>* out, std::string* detail) {
   const Driver* driver = open_driver(detail);
-  if (driver == nullptr) return StatusCode::kNoProvider;
+  return driver != nullptr ? open(*driver, ordinal, out, detail) : StatusCode::kNoProvider;
+}
+
+Status Device::open(const Driver& opened, int ordinal, std::shared_ptr<Device>* out, std::string* detail) {
+  const Driver* const driver = &opened;
   if (ordinal < 0 || ordinal >= driver->devices) {
     *detail = "cuda: there is no device " + std::to_string(ordinal) + "; this process sees " +
               std::to_string(driver->devices) + " GPU(s), numbered from 0";
@@ -32,8 +36,18 @@ Status Device::open(int ordinal, std::shared_ptr<Device>* out, std::string* deta
     *detail = "cuda: device " + std::to_string(ordinal) + " (" + device->name_ + ") has no " + what;
     return StatusCode::kNoProvider;
   }
+  device->ordering_ = device->attribute(kAttributeWritesOrdering);
   *out = std::move(device);
   return {};
+}
+
+// By the driver's documentation; no machine at hand has a NIC beside a GPU.
+Status Device::flush_nic_writes() const {
+  if (orders_nic_writes()) return {};
+  if (driver_.cuFlushGPUDirectRDMAWrites == nullptr || (attribute(kAttributeFlushOptions) & kFlushByHost) == 0)
+    return StatusCode::kUnsupported;
+  const Scope scope(*this);
+  return status(driver_.cuFlushGPUDirectRDMAWrites(kFlushCurrentContext, kFlushForOwner));
 }
 
 Device::~Device() {

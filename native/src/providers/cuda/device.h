@@ -13,6 +13,7 @@ namespace asyncfabric::cuda {
 class Device {
  public:
   static Status open(int ordinal, std::shared_ptr<Device>* out, std::string* detail);
+  static Status open(const Driver& driver, int ordinal, std::shared_ptr<Device>* out, std::string* detail);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -24,6 +25,11 @@ class Device {
   const CUuuid& uuid() const { return uuid_; }
   const std::string& name() const { return name_; }
   int attribute(int which) const;
+
+  // Whether kernels of this GPU see what NICs write to its memory in the order of its arrival (GPUDirect RDMA).
+  bool orders_nic_writes() const { return ordering_ >= kOrderedForOwner; }
+  // Makes what NICs have written visible to its kernels. Blocks for as long as a read over the bus takes.
+  Status flush_nic_writes() const;
 
   // kOk, kNoMemory or kTransport; raw is the driver's number.
   static Status status(CUresult result);
@@ -37,6 +43,7 @@ class Device {
   CUcontext context_ = nullptr;
   CUuuid uuid_{};
   std::string name_;
+  int ordering_ = 0;
 };
 
 // The caller's own current context is back when it ends.

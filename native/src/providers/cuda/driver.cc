@@ -31,6 +31,8 @@ std::unique_ptr<Driver> load(const std::string& name, std::string* detail) {
       reinterpret_cast<decltype(driver->cuMemcpyBatchAsync_v2)>(find_symbol(handle, "cuMemcpyBatchAsync_v2"));
   driver->cuMemGetHandleForAddressRange = reinterpret_cast<decltype(driver->cuMemGetHandleForAddressRange)>(
       find_symbol(handle, "cuMemGetHandleForAddressRange"));
+  driver->cuFlushGPUDirectRDMAWrites =
+      reinterpret_cast<decltype(driver->cuFlushGPUDirectRDMAWrites)>(find_symbol(handle, "cuFlushGPUDirectRDMAWrites"));
   driver->path = file_of_symbol(reinterpret_cast<void*>(driver->cuInit), name);
   if (const CUresult result = driver->cuInit(0); result != kSuccess) {
     *detail = "cuda: " + driver->complaint("cuInit", result) + ": no usable GPU in this process";

@@ -29,6 +29,8 @@ constexpr int kAttributeUnifiedAddressing = 41;
 constexpr int kAttributeHostPointerForRegistered = 91;
 constexpr int kAttributeVmm = 102;
 constexpr int kAttributePosixHandles = 103;
+constexpr int kAttributeFlushOptions = 117;  // of writes by NICs: kFlushByHost or not
+constexpr int kAttributeWritesOrdering = 118;
 constexpr int kAttributeStreamMemOps64 = 122;
 constexpr int kPointerMemoryType = 2;  // 1: host, 2: device
 constexpr int kPointerOrdinal = 9;
@@ -42,6 +44,11 @@ constexpr unsigned kHostDeviceMap = 2;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr unsigned kWaitGreaterOrEqual = 0;
 constexpr int kDmaBufDescriptor = 1;
+constexpr int kFlushByHost = 1;  // cuFlushGPUDirectRDMAWrites works
+constexpr int kOrderedForOwner =
+    100;  // kernels of that GPU see what NICs write in the order of its arrival; less: they may not
+constexpr int kFlushCurrentContext = 0;
+constexpr int kFlushForOwner = 100;
 constexpr int kPosixDescriptor = 1;
 constexpr int kLocationDevice = 1;
 constexpr int kAllocationPinned = 1;
@@ -147,6 +154,8 @@ struct Driver {
                                     CUstream) = nullptr;
   // Of CUDA 11.7, and only where the kernel has dma-buf.
   CUresult (*cuMemGetHandleForAddressRange)(void*, CUdeviceptr, size_t, int, unsigned long long) = nullptr;
+  // Of CUDA 11.3; null with an older driver.
+  CUresult (*cuFlushGPUDirectRDMAWrites)(int target, int scope) = nullptr;
   std::string path;  // the file that was really loaded
   int version = 0;   // 13000 is 13.0
   int devices = 0;

@@ -55,6 +55,7 @@ class CudaRail final : public local::LocalRail {
   Status share_words(void* base, uint64_t length) override;
   Status stream_wait(void* stream, const uint64_t* word, uint64_t value) override;
   Status mark_stream(void* stream, std::unique_ptr<StreamMark>* out) override;
+  Status flush_nic_writes() override { return device_->flush_nic_writes(); }
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
   Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) override;
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) override;

@@ -36,6 +36,7 @@ class FaultRail final : public Rail {
   Status mark_stream(void* stream, std::unique_ptr<StreamMark>* out) override {
     return inner_->mark_stream(stream, out);
   }
+  Status flush_nic_writes() override { return inner_->flush_nic_writes(); }
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
   Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
