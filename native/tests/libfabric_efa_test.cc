@@ -1,35 +1,22 @@
 // libfabric_efa_test.cc: what the efa profile asks of the library and refuses of it, over a library that this test replaces
 // (replaced_libfabric.h): dma-bufs, emulated writes, fork, device memory by CUDA calls. It was not run on the hardware.
-#include <dlfcn.h>
-
-#include <atomic>
-#include <filesystem>
-
 #include "libfabric_pair.h"
 #include "replaced_libfabric.h"
+#include "replaced_library.h"
 
 namespace asyncfabric::testing {
 namespace {
 
 constexpr uint32_t version(uint32_t major, uint32_t minor) { return major << 16 | minor; }
 
-// A copy of the library for each test: a library is opened once for a file and process, and keeps what it answered then.
 struct LibfabricEfa : ::testing::Test {
   void SetUp() override {
-    static std::atomic<int> copies{0};
-    file = std::filesystem::path(::testing::TempDir()) /
-           ("replaced_libfabric_" + std::to_string(getpid()) + "_" + std::to_string(++copies) + ".so");
-    std::filesystem::copy_file(ASYNCFABRIC_REPLACED_LIBFABRIC, file, std::filesystem::copy_options::overwrite_existing);
-    void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    ASSERT_NE(handle, nullptr) << dlerror();
-    library = reinterpret_cast<ReplacedLibfabric* (*)()>(dlsym(handle, "replaced_libfabric"))();
+    replaced = std::make_unique<ReplacedLibrary>(ASYNCFABRIC_REPLACED_LIBFABRIC);
+    library = replaced->decisions<ReplacedLibfabric>("replaced_libfabric");
     library->version = version(1, 22);
   }
-  void TearDown() override {
-    rail.reset();
-    std::filesystem::remove(file);
-  }
-  Status open() { return open_libfabric_rail(spec_of("efa library=" + file.string()), &rail, &detail); }
+  void TearDown() override { rail.reset(); }
+  Status open() { return open_libfabric_rail(spec_of("efa library=" + replaced->path()), &rail, &detail); }
 
   // Memory of GPU 0 at `base`, in a dma-buf that begins `offset` bytes before it.
   Status register_gpu_memory(uint64_t base, uint64_t length, uint64_t offset) {
@@ -44,7 +31,7 @@ struct LibfabricEfa : ::testing::Test {
     return rail->register_memory(memory, &region, &key);
   }
 
-  std::filesystem::path file;
+  std::unique_ptr<ReplacedLibrary> replaced;
   ReplacedLibfabric* library = nullptr;
   std::unique_ptr<LocalMemory> region;
   std::unique_ptr<Rail> rail;

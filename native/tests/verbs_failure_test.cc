@@ -290,51 +290,6 @@ TEST(VerbsWire, DatagramsSurviveTheTripAndNothingElseDoes) {
   }
 }
 
-// A directory tree as the kernel shows it, in a folder of its own.
-struct GidTree {
-  GidTree() {
-    char name[] = "/tmp/asyncfabric_gids_XXXXXX";
-    root = mkdtemp(name);
-    std::filesystem::create_directories(root + "/dev0/ports/1/gids");
-    std::filesystem::create_directories(root + "/dev0/ports/1/gid_attrs/types");
-  }
-  ~GidTree() { std::filesystem::remove_all(root); }
-  void add(uint32_t index, const std::string& gid, const std::string& type) const {
-    std::ofstream(root + "/dev0/ports/1/gids/" + std::to_string(index)) << gid << "\n";
-    std::ofstream(root + "/dev0/ports/1/gid_attrs/types/" + std::to_string(index)) << type << "\n";
-  }
-  std::string root;
-};
-
-constexpr const char* kLinkLocal = "fe80:0000:0000:0000:0202:c9ff:fe12:3456";
-constexpr const char* kIpv4 = "0000:0000:0000:0000:0000:ffff:0a00:0102";
-constexpr const char* kGlobal = "2001:0db8:0000:0000:0000:0000:0000:0001";
-
-TEST(VerbsPort, PrefersRoceV2OverIpv4) {
-  const GidTree tree;
-  tree.add(0, kLinkLocal, "IB/RoCE v1");
-  tree.add(1, kLinkLocal, "RoCE v2");
-  tree.add(2, kIpv4, "IB/RoCE v1");
-  tree.add(4, kGlobal, "RoCE v2");
-  verbs::GidChoice choice;
-  std::string detail;
-  ASSERT_TRUE(verbs::choose_gid(tree.root, "dev0", 1, 8, true, -1, &choice, &detail)) << detail;
-  EXPECT_EQ(choice.index, 4u);
-  tree.add(6, kIpv4, "RoCE v2");
-  ASSERT_TRUE(verbs::choose_gid(tree.root, "dev0", 1, 8, true, -1, &choice, &detail));
-  EXPECT_EQ(choice.index, 6u);
-  EXPECT_EQ(choice.gid[12], 10);
-  EXPECT_EQ(choice.gid[15], 2);
-  ASSERT_TRUE(verbs::choose_gid(tree.root, "dev0", 1, 8, true, 2, &choice, &detail)) << "named by the user";
-  EXPECT_EQ(choice.index, 2u);
-  ASSERT_TRUE(verbs::choose_gid(tree.root, "dev0", 1, 8, false, -1, &choice, &detail)) << "InfiniBand takes the first";
-  EXPECT_EQ(choice.index, 0u);
-  EXPECT_FALSE(verbs::choose_gid(tree.root, "dev0", 1, 8, true, 3, &choice, &detail));
-  EXPECT_NE(detail.find("index 3"), std::string::npos) << detail;
-  EXPECT_FALSE(verbs::choose_gid(tree.root, "dev1", 1, 8, true, -1, &choice, &detail));
-  EXPECT_NE(detail.find("IP address"), std::string::npos) << detail;
-}
-
 Status open_with(const std::string& device, const Words& options, std::string* detail) {
   std::unique_ptr<Rail> rail;
   RailSpec spec;

@@ -19,6 +19,16 @@ constexpr uint32_t kMostInDevice = 4096;
 constexpr uint32_t kCreditEntries = 1024;  // completions of credits, given and received
 constexpr uint64_t kLongestRequest = 1ull << 30;
 
+const char* trouble_text(Trouble trouble) {
+  switch (trouble) {
+    case Trouble::kNone: return "";
+    case Trouble::kPort: return "; down: its port is not active";
+    case Trouble::kAddress: return "; down: the port has lost the address that peers know";
+    case Trouble::kDevice: return "; down: the device failed, open the fabric again";
+  }
+  return "";
+}
+
 }  // namespace
 
 VerbsRail::VerbsRail(std::shared_ptr<Device> device)
@@ -115,8 +125,8 @@ RailInfo VerbsRail::info() const {
   out.provider = "verbs";
   out.device = device_->name();
   out.library = device_->library().path;
-  out.version = "port " + std::to_string(device_->port()) + ", GID " + std::to_string(device_->gid().index) + " (" +
-                device_->gid().type + "), firmware " + device_->limits().fw_ver;
+  out.version = "port " + std::to_string(device_->port()) + ", GID " + device_->gid().text() + ", firmware " +
+                device_->limits().fw_ver + trouble_text(device_->trouble());
   out.gbits_per_s = device_->gbits_per_s();
   out.ordered = capabilities_.ordered;
   out.can_read = capabilities_.read;

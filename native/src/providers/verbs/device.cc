@@ -58,7 +58,8 @@ Status Device::open(const Library& library, const Options& options, std::unique_
   ibv_device** list = library.ibv_get_device_list(&count);
   if (list == nullptr || count == 0) {
     if (list != nullptr) library.ibv_free_device_list(list);
-    *detail = "verbs: this machine has no RDMA device (" + library.path + " found none under " + kSysfsRoot + ")";
+    *detail = "verbs: this machine has no RDMA device (" + library.path + " found none under " + options.sysfs +
+              "/infiniband)";
     return {StatusCode::kNoProvider, ENODEV};
   }
   Status status{StatusCode::kNoProvider, ENODEV};
@@ -91,11 +92,13 @@ Status Device::open_context(ibv_device* device, std::string* detail) {
   if (const int error = library_.ibv_query_device(context_.get(), &limits_); error != 0)
     return refuse("ibv_query_device failed", error, detail);
   if (const Status status = choose_port(detail); !status.ok()) return status;
-  if (!choose_gid(kSysfsRoot, name_, port_, static_cast<uint32_t>(attributes_.gid_tbl_len), ethernet(), options_.gid,
-                  &gid_, detail)) {
+  if (!choose_gid(options_.sysfs, name_, port_, static_cast<uint32_t>(attributes_.gid_tbl_len), ethernet(),
+                  options_.gid, &gid_, detail)) {
     *detail = "verbs: " + *detail;
     return {StatusCode::kNoProvider, ENODEV};
   }
+  gid_index_.store(gid_.index, std::memory_order_relaxed);
+  gbits_per_s_ = rate_of_port(options_.sysfs, name_, port_);
   if (options_.pkey >= attributes_.pkey_tbl_len)
     return refuse("there is no pkey at index " + std::to_string(options_.pkey), 0, detail);
   mtu_ = std::min(attributes_.active_mtu, mtu_of(options_.mtu));
@@ -122,7 +125,24 @@ Status Device::choose_port(std::string* detail) {
                 error, detail);
 }
 
+bool Device::has_its_address() {
+  ibv_port_attr now;
+  if (query_port(context_.get(), port_, &now) != 0) return false;
+  if (!ethernet() && now.lid != attributes_.lid) return false;
+  GidWish same;
+  same.by_gid = true;
+  same.gid = gid_.gid;
+  same.type = gid_.type;
+  GidChoice found;
+  std::string why;
+  if (!choose_gid(options_.sysfs, name_, port_, static_cast<uint32_t>(now.gid_tbl_len), ethernet(), same, &found, &why))
+    return false;
+  gid_index_.store(found.index, std::memory_order_relaxed);
+  return true;
+}
+
 double Device::gbits_per_s() const {
+  if (gbits_per_s_ > 0) return gbits_per_s_;
   return lane_gbits(attributes_.active_speed) * lane_count(attributes_.active_width);
 }
 
@@ -132,10 +152,10 @@ ibv_ah_attr Device::path_to(const RailAddress& remote) const {
   path.sl = static_cast<uint8_t>(options_.service_level);
   path.dlid = remote.lid;
   // A global header where the link demands it (RoCE) or where it was asked for; within one InfiniBand subnet the LID is enough.
-  path.is_global = ethernet() || options_.gid >= 0 ? 1 : 0;
+  path.is_global = ethernet() || options_.gid.asked() ? 1 : 0;
   if (path.is_global != 0) {
     std::memcpy(path.grh.dgid.raw, remote.gid.data(), remote.gid.size());
-    path.grh.sgid_index = static_cast<uint8_t>(gid_.index);
+    path.grh.sgid_index = static_cast<uint8_t>(gid_index_.load(std::memory_order_relaxed));
     path.grh.hop_limit = kHopLimit;
     path.grh.traffic_class = static_cast<uint8_t>(options_.traffic_class);
   }

@@ -1,7 +1,9 @@
 // device.h: one opened device: context, protection domain, port, GID, and what they can do. Chosen and opened on the thread that
-// opens the rail, constant afterwards, so any thread may read it. Registrations keep it alive.
+// opens the rail, constant afterwards but for what the service thread learns of the port, so any thread may read it. Registrations keep
+// it alive.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -12,6 +14,14 @@
 #include "providers/verbs/wire.h"
 
 namespace asyncfabric::verbs {
+
+// Why a rail is down.
+enum class Trouble : uint8_t {
+  kNone,
+  kPort,     // its port is not active
+  kAddress,  // the GID or LID that peers know is not the port's any more
+  kDevice,   // the device, or a queue of the rail, failed for good
+};
 
 class Device {
  public:
@@ -31,6 +41,11 @@ class Device {
   uint64_t max_message_bytes() const { return attributes_.max_msg_sz; }
   double gbits_per_s() const;
 
+  // Service thread. Looks again for the address that peers know; true: the port has it. Its GID may have moved in the table.
+  bool has_its_address();
+  void set_trouble(Trouble trouble) { trouble_.store(trouble, std::memory_order_relaxed); }
+  Trouble trouble() const { return trouble_.load(std::memory_order_relaxed); }
+
   // How packets reach the port behind `remote`.
   ibv_ah_attr path_to(const RailAddress& remote) const;
 
@@ -48,6 +63,9 @@ class Device {
   ibv_device_attr limits_{};
   ibv_port_attr attributes_{};
   GidChoice gid_;
+  std::atomic<uint32_t> gid_index_{0};            // relaxed: where gid_ stands in the table now
+  std::atomic<Trouble> trouble_{Trouble::kNone};  // relaxed: the service thread stores, info() loads
+  double gbits_per_s_ = 0;
   uint8_t port_ = 0;
   ibv_mtu mtu_ = IBV_MTU_256;
 };

@@ -18,11 +18,12 @@ namespace {
 constexpr uint64_t kFirstGapNs = 20'000'000;
 constexpr uint64_t kLongestGapNs = 500'000'000;
 constexpr uint32_t kByes = 4;
-constexpr uint64_t kFarewellNs = 100'000'000;  // what closing a rail may wait for its last datagrams to leave
+constexpr uint64_t kLookAgainNs = 1'000'000'000;  // should the event that an address is back be lost
+constexpr uint64_t kFarewellNs = 100'000'000;     // what closing a rail may wait for its last datagrams to leave
 
 }  // namespace
 
-Exchange::Exchange(const Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
+Exchange::Exchange(Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
                    std::shared_ptr<Handover> handover)
     : device_(device), cq_(cq), receives_(receives), box_(std::move(box)), handover_(std::move(handover)) {
   address_.incarnation = random_word();
@@ -84,31 +85,66 @@ void Exchange::run() {
 void Exchange::take_device_events() {
   ibv_async_event event{};
   while (device_.library().ibv_get_async_event(device_.context(), &event) == 0) {
-    News news;
-    bool tells = true;
+    const bool ours = event.element.port_num == device_.port();
+    const Status down{StatusCode::kRailDown, event.event_type};
     switch (event.event_type) {
       case IBV_EVENT_PORT_ERR:
       case IBV_EVENT_PORT_ACTIVE:
-        news.kind = event.event_type == IBV_EVENT_PORT_ERR ? NewsKind::kPortDown : NewsKind::kPortUp;
-        news.status =
-            event.event_type == IBV_EVENT_PORT_ERR ? Status(StatusCode::kRailDown, event.event_type) : Status();
-        tells = event.element.port_num == device_.port();
+        if (!ours) break;
+        link_down_ = event.event_type == IBV_EVENT_PORT_ERR;
+        look_at_address();
+        judge_rail(down);
+        break;
+      case IBV_EVENT_GID_CHANGE:
+      case IBV_EVENT_LID_CHANGE:
+      case IBV_EVENT_CLIENT_REREGISTER:
+        if (!ours) break;
+        look_at_address();
+        judge_rail(down);
         break;
       case IBV_EVENT_DEVICE_FATAL:
       case IBV_EVENT_CQ_ERR:
-        news.kind = NewsKind::kPortDown;
-        news.status = {StatusCode::kRailDown, event.event_type};
+      case IBV_EVENT_SRQ_ERR:
+        failed_ = true;
+        judge_rail(down);
         break;
-      case IBV_EVENT_SRQ_LIMIT_REACHED: news.kind = NewsKind::kReceivesLow; break;
-      default: tells = false;  // of queue pairs: their completions say the same; of GIDs and LIDs: addresses stay
+      case IBV_EVENT_SRQ_LIMIT_REACHED: {
+        News news;
+        news.kind = NewsKind::kReceivesLow;
+        handover_->tell(std::move(news));
+        break;
+      }
+      default: break;  // of queue pairs: their completions say the same
     }
     device_.library().ibv_ack_async_event(&event);
-    if (!tells) continue;
-    if (news.kind == NewsKind::kPortUp)
-      for (auto& [id, out] : outgoing_)
-        if (out.asked != 0) out.next_try_ns = 0, out.gap_ns = 0;
-    handover_->tell(std::move(news));
   }
+}
+
+// Peers know the rail by one GID and one LID. A port that lost them (a new DHCP lease, another subnet manager) cannot be reached by that
+// address, so the rail is down until it is back. One that moved within the table is followed: new paths leave from the new index.
+void Exchange::look_at_address() {
+  address_gone_ = !device_.has_its_address();
+  look_again_ns_ = address_gone_ ? now_ns() + kLookAgainNs : ~0ull;
+  box_->forget_routes();
+}
+
+void Exchange::judge_rail(Status why) {
+  const Trouble trouble = failed_         ? Trouble::kDevice
+                          : link_down_    ? Trouble::kPort
+                          : address_gone_ ? Trouble::kAddress
+                                          : Trouble::kNone;
+  const Trouble before = device_.trouble();
+  if (trouble == before) return;
+  device_.set_trouble(trouble);
+  News news;
+  news.status = why;
+  news.kind = trouble == Trouble::kNone     ? NewsKind::kPortUp
+              : trouble == Trouble::kDevice ? NewsKind::kDeviceFailed
+                                            : NewsKind::kPortDown;
+  if (trouble == Trouble::kNone)
+    for (auto& [id, out] : outgoing_)
+      if (out.asked != 0) out.next_try_ns = 0, out.gap_ns = 0;
+  handover_->tell(std::move(news));
 }
 
 void Exchange::take_jobs() {
@@ -146,7 +182,11 @@ void Exchange::take_jobs() {
 }
 
 uint64_t Exchange::do_timers(uint64_t now) {
-  uint64_t next = ~0ull;
+  if (now >= look_again_ns_) {
+    look_at_address();
+    judge_rail({StatusCode::kRailDown, IBV_EVENT_GID_CHANGE});
+  }
+  uint64_t next = look_again_ns_;
   for (auto at = outgoing_.begin(); at != outgoing_.end();) {
     Outgoing& out = at->second;
     if (!out.closing && !out.met && now >= out.connection->connect_until_ns) give_up(out, StatusCode::kPeerUnreachable);

@@ -29,7 +29,7 @@ constexpr uint32_t kInlineBytes = 220;
 
 class Exchange {
  public:
-  Exchange(const Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
+  Exchange(Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
            std::shared_ptr<Handover> handover);
   ~Exchange();  // says goodbye and joins
   Exchange(const Exchange&) = delete;
@@ -63,6 +63,8 @@ class Exchange {
   void run();
   void take_jobs();
   void take_device_events();
+  void look_at_address();
+  void judge_rail(Status why);
   uint64_t do_timers(uint64_t now);
 
   // outgoing
@@ -80,7 +82,7 @@ class Exchange {
   void take_bye(const Datagram& bye);
   void post(const RailAddress& to, Datagram datagram);
 
-  const Device& device_;
+  Device& device_;
   ibv_cq* cq_;
   const Receives& receives_;
   std::unique_ptr<Postbox> box_;
@@ -90,8 +92,12 @@ class Exchange {
   std::map<uint64_t, Outgoing> outgoing_;
   std::map<uint64_t, Incoming> incoming_;
   std::map<uint32_t, QueuePair> retiring_;  // by number: the helm may still post to them
-  uint32_t windows_ = 0;                    // blocks of receives that were made
-  uint32_t free_windows_ = 0;               // ... and whose connection ended
+  bool link_down_ = false;
+  bool address_gone_ = false;
+  bool failed_ = false;
+  uint64_t look_again_ns_ = ~0ull;  // while the address is gone
+  uint32_t windows_ = 0;            // blocks of receives that were made
+  uint32_t free_windows_ = 0;       // ... and whose connection ended
   std::thread thread_;
 };
 

@@ -41,6 +41,7 @@ enum class NewsKind : uint8_t {
   kAbandoned,     // the engine dropped the handle of `connection`
   kPortDown,      // `status`
   kPortUp,
+  kDeviceFailed,  // `status`, for good
 };
 
 struct News {

@@ -38,7 +38,7 @@ bool parse_number(std::string_view word, uint32_t least, uint32_t most, uint32_t
 }
 
 std::string known_options() {
-  std::string text = "library=<file>, gid=<index>, relaxed_ordering=0|1";
+  std::string text = "library=<file>, gid=<index, address or interface>, relaxed_ordering=0|1";
   for (const Number& number : kNumbers)
     text += ", " + std::string(number.name) + "=" + std::to_string(number.least) + ".." + std::to_string(number.most);
   return text;
@@ -55,8 +55,7 @@ Status parse_options(const RailSpec& spec, Options* out, std::string* detail) {
       out->library = word;
       known = true;
     } else if (name == "gid") {
-      known = parse_number(word, 0, 65535, &value);
-      out->gid = static_cast<int32_t>(value);
+      known = parse_gid_wish(word, &out->gid);
     } else if (name == "relaxed_ordering") {
       known = parse_number(word, 0, 1, &value);
       out->relaxed_ordering = value != 0;

@@ -107,13 +107,17 @@ bool Postbox::post_receive(size_t slot) {
 }
 
 ibv_ah* Postbox::route_to(const RailAddress& remote) {
+  if (routes_old_ && idle()) {  // a handle in use must stay
+    routes_.clear();
+    routes_old_ = false;
+  }
   for (const Route& route : routes_)
     if (route.gid == remote.gid && route.lid == remote.lid) return route.handle.get();
   ibv_ah_attr path = device_.path_to(remote);
   Route route{remote.gid, remote.lid,
               own(device_.library().ibv_create_ah(device_.pd(), &path), device_.library().ibv_destroy_ah)};
   if (!route.handle) return nullptr;
-  if (routes_.size() >= kRoutes && idle()) routes_.erase(routes_.begin());  // a handle in use must stay
+  if (routes_.size() >= kRoutes && idle()) routes_.erase(routes_.begin());  // likewise
   routes_.push_back(std::move(route));
   return routes_.back().handle.get();
 }

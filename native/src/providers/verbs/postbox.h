@@ -26,6 +26,7 @@ class Postbox {
   bool send(const RailAddress& to, std::string_view bytes);
   // Hands out what came. Arms the fd again before its last look, so that no datagram is slept over.
   void collect(const std::function<void(std::string_view)>& take);
+  void forget_routes() { routes_old_ = true; }  // the port's GID moved: none leaves from the old index any more
   bool idle() const { return free_sends_.size() == kSends; }  // everything has left
 
  private:
@@ -49,6 +50,7 @@ class Postbox {
   const Device& device_;
   uint32_t qkey_ = 0;
   bool stopped_ = false;
+  bool routes_old_ = false;
   std::unique_ptr<uint8_t[]> bytes_;
   Owned<ibv_comp_channel> channel_;
   Owned<ibv_cq> cq_;

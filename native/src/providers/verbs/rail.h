@@ -119,6 +119,7 @@ class VerbsRail final : public Rail {
   void take_given_up(Connection& connection, Status status);
   void take_port_down(Status status);
   void take_port_up();
+  void take_device_failed(Status status);
   void close(Connection& connection, Status status);
   void post_credit_receive(ibv_qp* qp) const;
   uint32_t table_slot(const std::shared_ptr<Connection>& connection);

@@ -127,6 +127,7 @@ void VerbsRail::take_news() {
       case NewsKind::kAbandoned: close(*news.connection, StatusCode::kPeerDead); break;
       case NewsKind::kPortDown: take_port_down(news.status); break;
       case NewsKind::kPortUp: take_port_up(); break;
+      case NewsKind::kDeviceFailed: take_device_failed(news.status); break;
     }
   }
 }
@@ -203,6 +204,14 @@ void VerbsRail::take_port_up() {
   RailEvent event;
   event.kind = RailEventKind::kRailUp;
   events_.push({event});
+}
+
+// What a failed device was given it will not report: its queue pairs go, which fences them, and each request ends by name at once.
+void VerbsRail::take_device_failed(Status status) {
+  take_port_down(status);
+  const std::vector<std::shared_ptr<Connection>> connections = table_;
+  for (const std::shared_ptr<Connection>& connection : connections)
+    if (connection != nullptr) close(*connection, status);
 }
 
 Status VerbsRail::disconnect(RailPeer& peer) {
