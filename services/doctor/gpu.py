@@ -20,6 +20,7 @@ from asyncfabric_services.doctor.proc_text import read_text
 
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 DMABUF_KERNEL = (5, 12)
+ORDERED_FOR_OWNER = 100
 PROGRAM = "asyncfabric_services.doctor.gpu_trial"
 NO_LINKS = NvLinks((), ())
 HERE = Path("/")
@@ -32,6 +33,7 @@ CONNECTIONS, USUAL_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 8
 class Asking:
     """What libcuda said. `reach[i][j]`: cuda:i reaches the memory of cuda:j.
 
+    `ordering[i]`: for whom writes of NICs to cuda:i are in order, in CUDA's numbers: 0 none, 100 its kernels, 200 all.
     `descriptor`, `legacy`: why a handle of that kind could not be opened in another process, "" when it could. `error`:
     why nothing was learned, or not all.
     """
@@ -41,6 +43,7 @@ class Asking:
     descriptor: str
     legacy: str
     error: str = ""
+    ordering: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def asking_of(said: Mapping[str, Any]) -> Asking:
         dmabuf=bool(gpus) and all(gpu["dmabuf"] for gpu in gpus),
         descriptor=sharing.get("descriptor", ""),
         legacy=sharing.get("legacy", ""),
+        ordering=tuple(gpu.get("ordering", 0) for gpu in gpus),
         error=said.get("error", "") if sharing else said.get("error", "no GPU is visible to CUDA"),
     )
 
@@ -97,7 +101,7 @@ def check_gpu(facts: GpuFacts, asked: Asked) -> list[Finding]:
     findings = [_driver(facts, asked)]
     if facts.gpus and facts.driver is not None:
         findings += [_peers(facts), _links(facts), _sharing(facts), _queues(facts)]
-    return [*findings, _direct(facts)]
+    return [*findings, _direct(facts), _ordering(facts)]
 
 
 def _driver(facts: GpuFacts, asked: Asked) -> Finding:
@@ -184,3 +188,20 @@ def _direct(facts: GpuFacts) -> Finding:
         return Finding(name, Verdict.OK, f"the module {facts.peermem} is loaded")
     fix = "modprobe nvidia-peermem, or use the driver's open kernel modules on Linux 5.12 or newer, which bring DMA-BUF"
     return Finding(name, Verdict.WARN, "neither DMA-BUF nor nvidia-peermem", fix)
+
+
+def _ordering(facts: GpuFacts) -> Finding:
+    name = "NIC writes to GPUs"
+    if facts.gpus == 0 or facts.rdma_nics == 0:
+        return Finding(name, Verdict.ABSENT, "not both a GPU and an RDMA NIC", "nothing to do on such a machine")
+    if facts.asked is None or not facts.asked.ordering:
+        return Finding(
+            name, Verdict.ABSENT, "the driver was not asked", "run doctor on the machine, with its GPUs visible"
+        )
+    loose = [f"cuda:{i} ({order})" for i, order in enumerate(facts.asked.ordering) if order < ORDERED_FOR_OWNER]
+    if not loose:
+        return Finding(name, Verdict.OK, f"GPUs order them: {', '.join(map(str, facts.asked.ordering))}")
+    fix = (
+        "nothing to do: a counter flushes them before it releases a stream or a kernel, which takes a read over the bus"
+    )
+    return Finding(name, Verdict.WARN, "in no order on " + ", ".join(loose), fix)

@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any
 
-ATTRIBUTES = {"rdma": 116, "dmabuf": 124, "vmm": 102, "descriptors": 103}
+ATTRIBUTES = {"rdma": 116, "ordering": 118, "dmabuf": 124, "vmm": 102, "descriptors": 103}
 LENGTH = 2 << 20
 WORD = 0x0123456789ABCDEF
 POSIX, PINNED, ON_DEVICE, READ_WRITE = 1, 1, 1, 3
@@ -158,7 +158,7 @@ def look(cuda: Cuda) -> dict[str, Any]:
         for name, number in ATTRIBUTES.items():
             value = ctypes.c_int()
             cuda.library.cuDeviceGetAttribute(ctypes.byref(value), number, ordinal)
-            has[name] = value.value == 1
+            has[name] = value.value
         gpus.append(has)
     reach = []
     for ordinal in range(count.value):

@@ -11,20 +11,27 @@ from asyncfabric_services.doctor.finding import Asked, Finding, Verdict, absent
 from asyncfabric_services.doctor.proc_text import read_number, read_text
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+LINK_LOCAL = ("fe8", "fe9", "fea", "feb")
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"
 GID = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4}){7}")
+NETDEV = re.compile(r"[\w.@:-]{1,15}", re.ASCII)
 ROOMY_MTU = 4200  # 4096 bytes of payload and the headers of RoCE v2
 MOST_GIDS = 256
 
 
 @dataclass(frozen=True)
 class Gid:
-    """One address of a port; `kind` as sysfs writes it: "IB/RoCE v1" or "RoCE v2"."""
+    """One address of a port; `kind` as sysfs writes it: "IB/RoCE v1" or "RoCE v2".
+
+    `up`, `vlan`: of its interface; up where its state is unknown.
+    """
 
     index: int
     address: str
     kind: str
     netdev: str
+    up: bool = True
+    vlan: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,11 @@ def _gids(ports: list[RdmaPort]) -> Finding:
     if no_ipv4:
         found = f"no IPv4 address behind RoCE v2 on {', '.join(no_ipv4)}"
         return Finding(name, Verdict.WARN, found, "give the interface an IPv4 address; link-local IPv6 is not routed")
-    chosen = ", ".join(f"{port.name} index {_best(port).index} ({_ipv4(_best(port).address)})" for port in ports)
+    down = [f"{port.name} ({_best(port).netdev})" for port in ports if not _best(port).up]
+    if down:
+        fix = "ip link set <interface> up, or name another address: verbs:<device>?gid=<index, address or interface>"
+        return Finding(name, Verdict.WARN, f"the interface is down behind {', '.join(down)}", fix)
+    chosen = "; ".join(f"{port.name} {_text(_best(port))}{_others(port)}" for port in ports)
     return Finding(name, Verdict.OK, f"RoCE v2 over IPv4: {chosen}")
 
 
@@ -133,7 +144,26 @@ def _roce_v2(port: RdmaPort) -> list[Gid]:
 
 
 def _best(port: RdmaPort) -> Gid:
-    return next(gid for gid in _roce_v2(port) if gid.address.startswith(MAPPED_IPV4))
+    """Return what the rail chooses (native/src/providers/verbs/port.h has the rule)."""
+
+    def worth(gid: Gid) -> tuple[bool, bool, int, bool, int]:
+        link_local = gid.address.startswith(LINK_LOCAL)
+        family = 2 if gid.address.startswith(MAPPED_IPV4) else 0 if link_local else 1
+        return gid.up, gid.kind == "RoCE v2", family, not gid.vlan, -gid.index
+
+    return max(port.gids, key=worth)
+
+
+def _text(gid: Gid) -> str:
+    address = _ipv4(gid.address) if gid.address.startswith(MAPPED_IPV4) else gid.address
+    on = f" on {gid.netdev}" if gid.netdev else ""
+    return f"index {gid.index} ({address}{on}{', a VLAN' if gid.vlan else ''})"
+
+
+def _others(port: RdmaPort) -> str:
+    """Name the other IPv4 addresses, which the option gid= takes."""
+    others = [gid for gid in _roce_v2(port) if gid.address.startswith(MAPPED_IPV4) and gid != _best(port)]
+    return f", before {', '.join(map(_text, others))}" if others else ""
 
 
 def _ipv4(address: str) -> str:
@@ -156,11 +186,22 @@ def _port(root: Path, nic: Nic, number: int) -> RdmaPort:
         if address is None or address == NO_GID or not GID.fullmatch(address):
             continue
         kind = read_text(root, f"{folder}/gid_attrs/types/{index}") or ""
-        gids.append(Gid(index, address, kind, read_text(root, f"{folder}/gid_attrs/ndevs/{index}") or ""))
+        netdev = read_text(root, f"{folder}/gid_attrs/ndevs/{index}") or ""
+        netdev = netdev if NETDEV.fullmatch(netdev) else ""
+        gids.append(Gid(index, address, kind, netdev, *_interface(root, netdev)))
     interface = next((gid.netdev for gid in gids if gid.netdev), nic.netdevs[0] if nic.netdevs else "")
     mtu = read_number(root, f"sys/class/net/{interface}/mtu") if interface else None
     active = (read_text(root, f"{folder}/state") or "").startswith("4")
     return RdmaPort(nic.name, number, nic.kind, active, tuple(gids), mtu)
+
+
+def _interface(root: Path, name: str) -> tuple[bool, bool]:
+    """Return whether an interface is up, and whether it is one of a VLAN."""
+    folder = f"sys/class/net/{name}"
+    if not name:
+        return True, False
+    uevent = (read_text(root, f"{folder}/uevent") or "").splitlines()
+    return (read_text(root, f"{folder}/operstate") or "up") in {"up", "unknown"}, "DEVTYPE=vlan" in uevent
 
 
 def _adapters(root: Path) -> list[str]:

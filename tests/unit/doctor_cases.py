@@ -35,6 +35,7 @@ LIBRARIES = LibraryFacts(
 )
 V2 = Gid(3, "0000:0000:0000:0000:0000:ffff:0a00:0005", "RoCE v2", "eth1")
 V2_LINK_LOCAL = Gid(1, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth1")
+V2_VLAN = Gid(2, "0000:0000:0000:0000:0000:ffff:0a00:0006", "RoCE v2", "eth1.7", vlan=True)
 V1 = Gid(0, "0000:0000:0000:0000:0000:ffff:0a00:0005", "IB/RoCE v1", "eth1")
 ROCE = RdmaPort("mlx5_0", 1, NicKind.ROCE, active=True, gids=(V1, V2_LINK_LOCAL, V2), mtu=9000)
 RDMA = RdmaFacts((ROCE,))
@@ -43,7 +44,7 @@ OPEN_DRIVER = "NVIDIA UNIX Open Kernel Module for x86_64  570.86.15"
 CLOSED_DRIVER = "NVIDIA UNIX x86_64 Kernel Module  535.161.08"
 NVGPUS = tuple(NvGpu(f"0000:{bus:02x}:00.0", 18, 18, switched=True) for bus in (0x1B, 0x43))
 LINKS = NvLinks(NVGPUS, ((0, 18), (18, 0)))
-ASKING = Asking(((True, True), (True, True)), dmabuf=True, descriptor="", legacy="")
+ASKING = Asking(((True, True), (True, True)), dmabuf=True, descriptor="", legacy="", ordering=(100, 200))
 GPU = GpuFacts(8, 8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="", links=LINKS, asked=ASKING)
 UNASKED = replace(GPU, asked=None)
 GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
@@ -138,7 +139,10 @@ CASES = [
     _case("rdma", RDMA, "RDMA ports", "ok", "1 of 1"),
     _case("rdma", RdmaFacts((ROCE, replace(ROCE, number=2, active=False))), "RDMA ports", "warn", "mlx5_0:2"),
     _case("rdma", RdmaFacts((replace(ROCE, active=False),)), "RDMA ports", "fail", "all 1"),
-    _case("rdma", RDMA, "RoCE GIDs", "ok", "mlx5_0:1 index 3 (10.0.0.5)"),
+    _case("rdma", RDMA, "RoCE GIDs", "ok", "mlx5_0:1 index 3 (10.0.0.5 on eth1)"),
+    _case("rdma", RdmaFacts((replace(ROCE, gids=(V2_VLAN, V2)),)), "RoCE GIDs", "ok",
+          "index 3 (10.0.0.5 on eth1), before index 2 (10.0.0.6 on eth1.7, a VLAN)"),
+    _case("rdma", RdmaFacts((replace(ROCE, gids=(replace(V2, up=False),)),)), "RoCE GIDs", "warn", "down behind"),
     _case("rdma", RdmaFacts((replace(ROCE, gids=(V1,)),)), "RoCE GIDs", "warn", "no RoCE v2"),
     _case("rdma", RdmaFacts((replace(ROCE, gids=()),)), "RoCE GIDs", "fail", "no address at all"),
     _case("rdma", RdmaFacts((replace(ROCE, gids=(V1, V2_LINK_LOCAL)),)), "RoCE GIDs", "warn", "no IPv4"),
@@ -180,6 +184,9 @@ CASES = [
     _case("gpu", replace(UNASKED, driver=CLOSED_DRIVER), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, kernel=(5, 4)), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, rdma_nics=0), "GPU memory to NICs", "n.a."),
+    _case("gpu", GPU, "NIC writes to GPUs", "ok", "100, 200"),
+    _case("gpu", _asked(ordering=(100, 0)), "NIC writes to GPUs", "warn", "cuda:1 (0)"),
+    _case("gpu", UNASKED, "NIC writes to GPUs", "n.a."),
     _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "warn", "room for 24 MiB"),
     _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "fail", "room for 24 MiB", "shm"),
     _case("trials", TRIALS, "usable", "ok", "local"),

@@ -99,6 +99,11 @@ def test_ports_gids_and_mtu_are_read(tmp_path: Path) -> None:
     facts = read_rdma(tree.root)
     assert not facts.ports[0].active
     assert len(facts.ports[0].gids) == len(ROCE_GIDS) - 1
+    behind = facts.ports[0].gids[-1].netdev
+    tree.write(f"sys/class/net/{behind}/operstate", "down")
+    tree.write(f"sys/class/net/{behind}/uevent", f"DEVTYPE=vlan\nINTERFACE={behind}")
+    last = read_rdma(tree.root).ports[0].gids[-1]
+    assert (last.up, last.vlan) == (False, True)
     tree.write("sys/class/infiniband/mlx5_0/ports/1/gids/3", "0000:0000:0000:0000:0000:ffff:zz")
     assert len(read_rdma(tree.root).ports[0].gids) == len(ROCE_GIDS) - 2
 
