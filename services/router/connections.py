@@ -156,8 +156,8 @@ async def _guarded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> 
         await app(scope, receive, send)
         return
     if scope["http_version"] not in VERSIONS:
-        fault: ApiFault | None = ApiFault(505, "this server speaks HTTP/1.1 only", code="http_version_not_supported")
-        await JSONResponse(fault.plain(), fault.status)(scope, receive, send)
+        other = ApiFault(505, "this server speaks HTTP/1.1 only", code="http_version_not_supported")
+        await JSONResponse(other.plain(), other.status)(scope, receive, send)
         return
     send = dropping(receive, send)
     fault = fault_of_head(scope)

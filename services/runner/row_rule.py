@@ -105,7 +105,7 @@ def install(model: Any, kv_heads: int, head_dim: int) -> RowRule:
     if others:
         model.set_experts_implementation("eager")  # one product for each expert; others join the experts' rows
     for module in others:
-        module.forward = partial(_forward_in, rule, type(module).forward, module)  # type: ignore[method-assign]
+        module.forward = partial(_forward_in, rule, type(module).forward, module)
     return rule
 
 
