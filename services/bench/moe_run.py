@@ -8,7 +8,9 @@ same job done with gloo.
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,13 @@ def _one_size(
     whole = [there + back for there, back in zip(samples["dispatch_ns"], samples["combine_ns"], strict=True)]
     p50, p99 = percentiles_us(whole)
     wrong = "; ".join(verdict for verdict in verdicts if verdict)
+    ratios = {
+        "ratio": speed_ratio(ours, theirs),
+        "payload_ratio": speed_ratio(ours, payload),
+        "exchange_ratio": speed_ratio(ours, same_job),
+    }
+    cores = len(os.sched_getaffinity(0))
+    report.note(named(ratios, tokens, len(ranks), cores))
     report.row(
         Point(
             bench="moe",
@@ -96,7 +105,7 @@ def _one_size(
             p99_us=p99,
             verified=report.check(f"{tokens} tokens", wrong),
             limit="gloo",
-            ratio=speed_ratio(ours, theirs),
+            ratio=ratios.pop("ratio"),
             detail={
                 "tokens": tokens,
                 **{name: shape[name] for name in ("hidden", "top_k", "num_experts", "in_dtype", "out_dtype")},
@@ -106,8 +115,8 @@ def _one_size(
                 "gloo_us": percentiles_us([cost * 1e9 for cost in theirs.costs])[0],
                 "gloo_payload_us": percentiles_us([cost * 1e9 for cost in payload.costs])[0],
                 "gloo_exchange_us": percentiles_us([cost * 1e9 for cost in same_job.costs])[0],
-                "payload_ratio": speed_ratio(ours, payload),
-                "exchange_ratio": speed_ratio(ours, same_job),
+                **ratios,
+                "cores": cores,
                 "limit_gbytes_per_s": gloo_gbytes.as_row(),
                 "payload_bytes": sum(plan["payload_bytes"] for plan in plans) // len(ranks),
                 "requests_per_step": [plan["requests"] for plan in plans],
@@ -116,6 +125,16 @@ def _one_size(
                 **{name: rail[name] for name in ("library", "version") if rail[name]},
             },
         )
+    )
+
+
+def named(ratios: Mapping[str, float], tokens: int, processes: int, cores: int) -> str:
+    """Return the three ratios, each with what it compares with."""
+    return (
+        f"{tokens} tokens, {processes} processes on {cores} cores: {ratios['ratio']:.2f} of the speed of gloo's "
+        f"all_to_all of the same rows that ours sends (ratio), {ratios['payload_ratio']:.2f} of that of one row for "
+        f"each choice of a token (payload_ratio), {ratios['exchange_ratio']:.2f} of the same job over gloo "
+        "(exchange_ratio)"
     )
 
 

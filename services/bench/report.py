@@ -26,6 +26,7 @@ class Report:
         """Open the progress bar; `finish` must follow."""
         self.rows: list[dict[str, Any]] = []
         self.failures: list[str] = []
+        self._notes: list[str] = []
         self._as_json = as_json
         self._plot = plot
         self._title = title
@@ -50,6 +51,10 @@ class Report:
             click.echo(json.dumps(row))
             sys.stdout.flush()
 
+    def note(self, text: str) -> None:
+        """Say something about a row, below the table; rows of JSON have it as keys."""
+        self._notes.append(text)
+
     def check(self, what: str, verdict: str) -> bool:
         """Note a check; `verdict` is "" when all is well. Returns whether it was."""
         if verdict:
@@ -67,6 +72,8 @@ class Report:
             # A pipe has no width of its own: whoever reads it wants every column.
             console = Console(width=None if sys.stdout.isatty() else WIDE + 20)
             console.print(row_table(self._title, self.rows, console.width))
+            for note in self._notes:
+                click.echo(note)
         if self._plot is not None:
             from asyncfabric_services.bench.plot import write_plot
 

@@ -11,6 +11,18 @@ import pytest
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
 
+def test_the_table_names_what_each_ratio_compares_with(capsys: pytest.CaptureFixture[str]) -> None:
+    from asyncfabric_services.bench.moe_run import named
+    from asyncfabric_services.bench.report import Report
+
+    report = Report(as_json=False, plot=None, title="mixture of experts")
+    report.note(named({"ratio": 0.41, "payload_ratio": 0.8, "exchange_ratio": 4.6}, 128, 4, 2))
+    report.finish()
+    text = capsys.readouterr().out
+    assert "128 tokens, 4 processes on 2 cores: 0.41 of the speed of gloo's all_to_all of the same rows" in text
+    assert "0.80 of that of one row for each choice" in text and "4.60 of the same job over gloo" in text
+
+
 @pytest.mark.slow
 def test_rows_are_whole_and_compared_with_gloo() -> None:
     command = [
@@ -22,6 +34,7 @@ def test_rows_are_whole_and_compared_with_gloo() -> None:
     (row,) = [json.loads(line) for line in run.stdout.splitlines()]
     assert (row["bench"], row["tokens"], row["processes"], row["verified"]) == ("moe", 16, 2, True)
     assert row["limit"] == "gloo" and row["ratio"] > 0 and row["payload_ratio"] > 0 and row["exchange_ratio"] > 0
+    assert row["cores"] >= 1
     assert row["payload_bytes"] > row["bytes"], "without sending a token once to each rank there is more"
     assert row["requests_per_step"] == [3, 3], "a record, the rest, and one write back"
     for rate in (row["gbytes_per_s"], row["ops_per_s"]):
