@@ -124,6 +124,7 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
     cdef cppclass OpProgress:
         uint64_t bytes_total
         uint64_t bytes_posted
+        uint64_t bytes_done
         uint64_t outstanding
         uint64_t peer
         cpp_bool known

@@ -198,8 +198,8 @@ cdef class _DataRoom(_ControlRoom):
     def progress(self, uint64_t op):
         """Return how far an op is; `known` is False when it has ended."""
         cdef OpProgress progress = self.get().progress(op)
-        return OpProgressTuple(progress.bytes_total, progress.bytes_posted, progress.outstanding, progress.peer,
-                               progress.known)
+        return OpProgressTuple(progress.bytes_total, progress.bytes_posted, progress.bytes_done, progress.outstanding,
+                               progress.peer, progress.known)
 
     def arm_writable(self, uint64_t cookie):
         """Ask for one WRITABLE completion when an op slot is free."""

@@ -64,7 +64,11 @@ class Transfer(Pending):
 
     @property
     def bytes(self) -> int:
-        """Bytes that left so far; final once `done`."""
+        """Bytes that left for certain so far; final once `done`.
+
+        Of a transfer that failed these are the bytes whose arrival its rails have confirmed: more may have left, and
+        what is not known is not counted.
+        """
         completion = self.completion
         if completion is not None:
             return completion.bytes
@@ -134,7 +138,7 @@ class Transfer(Pending):
     def _progress(self) -> int:
         if self._stairwell.closed or not self.op:
             return 0
-        return self._stairwell.engine.progress(self.op).bytes_posted
+        return self._stairwell.engine.progress(self.op).bytes_done
 
     def _peer_name(self, peer: int) -> str:
         return self._stairwell.peer_name(peer)

@@ -86,10 +86,11 @@ class ClosingInfo(NamedTuple):
 
 
 class OpProgress(NamedTuple):
-    """How far a submitted op is."""
+    """How far a submitted op is: what rails have taken of it, and what left for certain."""
 
     bytes_total: int
     bytes_posted: int
+    bytes_done: int
     outstanding: int
     peer: int
     known: bool

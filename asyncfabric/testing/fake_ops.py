@@ -52,6 +52,7 @@ class Op:
     bytes_total: int
     started_ns: int = field(default_factory=time.monotonic_ns)
     bytes_posted: int = 0
+    bytes_done: int = 0
     outstanding: int = 0
     rails: int = 0
     peer: int = 0
@@ -157,6 +158,7 @@ class OpTable:
         op.outstanding -= 1
         self._outstanding -= 1
         if code is StatusCode.OK:
+            op.bytes_done += leg.length
             self._engine.counts["bytes_read" if op.is_read else "bytes_written"] += leg.length
         else:
             self._fail(op, code, raw, leg.peer)
@@ -186,13 +188,13 @@ class OpTable:
             code = StatusCode.CANCELLED
         ending = {StatusCode.OK: "ops_completed", StatusCode.CANCELLED: "ops_cancelled"}.get(code, "ops_failed")
         self._engine.counts[ending] += 1
-        self._engine.trace.point("finish", op.cookie, op.bytes_posted)
+        self._engine.trace.point("finish", op.cookie, op.bytes_done)
         self._engine.ring.push(
             CompletionKind.OP,
             op.cookie,
             code,
             raw=op.raw,
-            bytes=op.bytes_posted,
+            bytes=op.bytes_done,
             duration_ns=time.monotonic_ns() - op.started_ns,
             rails=op.rails,
             peer=op.failed_peer,
@@ -279,5 +281,5 @@ class OpTable:
         """Return how far an op is; not `known` once it is complete."""
         op = self.live.get(op_id)
         if op is None:
-            return OpProgress(0, 0, 0, 0, False)
-        return OpProgress(op.bytes_total, op.bytes_posted, op.outstanding, op.peer, True)
+            return OpProgress(0, 0, 0, 0, 0, False)
+        return OpProgress(op.bytes_total, op.bytes_posted, op.bytes_done, op.outstanding, op.peer, True)

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "engine_pair.h"
 
@@ -227,6 +228,49 @@ TEST(Pulse, ALaneThatSwallowsEverythingIsNoDeath) {
     rails[dead]->hold(false);
     rails[2 + dead]->hold(false);
   }
+}
+
+// A rail on whose other end nothing of ours arrives yet, as while a loaded machine sets up our own connection to who connected to us.
+struct OneWay : ::testing::Test {
+  static EngineConfig config(uint64_t connect_deadline_ns) {
+    EngineConfig config;
+    config.rails = {{"loopback", "", {{"loss", "0"}}}};
+    config.peer_deadline_host_ns = config.peer_deadline_network_ns = 50'000'000;
+    config.connect_deadline_ns = connect_deadline_ns;
+    return config;
+  }
+  void meet(uint64_t connect_deadline_ns) {
+    const uint64_t first = LoopbackHub::shared().next_rail;
+    pair.emplace(config(connect_deadline_ns));
+    here = LoopbackHub::shared().rails.at(first + 1);
+    here->hold(true);
+    cookie = pair->a->cookie();
+    ASSERT_TRUE(pair->a->engine->submit_connect(cookie, pair->b->engine->address()).ok());
+    ASSERT_TRUE(pair->until([&] { return !pair->b->engine->peers().empty() && state() == 1; }));
+  }
+  uint32_t state() const { return pair->b->engine->peers().at(0).state; }
+
+  std::optional<Pair> pair;
+  LoopbackRail* here = nullptr;
+  uint64_t cookie = 0;
+};
+
+TEST_F(OneWay, SilenceBeforeTheConnectionStandsIsNoDeath) {
+  meet(60'000'000'000);
+  const uint64_t said = here->posted();  // five heartbeats in each deadline
+  EXPECT_TRUE(pair->until([&] { return state() != 1 || here->posted() >= said + 20; }, 60));
+  EXPECT_EQ(state(), 1u) << "the other end lives, and could not answer yet";
+  here->hold(false);
+  EXPECT_TRUE(pair->wait(*pair->a, cookie).status.ok());
+}
+
+TEST_F(OneWay, SilenceCountsWhenSetUpIsOver) {
+  meet(200'000'000);
+  EXPECT_TRUE(pair->until([&] {
+    return std::any_of(pair->b->others.begin(), pair->b->others.end(),
+                       [](const Completion& c) { return c.kind == CompletionKind::kPeerLost; });
+  }));
+  here->hold(false);
 }
 
 }  // namespace

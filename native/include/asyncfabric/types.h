@@ -84,7 +84,7 @@ struct Completion {
   CompletionKind kind = CompletionKind::kOp;
   Status status = {};
   uint64_t value = 0;
-  uint64_t bytes = 0;        // bytes that left, also for failed and cancelled ops
+  uint64_t bytes = 0;        // bytes that left; of a failed op those of the requests that are known to have succeeded
   uint64_t duration_ns = 0;  // submission to completion
   uint64_t rails = 0;        // bit i: rail i was used
   uint64_t peer = 0;         // peer that the failure is about, 0: none
@@ -150,8 +150,9 @@ struct PeerInfo {
 
 struct OpProgress {
   uint64_t bytes_total = 0;
-  uint64_t bytes_posted = 0;
-  uint64_t outstanding = 0;  // work requests posted and not yet completed
+  uint64_t bytes_posted = 0;  // of requests that a rail has taken
+  uint64_t bytes_done = 0;    // that left for certain
+  uint64_t outstanding = 0;   // work requests posted and not yet completed
   PeerId peer = 0;
   bool known = false;
 };

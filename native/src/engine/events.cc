@@ -76,6 +76,7 @@ void Core::on_done(uint64_t tag, Status status) {
   const uint32_t index = tag >> 1 & 0x7fffff;
   if ((op.generation.load(std::memory_order_relaxed) & 0xfffff) != tag >> 44 || index >= op.legs.size()) return;
   Leg& leg = op.legs[index];
+  if (!status.ok()) ++leg.sent.failed;
   if ((tag & 1) != 0) {
     --leg.outstanding;
     op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
@@ -86,6 +87,8 @@ void Core::on_done(uint64_t tag, Status status) {
     return;
   }
   Peer& peer = *op.targets[leg.target].peer;
+  if (const uint64_t more = leg.sent.learn(leg.outstanding); more != 0)
+    op.bytes_done.store(op.bytes_done.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   if (status.ok())
     peer.heard = true;  // it answers, even if its answers to heartbeats stand in a long queue
   else if (!say_again(op, leg, status))
@@ -127,11 +130,19 @@ void Core::count_fenced(Op& op, const Leg& last) {
 // Publishes the op's completion. Its slot goes back unless the transport still owes events (a zombie).
 void Core::finish(Op& op) {
   if (op.status.ok() && op.cut) op.status = StatusCode::kCancelled;
+  uint64_t bytes = op.bytes_posted.load(std::memory_order_relaxed);
+  if (!op.status.ok()) {
+    bytes = 0;
+    for (Leg& leg : op.legs) {
+      leg.sent.learn(leg.outstanding);
+      bytes += leg.sent.known;
+    }
+  }
   Completion completion;
   completion.cookie = op.cookie;
   completion.kind = CompletionKind::kOp;
   completion.status = op.status;
-  completion.bytes = op.bytes_posted.load(std::memory_order_relaxed);
+  completion.bytes = bytes;
   completion.duration_ns = now_ns() - op.started_ns;
   completion.rails = op.rails;
   completion.peer = op.failed_peer;

@@ -81,6 +81,7 @@ void Core::on_message(std::string_view bytes) {
     return;
   }
   peer->heard = true;
+  peer->met = peer->met || header.life != 0;
   switch (header.type) {
     case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
     case MessageType::kPing:
@@ -159,6 +160,7 @@ bool Core::say_again(Op& op, Leg& leg, Status status) {
   }
   if (leg.queued) queue_of(leg).remove(&leg);
   leg.cursor = leg.begin;
+  leg.sent = {};
   op.bytes_posted.store(0, std::memory_order_relaxed);
   if (!usable(peer.lanes[leg.lane]))
     if (const uint32_t other = way_round(peer, leg.lane); other < peer.lanes.size()) leg.lane = other;

@@ -2,9 +2,11 @@
 // Its slot and its inner buffers are reused, so a warm engine does not allocate per op.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "asyncfabric/types.h"
@@ -29,6 +31,32 @@ enum class OpKind : uint8_t {
   kCounterCheck,  // no transfer: look at an armed counter at the helm
 };
 
+// The bytes of a leg's requests. A completion does not say which request it ends, so while some are open or failed, what left is known as
+// a lower bound: all requests but the newest have one length or more. It is exact once all succeeded.
+struct SentBytes {
+  uint64_t posted = 0;               // of all requests that the rail took
+  uint64_t known = 0;                // left for certain; never shrinks
+  uint64_t shortest = ~uint64_t{0};  // of all requests but the newest
+  uint64_t newest = 0;
+  uint64_t requests = 0;
+  uint64_t failed = 0;
+
+  void add(uint64_t length) {
+    if (requests++ != 0) shortest = std::min(shortest, newest);
+    newest = length;
+    posted += length;
+  }
+
+  // Returns by how much `known` grew. `open`: requests that may still fail.
+  uint64_t learn(uint64_t open) {
+    const uint64_t lost = failed + open;
+    const uint64_t done = requests > lost ? requests - lost : 0;
+    const uint64_t least = lost == 0 ? posted : done == 0 ? 0 : (done - 1) * shortest + std::min(shortest, newest);
+    const uint64_t before = std::exchange(known, std::max(known, least));
+    return known - before;
+  }
+};
+
 // The part of an op that goes over one lane to one target. A node of a rail's FIFO.
 struct Leg {
   Leg* before = nullptr;
@@ -43,6 +71,7 @@ struct Leg {
   uint64_t end = 0;
   uint32_t uncounted = 0;    // pages or boxes that were made into requests since the last immediate of this leg
   uint32_t outstanding = 0;  // signalled work requests that are posted
+  SentBytes sent;
   bool queued = false;
   bool ended = false;
   bool counts_only = false;  // carries nothing but the immediate: cursor 0, end 1
@@ -113,6 +142,7 @@ struct Op : MailLink {
   // Read by progress() from any thread; written at the helm. Relaxed: numbers for people.
   std::atomic<uint64_t> bytes_total{0};
   std::atomic<uint64_t> bytes_posted{0};
+  std::atomic<uint64_t> bytes_done{0};  // left for certain, see SentBytes
   std::atomic<uint64_t> outstanding{0};
   std::atomic<uint64_t> peer_seen{0};
 

@@ -60,6 +60,7 @@ struct Peer {
   uint64_t connect_until_ns = 0;
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;
+  bool met = false;        // a message shows that it knows our entry for it: the connection stands in both directions
   bool heard = false;      // something of it since the last look
   uint64_t looked_ns = 0;  // last look at `heard`; 0: we do not watch it now
   uint64_t silent_ns = 0;  // how long we looked without hearing anything

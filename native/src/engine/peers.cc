@@ -161,6 +161,9 @@ uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
     peer.heard = true;
     peer.next_ping_ns = 0;
   }
+  // A peer that connected to us gets our welcome and our pings when our own connection to it stands, which may take as long as set-up
+  // may take.
+  if (!peer.met && now < peer.connect_until_ns) peer.heard = true;
   const uint64_t gap = now - std::exchange(peer.looked_ns, now);
   peer.silent_ns = std::exchange(peer.heard, false) ? 0 : peer.silent_ns + std::min(gap, deadline / 4);
   if (peer.silent_ns > deadline) {

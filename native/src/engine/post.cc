@@ -175,6 +175,7 @@ size_t Core::post(uint32_t rail_index) {
     Peer& peer = *op.targets[leg.target].peer;
     op.rails |= 1ull << rail_index;
     op.bytes_posted.store(op.bytes_posted.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
+    leg.sent.add(made[i].bytes);
     peer.bytes_sent.store(peer.bytes_sent.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
     (op.kind == OpKind::kRead ? tallies.bytes_read : tallies.bytes_written).add(made[i].bytes);
     if (requests[i].has_imm) tallies.immediates_sent.add(1);

@@ -32,6 +32,7 @@ Status NativeEngine::take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out
   op->cookie = cookie;
   op->imm = imm;
   op->bytes_posted.store(0, std::memory_order_relaxed);
+  op->bytes_done.store(0, std::memory_order_relaxed);
   op->peer_seen.store(0, std::memory_order_relaxed);
   *out = op;
   return {};
@@ -300,6 +301,7 @@ OpProgress NativeEngine::progress(OpId id) const {
   progress.known = true;
   progress.bytes_total = op.bytes_total.load(std::memory_order_relaxed);
   progress.bytes_posted = op.bytes_posted.load(std::memory_order_relaxed);
+  progress.bytes_done = op.bytes_done.load(std::memory_order_relaxed);
   progress.outstanding = op.outstanding.load(std::memory_order_relaxed);
   progress.peer = op.peer_seen.load(std::memory_order_relaxed);
   return progress;
