@@ -5,10 +5,13 @@ Pure functions. The hot paths test the common case themselves and come here only
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncfabric.types import ACCESS_BITS, MAX_IMM
+
+Item = TypeVar("Item")
 
 MAX_BYTES = 1 << 46
 """Largest region; beyond it the engine refuses, and numbers would leave 64 bits."""
@@ -40,6 +43,14 @@ def checked_bytes(name: str, data: object) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     raise TypeError(f"{name} is parsed from bytes, got {type(data).__name__}")
+
+
+def checked_iterable(name: str, value: Iterable[Item], of: str) -> Iterator[Item]:
+    """Return an iterator over an argument; raises TypeError that names it for what cannot be iterated over."""
+    try:
+        return iter(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a list of {of}, got {type(value).__name__} {value!r}") from None
 
 
 def checked_imm(imm: object) -> int:

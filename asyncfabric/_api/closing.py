@@ -1,4 +1,4 @@
-"""How a fabric ends: drain what was submitted, tell the engine, wait until nothing is in flight, join its threads.
+"""How a fabric ends: the engine drains what was submitted until nothing is in flight, then its threads are joined.
 
 Runs on the event loop's thread. INV-2 for the whole fabric: whatever interrupts the closing, it comes to its end first.
 """
@@ -8,12 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.region_end import let_regions_go
-from asyncfabric._api.transfer import Transfer
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.pending import Pending
 
 if TYPE_CHECKING:
     from asyncfabric._bridge.stairwell import Stairwell
+
+
+class ClosingCall(Pending):
+    """The closing of the engine: drains all that was submitted, unless the task that waits for it is interrupted."""
+
+    __slots__ = ()
+
+    def interrupted(self) -> None:
+        """The closing task was cancelled: what is unposted stays unposted (INV-2)."""
+        self._stairwell.engine.submit_close(0, True)
 
 
 async def close_fabric(stairwell: Stairwell, *, drain_all: bool) -> None:
@@ -23,8 +32,12 @@ async def close_fabric(stairwell: Stairwell, *, drain_all: bool) -> None:
         stairwell: of the fabric.
         drain_all: wait for every submitted transfer first; otherwise what is unposted is cancelled.
 
+    Raises:
+        RuntimeError: in another thread or event loop than the fabric's; then nothing was changed.
+
     Cancellation: what is unposted is cancelled, the rest of the closing is shielded, then it goes on.
     """
+    stairwell.check_loop()
     if stairwell.closed:
         await stairwell.checkpoint()
     elif stairwell.ending is not None:
@@ -36,47 +49,35 @@ async def close_fabric(stairwell: Stairwell, *, drain_all: bool) -> None:
 async def _close(stairwell: Stairwell, drain_all: bool) -> None:
     # Set here, under the protection from SIGINT: a fabric that is marked as closing is always closed.
     stairwell.closing = True
-    stairwell.ending = Pending(stairwell)
+    ending = stairwell.ending = Pending(stairwell)
+    stairwell.drain()  # the ring has room for what the closing will report
+    call = ClosingCall(stairwell)
+    cookie = stairwell.next_cookie()
+    stairwell.parked[cookie] = call
     interrupt: BaseException | None = None
-    if drain_all:
-        try:
-            await _drain(stairwell)
-        except GeneratorExit:
-            raise
-        except BaseException as thrown:
-            interrupt = thrown
-            drain_all = False
-    later = await _close_engine(stairwell, cancel_unposted=not drain_all)
-    if isinstance(later, KeyboardInterrupt):
-        raise later
+    try:
+        stairwell.engine.submit_close(cookie, not drain_all)
+    except EngineStatusError:
+        del stairwell.parked[cookie]  # the engine is closed already; joining it below is all that is left
+    else:
+        interrupt = await _settled(call, drain_all)
+    let_regions_go(stairwell)
+    stairwell.shut()
+    stairwell.engine.close()
+    ending.abandon()
     if interrupt is not None:
         raise interrupt
 
 
-async def _drain(stairwell: Stairwell) -> None:
-    """Wait for the end of every transfer. Bounded by the deadlines of peers; a failed one is its awaiter's business."""
-    stairwell.drain()
-    for sink in list(stairwell.parked.values()):
-        if isinstance(sink, Transfer) and not sink.ended:
-            waiter = sink.park()
-            waiter.leaving = True  # not one of the tasks whose interest keeps a transfer from being cancelled
-            await stairwell.landing.wait(waiter)
-
-
-async def _close_engine(stairwell: Stairwell, *, cancel_unposted: bool) -> BaseException | None:
-    closed = Pending(stairwell)
-    cookie = stairwell.next_cookie()
-    stairwell.parked[cookie] = closed
-    interrupt: BaseException | None = None
+async def _settled(call: ClosingCall, drain_all: bool) -> BaseException | None:
+    """Return when nothing is in flight, with what is to be raised then: by Ctrl-C, or a cancellation of the draining."""
+    if not drain_all:
+        interrupt = await call.settle_shielded()
+        return interrupt if isinstance(interrupt, KeyboardInterrupt) else None
     try:
-        stairwell.engine.submit_close(cookie, cancel_unposted)
-    except EngineStatusError:
-        del stairwell.parked[cookie]  # the engine is closed already; joining it below is all that is left
-    else:
-        interrupt = await closed.settle_shielded()
-    let_regions_go(stairwell)
-    stairwell.shut()
-    stairwell.engine.close()
-    if stairwell.ending is not None:
-        stairwell.ending.abandon()
-    return interrupt
+        await call.settle()
+    except GeneratorExit:
+        raise
+    except BaseException as thrown:
+        return thrown
+    return None

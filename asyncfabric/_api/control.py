@@ -58,7 +58,8 @@ class ControlCall(Pending):
 
 
 def submit_control(stairwell: Stairwell, what: str, submit: Callable[..., None], *arguments: Any) -> ControlCall:
-    """Submit a control call; raises what the engine refuses at once, or ClosedError."""
+    """Submit a control call; raises what the engine refuses at once, ClosedError, or RuntimeError in another loop."""
+    stairwell.check_loop()
     if stairwell.closing:
         raise faults.closed("the fabric")
     call = ControlCall(stairwell, what)

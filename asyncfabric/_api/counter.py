@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, SupportsIndex
 
-from asyncfabric._api.checks import checked_index
+from asyncfabric._api.checks import checked_index, checked_iterable
 from asyncfabric._api.peer import Peer, PeerGroup
 from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
 from asyncfabric._bridge import faults
@@ -142,6 +142,7 @@ class ImmCounter:
         """
         goal = checked_target(target)
         handle = stream_handle(stream)
+        self._stairwell.check_thread()
         self._check_open()
         engine = self._stairwell.engine
         try:
@@ -166,6 +167,7 @@ class ImmCounter:
         """Stop counting; idempotent. Later arrivals are stale, they never reach the next counter of this `imm`."""
         if self._closed:
             return
+        self._stairwell.check_thread()
         self._closed = True
         self._stairwell.parked.pop(self._cookie, None)
         if not self._stairwell.closed:
@@ -197,6 +199,7 @@ class ImmCounter:
 
     async def _wait(self, target: int, peers: tuple[Peer, ...]) -> int:
         stairwell = self._stairwell
+        stairwell.check_loop()
         stairwell.drain()  # a loss that is known by now must not be missed below
         waiter = CountWaiter(target, peers)
         if peers:
@@ -316,7 +319,7 @@ def checked_target(target: SupportsIndex) -> int:
 def _as_peers(stairwell: Stairwell, peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
     if isinstance(peers, Peer):
         raise TypeError(f"peers must be a list of Peer objects or a PeerGroup, got the one {peers!r}")
-    named = tuple(peers)
+    named = tuple(checked_iterable("peers", peers, "Peer objects"))
     for peer in named:
         if not isinstance(peer, Peer):
             raise TypeError(f"peers must be Peer objects from `await fabric.connect(...)`, got {type(peer).__name__}")

@@ -7,9 +7,10 @@ engine. A transfer is parked before it is submitted, so that an interrupt betwee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
-from asyncfabric._api.checks import MAX_BYTES, checked_imm, checked_index
+from asyncfabric._api.checks import MAX_BYTES, checked_imm, checked_index, checked_iterable
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.messages import MAX_MESSAGE_BYTES
 from asyncfabric._api.pages import check_pages, page_array
@@ -179,7 +180,7 @@ class DataOps:
         region, start, length = _part(source, self._stairwell)
         number = checked_imm(imm)
         rows, keys, total = [], [], 0
-        for position, target in enumerate(targets):
+        for position, target in enumerate(checked_iterable("targets", targets, "ScatterTarget")):
             try:
                 key, source_offset, offset, size = target
             except (TypeError, ValueError):
@@ -226,7 +227,7 @@ class DataOps:
         """
         number = imm if type(imm) is int and 0 <= imm <= MAX_IMM else checked_index("imm", imm, 0, MAX_IMM)
         transfer = Transfer(self._stairwell, "signal", peer, 0)
-        return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer),), number)
+        return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer, "signal"),), number)
 
     def barrier(self, group: PeerGroup, imm: SupportsIndex) -> Transfer:
         """Signal each member of a group, as one transfer; waiting for the others is the counter's part.
@@ -237,7 +238,7 @@ class DataOps:
         if not isinstance(group, PeerGroup):
             raise TypeError(f"barrier takes a PeerGroup, got {type(group).__name__}")
         number = checked_index("imm", imm, 0, MAX_IMM)
-        ids = tuple([self._own(peer) for peer in group])
+        ids = tuple([self._own(peer, "barrier") for peer in group])
         transfer = Transfer(self._stairwell, f"barrier of {len(ids)} peers", group, 0)
         if not ids:
             return self._nothing(transfer)
@@ -258,7 +259,7 @@ class DataOps:
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"payload has {len(data)} bytes, a message carries at most {MAX_MESSAGE_BYTES}")
         transfer = Transfer(self._stairwell, "send", peer, len(data))
-        return self._submit(transfer, self._stairwell.engine.submit_send, self._own(peer), data)
+        return self._submit(transfer, self._stairwell.engine.submit_send, self._own(peer, "send"), data)
 
     def _submit(self, transfer: Transfer, submit: Callable[..., int], *arguments: Any) -> Transfer:
         stairwell = self._stairwell
@@ -340,16 +341,22 @@ class DataOps:
             self._peers.check_connected(self._stairwell.engine.peer_of_key(opened.id), what)
         return opened
 
-    def _own(self, peer: Peer) -> int:
+    def _own(self, peer: Peer, what: str = "") -> int:
+        if get_ident() != self._stairwell.thread:
+            raise faults.another_loop()
         if peer.__class__ is not Peer:
             raise TypeError(f"peer must be a Peer from `await fabric.connect(...)`, got {type(peer).__name__}")
         if peer._stairwell is not self._stairwell:
             raise ValueError(f"{peer!r} belongs to another fabric of this process; connect from this one")
+        if what and self._peers.mixed:
+            self._peers.check_named(peer, what)
         return peer._id
 
 
 def _part(source: Region | RegionSlice, stairwell: Stairwell) -> tuple[Region, int, int]:
     """Return (region, offset, length) of what the user names; raises for anything else and for released regions."""
+    if get_ident() != stairwell.thread:  # written out: a call would cost more than the look
+        raise faults.another_loop()
     if source.__class__ is RegionSlice:
         region, start, length = source._region, source._offset, source._length
     elif isinstance(source, Region):

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, SupportsIndex, get_args
 
 from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.boxes import BoxOps
-from asyncfabric._api.checks import MAX_BYTES, MAX_IMM, checked_access, checked_imm, checked_index
+from asyncfabric._api.checks import (
+    MAX_BYTES,
+    MAX_IMM,
+    checked_access,
+    checked_imm,
+    checked_index,
+    checked_iterable,
+)
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.counter import ImmCounter
@@ -42,7 +49,8 @@ _TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
 class Fabric(BoxOps):
     """An open fabric, made by `async with open_fabric() as fabric`.
 
-    Used from the task tree and the thread that opened it; ImmCounter.spin and WatchWord.store are for other threads.
+    Used from the event loop and the thread that opened it: other threads get RuntimeError, and nothing is changed.
+    They have ImmCounter.spin and WatchWord.store, and read values (addresses, keys, memory, ended transfers).
     """
 
     def __init__(self, stairwell: Stairwell, config: FabricConfig, resolver: Resolver) -> None:
@@ -120,6 +128,9 @@ class Fabric(BoxOps):
     async def disconnect(self, peer: Peer) -> None:
         """Drop the connection to a peer. What was posted to it drains or fails; the next use connects again.
 
+        That is a write or read with any key of it, or a signal or message that names `peer` (its `lost` stays true:
+        `connect()` returns the name of the new connection). Peers that were lost have to be connected by address.
+
         Cancellation: the disconnecting goes on in the engine; only the wait for it ends.
         """
         stairwell = self._stairwell
@@ -138,7 +149,7 @@ class Fabric(BoxOps):
         if isinstance(addresses, (FabricAddress, bytes, str)):
             raise TypeError(f"warm() takes a list of addresses, got one {type(addresses).__name__}")
         begin = monotonic()
-        parsed = [_address(address) for address in addresses]
+        parsed = [_address(address) for address in checked_iterable("addresses", addresses, "addresses")]
         submitted: list[tuple[FabricAddress, ControlCall | None, FabricError | None]] = []
         for address in parsed:
             try:
@@ -228,6 +239,7 @@ class Fabric(BoxOps):
 
         Closed counters whose imm cannot be opened again yet are among them, with the peers that have not confirmed.
         """
+        self._stairwell.check_thread()
         return [*self._stairwell.waiting(), *closings_waiting(self._stairwell)]
 
     def why_text(self) -> str:
@@ -248,6 +260,12 @@ class Fabric(BoxOps):
     async def aclose(self) -> None:
         """Drain every submitted transfer, then close; idempotent, any number of tasks may call it.
 
+        What has not begun to leave within `config.drain_deadline` ends with TransferError: messages that a peer takes no
+        room for, writes after a stream or word that does not get there, what waits for a connection.
+
+        Raises:
+            RuntimeError: called in another thread or event loop; then nothing was changed.
+
         Cancellation: stops posting what is unposted, drains what is posted (shielded, bounded by
         `config.drain_deadline`), closes, and then goes on. When it returns or raises, nothing touches registered memory
         any more.
@@ -255,6 +273,7 @@ class Fabric(BoxOps):
         await close_fabric(self._stairwell, drain_all=True)
 
     def _check_open(self) -> None:
+        self._stairwell.check_thread()
         if self._stairwell.closing:
             raise faults.closed("the fabric")
 

@@ -15,6 +15,7 @@ from asyncfabric._api.checks import access_name, checked_bytes
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.opened_key import OpenedKey, open_key
+from asyncfabric._bridge.status import StatusCode
 from asyncfabric.types import AccessMode
 
 if TYPE_CHECKING:
@@ -108,11 +109,19 @@ class RegionKey:
         try:
             opened = open_key(stairwell, self._data)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"opening {self!r}")) from None
-        if opened.info[:4] != (self._incarnation, self._region, self._generation, self._length) or (
-            opened.access != self._access
-        ):
-            raise ValueError(f"{self!r} is damaged: frame and engine bytes say different things ({opened.info})")
+            if error.code != StatusCode.INVALID_ARGUMENT:
+                raise faults.refused(error, faults.Scene(f"opening {self!r}")) from None
+            raise ValueError(
+                f"{self!r} is damaged, forged or of another version: its field engine_bytes ({len(self._data)} bytes) is "
+                "none that an engine made; ask the owner of the memory for a new key"
+            ) from None
+        frame = (self._incarnation, self._region, self._generation, self._length, self._access)
+        for field, said, meant in zip(opened.info._fields, frame, opened.info, strict=False):
+            if said != meant:
+                raise ValueError(
+                    f"{self!r} is damaged or forged: its field {field} is {said} in the frame and {meant} in the engine "
+                    "bytes; ask the owner of the memory for a new key"
+                )
         self.opened = opened
         return opened
 

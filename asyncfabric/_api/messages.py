@@ -56,6 +56,7 @@ class MessageStream:
         Cancellation: no message is lost.
         """
         stairwell = self._stairwell
+        stairwell.check_loop()
         await stairwell.checkpoint()  # before a message is taken, so that a cancellation cannot lose it
         while not stairwell.closed:
             received = stairwell.engine.next_message()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.address import FabricAddress
+from asyncfabric._api.checks import checked_iterable
 from asyncfabric._bridge import faults
 from asyncfabric.errors import ClosedError
 from asyncfabric.types import PeerStatistics
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from asyncfabric._bridge.stairwell import Stairwell
 
 PEER_STATES = ("connecting", "connected", "lost", "disconnected")
-GONE = (2, 3)
+LOST, DISCONNECTED = 2, 3
+GONE = (LOST, DISCONNECTED)
 
 
 class Peer:
@@ -77,7 +79,7 @@ class PeerGroup:
 
     def __init__(self, peers: Iterable[Peer] = ()) -> None:
         """Make a group of the peers in this order; a peer that is named twice is signalled twice."""
-        named = tuple(peers)
+        named = tuple(checked_iterable("peers", peers, "Peer objects"))
         for peer in named:
             if not isinstance(peer, Peer):
                 raise TypeError(f"a PeerGroup holds Peer objects, got {type(peer).__name__} {peer!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncfabric._api.address import FabricAddress
-from asyncfabric._api.peer import GONE, Peer
+from asyncfabric._api.peer import DISCONNECTED, GONE, Peer
 from asyncfabric.errors import PeerError
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ class PeersKnown:
                 f"{peer!r} is carried by {provider!r}, but config.require permits only {sorted(self._require)}",
                 remedy="compare fabric.rails on both sides: they have no required provider in common",
             )
+
+    def check_named(self, peer: Peer, what: str) -> None:
+        """The same for a peer that is named, since one that was disconnected is connected again by its next use."""
+        row = self.row(peer.id)
+        if row is not None and row["state"] == DISCONNECTED:
+            self.check_connected(0, what)
 
     def check_connected(self, peer_id: int, what: str) -> None:
         """With rails that config.require forbids, refuse to connect implicitly, since that could pick one of them."""

@@ -7,13 +7,14 @@ Runs on the event loop's thread. A region of host memory is itself a buffer, so 
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import lru_cache
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.checks import access_name, checked_access, checked_slice
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.region_end import release_region, revoke_region
+from asyncfabric._api.region_record import RegionRecord
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.types import AccessMode
@@ -28,8 +29,12 @@ HOST = -1
 class Region:
     """Memory that the engine may move, made by `fabric.register()` or `fabric.allocate()`.
 
-    Slicing `region[a:b]` in bytes gives a RegionSlice; nothing is clamped. The fabric keeps the buffer alive until
-    `release()` has returned or the fabric is closed.
+    Slicing `region[a:b]` in bytes gives a RegionSlice; nothing is clamped. The fabric keeps the buffer alive and
+    exported until `release()` has returned or the fabric is closed, also when the Region is dropped before: then the
+    memory stays registered, and Python warns with ResourceWarning.
+
+    `memoryview(region)` of a registered buffer must not be used after that. What `region.memory` and `region.tensor()`
+    returned keeps such a buffer exported until it is dropped itself.
     """
 
     _stairwell: Stairwell
@@ -39,10 +44,8 @@ class Region:
     _device: int
     _access: int
     _readonly: bool
-    _keepalive: object
-    _released: bool
-    _since: float
-    _cost_s: float
+    _record: RegionRecord
+    _released: bool = True  # of an object that make_region did not fill
 
     def __init__(self) -> None:
         """Not for users."""
@@ -76,10 +79,20 @@ class Region:
 
     @property
     def memory(self) -> memoryview:
-        """The bytes, read-only when the registered buffer is. Raises ValueError for memory of a GPU."""
+        """The bytes, read-only when the registered buffer is.
+
+        Raises:
+            ValueError: memory of a GPU.
+            ClosedError: a registered buffer that was given back, by `release()` or with the fabric.
+        """
         if self._device != HOST:
             raise ValueError(f"{self!r} is memory of {self.device}; the CPU cannot look at it")
-        view = memoryview(self) if self._base_is_exported() else _view_at(self._base, self._length, self)
+        record = self._record
+        if not record.of_caller:
+            return memoryview(self)
+        if record.keepalive is None:
+            raise faults.closed(repr(self))
+        view = memoryview(_exporter(self._length).over(self, record.keepalive))
         return view.toreadonly() if self._readonly else view
 
     def tensor(self, dtype: DType, shape: tuple[int, ...] | list[int] | int | None = None) -> Tensor:
@@ -111,6 +124,8 @@ class Region:
     async def release(self) -> None:
         """Deregister the memory; returns when nothing can touch it any more. Idempotent.
 
+        A registered buffer is exported no longer then: a bytearray can be resized.
+
         Raises:
             TransferError: a device may still touch it, so the memory stays pinned until the process ends.
 
@@ -139,12 +154,20 @@ class Region:
     def __hash__(self) -> int:
         return id(self)
 
+    def __del__(self) -> None:
+        if self._released or self._stairwell.closing:
+            return
+        warnings.warn(
+            f"{self!r} was dropped without `await region.release()`; its memory stays registered until the fabric closes",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
     def _check_open(self) -> None:
+        self._stairwell.check_thread()
         if self._released or self._stairwell.closing:
             raise faults.closed(repr(self))
-
-    def _base_is_exported(self) -> bool:
-        return isinstance(self, ctypes.Array)
 
 
 class RegionSlice:
@@ -232,10 +255,29 @@ def _exporting_region(length: int) -> type[Region]:
     return type("Region", (Region, _Byte * length), {"__module__": Region.__module__})
 
 
-def _view_at(base: int, length: int, owner: Region) -> memoryview:
-    exported = _exporting_region(length).from_address(base)  # type: ignore[attr-defined]
-    exported.__dict__.update(owner.__dict__)
-    return memoryview(exported)
+class _Exporter:
+    """What views of a registered buffer are made of; it keeps the buffer exported as long as there is a view."""
+
+    region: Region
+    keepalive: object
+
+    @classmethod
+    def over(cls, region: Region, keepalive: object) -> _Exporter:
+        """Return an exporter of the bytes of a region."""
+        exporter: _Exporter = cls.from_address(region._base)  # type: ignore[attr-defined]
+        exporter.region = region
+        exporter.keepalive = keepalive
+        return exporter
+
+    if TYPE_CHECKING:
+
+        def __buffer__(self, flags: int, /) -> memoryview:
+            """Tell type checkers that this is a buffer; ctypes exports it."""
+
+
+@lru_cache(maxsize=256)
+def _exporter(length: int) -> type[_Exporter]:
+    return type("Exporter", (_Exporter, _Byte * length), {})
 
 
 def make_region(
@@ -246,6 +288,7 @@ def make_region(
     device: int,
     access: int,
     *,
+    of_caller: bool,
     readonly: bool = False,
     keepalive: object = None,
     cost_s: float = 0.0,
@@ -262,9 +305,7 @@ def make_region(
     region._device = device
     region._access = access
     region._readonly = readonly
-    region._keepalive = keepalive
+    record = RegionRecord(region_id, length, region.device, region.access, of_caller, keepalive, cost_s)
+    stairwell.regions[region_id] = region._record = record
     region._released = False
-    region._since = monotonic()
-    region._cost_s = cost_s
-    stairwell.regions[region_id] = region
     return region

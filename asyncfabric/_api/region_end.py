@@ -15,6 +15,7 @@ from asyncfabric._bridge.status import StatusCode
 
 if TYPE_CHECKING:
     from asyncfabric._api.region import Region
+    from asyncfabric._api.region_record import RegionRecord
     from asyncfabric._bridge.stairwell import Stairwell
 
 
@@ -34,6 +35,7 @@ async def release_region(region: Region) -> None:
     Cancellation: shielded until the engine answered, then it goes on.
     """
     stairwell = region._stairwell
+    stairwell.check_loop()
     ending = stairwell.releases.get(region._id)
     if ending is None:
         if region._released or stairwell.closing:
@@ -52,9 +54,9 @@ async def release_region(region: Region) -> None:
     finally:
         if ending.ended and stairwell.releases.pop(region._id, None) is not None:
             completion = ending.completion
-            if completion is not None and completion.code == StatusCode.DRAIN_TIMEOUT:
-                pin_for_good(region)
-            stairwell.regions.pop(region._id, None)
+            record = stairwell.regions.pop(region._id, None)
+            if record is not None:
+                _let_go(record, completion is not None and completion.code == StatusCode.DRAIN_TIMEOUT)
     if ending.completion is not None and ending.completion.code:
         raise faults.failed(ending.completion, faults.Scene(ending.what), ending.detail)
 
@@ -63,9 +65,15 @@ def let_regions_go(stairwell: Stairwell) -> None:
     """At the end of a fabric: forget every region, and pin those that a device may still touch."""
     regions = dict(stairwell.regions)
     stairwell.regions.clear()
-    for region_id, region in regions.items():
-        if _quarantined(stairwell, region_id):
-            pin_for_good(region)
+    for region_id, record in regions.items():
+        _let_go(record, _quarantined(stairwell, region_id))
+
+
+def _let_go(record: RegionRecord, quarantined: bool) -> None:
+    if quarantined:
+        pin_for_good(record)
+    else:
+        record.let_go()
 
 
 def _quarantined(stairwell: Stairwell, region_id: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from asyncfabric._api.region import Region
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.types import RegionInfo
 
@@ -20,23 +19,21 @@ def list_regions(stairwell: Stairwell) -> tuple[RegionInfo, ...]:
     """Return the regions, the oldest first; those whose release has begun are still in until it has ended."""
     rows = []
     now = monotonic()  # once: what is older is told as older
-    for region in tuple(stairwell.regions.values()):
-        assert isinstance(region, Region)
+    for record in tuple(stairwell.regions.values()):
         try:
-            known = stairwell.engine.region_info(region.id)
+            known = stairwell.engine.region_info(record.id)
         except EngineStatusError:
             continue  # released a moment ago; its completion waits in the ring
-        age_s = now - region._since
         rows.append(
             RegionInfo(
-                region.id,
-                region.length,
-                region.device,
-                region.access,
+                record.id,
+                record.length,
+                record.device,
+                record.access,
                 known.generation,
                 bool(known.quarantined),
-                age_s,
-                region._cost_s,
+                now - record.since,
+                record.cost_s,
             )
         )
     return tuple(rows)

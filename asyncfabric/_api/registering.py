@@ -59,6 +59,7 @@ async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: obje
         memory.length,
         memory.device,
         access,
+        of_caller=True,
         readonly=memory.readonly,
         keepalive=memory.keepalive,
         cost_s=monotonic() - begun,
@@ -78,11 +79,12 @@ async def allocate_region(stairwell: Stairwell, length: int, device: int, access
     cost_s = monotonic() - begun
     if device != HOST:
         address = stairwell.engine.region_info(region_id).base
-        return make_region(stairwell, region_id, address, length, device, access, cost_s=cost_s)
+        return make_region(stairwell, region_id, address, length, device, access, of_caller=False, cost_s=cost_s)
     # The view, not the engine's own address: it stays readable after release, until the last tensor over it is gone.
     view = stairwell.engine.region_memory(region_id)
     base = resolve_buffer(view).address
-    return make_region(stairwell, region_id, base, length, device, access, keepalive=view, cost_s=cost_s)
+    about = (stairwell, region_id, base, length, device, access)
+    return make_region(*about, of_caller=False, keepalive=view, cost_s=cost_s)
 
 
 def _check_device(stairwell: Stairwell, device: int) -> None:

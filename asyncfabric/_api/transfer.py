@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
+from asyncfabric._api.checks import checked_iterable
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.pending import Pending
@@ -87,6 +88,7 @@ class Transfer(Pending):
         """
         if self.ended or self._stairwell.closed:
             return
+        self._stairwell.check_thread()
         try:
             self._stairwell.engine.cancel(self.op)
         except EngineStatusError:
@@ -160,7 +162,7 @@ async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:
     """
     if isinstance(transfers, Transfer):
         raise TypeError("wait_all() takes a list of transfers; one is awaited by itself")
-    everything = list(transfers)
+    everything = list(checked_iterable("transfers", transfers, "transfers"))
     for transfer in everything:
         if not isinstance(transfer, Transfer):
             raise TypeError(f"wait_all() takes Transfers of a fabric, got {type(transfer).__name__} {transfer!r}")

@@ -67,14 +67,19 @@ class WatchWord:
     async def __aenter__(self) -> WatchWord:
         """Open the word.
 
+        Raises:
+            BusyError: MAX_WATCH_WORDS words of this fabric are open.
+            ClosedError: the fabric is closed.
+
         Cancellation: does not wait.
         """
+        self._stairwell.check_loop()
         if self._stairwell.closing or self._id:
             raise faults.closed("the fabric" if self._stairwell.closing else repr(self))
         try:
             self._id, self._address = self._stairwell.engine.open_watch()
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene("opening a watch word")) from None
+            raise faults.watch_refused(error) from None
         self._closed = False
         return self
 
@@ -85,6 +90,7 @@ class WatchWord:
 
         Cancellation: does not wait.
         """
+        self._stairwell.check_loop()
         self._closed = True
         self._stairwell.parked.pop(self._cookie, None)
         if not self._stairwell.closed:
@@ -125,6 +131,7 @@ class WatchWord:
             TypeError, ValueError: no unsigned 64-bit integer.
             ClosedError: the word or the fabric is closed.
         """
+        self._stairwell.check_thread()
         self._check_open()
         return WordReaches(self, checked_index("value", value, 0, MAX_WORD))
 
@@ -161,6 +168,7 @@ class WatchWord:
         Cancellation: nothing is lost; the next call returns the change.
         """
         stairwell = self._stairwell
+        stairwell.check_loop()
         self._check_open()
         if self._waiter is not None:
             raise BusyError(f"another task waits for {self!r}", remedy="give each task a word of its own")

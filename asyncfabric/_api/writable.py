@@ -40,6 +40,7 @@ async def wait_writable(stairwell: Stairwell) -> None:
 
     Cancellation: only this wait ends.
     """
+    stairwell.check_loop()
     await stairwell.checkpoint()
     call = WritableCall(stairwell)
     cookie = stairwell.next_cookie()

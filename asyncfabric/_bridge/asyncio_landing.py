@@ -36,6 +36,10 @@ class AsyncioLanding:
         self._parked = 0  # tasks that wait and were not woken
         self._ready_calls = 0
 
+    def is_here(self) -> bool:
+        """Return whether the calling task is of this loop."""
+        return asyncio._get_running_loop() is self._loop
+
     def checkpoint(self) -> Awaitable[None]:
         """Raise a pending cancellation; lets others run now and then."""
         self._ready_calls += 1
@@ -50,8 +54,6 @@ class AsyncioLanding:
             return
         if self._stairwell.closed:
             raise faults.closed("the fabric")
-        if asyncio._get_running_loop() is not self._loop:
-            raise faults.another_loop()
         future = waiter.handle = self._loop.create_future()
         self._parked += 1
         try:

@@ -149,7 +149,7 @@ class Engine(Protocol):
     def region_memory(self, region: int) -> memoryview: ...  # writable bytes of a host region, for allocated regions
     def open_key(self, key: bytes) -> tuple[int, KeyInfo]: ...
     def close_key(self, key: int) -> None: ...
-    def peer_of_key(self, key: int) -> int: ...  # 0: never connected
+    def peer_of_key(self, key: int) -> int: ...  # 0: its next use connects
 
     # Data ops; return the op id, end as OP completions.
     def submit_write(

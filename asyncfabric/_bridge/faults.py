@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import current_thread
 
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
@@ -23,6 +25,12 @@ from asyncfabric.errors import (
     StaleKeyError,
     TransferError,
 )
+
+MESSAGE_CREDITS = 64
+"""Messages of one sender that wait at most to be taken (kMessageCredits)."""
+
+MAX_WATCH_WORDS = 256
+"""Watch words of one fabric that may be open at once (SharedWords::kWatchWords)."""
 
 _REMEDIES: dict[int, str] = {
     StatusCode.BUSY: "await transfers, or fabric.wait_writable(), before submitting more; config.max_ops is the bound",
@@ -49,6 +57,10 @@ _REMEDIES: dict[int, str] = {
     StatusCode.NO_PROVIDER: "install the provider's library, or name other rails in FabricConfig.rails",
     StatusCode.TIMEOUT: "see fabric.why() for what is missing and from whom",
     StatusCode.UNCONFIRMED: "await fabric.open_counter(imm); fabric.why() names the peers that have not confirmed",
+    StatusCode.NOT_TAKEN: (
+        "let the peer iterate over fabric.messages(); a fabric that closes takes none, and itself waits for room at a "
+        "peer for config.drain_deadline"
+    ),
     StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
 }
 
@@ -91,6 +103,11 @@ def refused(error: EngineStatusError, scene: Scene) -> Exception:
 
 def failed(completion: Completion, scene: Scene, detail: str = "") -> Exception:
     """Return the exception for a call that ended with this completion."""
+    if completion.code == StatusCode.NOT_TAKEN:
+        untaken = (
+            f"{completion.value} messages to it had no room, behind {MESSAGE_CREDITS} that its program did not take"
+        )
+        detail = f"{untaken}: {detail}" if detail else untaken
     return exception_for(completion.code, completion.status_kind, completion.raw, scene, detail)
 
 
@@ -137,6 +154,16 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:most]) + more
 
 
+def watch_refused(error: EngineStatusError) -> Exception:
+    """Return the exception for a watch word that cannot be opened."""
+    if error.status_kind != StatusKind.BUSY:
+        return refused(error, Scene("opening a watch word"))
+    return BusyError(
+        f"opening a watch word: {MAX_WATCH_WORDS} words of this fabric are open, and it has no more",
+        remedy="leave the `async with` of words that nobody stores to, or let one word count for several writers",
+    )
+
+
 def short_id(handle: int) -> str:
     """Return an engine id as people read it: the slot, and the generation of the slot when it was used before."""
     slot, generation = handle & 0xFFFFFFFF, handle >> 32
@@ -157,11 +184,20 @@ def tell_of_fork() -> None:
 
 
 def another_loop() -> RuntimeError:
-    """Return the error of a call that waits in another event loop, or another thread, than the fabric was opened in."""
+    """Return the error of a call in another event loop, or another thread, than the fabric was opened in; it names both."""
     return RuntimeError(
-        "a fabric is used from the event loop and the thread that opened it, and this is another one; threads have "
-        "ImmCounter.spin and WatchWord.store, or ask the fabric's loop (trio.from_thread, loop.call_soon_threadsafe)"
+        f"{_called()}() is called from thread {current_thread().name!r}: a fabric is used from the event loop and the "
+        "thread that opened it, and this is another one, so nothing was changed; threads have ImmCounter.spin and "
+        "WatchWord.store, or ask the fabric's loop (trio.from_thread, loop.call_soon_threadsafe)"
     )
+
+
+def _called() -> str:
+    """Return the name of the call by which the program came into this package."""
+    name, frame = "", sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("asyncfabric."):
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name
 
 
 def peer_lost(what: str, peer: str, completion: Completion | None) -> PeerError:

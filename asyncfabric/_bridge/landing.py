@@ -45,6 +45,9 @@ def is_ready(waiter: Waiter) -> bool:
 class Landing(Protocol):
     """One event loop, seen from the stairwell."""
 
+    def is_here(self) -> bool:
+        """Return whether the calling task runs in this event loop."""
+
     def checkpoint(self) -> Awaitable[None]:
         """Raise the cancellation that is pending for the calling task, for a call that need not wait.
 

@@ -93,7 +93,12 @@ class Pending:
         """The last task that wanted the result was cancelled."""
 
     def park(self) -> Waiter:
-        """Return a new waiter that is woken at the end; the caller waits for it at the landing."""
+        """Return a new waiter that is woken at the end; the caller waits for it at the landing.
+
+        Raises:
+            RuntimeError: in another thread or event loop than the fabric's.
+        """
+        self._stairwell.check_loop()
         waiter = Waiter()
         if self._waiters is None:
             self._waiters = []

@@ -7,13 +7,16 @@ own runs here: the ring is drained by whoever waits, and by every call that migh
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import count
 from math import inf
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, CompletionKind, Engine
 from asyncfabric._bridge.forking import close_in_children
 from asyncfabric._bridge.landing import Landing, Waiter, open_landing
@@ -60,7 +63,8 @@ class Stairwell:
         parked: sinks by cookie; an op's entry keeps its buffers alive until its completion came.
         opened_keys: keys by their bytes, while somebody uses them.
         dropped_keys: engine ids of keys that nobody uses, closed at the next safe moment (finalizers may run anywhere).
-        regions: every registered region and so the owner of its memory, by id, until it is released.
+        thread: that of the event loop, the only one whose calls are taken; see check_thread.
+        regions: the record of every registered region, and so the owner of its memory, by id, until it is released.
         releases: releases in flight, by region.
         message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
         peer_name: a peer's number in words. peer_lost: hears the number of one that is lost, before anybody is woken.
@@ -69,18 +73,19 @@ class Stairwell:
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.closed: bool = True  # until it is whole
         self.engine: Engine = engine
+        self.thread: int = get_ident()
         self.parked: dict[int, Sink] = {}
         self.next_cookie: Callable[[], int] = count(1).__next__
         self.opened_keys: WeakValueDictionary[bytes, OpenedKey] = WeakValueDictionary()
         self.dropped_keys: deque[int] = deque()
-        self.regions: dict[int, object] = {}
+        self.regions: dict[int, Any] = {}
         self.releases: dict[int, Any] = {}
         self.peer_name: Callable[[int], str] = _nameless
         self.peer_lost: Callable[[int], None] = _unheard
         self.draining: bool = False
         self.closing: bool = False
-        self.closed: bool = False
         self.ending: Pending | None = None
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
@@ -88,11 +93,33 @@ class Stairwell:
         self.landing: Landing = open_landing(self)
         self.checkpoint: Callable[[], Awaitable[None]] = self.landing.checkpoint
         close_in_children(self)
+        self.closed = False
+
+    def __del__(self) -> None:
+        if not self.closed:
+            text = "a fabric was never closed: leave its `async with open_fabric()`, or await fabric.aclose()"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    def check_thread(self) -> None:
+        """Raise RuntimeError in another thread than the event loop's. The first line of a call that does not wait."""
+        if get_ident() != self.thread:
+            raise faults.another_loop()
+
+    def check_loop(self) -> None:
+        """Raise RuntimeError in another event loop too. The first line of a call that waits, before it changes anything."""
+        if get_ident() != self.thread or not self.landing.is_here():
+            raise faults.another_loop()
 
     def drain(self) -> None:
-        """Take every completion that is there and hand it to its sink. Never waits."""
+        """Take every completion that is there and hand it to its sink. Never waits.
+
+        Raises:
+            RuntimeError: in another thread than the event loop's.
+        """
         if self.closed or self.draining:
             return
+        if get_ident() != self.thread:
+            raise faults.another_loop()
         self.draining = True
         try:
             pop = self.parked.pop

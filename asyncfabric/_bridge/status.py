@@ -35,6 +35,7 @@ class StatusCode(IntEnum):
     TIMEOUT = 18
     INTERNAL = 19
     UNCONFIRMED = 20
+    NOT_TAKEN = 21
 
     @property
     def kind(self) -> StatusKind:
@@ -72,6 +73,7 @@ _TABLE: dict[StatusCode, tuple[StatusKind, str]] = {
     StatusCode.TIMEOUT: (StatusKind.TRANSFER, "the deadline passed"),
     StatusCode.INTERNAL: (StatusKind.INTERNAL, "an internal invariant broke"),
     StatusCode.UNCONFIRMED: (StatusKind.BUSY, "a peer has not confirmed yet that the counter of before is closed"),
+    StatusCode.NOT_TAKEN: (StatusKind.TRANSFER, "the peer takes no more messages"),
 }
 
 

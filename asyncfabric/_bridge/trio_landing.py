@@ -8,7 +8,6 @@ kernel wakes. When nobody waits nothing runs: completions stay in the ring for t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -16,6 +15,8 @@ from trio.lowlevel import (
     checkpoint,
     checkpoint_if_cancelled,
     current_task,
+    current_trio_token,
+    in_trio_run,
     reschedule,
     wait_readable,
     wait_task_rescheduled,
@@ -37,11 +38,15 @@ class TrioLanding:
         self._stairwell = stairwell
         self._engine = stairwell.engine
         self._fd = stairwell.engine.completion_fd()
-        self._thread = get_ident()
+        self._token = current_trio_token()
         self._leader: Waiter | None = None
         self._asleep = False
         self._followers: dict[Waiter, None] = {}
         self._ready_calls = 0
+
+    def is_here(self) -> bool:
+        """Return whether the calling task is of this trio run."""
+        return in_trio_run() and current_trio_token() is self._token
 
     def checkpoint(self) -> Awaitable[None]:
         """Raise a pending Cancelled; lets others run now and then."""
@@ -55,8 +60,6 @@ class TrioLanding:
 
         Cancellation: raises Cancelled at once; the lead, if this task had it, goes to another waiting task.
         """
-        if get_ident() != self._thread:
-            raise faults.another_loop()
         try:
             while not waiter.ready:
                 if self._stairwell.closed:

@@ -6,6 +6,7 @@ look-ups answer at once. Each call is documented in `asyncfabric._bridge.engine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -125,11 +126,11 @@ class ControlCalls(EngineCore):
             self._keys.pop(key, None)
 
     def peer_of_key(self, key: int) -> int:
-        """Return the peer that owns the key's memory, 0 when it was never met."""
+        """Return the peer that owns the key's memory, 0 when the next use of the key connects."""
         with self.network.lock:
             parsed = self._keys.get(key)
             peer = self.peer_table.of(parsed.incarnation) if parsed is not None else None
-            return peer.id if peer is not None else 0
+            return peer.id if peer is not None and peer.state is not PeerState.DISCONNECTED else 0
 
     # Control calls.
 
@@ -214,12 +215,16 @@ class ControlCalls(EngineCore):
             self._control(cookie, run)
 
     def submit_close(self, cookie: int, cancel_unposted: bool) -> None:
-        """Refuse new work, drain the old within the drain deadline, leave the network."""
+        """Refuse new work, drain the old, leave the network; called again with `cancel_unposted`, stop posting."""
         with self.network.lock:
-            if self._closing is not None:
+            if self._closing is None:
+                self._closing = cookie
+                self._close_until_ns = time.monotonic_ns() + int(self.config.drain_deadline * 1e9)
+            elif not cancel_unposted:
                 raise refusal(StatusCode.CLOSED, "the engine is closing already")
-            self._closing = cookie
-            self.ops.drain_all(cancel_unposted)
+            if cancel_unposted:
+                self.ops.drain_all()
+            self.network.pump()  # whoever waits for room here is refused
             self._ticker.start()
             self.op_ended()
 

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Self
 
 from asyncfabric._bridge.engine import CompletionKind
+from asyncfabric._bridge.faults import MESSAGE_CREDITS
 from asyncfabric._bridge.status import StatusCode, refusal
 from asyncfabric.config import FabricConfig
 from asyncfabric.testing.fake_completions import CompletionRing
@@ -31,9 +32,6 @@ _STATISTICS = (
     "quarantined_regions",
     "unconfirmed_closes",
 )
-
-MESSAGE_CREDITS = 64
-"""Messages of one sender that may wait to be taken, as in the native engine."""
 
 
 class EngineCore:
@@ -56,6 +54,7 @@ class EngineCore:
         self._messages: deque[tuple[int, bytes]] = deque()
         self._last_error = ""
         self._closing: int | None = None  # the cookie of submit_close
+        self._close_until_ns = 0
         self._gone = False
         self._ticker = Ticker(self._tick)
         with self.network.lock:
@@ -75,7 +74,7 @@ class EngineCore:
             sender = leg.sender.fake_address
             known = self.peer_table.of(sender.incarnation)
             if known is not None and sum(peer == known.id for peer, _ in self._messages) >= MESSAGE_CREDITS:
-                return None
+                return None if self._closing is None else StatusCode.NOT_TAKEN
             self._messages.append((self.peer_table.learn(sender).id, leg.payload))
             self.counts["messages_received"] += 1
             self.ring.push(CompletionKind.MESSAGE)
@@ -110,9 +109,14 @@ class EngineCore:
 
     def _tick(self) -> bool:
         with self.network.lock:
+            now_ns = time.monotonic_ns()
             self.watches.look()
-            self.ops.expire(time.monotonic_ns())
-            return self.watches.armed or self.ops.draining
+            self.ops.expire(now_ns)
+            closes = self._closing is not None and self._closing >= 0
+            if closes and now_ns >= self._close_until_ns:
+                self.ops.end_untaken()
+                closes = False
+            return self.watches.armed or self.ops.draining or closes
 
     def _open(self) -> Self:
         if self._gone or self._closing is not None:

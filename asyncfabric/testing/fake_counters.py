@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from asyncfabric._bridge.faults import MAX_WATCH_WORDS
 from asyncfabric._bridge.status import StatusCode, refusal
 from asyncfabric.types import MAX_IMM
 
@@ -168,6 +169,8 @@ class WatchTable:
 
     def open(self) -> tuple[int, int]:
         """Return the id and the address of a new word, zero."""
+        if len(self._words) == MAX_WATCH_WORDS:
+            raise refusal(StatusCode.BUSY, f"{MAX_WATCH_WORDS} watch words")
         self._last_id += 1
         word = self._words[self._last_id] = ctypes.c_uint64(0)
         return self._last_id, ctypes.addressof(word)

@@ -161,6 +161,10 @@ class FakeNetwork:
         """Take back what `sender` has in flight to a peer; it can never touch memory again."""
         return self._take(lambda leg: leg.sender is sender and leg.peer is peer)
 
+    def take_messages(self, sender: EngineCore) -> list[Leg]:
+        """Take back the messages of `sender` that were not received."""
+        return self._take(lambda leg: leg.sender is sender and leg.payload is not None)
+
     def peers_holding(self, op: Op) -> list[FakePeer]:
         """Return the peers that an op still waits for."""
         return [leg.peer for leg in (*self._in_flight, *self._blocked) if leg.op is op and leg.peer is not None]
@@ -207,7 +211,11 @@ class FakeNetwork:
             if answer is None:
                 return False  # the receiver's message queue is full: back-pressure, not loss
             code = answer
-        leg.sender.ops.finish(leg, code, raw)
+        value = 0
+        if code is StatusCode.NOT_TAKEN:
+            others = (*self._in_flight, *self._blocked)
+            value = 1 + sum(one.sender is leg.sender and one.address == leg.address for one in others)
+        leg.sender.ops.finish(leg, code, raw, value)
         return True
 
 

@@ -59,6 +59,7 @@ class Op:
     failed_peer: int = 0
     code: StatusCode = StatusCode.OK
     raw: int = 0
+    value: int = 0
     cancelled: bool = False
     cut: bool = False  # cancelling left something out: without it, everything arrived and the op did not fail
     drain_until_ns: int = 0
@@ -151,7 +152,7 @@ class OpTable:
             self._engine.counts["immediates_sent"] += 1
         self._engine.network.post(leg)
 
-    def finish(self, leg: Leg, code: StatusCode, raw: int = 0) -> None:
+    def finish(self, leg: Leg, code: StatusCode, raw: int = 0, value: int = 0) -> None:
         """Take back a leg that can no longer touch memory."""
         op = leg.op
         assert op is not None, "a leg that was never submitted was in flight"
@@ -161,6 +162,9 @@ class OpTable:
             op.bytes_done += leg.length
             self._engine.counts["bytes_read" if op.is_read else "bytes_written"] += leg.length
         else:
+            op.value = value
+            if code is StatusCode.NOT_TAKEN:
+                op.bytes_posted = 0
             self._fail(op, code, raw, leg.peer)
         self._settle(op)
         self.post_ready()
@@ -194,6 +198,7 @@ class OpTable:
             op.cookie,
             code,
             raw=op.raw,
+            value=op.value,
             bytes=op.bytes_done,
             duration_ns=time.monotonic_ns() - op.started_ns,
             rails=op.rails,
@@ -223,13 +228,19 @@ class OpTable:
         deadline_ns = time.monotonic_ns() + int(self._engine.config.drain_deadline * 1e9)
         op.drain_until_ns = op.drain_until_ns or deadline_ns
 
-    def drain_all(self, cancel_unposted: bool) -> None:
-        """Bring every op to its end, because the engine closes."""
+    def drain_all(self) -> None:
+        """Bring every op to its end, because the engine closes at once."""
         for op in list(self.live.values()):
-            if cancel_unposted and (op.queue or op.tail or not op.outstanding):
+            if op.queue or op.tail or not op.outstanding:
                 self.cancel(op.id)
             else:
                 self.drain(op)
+
+    def end_untaken(self) -> None:
+        """End the messages that no peer took, because the engine closes."""
+        legs = self._engine.network.take_messages(self._engine)
+        for leg in legs:
+            self.finish(leg, StatusCode.NOT_TAKEN, value=sum(other.address == leg.address for other in legs))
 
     @property
     def draining(self) -> bool:

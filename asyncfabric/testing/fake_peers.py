@@ -57,13 +57,16 @@ class PeerTable:
         return self._by_incarnation.get(incarnation)
 
     def reach(self, address: FakeAddress, *, by_name: bool = False) -> tuple[StatusCode, FakePeer | None]:
-        """Connect unless connected; says why not. A peer that was lost stays lost until it is connected by name."""
+        """Connect unless connected; says why not. A peer that was lost stays lost until it is connected by name.
+
+        One that this engine disconnected is connected again by its next use.
+        """
         peer = self.of(address.incarnation)
         if peer is not None and peer.state is PeerState.CONNECTED:
             return StatusCode.OK, peer
         network = self._engine.network
         target = network.find(address)
-        if target is not None and (peer is None or by_name):
+        if target is not None and (peer is None or by_name or peer.state is PeerState.DISCONNECTED):
             target.peer_table.learn(self._engine.fake_address)
             return StatusCode.OK, self.learn(address)
         if target is None and network.occupied(address.place):

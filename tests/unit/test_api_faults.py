@@ -31,6 +31,7 @@ EXPECTED: dict[StatusCode, type[Exception]] = {
     StatusCode.TIMEOUT: af.TransferError,
     StatusCode.INTERNAL: af.InternalError,
     StatusCode.UNCONFIRMED: af.BusyError,
+    StatusCode.NOT_TAKEN: af.TransferError,
 }
 SCENE = faults.Scene("write of 64 bytes", "<Peer 3>", done=16, total=64)
 

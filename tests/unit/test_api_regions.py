@@ -191,7 +191,8 @@ async def test_memory_lives_until_release_or_close_even_without_a_reference() ->
         released, forgotten = torch.zeros(16), torch.zeros(16)
         first, second = weakref.ref(released.untyped_storage()), weakref.ref(forgotten.untyped_storage())
         region = await fabric.register(released)
-        await fabric.register(forgotten)
+        with pytest.warns(ResourceWarning, match=r"<Region 2: 64 bytes on cpu> was dropped without .*release"):
+            await fabric.register(forgotten)
         del released, forgotten
         gc.collect()
         assert first() is not None and second() is not None, "INV-2: freed while it is registered"
@@ -206,7 +207,8 @@ async def test_memory_lives_until_release_or_close_even_without_a_reference() ->
 async def test_a_quarantined_region_stays_pinned_and_release_says_so() -> None:
     config = af.FabricConfig(drain_deadline=0.05)
     async with open_pair(config, hold=True, can_flush=False) as p:
-        region = await p.writer.register(bytearray(64))
+        buffer, pinned_before = bytearray(64), len(pinned())
+        region = await p.writer.register(buffer)
         transfer = p.writer.write(region, p.key, 0)
         assert not transfer.done
         transfer.cancel()
@@ -215,7 +217,11 @@ async def test_a_quarantined_region_stays_pinned_and_release_says_so() -> None:
         with pytest.raises(af.TransferError, match=rf"releasing <Region {region.id}") as caught:
             await region.release()
         assert "pinned" in str(caught.value)
-        assert region in pinned()
+    del region, transfer, caught
+    gc.collect()
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    assert len(pinned()) == pinned_before + 1
 
 
 async def test_a_failing_registration_says_why() -> None:

@@ -44,7 +44,9 @@ class Engine {
   virtual Status submit_release(uint64_t cookie, RegionId region) = 0;  // ends when nothing can touch the memory
   virtual Status submit_connect(uint64_t cookie, std::string_view address) = 0;
   virtual Status submit_disconnect(uint64_t cookie, PeerId peer) = 0;
-  virtual Status submit_close(uint64_t cookie, bool cancel_unposted) = 0;  // drains within drain_deadline, then kClosed
+  // Drains, then kClosed. What has not begun to leave drain_deadline later ends: cancelled, or kNotTaken with `value` messages that the
+  // peer had no room for. Called again with cancel_unposted it stops what is unposted at once; the first cookie is the one that ends.
+  virtual Status submit_close(uint64_t cookie, bool cancel_unposted) = 0;
 
   // Look-ups, synchronous.
   virtual Status region_info(RegionId region, RegionInfo* out) const = 0;
@@ -53,7 +55,7 @@ class Engine {
   virtual Status open_key(std::string_view bytes, KeyId* out,
                           KeyInfo* info) = 0;  // parses and bounds-checks hostile bytes
   virtual void close_key(KeyId key) = 0;
-  virtual PeerId peer_of_key(KeyId key) const = 0;                             // 0 while its owner was never connected
+  virtual PeerId peer_of_key(KeyId key) const = 0;                             // 0 while its next use would connect
   static Status check_address(std::string_view bytes, uint64_t* incarnation);  // parse only
 
   // What a CUDA stream was given so far. One write may name it as `after`: its bytes leave when the stream is past it.

@@ -43,7 +43,8 @@ enum class StatusKind : uint16_t {
   X(kNoProvider, 17, kDevice, "the provider or its library is not available")                                  \
   X(kTimeout, 18, kTransfer, "the deadline passed")                                                            \
   X(kInternal, 19, kInternal, "an internal invariant broke")                                                   \
-  X(kUnconfirmed, 20, kBusy, "a peer has not confirmed yet that the counter of before is closed")
+  X(kUnconfirmed, 20, kBusy, "a peer has not confirmed yet that the counter of before is closed")              \
+  X(kNotTaken, 21, kTransfer, "the peer takes no more messages")
 
 enum class StatusCode : uint16_t {
 #define X(code, number, kind, text) code = number,

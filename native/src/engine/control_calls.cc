@@ -226,11 +226,15 @@ Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
 }
 
 Status NativeEngine::submit_close(uint64_t cookie, bool cancel_unposted) {
-  if (core_.closing.exchange(true, std::memory_order_acq_rel)) return StatusCode::kClosed;
+  const bool again = core_.closing.exchange(true, std::memory_order_acq_rel);
+  if (again && !cancel_unposted) return StatusCode::kClosed;
   core_.control.post([=, this] {
     {
       const Moment moment(core_);
-      core_.begin_close(cookie, cancel_unposted);
+      if (again)
+        core_.hurry_close();
+      else
+        core_.begin_close(cookie, cancel_unposted);
     }
   });
   return {};
@@ -316,7 +320,7 @@ PeerId NativeEngine::peer_of_key(KeyId key) const {
     Helm::Guest guest(core_.helm);
     const std::lock_guard lock(guest);
     const auto known = core_.peer_of_incarnation.find(slot->value.incarnation);
-    if (known != core_.peer_of_incarnation.end()) id = known->second->id;
+    if (known != core_.peer_of_incarnation.end() && !known->second->disconnected_here()) id = known->second->id;
   }
   core_.unpin_key(slot);
   return id;

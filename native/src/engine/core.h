@@ -207,12 +207,15 @@ struct Core {
   uint32_t way_round(const Peer& peer, uint32_t avoided) const;
   void go_round(Leg& leg);
   void begin_close(uint64_t cookie, bool cancel_unposted);
+  void hurry_close();
+  void end_waiting();
   void advance_close(uint64_t now);
 
   // peers.cc
   Peer* find_peer(PeerId id) const { return peers.find(id); }
   Peer& make_peer(uint64_t peer_incarnation, std::string peer_address);
   Peer* peer_for_key(RemoteKey& key);
+  Peer* to_use(Peer* named);
   void connect(Peer& peer);   // opens lanes
   void activate(Peer& peer);  // opens lanes and shakes hands until the deadline
   void connected(Peer& peer);
@@ -250,6 +253,8 @@ struct Core {
   uint64_t remind(Peer& peer, uint64_t now);
   void on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload);
   void message_taken(PeerId peer);
+  void on_credit(Peer& peer, uint64_t taken);
+  void end_untaken(Peer& peer);
 
   // closings.cc
   void tell_closings();

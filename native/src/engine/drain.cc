@@ -184,14 +184,25 @@ void Core::begin_close(uint64_t cookie, bool cancel_unposted) {
   close_cookie = cookie;
   close_pending = true;
   close_until_ns = now_ns() + config.drain_deadline_ns;
-  if (cancel_unposted) cancel_where([](const Op&) { return true; });
+  if (cancel_unposted) hurry_close();
   next_tick_ns = 0;
+}
+
+void Core::hurry_close() {
+  cancel_where([](const Op&) { return true; });
+}
+
+// Ends what waits for somebody else before its first byte: for room at a peer whose program takes no messages, a peer that is not
+// connected, a mark that nobody reaches. What has begun to leave goes on: the deadlines of its peers bound it, and it may be large.
+void Core::end_waiting() {
+  for (const auto& peer : peers) end_untaken(*peer);
+  cancel_where([](const Op& op) { return op.parked; });
 }
 
 void Core::advance_close(uint64_t now) {
   if (live_count != 0 && now >= close_until_ns) {
     close_until_ns = ~0ull;
-    cancel_where([](const Op&) { return true; });
+    end_waiting();
   }
   for (const Op* op = live_first; op != nullptr; op = op->live_after)
     if (!op->zombie) return;

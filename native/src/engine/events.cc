@@ -142,6 +142,7 @@ void Core::finish(Op& op) {
   completion.cookie = op.cookie;
   completion.kind = CompletionKind::kOp;
   completion.status = op.status;
+  completion.value = op.value;
   completion.bytes = bytes;
   completion.duration_ns = now_ns() - op.started_ns;
   completion.rails = op.rails;
@@ -186,6 +187,7 @@ void Core::retire(Op& op) {
   op.legs_left = 0;
   op.status = {};
   op.failed_peer = 0;
+  op.value = 0;
   op.rails = 0;
   op.outstanding.store(0, std::memory_order_relaxed);
   // From here a handle or a tag of this op is refused.

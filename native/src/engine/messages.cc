@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kRemindNs = 50'000'000;
 constexpr size_t kMostReminders = 4096;
+constexpr uint64_t kNoMoreCredit = ~0ull;  // in kCredit, of a fabric that closes: its program takes no more messages
 
 }  // namespace
 
@@ -89,15 +90,11 @@ void Core::on_message(std::string_view bytes) {
         send_message(*peer, static_cast<uint32_t>(header.value % peer->lanes.size()), MessageType::kPong, 0, {});
       break;
     case MessageType::kUser: on_user_message(*peer, header, payload); break;
-    case MessageType::kAskCredit: send_message(*peer, 0, MessageType::kCredit, peer->taken_here, {}); break;
-    case MessageType::kCredit: {
-      if (header.value <= peer->taken_there || header.value > peer->next_sequence) break;
-      peer->taken_there = header.value;
-      std::vector<Op*> waiting;
-      waiting.swap(peer->waiting_for_credit);
-      for (Op* op : waiting) start(*op);
+    case MessageType::kAskCredit:
+      send_message(*peer, 0, MessageType::kCredit,
+                   closing.load(std::memory_order_acquire) ? kNoMoreCredit : peer->taken_here, {});
       break;
-    }
+    case MessageType::kCredit: on_credit(*peer, header.value); break;
     case MessageType::kClosed: on_closings(*peer, header, payload); break;
     case MessageType::kClosedAck: on_closings_confirmed(*peer, header, payload); break;
     case MessageType::kAskCounters:
@@ -144,6 +141,25 @@ void Core::on_user_message(Peer& peer, const MessageHeader& header, std::string_
 void Core::message_taken(PeerId id) {
   if (Peer* peer = find_peer(id); peer != nullptr && peer->state == PeerState::kConnected)
     send_message(*peer, 0, MessageType::kCredit, ++peer->taken_here, {});
+}
+
+void Core::on_credit(Peer& peer, uint64_t taken) {
+  if (taken == kNoMoreCredit) return end_untaken(peer);
+  if (taken <= peer.taken_there || taken > peer.next_sequence) return;
+  peer.taken_there = taken;
+  std::vector<Op*> waiting;
+  waiting.swap(peer.waiting_for_credit);
+  for (Op* op : waiting) start(*op);
+}
+
+// The messages that wait for room at the peer have no number yet, so the receiver misses none of them.
+void Core::end_untaken(Peer& peer) {
+  std::vector<Op*> waiting;
+  waiting.swap(peer.waiting_for_credit);
+  for (Op* op : waiting) {
+    op->value = waiting.size();
+    fail_op(*op, StatusCode::kNotTaken, peer.id);
+  }
 }
 
 // The connection broke under a message, or may have: it has its number, so the receiver would wait for it for ever, and takes it once

@@ -132,6 +132,7 @@ struct Op : MailLink {
   uint32_t legs_left = 0;
   Status status;
   PeerId failed_peer = 0;
+  uint64_t value = 0;  // of its completion: of kNotTaken how many messages ended together
   uint64_t rails = 0;
   uint64_t started_ns = 0;
   uint64_t drain_until_ns = 0;  // 0: not draining

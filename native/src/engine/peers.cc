@@ -6,6 +6,15 @@
 
 namespace asyncfabric {
 
+namespace {
+
+std::string forged_rail_key(uint32_t field, const RailState& rail) {
+  return "the field rail_keys[" + std::to_string(field) + "] of the key is none that its owner's rail (" +
+         rail.protocol + ") made: the key is damaged or forged";
+}
+
+}  // namespace
+
 Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
   Peer& peer = peers.add();
   peer.incarnation = peer_incarnation;
@@ -19,14 +28,22 @@ Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
 Peer* Core::peer_for_key(RemoteKey& key) {
   if (key.peer != nullptr && !key.peer->ended()) return key.peer;
   const auto known = peer_of_incarnation.find(key.incarnation);
-  // A lost incarnation stays lost until the user connects again: writing to it fails at once.
-  Peer* peer = known != peer_of_incarnation.end() ? known->second : &make_peer(key.incarnation, key.address);
+  Peer* peer = known != peer_of_incarnation.end() ? to_use(known->second) : &make_peer(key.incarnation, key.address);
   if (key.peer != peer) {
     key.peer = peer;
     key.lanes.clear();
     key.attach = AttachState::kNone;
   }
   return peer;
+}
+
+// A lost incarnation stays lost until the user connects again: using it fails at once. One that this fabric disconnected gets a new entry, so
+// that nothing of the ended connection counts for the new one; the id of the old entry goes on to name it.
+Peer* Core::to_use(Peer* named) {
+  if (named == nullptr || !named->disconnected_here()) return named;
+  const auto known = peer_of_incarnation.find(named->incarnation);
+  Peer* latest = known != peer_of_incarnation.end() ? known->second : named;
+  return latest->disconnected_here() ? &make_peer(latest->incarnation, latest->address) : latest;
 }
 
 void Core::connect(Peer& peer) {
@@ -249,6 +266,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
     std::string why;
     std::vector<std::pair<uint32_t, RailPeer*>> where;
     std::vector<std::string> rail_keys;
+    std::vector<uint32_t> remote_rails;
     {
       const Moment moment(*this);
       Peer* peer_now = find_peer(id);
@@ -259,10 +277,12 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
           where.emplace_back(lane.rail, lane.handle.get());
           // The key says by itself how many rails its owner has; we know the owner, and keys may be forged.
           if (lane.remote_rail >= found->value.rail_keys.size()) {
-            status = StatusCode::kInvalidArgument;
+            status = StatusCode::kAccessDenied;
+            why = forged_rail_key(lane.remote_rail, *rails[lane.rail]);
             break;
           }
           rail_keys.push_back(found->value.rail_keys[lane.remote_rail]);
+          remote_rails.push_back(lane.remote_rail);
         }
       }
     }
@@ -270,7 +290,12 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
       lanes.emplace_back();
       status = at_rail(where[i].first,
                        [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
-      if (!status.ok()) why = rails[where[i].first]->rail->why();
+      if (status.code == StatusCode::kInvalidArgument) {  // the rail cannot read it: no mistake in a call of our user
+        status = StatusCode::kAccessDenied;
+        why = forged_rail_key(remote_rails[i], *rails[where[i].first]);
+      } else if (!status.ok()) {
+        why = rails[where[i].first]->rail->why();
+      }
     }
     {
       const Moment moment(*this);

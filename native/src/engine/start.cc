@@ -47,7 +47,7 @@ void Core::start(Op& op) {
   // All targets must be ready before the first byte leaves: a parked op that is cancelled has sent nothing.
   for (Target& target : op.targets) {
     if (target.peer == nullptr) {
-      target.peer = names_peer(op) ? find_peer(target.peer_id) : peer_for_key(target.key->value);
+      target.peer = names_peer(op) ? to_use(find_peer(target.peer_id)) : peer_for_key(target.key->value);
       if (target.peer == nullptr) {
         fail_op(op, StatusCode::kPeerDead, target.peer_id);
         return;
