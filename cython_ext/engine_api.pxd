@@ -202,6 +202,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
                             uint64_t) except +
         Status submit_read(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t*) except +
         Status submit_write_pages(uint64_t, uint64_t, uint64_t, const PageBatch&, int64_t, uint64_t*, uint64_t) except +
+        Status submit_read_pages(uint64_t, uint64_t, uint64_t, const PageBatch&, uint64_t*) except +
         Status submit_write_boxes(uint64_t, uint64_t, uint64_t, const BoxBatch&, int64_t, uint64_t*) except +
         Status submit_scatter(uint64_t, uint64_t, const ScatterTarget*, size_t, int64_t, uint64_t*) except +
         Status submit_signal(uint64_t, const uint64_t*, size_t, int64_t, uint64_t*) except +

@@ -2,6 +2,30 @@
 # small ops may be posted by the calling thread and page lists are copied. No Python object is made per page.
 
 
+cdef PageBatch page_batch(const int64_t[::1] source_pages, const int64_t[::1] target_pages, uint64_t page_bytes,
+                          uint64_t source_stride, uint64_t target_stride, uint64_t source_offset,
+                          uint64_t target_offset) except *:
+    """Describe pages by two index buffers, which the caller keeps until the engine has copied them."""
+    cdef PageBatch pages
+    if source_pages.shape[0] != target_pages.shape[0]:
+        raise ValueError(f"{source_pages.shape[0]} source pages but {target_pages.shape[0]} target pages")
+    pages.count = <uint64_t> source_pages.shape[0]
+    pages.source_pages = &source_pages[0] if pages.count else NULL
+    pages.target_pages = &target_pages[0] if pages.count else NULL
+    pages.page_bytes = page_bytes
+    pages.source_stride = source_stride
+    pages.target_stride = target_stride
+    pages.source_offset = source_offset
+    pages.target_offset = target_offset
+    return pages
+
+
+cdef str pages_text(const PageBatch& pages):
+    """Return the shape of page lists, for errors."""
+    return (f"{pages.count} pages of {pages.page_bytes} bytes, strides {pages.source_stride} and "
+            f"{pages.target_stride}, offsets {pages.source_offset} and {pages.target_offset}")
+
+
 cdef class _DataRoom(_ControlRoom):
     """Writes, reads, signals, sends. Not public: a floor of `Engine`."""
 
@@ -42,17 +66,8 @@ cdef class _DataRoom(_ControlRoom):
         """Write pages by two C-contiguous int64 index buffers, which the engine copies before this returns."""
         cdef Status status
         cdef uint64_t op = 0
-        cdef PageBatch pages
-        if source_pages.shape[0] != target_pages.shape[0]:
-            raise ValueError(f"{source_pages.shape[0]} source pages but {target_pages.shape[0]} target pages")
-        pages.count = <uint64_t> source_pages.shape[0]
-        pages.source_pages = &source_pages[0] if pages.count else NULL
-        pages.target_pages = &target_pages[0] if pages.count else NULL
-        pages.page_bytes = page_bytes
-        pages.source_stride = source_stride
-        pages.target_stride = target_stride
-        pages.source_offset = source_offset
-        pages.target_offset = target_offset
+        cdef PageBatch pages = page_batch(source_pages, target_pages, page_bytes, source_stride, target_stride,
+                                          source_offset, target_offset)
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
@@ -60,8 +75,26 @@ cdef class _DataRoom(_ControlRoom):
         finally:
             self.leave()
         if not status.ok():
-            check(status, f"{pages.count} pages of {page_bytes} bytes, strides {source_stride} and {target_stride}, "
-                          f"offsets {source_offset} and {target_offset}, imm {imm}")
+            check(status, f"{pages_text(pages)}, imm {imm}")
+        return op
+
+    def submit_read_pages(self, uint64_t cookie, uint64_t region, const int64_t[::1] source_pages not None,
+                          uint64_t key, const int64_t[::1] target_pages not None, uint64_t page_bytes,
+                          uint64_t source_stride, uint64_t target_stride, uint64_t source_offset,
+                          uint64_t target_offset):
+        """Read pages of a key into pages of a region; the index buffers are copied before this returns."""
+        cdef Status status
+        cdef uint64_t op = 0
+        cdef PageBatch pages = page_batch(source_pages, target_pages, page_bytes, source_stride, target_stride,
+                                          source_offset, target_offset)
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                status = engine.submit_read_pages(cookie, region, key, pages, &op)
+        finally:
+            self.leave()
+        if not status.ok():
+            check(status, f"read of {pages_text(pages)}")
         return op
 
     def submit_write_boxes(self, uint64_t cookie, uint64_t region, const int64_t[:, ::1] boxes not None, uint64_t key,

@@ -10,8 +10,9 @@ from array import array
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from asyncfabric._api.checks import checked_imm
-from asyncfabric._api.data_ops import _WRITE, DataOps, _part
+from asyncfabric._api.data_ops import _WRITE, _part
 from asyncfabric._api.key import RegionKey
+from asyncfabric._api.page_ops import PageOps
 from asyncfabric._api.region import Region
 from asyncfabric._api.transfer import Transfer
 from asyncfabric.types import BOX_RUN_ALIGN, LEAST_BOX_BYTES, MAX_BOX_DIMENSIONS
@@ -45,7 +46,7 @@ class BoxTransfer(Transfer):
         return self._sums.tolist()
 
 
-class BoxOps(DataOps):
+class BoxOps(PageOps):
     """The data calls with boxes; a part of Fabric."""
 
     def write_boxes(

@@ -1,4 +1,4 @@
-"""The data calls of a fabric, each returning a submitted Transfer: write, write_pages, scatter, signal, read, send ...
+"""The data calls of a fabric, each returning a submitted Transfer: write, scatter, signal, read, send ...
 
 Runs on the event loop's thread. This is the hot path: plain attribute reads, one check per argument, one call into the
 engine. A transfer is parked before it is submitted, so that an interrupt between two lines cannot lose its buffers.
@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
-from asyncfabric._api.checks import MAX_BYTES, checked_imm, checked_index, checked_iterable
+from asyncfabric._api.checks import checked_imm, checked_index, checked_iterable
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.messages import MAX_MESSAGE_BYTES
-from asyncfabric._api.pages import check_pages, page_array
 from asyncfabric._api.peer import Peer, PeerGroup
 from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region import Region, RegionSlice
@@ -26,7 +25,6 @@ from asyncfabric._bridge.opened_key import OpenedKey
 from asyncfabric.types import MAX_IMM
 
 if TYPE_CHECKING:
-    from asyncfabric._api.pages import PageList
     from asyncfabric._bridge.stairwell import Stairwell
 
 _WRITE, _READ = 1, 2
@@ -93,76 +91,6 @@ class DataOps:
             place = (region._id, start, length, opened.id, to, number)
             return self._submit_after(self._mark(after, region), transfer, stairwell.engine.submit_write, *place)
         return self._submit(transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number)
-
-    def write_pages(
-        self,
-        source: Region | RegionSlice,
-        source_pages: PageList,
-        key: RegionKey,
-        target_pages: PageList,
-        *,
-        page_bytes: SupportsIndex,
-        source_stride: SupportsIndex | None = None,
-        target_stride: SupportsIndex | None = None,
-        source_offset: SupportsIndex = 0,
-        target_offset: SupportsIndex = 0,
-        imm: SupportsIndex | None = None,
-        after: object = None,
-    ) -> Transfer:
-        """Write many pages in one call: page source_pages[i] of the source to page target_pages[i] behind the key.
-
-        Page p is the `page_bytes` bytes from `offset + p * stride` on. Pages may repeat; the order in which repeated
-        target pages are written is not defined. The lists are copied before the call returns.
-
-        Args:
-            source: region or slice that the source pages count in.
-            source_pages: integers in a list, numpy or torch array, array.array or memoryview.
-            target_pages: as many integers, of the same kinds.
-            key: the right to write.
-            page_bytes: size of a page, at least 1.
-            source_stride: bytes from one source page to the next; None means `page_bytes`.
-            target_stride: bytes from one target page to the next; None means `page_bytes`.
-            source_offset: where source page 0 begins.
-            target_offset: where target page 0 begins.
-            imm: counter at the target that gets one arrival per page.
-            after: as for `write`.
-
-        Raises:
-            TypeError, ValueError: a bad argument; for a page out of bounds the text names it and the bound.
-                Rails without order refuse pages that are longer than one request (EFA: 1 GiB).
-            StaleKeyError, BusyError, ClosedError: as for `write`.
-        """
-        region, start, length = _part(source, self._stairwell)
-        opened = self._reach(key, _WRITE, "write")
-        sources, targets = page_array("source_pages", source_pages), page_array("target_pages", target_pages)
-        count = len(sources)
-        if count != len(targets):
-            raise ValueError(f"{count} source pages, but {len(targets)} target pages")
-        size = checked_index("page_bytes", page_bytes, 1, MAX_BYTES)
-        from_stride = size if source_stride is None else checked_index("source_stride", source_stride, 0, MAX_BYTES)
-        to_stride = size if target_stride is None else checked_index("target_stride", target_stride, 0, MAX_BYTES)
-        from_offset = checked_index("source_offset", source_offset, 0, MAX_BYTES)
-        to_offset = checked_index("target_offset", target_offset, 0, MAX_BYTES)
-        number = checked_imm(imm)
-        stairwell = self._stairwell
-        transfer = Transfer(stairwell, f"write of {count} pages", (source, key), count * size)
-        if count == 0:
-            return self._nothing(transfer)
-        if length != region._length:
-            # The engine knows the bounds of the region only, so those of a slice are checked here.
-            check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
-        submit = stairwell.engine.submit_write_pages
-        shape: tuple[int, ...] = (size, from_stride, to_stride, start + from_offset, to_offset, number)
-        lists = (region._id, sources, opened.id, targets)
-        mark = self._mark(after, region) if after is not None else None
-        try:
-            if mark is not None:
-                return self._submit_after(mark, transfer, submit, *lists, *shape)
-            return self._submit(transfer, submit, *lists, *shape)
-        except ValueError:
-            check_pages("source_pages", sources, size, from_stride, from_offset, length, repr(source))
-            check_pages("target_pages", targets, size, to_stride, to_offset, opened.length, repr(key))
-            raise
 
     def scatter(
         self, source: Region | RegionSlice, targets: Sequence[ScatterTarget], imm: SupportsIndex | None = None

@@ -179,6 +179,19 @@ class Engine(Protocol):
         imm: int,
         after: int = 0,
     ) -> int: ...
+    def submit_read_pages(
+        self,
+        cookie: int,
+        region: int,
+        source_pages: Any,  # C-contiguous int64 buffer: pages behind the key
+        key: int,
+        target_pages: Any,  # C-contiguous int64 buffer of the same length: pages of the region
+        page_bytes: int,
+        source_stride: int,
+        target_stride: int,
+        source_offset: int,
+        target_offset: int,
+    ) -> int: ...
     def submit_write_boxes(
         self,
         cookie: int,

@@ -80,6 +80,19 @@ class Engine:
         imm: int,
         after: int = 0,
     ) -> int: ...
+    def submit_read_pages(
+        self,
+        cookie: int,
+        region: int,
+        source_pages: Any,
+        key: int,
+        target_pages: Any,
+        page_bytes: int,
+        source_stride: int,
+        target_stride: int,
+        source_offset: int,
+        target_offset: int,
+    ) -> int: ...
     def submit_write_boxes(self, cookie: int, region: int, boxes: Any, key: int, sums: Any, imm: int) -> int: ...
     def mark_stream(self, stream: int, device: int) -> int: ...
     def mark_word(self, watch: int, value: int) -> int: ...

@@ -75,7 +75,31 @@ class FakeEngine(ControlCalls):
             fake_plan.check_key(target, 0, 0, "write")
             fake_plan.check_pages(pages, source.length, target.length)
             fake_plan.check_imm(imm)
-            return self.ops.submit(cookie, fake_plan.plan_pages(self, source, target, pages, imm), (), (source,))
+            legs = fake_plan.plan_pages(self, source, target, pages, imm, "write")
+            return self.ops.submit(cookie, legs, (), (source,))
+
+    def submit_read_pages(
+        self,
+        cookie: int,
+        region: int,
+        source_pages: Any,
+        key: int,
+        target_pages: Any,
+        page_bytes: int,
+        source_stride: int,
+        target_stride: int,
+        source_offset: int,
+        target_offset: int,
+    ) -> int:
+        """Read pages behind a key into pages of a region, by two lists of numbers, copied before this returns."""
+        shape = (page_bytes, source_stride, target_stride, source_offset, target_offset)
+        pages = fake_plan.read_pages(source_pages, target_pages, *shape)
+        with self.network.lock:
+            target, source = self._open().regions.find(region), self._key(key)
+            fake_plan.check_key(source, 0, 0, "read")
+            fake_plan.check_pages(pages, source.length, target.length)
+            legs = fake_plan.plan_pages(self, target, source, pages, -1, "read")
+            return self.ops.submit(cookie, legs, (), (target,), is_read=True)
 
     def submit_write_boxes(self, cookie: int, region: int, boxes: Any, key: int, sums: Any, imm: int) -> int:
         """Refuse: a fake gathers nothing."""

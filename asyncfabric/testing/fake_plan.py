@@ -121,12 +121,12 @@ def plan_read(
     return plan_copy(engine, region, offset, length, key, target_offset, _READ)
 
 
-def plan_pages(engine: EngineCore, region: FakeRegion, key: FakeKey, pages: Pages, imm: int) -> list[Leg]:
-    """Return legs of up to 256 pages, each with a count worth its pages."""
+def plan_pages(engine: EngineCore, region: FakeRegion, key: FakeKey, pages: Pages, imm: int, right: str) -> list[Leg]:
+    """Return legs of up to 256 pages, each with a count worth its pages; `right` is what the key is used for."""
     legs = []
     for number, first in enumerate(range(0, len(pages.sources), _PAGES_PER_LEG)):
         count = min(_PAGES_PER_LEG, len(pages.sources) - first)
-        move = _copy_pages(region.base, key, pages, first, first + count)
+        move = _copy_pages(region.base, key, pages, first, first + count, ACCESS_BITS[right])
         rail = number % len(engine.config.rails)
         address = FakeAddress(key.place, key.incarnation)
         legs.append(Leg(engine, address, count * pages.page_bytes, rail, move, imm, count))
@@ -163,18 +163,23 @@ def _copy(local: int, key: FakeKey, offset: int, length: int, right: int) -> Cal
     return move
 
 
-def _copy_pages(local: int, key: FakeKey, pages: Pages, first: int, last: int) -> Callable[[EngineCore], StatusCode]:
+def _copy_pages(
+    local: int, key: FakeKey, pages: Pages, first: int, last: int, right: int
+) -> Callable[[EngineCore], StatusCode]:
     # A copy of the lists: the caller may change its arrays as soon as the submission returned.
     sources, targets = list(pages.sources[first:last]), list(pages.targets[first:last])
 
     def move(target: EngineCore) -> StatusCode:
-        code, base = target.regions.target(key, _WRITE)
+        if right == _READ and not target.network.can_read:
+            return StatusCode.UNSUPPORTED
+        code, base = target.regions.target(key, right)
         if code is StatusCode.OK:
-            source_base, target_base = local + pages.source_offset, base + pages.target_offset
-            for source, destination in zip(sources, targets, strict=True):
+            source, destination = (local, base) if right == _WRITE else (base, local)
+            source_base, target_base = source + pages.source_offset, destination + pages.target_offset
+            for page, place in zip(sources, targets, strict=True):
                 ctypes.memmove(
-                    target_base + destination * pages.target_stride,
-                    source_base + source * pages.source_stride,
+                    target_base + place * pages.target_stride,
+                    source_base + page * pages.source_stride,
                     pages.page_bytes,
                 )
         return code

@@ -73,12 +73,14 @@ def write(unawaited: int | None, **arguments: Any) -> int:
 @click.option(
     "--window", type=click.IntRange(1), default=1, show_default=True, help="Calls in flight, to pages of their own."
 )
+@click.option("--read", "reads", is_flag=True, help="Read the pages instead of writing them.")
 def pages(**arguments: Any) -> int:
     """Measure scattered pages in one call, and how long a long list keeps the event loop."""
     from asyncfabric_services.bench.pages_run import run_pages
 
     options = options_of(arguments)
-    title = f"pages over {options.provider}, {options.memory} memory, {options.polling}"
+    moved = "read" if options.reads else "written"
+    title = f"pages {moved} over {options.provider}, {options.memory} memory, {options.polling}"
     return measured(title, lambda report: run_pages(options, report), arguments)
 
 

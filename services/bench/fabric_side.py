@@ -17,14 +17,32 @@ class FabricSide:
         arrivals: what the target's counter must show once everything sent so far has arrived.
         returns: the same for the initiator's counter.
         rail: what the first rail says it is, for rows.
+        receiver: the end that bytes go to, whose memory is poisoned and checked.
     """
 
     def __init__(
-        self, pair: Pair, options: Options, memory: str, region_bytes: int, memory_there: str | None = None
+        self,
+        pair: Pair,
+        options: Options,
+        memory: str,
+        region_bytes: int,
+        memory_there: str | None = None,
+        reads: bool = False,
     ) -> None:
-        """Open both ends and connect them; `memory_there`: the kind of the target's memory, where it is another."""
+        """Open both ends and connect them.
+
+        Args:
+            pair: the processes.
+            options: of the run.
+            memory: the kind of memory at both ends.
+            region_bytes: how much of it.
+            memory_there: the kind of the target's memory, where it is another.
+            reads: the initiator reads what the target has, instead of writing.
+        """
         self.pair = pair
         self.options = options
+        self.receiver = pair.initiator if reads else pair.target
+        self._reads = reads
         self.arrivals = 0
         self.returns = 0
         self.samples_ns: list[float] = []
@@ -33,8 +51,9 @@ class FabricSide:
         pair.initiator.start("open", config=options.engine)
         pair.target.start("open", config=options.engine_there)
         here, there = pair.initiator.finish(), pair.target.finish()
-        our_key = pair.initiator.call("memory", kind=memory, length_bytes=region_bytes, seed=options.seed)
-        their_key = pair.target.call("memory", kind=memory_there or memory, length_bytes=region_bytes, seed=None)
+        seeds = (None, options.seed) if reads else (options.seed, None)
+        our_key = pair.initiator.call("memory", kind=memory, length_bytes=region_bytes, seed=seeds[0])
+        their_key = pair.target.call("memory", kind=memory_there or memory, length_bytes=region_bytes, seed=seeds[1])
         pair.initiator.start("connect", address=there["address"], key=their_key)
         pair.target.start("connect", address=here["address"], key=our_key)
         pair.initiator.finish()
@@ -78,9 +97,9 @@ class FabricSide:
         self.samples_ns = []
 
     def poison(self) -> None:
-        """Poison the target, before a new op size."""
+        """Poison the receiver, before a new op size."""
         self._most_ops = 0
-        self.pair.target.call("poison")
+        self.receiver.call("poison")
 
     def check_writes(self, op_bytes: int) -> str:
         """Wait for all counts, then compare the target with what was sent; "" is good."""
@@ -100,7 +119,7 @@ class FabricSide:
         return f"counters show {ours} and {theirs}, sent were {self.returns} and {self.arrivals}"
 
     def note_sent(self, count: int, samples_ns: Sequence[float] = ()) -> None:
-        """Note that the target will have counted `count` more, and the durations of these ops."""
-        self.arrivals += count
+        """Note that the target will have counted `count` more, reads apart, and the durations of these ops."""
+        self.arrivals += 0 if self._reads else count
         self._most_ops = max(self._most_ops, count)
         self.samples_ns += samples_ns

@@ -49,7 +49,7 @@ class FabricStation(Station):
         }
 
     async def do_memory(self, kind: MemoryKind, length_bytes: int, seed: int | None) -> str:
-        """Make a region: random bytes for a sender, poison for a receiver. Returns the key for peers."""
+        """Make a region: random bytes where they come from, poison where they go. Returns the key for peers."""
         if kind == "allocated":
             self._region = await self._fabric.allocate(length_bytes)
             self.memory = np.frombuffer(self._region.memory, dtype=np.uint8)
@@ -60,7 +60,7 @@ class FabricStation(Station):
             await self.do_poison()
         else:
             await self.do_fill(seed)
-        return bytes(self._region.key(access="write")).hex()
+        return bytes(self._region.key()).hex()
 
     async def do_connect(self, address: str, key: str) -> None:
         """Connect to the other end and keep its key."""
@@ -107,10 +107,10 @@ class FabricStation(Station):
             "resident_bytes": run.resident_bytes,
         }
 
-    async def do_write_pages(
-        self, page_bytes: int, count: int, list_seed: int, calls: int, turns: int, imm: int | None
+    async def do_move_pages(
+        self, page_bytes: int, count: int, list_seed: int, calls: int, turns: int, imm: int | None, read: bool
     ) -> list[dict[str, float]]:
-        """Run `write_page_lists` turn by turn: so many calls in flight, each over its part of one list.
+        """Run `write_page_lists` or `read_page_lists` turn by turn: so many calls in flight, each a part of one list.
 
         Parts have no page in common: what is in flight together lands in any order. Lists are made beforehand, so that
         turns follow each other as they do in a program that has its lists.
@@ -119,8 +119,11 @@ class FabricStation(Station):
         for turn in range(turns):
             sources, targets = lists_of(self.memory_bytes, page_bytes, calls * count, list_seed + turn)
             work.append(list(zip(np.split(sources, calls), np.split(targets, calls), strict=True)))
+        ends = (self._fabric, self._region, self._key)
         runs = [
-            await pages.write_page_lists(self._fabric, self._region, self._key, lists, page_bytes=page_bytes, imm=imm)
+            await pages.read_page_lists(*ends, lists, page_bytes=page_bytes)
+            if read
+            else await pages.write_page_lists(*ends, lists, page_bytes=page_bytes, imm=imm)
             for lists in work
         ]
         return [{"seconds": run.seconds, "call_seconds": run.call_seconds} for run in runs]

@@ -49,7 +49,7 @@ class GpuStation(FabricStation):
             self._tensor = torch.empty(length_bytes, dtype=torch.uint8, device=device)
             self._region = await self._fabric.register(self._tensor)
         await (self.do_poison() if seed is None else self.do_fill(seed))
-        return bytes(self._region.key(access="write")).hex()
+        return bytes(self._region.key()).hex()
 
     @property
     def memory_bytes(self) -> int:

@@ -30,6 +30,7 @@ class Options:
     page_sizes: tuple[int, ...] = (4 * KIB, 16 * KIB, 64 * KIB)
     pages: int = 1024
     window: int = 16
+    reads: bool = False
     duration: float = 0.5
     count: int | None = None
     repeats: int = 5

@@ -1,4 +1,7 @@
-"""`bench pages`: scattered pages in one call against the bare copy loop over the same lists; and a very long list."""
+"""`bench pages`: scattered pages in one call against the bare copy loop over the same lists; and a very long list.
+
+Written, or with `--read` read.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def run_pages(options: Options, report: Report) -> None:
             for field in ceilings.values():
                 race(field, repeats=options.repeats, duration=options.duration, count=options.count or LISTS)
         with Pair("gpu" if options.on_gpu else "fabric", options.deadline_at) as pair:
-            side = FabricSide(pair, options, options.memory, options.region_bytes)
+            side = FabricSide(pair, options, options.memory, options.region_bytes, reads=options.reads)
             for page_bytes, ceiling in ceilings.items():
                 if not busy:
                     machine = limits.core_distance()
@@ -51,20 +54,21 @@ def pages_of(options: Options, page_bytes: int) -> int:
     return min(options.pages, options.region_bytes // page_bytes // options.window)
 
 
-def page_writes(
+def page_moves(
     side: FabricSide, page_bytes: int, pages: int, seed: int, calls: list[float], window: int = 1
 ) -> Contender:
-    """Return one write_pages call per op, over a new list each; how long each call kept the loop goes to `calls`."""
+    """Return one call per op, over a new list each; how long each call kept the loop goes to `calls`."""
 
     def repeat(rounds: int) -> float:
         turns = side.pair.initiator.call(
-            "write_pages",
+            "move_pages",
             page_bytes=page_bytes,
             count=pages,
             list_seed=seed,
             calls=window,
             turns=rounds // window,
             imm=side.imm,
+            read=side.options.reads,
         )
         for turn in turns:
             side.note_sent(window * pages, [turn["seconds"] * 1e9])
@@ -87,11 +91,11 @@ def _lists(
     pages = pages_of(options, page_bytes)
     rounds = -(-(options.count or LISTS) // options.window) * options.window
     calls: list[float] = []
-    ours = page_writes(side, page_bytes, pages, options.seed, calls, options.window)
+    ours = page_moves(side, page_bytes, pages, options.seed, calls, options.window)
     field = [ours] if options.limits_first else [*ceiling, ours]
     race(field, repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
     side.wait_arrivals()
-    verdict = side.pair.target.call(
+    verdict = side.receiver.call(
         "check_pages",
         seed=options.seed,
         page_bytes=page_bytes,
@@ -108,7 +112,7 @@ def _lists(
     report.row(
         Point(
             bench="pages",
-            figure="scattered-pages",
+            figure="scattered-pages-read" if options.reads else "scattered-pages",
             provider=options.provider,
             bytes=page_bytes,
             pages=pages,
@@ -131,10 +135,10 @@ def _long_list(options: Options, report: Report, side: FabricSide) -> None:
     side.poison()
     calls: list[float] = []
     rounds = options.count or LISTS
-    ours = page_writes(side, LONG_LIST_PAGE, pages, options.seed, calls)
+    ours = page_moves(side, LONG_LIST_PAGE, pages, options.seed, calls)
     race([ours], repeats=options.repeats, duration=options.duration, count=rounds, on_start=side.forget_samples)
     side.wait_arrivals()
-    verdict = side.pair.target.call(
+    verdict = side.receiver.call(
         "check_pages", seed=options.seed, page_bytes=LONG_LIST_PAGE, count=pages, list_seed=options.seed, rounds=rounds
     )
     gbytes_per_s, _ = rates(ours.seconds, rounds, rounds * pages * LONG_LIST_PAGE)
@@ -144,7 +148,7 @@ def _long_list(options: Options, report: Report, side: FabricSide) -> None:
     report.row(
         Point(
             bench="pages",
-            figure="call-keeps-loop",
+            figure="read-call-keeps-loop" if options.reads else "call-keeps-loop",
             provider=options.provider,
             bytes=LONG_LIST_PAGE,
             pages=pages,

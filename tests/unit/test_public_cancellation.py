@@ -76,6 +76,7 @@ AWAITS: dict[str, Callable[[Pair], Awaitable[Any]]] = {
     ),
     "scatter": lambda p: _awaited(p.writer.scatter(p.source, [af.ScatterTarget(p.key, 0, 0, 8)])),
     "read": lambda p: _awaited(p.writer.read(p.key, 0, p.source)),
+    "read_pages": lambda p: _awaited(p.writer.read_pages(p.key, range(8), p.source, range(8), page_bytes=4096)),
     "wait_all": lambda p: af.wait_all([p.writer.write(p.source, p.key, 0), p.writer.write(p.source[:8], p.key, 0)]),
     "send": sent,
     "messages": next_message,
@@ -156,7 +157,7 @@ async def test_a_cancelled_disconnect_goes_on() -> None:
         assert p.writer.statistics().peers[0].state == "disconnected"
 
 
-@pytest.mark.parametrize("name", ["write", "write_pages", "read", "wait_all", "send"])
+@pytest.mark.parametrize("name", ["write", "write_pages", "read", "read_pages", "wait_all", "send"])
 async def test_a_cancelled_transfer_does_not_return_while_its_memory_is_in_use(name: str) -> None:
     async with (
         open_pair(hold=True, window=1, request_bytes=4096) as p,

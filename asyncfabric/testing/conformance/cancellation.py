@@ -19,6 +19,7 @@ from asyncfabric.testing.conformance.setting import (
     FabricFactory,
     Pair,
     assert_bytes,
+    awaiting,
     carried_address,
     carried_key,
     memory_of,
@@ -60,7 +61,7 @@ async def check_cancelled_transfers_are_drained(factory: FabricFactory) -> None:
             transfers = [pair.writer.write(region, key, number * PIECE) for number in range(PIECES)]
             async with anyio.create_task_group() as tasks:
                 for transfer in transfers:
-                    tasks.start_soon(_awaiting, transfer)
+                    tasks.start_soon(awaiting, transfer)
                 for _ in range(patience):
                     await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
@@ -71,10 +72,6 @@ async def check_cancelled_transfers_are_drained(factory: FabricFactory) -> None:
             assert bytes([SCORCH]) not in got, f"read after the await was cancelled (patience {patience})"
             landed = len(got) - got.count(POISON)
             assert landed <= left, f"{landed} bytes landed, but only {left} are said to have left"
-
-
-async def _awaiting(transfer: Awaitable[object]) -> None:
-    await transfer
 
 
 async def check_cancelled_before_the_first_post(factory: FabricFactory) -> None:
@@ -301,7 +298,7 @@ async def check_closing_under_waiting_calls(factory: FabricFactory) -> None:
                         await anyio.lowlevel.checkpoint()
                     transfer = other.signal(peer, counter.imm)
                     await fabric.aclose()
-                await attempt(partial(_awaiting, transfer))
+                await attempt(partial(awaiting, transfer))
 
 
 async def check_exceptions_in_user_code(factory: FabricFactory) -> None:

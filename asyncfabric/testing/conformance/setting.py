@@ -141,6 +141,14 @@ def assert_untouched(memory: Any, what: str) -> None:
     assert_bytes(memory, bytes([POISON]) * len(memory), what)
 
 
+async def awaiting(transfer: Awaitable[object]) -> None:
+    """Await a transfer as a task of its own.
+
+    Cancellation: that of the transfer.
+    """
+    await transfer
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let other tasks run until the condition holds; the deadline of the check bounds it."""
     while not condition():  # noqa: ASYNC110  # statistics have no event to wait for

@@ -72,6 +72,8 @@ class Engine {
                              uint64_t target_offset, OpId* op) = 0;
   virtual Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm,
                                     OpId* op, MarkId after = 0) = 0;
+  // Sources lie behind the key, targets in the region.
+  virtual Status submit_read_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, OpId* op) = 0;
   // kUnsupported: a rail of this engine cannot gather.
   virtual Status submit_write_boxes(uint64_t cookie, RegionId region, KeyId key, const BoxBatch& boxes, int64_t imm,
                                     OpId* op) = 0;

@@ -47,6 +47,7 @@ class NativeEngine final : public Engine {
                      uint64_t target_offset, OpId* op) override;
   Status submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, int64_t imm, OpId* op,
                             MarkId after) override;
+  Status submit_read_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& pages, OpId* op) override;
   Status submit_write_boxes(uint64_t cookie, RegionId region, KeyId key, const BoxBatch& boxes, int64_t imm,
                             OpId* op) override;
   Status mark_stream(void* stream, int32_t device, MarkId* out) override;
@@ -89,6 +90,8 @@ class NativeEngine final : public Engine {
   Status use_region(Op& op, RegionId region, uint64_t offset, uint64_t length);
   Status use_key(Op& op, KeyId key, uint64_t offset, uint64_t length, uint32_t right, Target* target);
   MarkId keep_mark(std::unique_ptr<StreamMark> mark);
+  Status submit_pages(OpKind kind, uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch, int64_t imm,
+                      OpId* id, MarkId after);
   Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id,
                       MarkId after = 0);
   std::unique_ptr<StreamMark> take_mark(MarkId after);

@@ -23,7 +23,8 @@ struct Peer;
 enum class OpKind : uint8_t {
   kWrite,
   kRead,
-  kPages,
+  kWritePages,
+  kReadPages,
   kBoxes,
   kScatter,
   kSignal,
@@ -148,7 +149,9 @@ struct Op : MailLink {
   std::atomic<uint64_t> peer_seen{0};
 
   // Counts one for each of its pages or boxes, many with one immediate where the rail is ordered.
-  bool is_list() const { return kind == OpKind::kPages || kind == OpKind::kBoxes; }
+  bool is_list() const { return has_pages() || kind == OpKind::kBoxes; }
+  bool has_pages() const { return kind == OpKind::kWritePages || kind == OpKind::kReadPages; }
+  bool reads() const { return kind == OpKind::kRead || kind == OpKind::kReadPages; }
   OpId id() const { return uint64_t{generation.load(std::memory_order_relaxed)} << 32 | (slot + 1); }
 };
 

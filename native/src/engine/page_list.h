@@ -96,11 +96,13 @@ class PageList {
 
   uint64_t size() const { return size_; }
   const Page& operator[](uint64_t index) const { return pages_[index]; }
-  uint64_t most() const { return most_; }  // the largest target offset
+  uint64_t most() const { return most_; }  // the largest offset behind the key
   uint64_t bits() const { return bits_; }  // all offsets, or'ed: what they are multiples of
 
-  // Numbers to offsets. False: one of them is larger than its bound; negative ones turn into huge ones and fail the same comparison.
-  bool fill(const int64_t* sources, const int64_t* targets, const Page& start, const Page& stride, const Page& last) {
+  // Numbers to offsets. `reads`: the sources are behind the key, otherwise the targets are. False: a number is larger than its bound;
+  // negative ones turn into huge ones and fail the same comparison.
+  bool fill(const int64_t* sources, const int64_t* targets, const Page& start, const Page& stride, const Page& last,
+            bool reads) {
     uint64_t source_most = 0, target_most = 0, bits = 0;
     for (uint64_t i = 0; i < size_; ++i) {
       const auto source = static_cast<uint64_t>(sources[i]), target = static_cast<uint64_t>(targets[i]);
@@ -110,7 +112,7 @@ class PageList {
       bits |= pages_[i].source | pages_[i].target;
     }
     bits_ = bits;
-    most_ = start.target + target_most * stride.target;
+    most_ = reads ? start.source + source_most * stride.source : start.target + target_most * stride.target;
     return source_most <= last.source && target_most <= last.target;
   }
 

@@ -58,19 +58,22 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
   } else {
     const RegionEntry& region = op.region->value;
     const RemoteKey& key = target.key->value;
-    request.kind = op.kind == OpKind::kRead ? WorkKind::kRead : WorkKind::kWrite;
+    request.kind = op.reads() ? WorkKind::kRead : WorkKind::kWrite;
     request.local = region.memory[rail_index].get();
     request.remote = key.lanes[leg.lane].get();
-    if (op.kind == OpKind::kPages) {
+    if (op.has_pages()) {
       // One immediate can carry kMaxWorth pages; on an unordered rail each page carries its own.
       const uint64_t batch_left = kMaxWorth - leg.uncounted;
       const bool as_list = can.list_pages != 0 && can.ordered && region.device != kHostDevice;
-      const uint64_t run = as_list       ? list_run(op, leg, can, batch_left)
-                           : can.ordered ? page_run(op, leg, can.max_request_bytes, batch_left)
-                                         : 1;
+      // A page that is read counts nowhere, so no rail needs it in a request of its own.
+      const bool joins = can.ordered || op.reads();
+      const uint64_t run = as_list ? list_run(op, leg, can, batch_left)
+                           : joins ? page_run(op, leg, can.max_request_bytes, batch_left)
+                                   : 1;
       const Page& page = op.pages[leg.cursor];
-      request.address = region.base + (as_list ? 0 : page.source);
-      request.remote_offset = key.offset + (as_list ? 0 : page.target);
+      const uint64_t here = op.reads() ? page.target : page.source, there = op.reads() ? page.source : page.target;
+      request.address = region.base + (as_list ? 0 : here);
+      request.remote_offset = key.offset + (as_list ? 0 : there);
       request.length = run * op.page_bytes;
       if (as_list) {
         request.pages = &page;
@@ -78,7 +81,7 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
         request.last_page = op.pages.most();
         request.page_bits = op.pages.bits();
       }
-      if (can.ordered && !as_list && op.page_bytes > can.max_request_bytes) {
+      if (joins && !as_list && op.page_bytes > can.max_request_bytes) {
         // In parts, one behind the other: the page counts with the last of them.
         request.length = std::min(op.page_bytes - leg.page_done, can.max_request_bytes);
         request.address = static_cast<const uint8_t*>(request.address) + leg.page_done;
@@ -115,8 +118,9 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
     // An op that counts has ended when it was counted (closings.cc). Where nothing keeps order, that has to be asked for.
     request.delivered = request.delivered || !can.ordered;
   }
-  // Only where post() itself moves the data may a request go unreported: a dropped leg must know what is still in flight.
-  request.signalled = last || request.has_imm || !can.synchronous;
+  // Only where post() has taken the bytes may a request go unreported: a dropped leg must know what is still in flight. What a read
+  // brings may come later on any rail, so that each is reported.
+  request.signalled = last || request.has_imm || !can.synchronous || op.reads();
 }
 
 }  // namespace
@@ -177,7 +181,7 @@ size_t Core::post(uint32_t rail_index) {
     op.bytes_posted.store(op.bytes_posted.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
     leg.sent.add(made[i].bytes);
     peer.bytes_sent.store(peer.bytes_sent.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
-    (op.kind == OpKind::kRead ? tallies.bytes_read : tallies.bytes_written).add(made[i].bytes);
+    (op.reads() ? tallies.bytes_read : tallies.bytes_written).add(made[i].bytes);
     if (requests[i].has_imm) tallies.immediates_sent.add(1);
     if (requests[i].signalled) {
       ++leg.outstanding;

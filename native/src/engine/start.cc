@@ -155,12 +155,12 @@ void Core::plan(Op& op) {
         std::any_of(peer.lanes.begin(), peer.lanes.end(), [this](const Lane& l) { return usable(l); });
     for (uint32_t lane = 0; lane < peer.lanes.size() && usable_lanes < kMaxLanes; ++lane) {
       if (any_usable ? !usable(peer.lanes[lane]) : !open(peer.lanes[lane])) continue;
-      if (op.kind == OpKind::kRead && !rails[peer.lanes[lane].rail]->capabilities.read) continue;
+      if (op.reads() && !rails[peer.lanes[lane].rail]->capabilities.read) continue;
       weights[usable_lanes] = peer.weights[lane];
       lanes[usable_lanes++] = lane;
     }
     if (usable_lanes == 0) {
-      if (op.status.ok()) op.status = op.kind == OpKind::kRead ? StatusCode::kUnsupported : StatusCode::kRailDown;
+      if (op.status.ok()) op.status = op.reads() ? StatusCode::kUnsupported : StatusCode::kRailDown;
       op.failed_peer = peer.id;
       target.failed = true;
       continue;
@@ -171,7 +171,7 @@ void Core::plan(Op& op) {
       continue;
     }
     const bool pages = op.is_list();
-    const uint64_t total = op.kind == OpKind::kPages   ? op.pages.size()
+    const uint64_t total = op.has_pages()              ? op.pages.size()
                            : op.kind == OpKind::kBoxes ? op.boxes.size()
                                                        : target.length;
     if (total == 0) {
@@ -179,8 +179,7 @@ void Core::plan(Op& op) {
       continue;
     }
     uint64_t minimum = std::max<uint64_t>(1, config.stripe_bytes);
-    if (op.kind == OpKind::kPages)
-      minimum = std::max<uint64_t>(1, config.stripe_bytes / std::max<uint64_t>(op.page_bytes, 1));
+    if (op.has_pages()) minimum = std::max<uint64_t>(1, config.stripe_bytes / std::max<uint64_t>(op.page_bytes, 1));
     if (op.kind == OpKind::kBoxes) minimum = total;  // copied one behind the other
     const size_t parts = plan_stripes(total, {weights.data(), usable_lanes}, first, minimum, pages ? 1 : 4096, stripes);
     if (!pages && op.imm != kNoImm) {

@@ -162,16 +162,29 @@ Status NativeEngine::submit_read(uint64_t cookie, RegionId region, uint64_t offs
 
 Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch,
                                         int64_t imm, OpId* id, MarkId after) {
+  return submit_pages(OpKind::kWritePages, cookie, region, key, batch, imm, id, after);
+}
+
+Status NativeEngine::submit_read_pages(uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch, OpId* id) {
+  return submit_pages(OpKind::kReadPages, cookie, region, key, batch, kNoImm, id, 0);
+}
+
+Status NativeEngine::submit_pages(OpKind kind, uint64_t cookie, RegionId region, KeyId key, const PageBatch& batch,
+                                  int64_t imm, OpId* id, MarkId after) {
   Op* op = nullptr;
-  Status status = take_op(OpKind::kPages, cookie, imm, &op);
+  Status status = take_op(kind, cookie, imm, &op);
   if (!status.ok()) return status;
   op->mark = take_mark(after);
+  const bool reads = kind == OpKind::kReadPages;
   Target target;
-  status = use_region(*op, region, batch.source_offset, 0);
-  if (status.ok()) status = use_key(*op, key, batch.target_offset, 0, kAccessRemoteWrite, &target);
+  status = use_region(*op, region, reads ? batch.target_offset : batch.source_offset, 0);
+  if (status.ok())
+    status = use_key(*op, key, reads ? batch.source_offset : batch.target_offset, 0,
+                     reads ? kAccessRemoteRead : kAccessRemoteWrite, &target);
   if (status.ok() && batch.count != 0) {
-    const uint64_t source_room = op->region->value.length - batch.source_offset;
-    const uint64_t target_room = target.key->value.length - batch.target_offset;
+    const uint64_t here = op->region->value.length, there = target.key->value.length;
+    const uint64_t source_room = (reads ? there : here) - batch.source_offset;
+    const uint64_t target_room = (reads ? here : there) - batch.target_offset;
     if (batch.page_bytes == 0) {
       status = StatusCode::kInvalidArgument;
     } else if (batch.page_bytes > source_room || batch.page_bytes > target_room) {
@@ -182,10 +195,10 @@ Status NativeEngine::submit_write_pages(uint64_t cookie, RegionId region, KeyId 
         return stride == 0 ? ~0ull >> 1 : (room - batch.page_bytes) / stride;
       };
       op->pages.make(batch.count, core_.page_room);
-      const bool fits =
-          op->pages.fill(batch.source_pages, batch.target_pages, {batch.source_offset, batch.target_offset},
-                         {batch.source_stride, batch.target_stride},
-                         {last_page(source_room, batch.source_stride), last_page(target_room, batch.target_stride)});
+      const bool fits = op->pages.fill(
+          batch.source_pages, batch.target_pages, {batch.source_offset, batch.target_offset},
+          {batch.source_stride, batch.target_stride},
+          {last_page(source_room, batch.source_stride), last_page(target_room, batch.target_stride)}, reads);
       if (!fits) status = StatusCode::kOutOfBounds;
     }
   }

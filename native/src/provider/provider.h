@@ -72,9 +72,9 @@ class StreamMark {
   virtual Status passed() = 0;  // [helm] kBusy: not yet
 };
 
-struct Page {
-  uint64_t source = 0;  // byte offset in the region
-  uint64_t target = 0;  // byte offset in the key's range
+struct Page {           // in the direction of the copy
+  uint64_t source = 0;  // byte offset of a write in the region, of a read in the key's range
+  uint64_t target = 0;  // byte offset of a write in the key's range, of a read in the region
 };
 
 // Bytes that lie apart, of which a rail that moves bytes itself takes the next ones in order. [helm]
@@ -114,7 +114,7 @@ struct WorkRequest {
       nullptr;  // a list: length bytes in `page_count` pages of one size, whose offsets count from `address`
   uint32_t page_count =
       0;  // and `remote_offset`. Read before post returns, or from shared words until the request is reported
-  uint64_t last_page = 0;  // no target offset of the list is larger
+  uint64_t last_page = 0;  // no offset of the list behind the key is larger
   uint64_t page_bits = 0;  // every offset of the list, or'ed
   uint64_t tag = 0;        // comes back in RailEvent
 };

@@ -154,8 +154,8 @@ bool CudaRail::take_off(const WorkRequest& request) {
   if (request.pages == nullptr) {
     flight.ticket = desk_->add(flight.way, write ? there : here, write ? here : there, request.length);
   } else {
-    const PageStretch stretch{reinterpret_cast<uint64_t>(request.pages), there, here, request.page_count,
-                              request.length / request.page_count};
+    const PageStretch stretch{reinterpret_cast<uint64_t>(request.pages), write ? there : here, write ? here : there,
+                              request.page_count, request.length / request.page_count};
     const bool readable = std::any_of(words_.begin(), words_.end(), [&](const auto& words) {
       return words->holds(request.pages, request.page_count * sizeof(Page));
     });
