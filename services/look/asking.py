@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -56,16 +57,22 @@ class Answer:
 
 
 def checked_url(text: str) -> str:
-    """Return `http://host:port` of what people write for it; raises ValueError for anything else."""
+    """Return `http://host:port`, or https, of what people write for it; raises ValueError for anything else."""
     url = text if "://" in text else f"http://{text}"
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError:
         port = None
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path.strip("/") or parts.query:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or port is None
+        or parts.path.strip("/")
+        or parts.query
+    ):
         raise ValueError(f"expected the HTTP address of a node such as http://127.0.0.1:8100, got {text!r}")
-    return f"http://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, 
     raw, sent_ns, came_ns = bytearray(), 0, 0
     with trio.move_on_after(patience_s) as in_time:
         try:
-            async with await trio.open_tcp_stream(parts.hostname, parts.port) as stream:
+            async with await _connected(parts.scheme, parts.hostname, parts.port) as stream:
                 sent_ns = monotonic_ns()
                 await stream.send_all(head.encode())
                 while piece := await stream.receive_some(PIECE_BYTES):
@@ -111,6 +118,13 @@ async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, 
     if in_time.cancelled_caught:
         raise NoAnswer(f"no whole answer within {patience_s:g} s")
     return Exchange(_body(bytes(raw), path, accepted), sent_ns, came_ns)
+
+
+async def _connected(scheme: str, host: str, port: int) -> trio.abc.Stream:
+    if scheme == "http":
+        return await trio.open_tcp_stream(host, port)
+    context = ssl.create_default_context()  # trusts what SSL_CERT_FILE names, too
+    return await trio.open_ssl_over_tcp_stream(host, port, ssl_context=context, https_compatible=True)
 
 
 async def ask(url: str, path: str, patience_s: float) -> Any:

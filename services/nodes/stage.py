@@ -24,7 +24,8 @@ from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.desk import Desk
-from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
+from asyncfabric_services.router.doorway import doorway_of
+from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
 from asyncfabric_services.terminal import plain
 
@@ -91,8 +92,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(set_on_signals, stage.stop, nursery.cancel_scope)
         async with opened(stage) as app:
-            http = settings.http
-            doorway = Doorway(http.host, http.port, http.drain, http.stall)
+            doorway = doorway_of(settings, api=role == "router")
             await serve_until(app, stage.desk, condition, doorway, stage.stop, on_listening)
         nursery.cancel_scope.cancel()
     if not condition.alive:
@@ -166,7 +166,7 @@ def reached_at(address: str, advertise: str) -> str:
     if host not in ("0.0.0.0", "::"):
         return address
     name = advertise or socket.gethostname()
-    return f"http://{f'[{name}]' if ':' in name else name}:{urlsplit(address).port}"
+    return f"{urlsplit(address).scheme}://{f'[{name}]' if ':' in name else name}:{urlsplit(address).port}"
 
 
 async def _be_in(stage: Stage, client: DirectoryClient, link: Link, labels: Mapping[str, str]) -> None:

@@ -36,7 +36,12 @@ MOST_AHEAD = 16  # pieces of at most MAX_RECV bytes that came while a request is
 _log = logging.getLogger(__name__)
 
 
-async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketListener, close: trio.Event) -> None:
+async def serve_connections(
+    app: ASGIApp,
+    config: Config,
+    listener: trio.SocketListener | trio.SSLListener[trio.SocketStream],
+    close: trio.Event,
+) -> None:
     """Serve all who connect to `listener` until `close` is set, then wait `config.graceful_timeout` for the last.
 
     Connections have half of the descriptors of this process; one more is closed.
@@ -47,7 +52,7 @@ async def serve_connections(app: ASGIApp, config: Config, listener: trio.SocketL
     served = wrap_app(partial(_guarded, app), config.wsgi_max_body_size, "asgi")
     most, inside, refused = _descriptors() // 2, 0, 0
 
-    async def serve_one(stream: trio.SocketStream) -> None:
+    async def serve_one(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
         nonlocal inside, refused
         if inside == most:
             refused += 1

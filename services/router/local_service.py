@@ -13,8 +13,9 @@ from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.doorway import doorway_of
 from asyncfabric_services.router.local_backend import LocalLimits, open_local_backend
-from asyncfabric_services.router.server import Doorway, StartError, serve_until, set_on_signals
+from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.runner.model import LoadedModel, ModelChoice, load_model
 from asyncfabric_services.settings.schema import ModelSection, Settings
 
@@ -83,8 +84,7 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
                 registry,
                 Limits(settings.router.default_tokens, settings.router.deadline),
             )
-            http = settings.http
-            doorway = Doorway(http.host, http.port, http.drain, http.stall)
+            doorway = doorway_of(settings, api=True)
             _log.info("serving", extra={"fields": {"model": loaded.name, "pages": pages, "name": condition.name}})
             await serve_until(app, desk, condition, doorway, stop, lambda address: announce({"listening": address}))
         nursery.cancel_scope.cancel()

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 from hypercorn.config import Config
@@ -20,6 +22,7 @@ from starlette.applications import Starlette
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router.connections import serve_connections
 from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.gate import Gate
 
 FINISH_SHARE = 0.8  # of the drain deadline is for answers, the rest for goodbyes
 BACKLOG = 1024
@@ -40,12 +43,20 @@ class Doorway:
         port: port to listen on, 0 for a free one.
         drain_seconds: from the wish to stop until the server has ended.
         stall_seconds: a client that takes no bytes for this long is disconnected.
+        names: further names of this server, see Gate.
+        keys: of the API, see Gate.
+        certificate: chain of certificates in PEM; with it the server speaks TLS only.
+        key: the private key of the first of them, without a passphrase.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     drain_seconds: float = 30.0
     stall_seconds: float = 30.0
+    names: tuple[str, ...] = ()
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    certificate: Path | None = None
+    key: Path | None = None
 
 
 async def serve_until(
@@ -62,18 +73,25 @@ async def serve_until(
 
     Cancellation: closes all connections at once, without a drain.
     """
+    tls = _tls(doorway)
     try:
-        listener, address = _listen(doorway)
+        plain, address = _listen(doorway)
     except OSError as error:
         raise StartError(f"cannot listen on {doorway.host} port {doorway.port}: {error.strerror}") from error
+    listener: trio.SocketListener | trio.SSLListener[trio.SocketStream] = plain
+    if tls is not None:
+        listener = trio.SSLListener(plain, tls, https_compatible=True)
+        address = address.replace("http://", "https://", 1)
+    gate = Gate(app, (*doorway.names, doorway.host), doorway.keys)
     config = Config()
+    config.ssl_handshake_timeout = doorway.stall_seconds
     config.graceful_timeout = doorway.drain_seconds * (1 - FINISH_SHARE) / 2
     config.accesslog = None
     config.errorlog = logging.getLogger("asyncfabric_services.http")
     config.include_server_header = False
     close = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_connections, app, config, listener, close)
+        nursery.start_soon(serve_connections, gate, config, listener, close)
         condition.state = "ready"
         on_listening(address)
         await stop.wait()
@@ -101,6 +119,22 @@ async def set_on_signals(stop: trio.Event, scope: trio.CancelScope) -> None:
                 scope.cancel()
             told = True
             stop.set()
+
+
+def _tls(doorway: Doorway) -> ssl.SSLContext | None:
+    """Return what TLS needs, None for plain HTTP; raises StartError for files that cannot be used."""
+    if doorway.certificate is None and doorway.key is None:
+        return None
+    if doorway.certificate is None or doorway.key is None:
+        raise StartError("tls.certificate and tls.key belong together: one of them is missing")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # Without the password it would ask a terminal that nobody looks at.
+        context.load_cert_chain(doorway.certificate, doorway.key, password="")
+    except OSError as error:  # an ssl.SSLError too
+        raise StartError(f"tls.certificate and tls.key cannot be used: {error.strerror or error}") from error
+    return context
 
 
 def _listen(doorway: Doorway) -> tuple[trio.SocketListener, str]:

@@ -5,6 +5,7 @@ Knows the schema's types and nothing of where values come from.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asyncfabric_services.quantities import format_size, parse_duration, parse_size
-from asyncfabric_services.settings.schema import DURATION, SIZE, Settings
+from asyncfabric_services.settings.schema import DURATION, KEYS, SIZE, Settings
+
+_SECRET = re.compile(r"[!-+\--~]{16,512}")
 
 
 class SettingsError(ValueError):
@@ -52,10 +55,17 @@ class Key:
         return "--" + self.name.replace(".", "-").replace("_", "-")
 
     @property
+    def repeated(self) -> bool:
+        """Whether it has several values, its flag may be given again, and nobody is shown them."""
+        return KEYS in getattr(self.kind, "__metadata__", ())
+
+    @property
     def metavar(self) -> str:
         """The kind of its values, as help shows it."""
         if quantity := _quantity_of(self.kind):
             return quantity.upper()
+        if self.repeated:
+            return "TEXT"
         if get_origin(self.kind) is Literal:
             return f"[{'|'.join(get_args(self.kind))}]"
         kinds = (self.kind, *get_args(self.kind))
@@ -117,6 +127,8 @@ def _quantity_of(kind: Any) -> str:
 def _read(kind: Any, value: Any) -> Any:
     if quantity := _quantity_of(kind):
         return _quantity(value, parse_duration if quantity == DURATION else parse_size)
+    if KEYS in getattr(kind, "__metadata__", ()):
+        return _secrets(value)
     if get_origin(kind) is Literal:
         return _one_of(value, get_args(kind))
     if get_origin(kind) in (Union, types.UnionType):
@@ -133,6 +145,14 @@ def _quantity(value: Any, parse: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"expected a number with a unit, got {value!r}")
     return parse(str(value))
+
+
+def _secrets(value: Any) -> tuple[str, ...]:
+    given = value.split(",") if isinstance(value, str) else value
+    keys = tuple(given) if isinstance(given, list | tuple) else ()
+    if not keys or not all(isinstance(one, str) and _SECRET.fullmatch(one) for one in keys):
+        raise ValueError("expected keys of 16 to 512 printable ASCII characters without blanks and commas")
+    return keys
 
 
 def _one_of(value: Any, choices: tuple[str, ...]) -> str:

@@ -58,7 +58,8 @@ def settings_options(command: str | None = None) -> Decorator:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def with_settings(*positional: Any, config: Path | None, **options: Any) -> Any:
-            flags = {key.name: options.pop(parameter) for parameter, key in parameters.items()}
+            given = {key: options.pop(parameter) for parameter, key in parameters.items()}
+            flags = {key.name: None if key.repeated and not value else value for key, value in given.items()}
             try:
                 loaded = load_settings(file=config, environment=os.environ, flags=flags)
             except SettingsError as error:
@@ -67,7 +68,9 @@ def settings_options(command: str | None = None) -> Decorator:
 
         wrapped: Callable[..., Any] = with_settings
         for parameter, key in reversed(parameters.items()):
-            wrapped = click.option(key.flag, parameter, metavar=key.metavar, help=help_of(key))(wrapped)
+            wrapped = click.option(key.flag, parameter, metavar=key.metavar, help=help_of(key), multiple=key.repeated)(
+                wrapped
+            )
         path = click.Path(exists=True, dir_okay=False, path_type=Path)
         text = f"TOML file with settings, of other commands too (or {FILE_VARIABLE})."
         return click.option("--config", type=path, help=text)(wrapped)
@@ -78,7 +81,7 @@ def settings_options(command: str | None = None) -> Decorator:
 def help_of(key: Key) -> str:
     """Return what a flag's help says: the meaning, the range and the default as they are written."""
     facts = [key.range] if key.range else []
-    if key.default not in (None, ""):
+    if key.default not in (None, "", ()):
         facts.append(f"default: {key.written}")
     return f"{key.text}  [{'; '.join(facts)}]" if facts else key.text
 
@@ -89,5 +92,7 @@ def shown(loaded: Loaded) -> list[dict[str, Any]]:
     for name, origin in loaded.origins.items():
         section, _, inner = name.partition(".")
         value = getattr(getattr(loaded.settings, section), inner)
+        if all_keys()[name].repeated:
+            value = ["***"] * len(value)
         rows.append({"key": name, "value": str(value) if isinstance(value, Path) else value, "origin": origin})
     return rows

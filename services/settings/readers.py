@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from asyncfabric_services.settings.keys import Key, all_keys
 
 NODE = ("node", "http", "log")
+API = ("api", "tls")
 INSIDE = ("router.most_requests",)
 LINK = ("cluster.bind", "cluster.advertise", "cluster.keys", "cluster.plain_tcp")
 MEMBER = ("cluster.directory", *LINK)
@@ -21,11 +22,11 @@ MODEL = (
 )  # fmt: skip
 
 READERS: Mapping[str, tuple[str, ...]] = {
-    "local": (*NODE, *MODEL, "model.name", "cache", "batch", "router"),
+    "local": (*NODE, *API, *MODEL, "model.name", "cache", "batch", "router"),
     "directory": (*NODE, *LINK),
     "prefill": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "cache", "batch"),
     "decode": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "cache", "batch"),
-    "router": (*NODE, *MEMBER, "model.path", "model.name", "model.max_tokens", "router", "cluster.patience"),
+    "router": (*NODE, *API, *MEMBER, "model.path", "model.name", "model.max_tokens", "router", "cluster.patience"),
     "expert": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.experts", "batch.chunk_tokens"),
     "coordinator": (*NODE, *MEMBER, "weights.log"),
     "trainer": (

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009  # key() returns a dataclasses.field, made anew at each call
 """Every key of the configuration, with its type, default and range: one dataclass of sections. Reads nothing.
 
-At most 40 keys: a test counts. A key is added here when a service reads it, and nowhere else.
+At most 44 keys: a test counts. A key is added here when a service reads it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-MOST_KEYS = 40
-DURATION, SIZE = "duration", "size"
+MOST_KEYS = 44
+DURATION, SIZE, KEYS = "duration", "size", "keys"
 Duration = Annotated[float, DURATION]
 """Seconds; written `30s`, `250ms`."""
 Size = Annotated[int, SIZE]
 """Bytes; written `64KiB`, `1.5GiB`."""
+Keys = Annotated[tuple[str, ...], KEYS]
+"""Secrets: a list, or text joined by commas; never shown."""
 
 
 def key(default: Any, text: str, least: float | None = None, most: float | None = None) -> Any:
@@ -38,6 +40,22 @@ class HttpSection:
     port: int = key(8000, "port to listen on; 0 picks a free one", 0, 65535)
     drain: Duration = key(30.0, "how long running requests may go on after SIGTERM", 0.1, 3600)
     stall: Duration = key(30.0, "a client that takes no bytes for this long is disconnected", 0.1, 3600)
+    names: str = key("", "further names, joined by commas, that clients may put into Host; *: any")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSection:
+    """Who may use the OpenAI API."""
+
+    key: Keys = key((), "key that requests have to come with; may be given again; none: no key is asked for")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    """TLS of the OpenAI API; plain HTTP without."""
+
+    certificate: Path | None = key(None, "file with the chain of certificates (PEM); with it TLS only")
+    key: Path | None = key(None, "file with the private key of the certificate (PEM), without a passphrase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +168,8 @@ class Settings:
 
     node: NodeSection = field(default_factory=NodeSection)
     http: HttpSection = field(default_factory=HttpSection)
+    api: ApiSection = field(default_factory=ApiSection)
+    tls: TlsSection = field(default_factory=TlsSection)
     model: ModelSection = field(default_factory=ModelSection)
     cache: CacheSection = field(default_factory=CacheSection)
     batch: BatchSection = field(default_factory=BatchSection)

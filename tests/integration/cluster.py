@@ -213,7 +213,10 @@ def cluster(folder: Path, *names: str, directory: dict[str, str] | None = None, 
 def ask(router: Service, prompt: str, count: int) -> socket.socket:
     """Ask for a greedy stream and return the connection: closing it is leaving. It ends after the answer."""
     body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     one = socket.create_connection(("127.0.0.1", int(router.address.rpartition(":")[2])), PATIENCE)
     one.sendall((head + body).encode())
     return one

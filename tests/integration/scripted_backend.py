@@ -111,7 +111,13 @@ class Site:
         """Send a request over a connection of its own and return it."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         stream = await self.connect()
-        head = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(raw)}", *headers]
+        head = [
+            f"POST {path} HTTP/1.1",
+            "host: x",
+            "content-type: application/json",
+            f"content-length: {len(raw)}",
+            *headers,
+        ]
         await stream.send_all("\r\n".join(head).encode() + b"\r\n\r\n" + raw)
         return stream
 

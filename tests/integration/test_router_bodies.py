@@ -21,12 +21,14 @@ from asyncfabric_services.router.generation import MIDDLE_BODY_BYTES
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
-CHUNKED = {"transfer-encoding": "chunked"}
+CHUNKED = {"content-type": "application/json", "transfer-encoding": "chunked"}
 PATHS = ["/v1/completions", "/v1/chat/completions", "/health", "/nothing"]
 
 
 def head_of(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "host: x", *headers, "\r\n"]).encode()
+    return "\r\n".join(
+        [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", *headers, "\r\n"]
+    ).encode()
 
 
 @pytest.mark.parametrize("path", PATHS)

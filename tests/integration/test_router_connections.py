@@ -44,7 +44,10 @@ async def test_the_old_version_of_http_knows_an_answer_by_its_end(stream_mode: b
     """As proxies speak it: an answer of unknown length ends where the connection ends."""
     async with open_site() as site, await site.connect() as stream:
         body = json.dumps(ASK | {"stream": stream_mode}).encode()
-        await stream.send_all(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        await stream.send_all(
+            b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
         told = await receive_all(stream)
         assert told.endswith(b"data: [DONE]\n\n") if stream_mode else ANSWER[:9] in told
 
@@ -65,7 +68,9 @@ async def test_a_connection_that_is_kept_answers_again() -> None:
         body = json.dumps(ASK).encode()
         await receive_until(stream, b"\r\n0\r\n\r\n")
         await stream.send_all(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+            + body
         )
         assert ANSWER[:9] in await receive_until(stream, b"}}")
 
@@ -109,7 +114,8 @@ async def test_who_sent_more_than_a_request_and_left_is_missed(rest: bytes) -> N
         body = json.dumps(ASK).encode()
         async with await site.connect() as stream:
             await stream.send_all(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body + rest
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n" % len(body) + body + rest
             )
             await site.until(lambda: len(site.backend.inside) == 1)
         await site.until(lambda: len(site.backend.left) == 1)
@@ -122,7 +128,9 @@ async def test_who_leaves_before_the_request_is_whole_leaves_nothing(body: bytes
         open_before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):  # the end may be there before the beginning was read
             async with await site.connect() as stream:
-                await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + body)
+                await stream.send_all(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" + body
+                )
                 if half:
                     await stream.send_eof()
                     await receive_all(stream)
@@ -134,7 +142,8 @@ async def test_requests_that_were_sent_together_are_answered_in_order() -> None:
         asks = [json.dumps(ASK | {"max_tokens": count}).encode() for count in (3, 5)]
         for body in asks:
             await stream.send_all(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n" % len(body) + body
             )
         told = await receive_until(stream, b'"completion_tokens":5')
         assert told.index(b'"completion_tokens":3') < told.index(b'"completion_tokens":5')

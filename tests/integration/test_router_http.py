@@ -140,7 +140,11 @@ async def test_an_error_in_the_middle_of_a_stream_reaches_the_client() -> None:
     [
         (b"GET /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", 405),
         (b"GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", 404),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 3\r\n\r\n{{{", 400),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"connection: close\r\ncontent-length: 3\r\n\r\n{{{",
+            400,
+        ),
         (b"POST /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", 405),
     ],
 )
@@ -154,7 +158,10 @@ async def test_every_refusal_has_the_form_of_the_api(request_bytes: bytes, statu
 
 async def test_a_body_without_end_is_refused_before_memory_is() -> None:
     async with open_site() as site, await site.connect() as stream:
-        await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        await stream.send_all(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
 
         async def pour() -> None:
             chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
@@ -172,7 +179,9 @@ async def test_a_body_without_end_is_refused_before_memory_is() -> None:
 
 async def test_a_body_that_does_not_come_is_refused_at_the_deadline() -> None:
     async with open_site(deadline=0.3) as site, await site.connect() as stream:
-        await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30\r\n\r\n{")
+        await stream.send_all(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 30\r\n\r\n{"
+        )
         told = await receive_all(stream)
         assert b" 408 " in told.splitlines()[0] and b"body_late" in told
 
@@ -215,7 +224,10 @@ async def test_a_client_that_stops_reading_holds_neither_backend_nor_drain() -> 
     async with open_site(drain=4, stall=0.5) as site:
         count = site.backend.max_tokens = 40_000  # some megabytes of events: more than the kernel takes
         body = json.dumps({"model": "tiny", "prompt": "x", "stream": True, "max_tokens": count - 1}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+        )
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await in_thread(client.connect, ("127.0.0.1", site.port))

@@ -123,7 +123,10 @@ def test_a_client_that_leaves_gives_its_pages_back(shared: Server, stream: bool)
     before = shared.metric(answered)
     body = json.dumps({"model": "asyncfabric-random", "prompt": "x" * 300, "max_tokens": 4000, "stream": stream})
     with socket.create_connection(("127.0.0.1", int(shared.address.rpartition(":")[2])), PATIENCE) as one:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
         one.sendall((head + body).encode())
         shared.until_metric("asyncfabric_runner_running_requests", 1)
         assert shared.metric("asyncfabric_runner_leased_pages") > 200

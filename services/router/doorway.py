@@ -1,0 +1,17 @@
+"""From the settings of a node to where and how its HTTP endpoint listens. Pure."""
+
+from __future__ import annotations
+
+from asyncfabric_services.router.server import Doorway
+from asyncfabric_services.settings.schema import Settings
+
+
+def doorway_of(settings: Settings, *, api: bool) -> Doorway:
+    """Return the doorway of a node; keys and TLS are for those that answer the API."""
+    http = settings.http
+    names = tuple(name.strip() for name in http.names.split(",") if name.strip())
+    plain = Doorway(http.host, http.port, http.drain, http.stall, names)
+    if not api:
+        return plain
+    tls = settings.tls
+    return Doorway(http.host, http.port, http.drain, http.stall, names, settings.api.key, tls.certificate, tls.key)
