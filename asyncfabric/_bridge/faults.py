@@ -125,7 +125,7 @@ def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = ""
 
 
 def counter_refused(error: EngineStatusError, imm: object, peers: Sequence[str] = ()) -> Exception:
-    """Return the exception for a counter that cannot be opened; `peers` have not confirmed the close of the last one."""
+    """Return the exception for a counter that cannot be opened; `peers` have not confirmed that the last is closed."""
     if error.status_kind != StatusKind.BUSY:
         return refused(error, Scene(f"opening the counter of imm {imm}"))
     if error.code == StatusCode.UNCONFIRMED:
@@ -137,8 +137,8 @@ def counter_refused(error: EngineStatusError, imm: object, peers: Sequence[str] 
         return BusyError(
             f"the last counter of imm {imm} is closed, and {_few(peers) or 'a peer'} has not confirmed yet that "
             "nothing that counts for it is under way",
-            remedy="await fabric.open_counter(imm), or let fabric.counter() pick a free imm; a peer that stands still is "
-            "lost after config.peer_deadline_host or _network",
+            remedy="await fabric.open_counter(imm), or let fabric.counter() pick a free imm; a peer that stands still "
+            "is lost after config.peer_deadline_host or _network",
         )
     if imm is None:
         return BusyError("every immediate value has an open counter", remedy="close counters that nobody waits for")

@@ -55,6 +55,9 @@ def test_late_arrivals_never_reach_the_next_user(pair: Pair) -> None:
     reader.engine.close_counter(counter)
     signal(writer, peer, 9, times=2)
     assert settles(reader, "stale_arrivals", 2)
+    cookie = reader.cookie()
+    reader.engine.arm_closed(cookie, 9)
+    assert reader.take_ok(cookie).value == 9
     again, _ = reader.engine.open_counter(9)
     assert again != counter
     assert reader.engine.counter_value(again) == 0

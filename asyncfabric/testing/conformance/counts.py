@@ -198,7 +198,7 @@ async def check_counter_generations(factory: FabricFactory) -> None:
     async with open_pair(factory) as pair:
         peer = await pair.peer()
         for generation in range(6):  # more than the wire has numbers for
-            counter = pair.target.counter(99)
+            counter = await pair.target.open_counter(99)
             assert counter.value == 0, f"generation {generation}"
             await pair.writer.signal(peer, 99)
             assert await counter.wait(1) == 1
@@ -206,6 +206,41 @@ async def check_counter_generations(factory: FabricFactory) -> None:
             stale = pair.target.statistics().stale_arrivals
             await pair.writer.signal(peer, 99)
             await until(lambda stale=stale: pair.target.statistics().stale_arrivals > stale)  # type: ignore[misc]
+
+
+async def check_late_counts_reach_no_later_counter(factory: FabricFactory) -> None:
+    """What was submitted before a counter is closed, and not awaited, counts for no later one of the same imm."""
+    async with open_pair(factory) as pair:
+        peer = await pair.peer()
+        for generation in range(25):
+            with await pair.target.open_counter(98) as counter:
+                assert counter.value == 0, f"generation {generation}"
+                for _ in range(12):
+                    pair.writer.signal(peer, 98)
+                await counter.wait(1 + generation % 12)
+        counter = await pair.target.open_counter(98)
+        assert counter.value == 0
+        await pair.writer.signal(peer, 98)
+        assert await counter.wait(1) == 1
+
+
+async def check_closes_are_shown_until_they_are_confirmed(factory: FabricFactory) -> None:
+    """While a peer has not confirmed a close, opening the imm raises and names it; then nothing waits any more."""
+    async with open_pair(factory) as pair:
+        peer = await pair.peer()
+        for _ in range(20):
+            counter = await pair.target.open_counter(97)
+            pair.writer.signal(peer, 97)
+            counter.close()
+            try:
+                pair.target.counter(97).close()
+            except af.BusyError as refusal:
+                assert "imm 97" in str(refusal)
+            with pair.target.counter() as other:  # another imm waits for nobody
+                assert other.imm != 97
+        (await pair.target.open_counter(97)).close()
+        await until(lambda: pair.target.statistics().unconfirmed_closes == 0)
+        assert not [line for line in pair.target.why() if "close of the counter" in line.what]
 
 
 async def check_who_meets_late_counts_for_reopened_counters(factory: FabricFactory) -> None:
