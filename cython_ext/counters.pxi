@@ -56,7 +56,7 @@ cdef class _CounterRoom(_DataRoom):
             self.leave()
 
     def arm_closed(self, uint64_t cookie, uint32_t imm):
-        """Ask for one CONTROL completion when no peer has to confirm any more that the last counter of imm is closed."""
+        """Ask for one CONTROL completion when no peer has to confirm the close of the last counter of imm."""
         cdef Status status
         cdef NativeEngine* engine = self.enter()
         try:
