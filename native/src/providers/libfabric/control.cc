@@ -274,6 +274,7 @@ Status LibfabricRail::disconnect(RailPeer& peer) {
 // over sockets always; over shm, where the target fetches from us, only when the target's process is gone.
 bool LibfabricRail::flush(PeerState& peer) {
   peer.closed = true;
+  end_doubt(peer, StatusCode::kPeerDead);
   while (peer.backlog != nullptr) {
     Context* context = peer.backlog;
     peer.backlog = context->next;

@@ -162,10 +162,12 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
 // Nobody listens there any more: the rail is closed or its process is gone, and with it all of its connections. A process that is
 // being killed loses its sockets one after the other, hence the second try.
 bool LibfabricRail::refuses_connections(const RailAddress& address) const {
-  if (probe(address.name) == ECONNREFUSED) return true;
+  if (nobody_listens(address)) return true;
   const timespec pause{0, 1'000'000};
   (void)nanosleep(&pause, nullptr);
-  return probe(address.name) == ECONNREFUSED;
+  return nobody_listens(address);
 }
+
+bool LibfabricRail::nobody_listens(const RailAddress& address) const { return probe(address.name) == ECONNREFUSED; }
 
 }  // namespace asyncfabric::libfabric

@@ -34,6 +34,10 @@ struct PeerState {
   uint32_t outstanding = 0;
   uint32_t submitted = 0;
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
+  // Its stream broke and nothing says yet whether it lives: requests that failed with the stream are kept until something does, or until
+  // then. 0: no doubt.
+  uint64_t doubted_until_ns = 0;
+  uint64_t broke_at = 0;  // last_sequence when the stream broke: what is confirmed behind it proves that the peer lives
   bool in_backlog = false;     // is in the rail's list of peers with a backlog
   bool closed = false;         // disconnected: new requests fail at once
   bool broken = false;         // its endpoint is to be replaced at the end of this pass

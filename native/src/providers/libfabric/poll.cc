@@ -18,7 +18,9 @@ constexpr size_t kReadAtOnce = 64;
 constexpr uint32_t kPollsPerWatch = 32;  // a process check costs a system call
 constexpr uint64_t kSendOffEveryNs = 100'000'000;
 constexpr uint64_t kProbeAgainNs = 20'000'000;
-constexpr size_t kMostStashed = 4096;  // hostile peers must not make the stash grow without bound
+constexpr uint64_t kDoubtProbeNs = 2'000'000;
+constexpr uint64_t kDoubtNs = 10'000'000'000;  // the engine's heartbeats find the dead sooner
+constexpr size_t kMostStashed = 4096;          // hostile peers must not make the stash grow without bound
 
 }  // namespace
 
@@ -57,6 +59,7 @@ void LibfabricRail::retire(Context& context) {
 
 bool LibfabricRail::reportable(const Context& context) const {
   if (!context.done) return false;
+  if (context.peer->doubted_until_ns != 0 && context.status.code == StatusCode::kTransport) return false;
   return !device_->profile().acknowledged || !context.status.ok() || context.sequence <= context.peer->acknowledged;
 }
 
@@ -65,12 +68,14 @@ void LibfabricRail::finish(Context& context, Status status) {
   const bool held = context.submitted && !context.done;  // one that waits for the target's word may fail after it left
   context.done = true;
   context.status = status;
+  if (status.kind == StatusKind::kPeer) end_doubt(peer, StatusCode::kPeerDead);
   if (held) {
     --peer.submitted;
     peer.open_bytes -= context.bytes;
     if (context.acknowledges) {
       --peer.asks_in_flight;
       if (status.ok()) peer.acknowledged = std::max(peer.acknowledged, context.sequence);
+      if (status.ok() && context.sequence > peer.broke_at) end_doubt(peer, StatusCode::kTransport);
       if (peer.asks_in_flight == 0 && peer.asked < peer.last_sequence) cover_later();
     }
   }
@@ -92,9 +97,34 @@ void LibfabricRail::break_stream(PeerState& peer, Status status) {
     if (unsent) context->done = true;
   }
   peer.backlog = nullptr;
-  peer.asked = peer.last_sequence;  // nothing is left that an answer could prove
+  peer.asked = peer.broke_at = peer.last_sequence;  // nothing is left that an answer could prove
   while (peer.requests.head != nullptr && reportable(*peer.requests.head)) retire(*peer.requests.head);
   if (!peer.closed && !peer.lost) (void)introduce(peer);  // the first introduction may be among what was lost
+}
+
+// The peer lives (kTransport: its stream alone broke) or is dead (kPeerDead): what was kept for this is reported.
+void LibfabricRail::end_doubt(PeerState& peer, Status verdict) {
+  if (peer.doubted_until_ns == 0) return;
+  peer.doubted_until_ns = 0;
+  --doubts_;
+  for (Context* context = peer.requests.head; context != nullptr; context = context->next)
+    if (context->done && context->status.code == StatusCode::kTransport)
+      context->status = Status(verdict.code, context->status.raw);
+  while (peer.requests.head != nullptr && reportable(*peer.requests.head)) retire(*peer.requests.head);
+}
+
+void LibfabricRail::look_into_doubts() {
+  if (doubts_ == 0) return;
+  const uint64_t now = now_ns();
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    PeerState& peer = *peers_[i];
+    if (peer.doubted_until_ns == 0) continue;
+    if (now >= peer.next_probe_ns) {
+      peer.next_probe_ns = now + kDoubtProbeNs;
+      if (nobody_listens(peer.remote)) lose(peer);
+    }
+    if (now >= peer.doubted_until_ns) end_doubt(peer, StatusCode::kTransport);
+  }
 }
 
 // At the end of a pass, so before the engine can post anything that would travel on a new connection.
@@ -143,6 +173,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
     const size_t limit = std::min(kReadAtOnce, room_.size() - filled_);
     if (read_cq(limit) < limit) break;
   }
+  look_into_doubts();
   rebuild_broken();
   close_paths_to_dead();
   const size_t count = filled_;
@@ -232,7 +263,9 @@ void LibfabricRail::take_message(ReceiveSlot* slot, size_t length) {
 }
 
 // A broken connection is not yet a dead peer: a target also hangs up on a refused key. A socket peer is dead when nobody listens
-// at its address any more; asked once per burst of errors, on this path only.
+// at its address any more; asked once per burst of errors, on this path only. A process that is being killed loses its sockets one after
+// the other, the later the more memory it has, so somebody who listens is no proof of life: that is in doubt until the peer confirms what
+// is sent to it over a new connection, or its listener is gone as well. Not over rxm, which may swallow what is sent while it reconnects.
 Status LibfabricRail::diagnose(PeerState& peer, int error) {
   const Status status = status_of_work(error);
   if (!device_->profile().over_sockets || !connection_broke(error)) return status;
@@ -240,11 +273,19 @@ Status LibfabricRail::diagnose(PeerState& peer, int error) {
     if (refuses_connections(peer.remote)) lose(peer);
     peer.next_probe_ns = now_ns() + kProbeAgainNs;
   }
+  const bool layered = std::strstr(device_->info().fabric_attr->prov_name, "ofi_rxm") != nullptr;
+  if (!layered && !peer.lost && !peer.closed && peer.doubted_until_ns == 0 && capabilities_.ordered &&
+      device_->profile().acknowledged) {
+    peer.doubted_until_ns = now_ns() + kDoubtNs;
+    peer.next_probe_ns = 0;
+    ++doubts_;
+  }
   return peer.lost ? Status(StatusCode::kPeerDead, error) : Status(StatusCode::kTransport, error);
 }
 
 void LibfabricRail::lose(PeerState& peer) {
   peer.lost = true;
+  end_doubt(peer, StatusCode::kPeerDead);
   if (peer.handle == nullptr) return;
   RailEvent event;
   event.kind = RailEventKind::kPeerLost;
@@ -283,7 +324,7 @@ void LibfabricRail::progress_into_stash() {
 }
 
 bool LibfabricRail::prepare_wait() {
-  if (!stash_.empty() || !handed_out_.empty() || cover_wanted_) return false;
+  if (!stash_.empty() || !handed_out_.empty() || cover_wanted_ || doubts_ != 0) return false;
   // What waits for room is helped by completions alone.
   if (std::any_of(backlogged_.begin(), backlogged_.end(), [this](const PeerState* peer) {
         return peer->backlog == nullptr || has_room(*peer, *peer->backlog);

@@ -87,6 +87,8 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
   for (size_t i = 0; i < batch.size(); ++i) {
     const WorkRequest& request = batch[i];
     PeerState& peer = *state_of(request.peer);
+    // The engine may not know yet that earlier requests failed: what it posts would arrive, and be counted, without them (INV-1).
+    if ((peer.doubted_until_ns != 0 || !stash_.empty()) && request.kind != WorkKind::kSend) return i;
     Context* context = enlist(peer, request, false);
     if (context == nullptr) {
       cover_later();

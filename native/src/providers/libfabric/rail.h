@@ -93,6 +93,8 @@ class LibfabricRail final : public Rail {
   void retire(Context& context);
   bool reportable(const Context& context) const;
   void break_stream(PeerState& peer, Status status);
+  void end_doubt(PeerState& peer, Status verdict);
+  void look_into_doubts();
   void rebuild_broken();
   void rebuild(PeerState& peer);
   void emit(const RailEvent& event, ReceiveSlot* slot);
@@ -112,6 +114,7 @@ class LibfabricRail final : public Rail {
   void take_control_message(const MessageHead& head, std::string_view body);
   bool ask(const InboundList::One& inbound);
   bool refuses_connections(const RailAddress& address) const;
+  bool nobody_listens(const RailAddress& address) const;
   PeerState* path_to(const RailAddress& address);
   bool is_dead(const RailAddress& sender);
   void close_paths_to_dead();
@@ -136,6 +139,7 @@ class LibfabricRail final : public Rail {
   uint32_t post_mark_ = 0;
   bool cover_wanted_ = false;
   bool any_broken_ = false;
+  size_t doubts_ = 0;  // peers whose stream broke and that may be dead
   InboundList inbound_;
   std::vector<std::string> dead_;  // names of senders that nobody listens at any more
   uint64_t fence_number_ = 0;
