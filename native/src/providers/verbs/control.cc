@@ -16,7 +16,8 @@ namespace {
 
 constexpr uint32_t kSendSlots = 128;
 constexpr uint32_t kMostInDevice = 4096;
-constexpr uint32_t kCreditEntries = 1024;  // completions of credits, given and received
+// Completions of credits, given and received, of as many peers as have receives of their own, each connected in both directions.
+constexpr uint32_t kCreditEntries = kMaxWindows * (kCreditReceives + kCreditSends);
 constexpr uint64_t kLongestRequest = 1ull << 30;
 
 const char* trouble_text(Trouble trouble) {
