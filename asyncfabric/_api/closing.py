@@ -70,7 +70,7 @@ async def _close(stairwell: Stairwell, drain_all: bool) -> None:
 
 
 async def _settled(call: ClosingCall, drain_all: bool) -> BaseException | None:
-    """Return when nothing is in flight, with what is to be raised then: by Ctrl-C, or a cancellation of the draining."""
+    """Return when nothing is in flight, with what is to be raised then: Ctrl-C, or a cancellation."""
     if not drain_all:
         interrupt = await call.settle_shielded()
         return interrupt if isinstance(interrupt, KeyboardInterrupt) else None

@@ -260,8 +260,8 @@ class Fabric(BoxOps):
     async def aclose(self) -> None:
         """Drain every submitted transfer, then close; idempotent, any number of tasks may call it.
 
-        What has not begun to leave within `config.drain_deadline` ends with TransferError: messages that a peer takes no
-        room for, writes after a stream or word that does not get there, what waits for a connection.
+        What has not begun to leave within `config.drain_deadline` ends with TransferError: messages that a peer has
+        no room for, writes after a stream or word that does not get there, what waits for a connection.
 
         Raises:
             RuntimeError: called in another thread or event loop; then nothing was changed.

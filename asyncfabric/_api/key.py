@@ -112,15 +112,15 @@ class RegionKey:
             if error.code != StatusCode.INVALID_ARGUMENT:
                 raise faults.refused(error, faults.Scene(f"opening {self!r}")) from None
             raise ValueError(
-                f"{self!r} is damaged, forged or of another version: its field engine_bytes ({len(self._data)} bytes) is "
-                "none that an engine made; ask the owner of the memory for a new key"
+                f"{self!r} is damaged, forged or of another version: its field engine_bytes "
+                f"({len(self._data)} bytes) is none that an engine made; ask the owner of the memory for a new key"
             ) from None
         frame = (self._incarnation, self._region, self._generation, self._length, self._access)
         for field, said, meant in zip(opened.info._fields, frame, opened.info, strict=False):
             if said != meant:
                 raise ValueError(
-                    f"{self!r} is damaged or forged: its field {field} is {said} in the frame and {meant} in the engine "
-                    "bytes; ask the owner of the memory for a new key"
+                    f"{self!r} is damaged or forged: its field {field} is {said} in the frame and {meant} in the "
+                    "engine bytes; ask the owner of the memory for a new key"
                 )
         self.opened = opened
         return opened

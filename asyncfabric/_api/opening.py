@@ -31,9 +31,9 @@ def open_fabric(
     """Open a fabric, that is start its engine and open its rails: `async with af.open_fabric() as fabric`.
 
     Leaving the block drains every submitted transfer and closes; what has not begun to leave within
-    `config.drain_deadline`, as messages that a peer does not take, ends with TransferError. Leaving it by an exception or a cancellation stops
-    posting what is unposted, drains what is posted (shielded, bounded by `config.drain_deadline`) and closes, then the
-    exception goes on. Ctrl-C obeys the same rule.
+    `config.drain_deadline`, as messages that a peer does not take, ends with TransferError. Leaving it by an
+    exception or a cancellation stops posting what is unposted, drains what is posted (shielded, bounded by
+    `config.drain_deadline`) and closes, then the exception goes on. Ctrl-C obeys the same rule.
 
     Args:
         config: how to open it; None opens with the defaults of FabricConfig.

@@ -158,7 +158,8 @@ class Region:
         if self._released or self._stairwell.closing:
             return
         warnings.warn(
-            f"{self!r} was dropped without `await region.release()`; its memory stays registered until the fabric closes",
+            f"{self!r} was dropped without `await region.release()`; its memory stays registered until "
+            "the fabric closes",
             ResourceWarning,
             stacklevel=2,
             source=self,

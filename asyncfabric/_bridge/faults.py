@@ -184,7 +184,7 @@ def tell_of_fork() -> None:
 
 
 def another_loop() -> RuntimeError:
-    """Return the error of a call in another event loop, or another thread, than the fabric was opened in; it names both."""
+    """Return the error of a call in another event loop, or another thread, than the fabric was opened in."""
     return RuntimeError(
         f"{_called()}() is called from thread {current_thread().name!r}: a fabric is used from the event loop and the "
         "thread that opened it, and this is another one, so nothing was changed; threads have ImmCounter.spin and "

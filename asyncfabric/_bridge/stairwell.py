@@ -106,7 +106,7 @@ class Stairwell:
             raise faults.another_loop()
 
     def check_loop(self) -> None:
-        """Raise RuntimeError in another event loop too. The first line of a call that waits, before it changes anything."""
+        """Raise RuntimeError in another event loop too. The first line of a call that waits."""
         if get_ident() != self.thread or not self.landing.is_here():
             raise faults.another_loop()
 

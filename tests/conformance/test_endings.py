@@ -107,8 +107,8 @@ def test_the_next_use_after_a_disconnect_connects_again(open_one: Open) -> None:
                 for use in (
                     lambda: writer.write(source[:1], used, 0, imm=counter.imm),
                     lambda: writer.write(source[:1], fresh, 0, imm=counter.imm),
-                    lambda: writer.signal(peer, counter.imm),
-                    lambda: writer.barrier(af.PeerGroup([peer]), counter.imm),
+                    lambda peer=peer: writer.signal(peer, counter.imm),
+                    lambda peer=peer: writer.barrier(af.PeerGroup([peer]), counter.imm),
                 ):
                     await writer.disconnect(peer)
                     await use()

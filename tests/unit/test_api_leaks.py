@@ -1,4 +1,4 @@
-"""What is not given back is named: regions that are dropped, fabrics that are never closed; and what is given back is free."""
+"""Regions that are dropped and fabrics that are never closed are named; what is given back is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fabric belongs to the event loop and the thread that opened it: other calls are refused by name, and change nothing."""
+"""A fabric belongs to the event loop and the thread that opened it: other calls are refused and change nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_later_loop_of_the_same_thread_is_another_one(name: str) -> None:
     for run in (trio.run, lambda call: asyncio.run(call())):
         kept: list[Pair] = []
 
-        async def left_open() -> None:
+        async def left_open(kept: list[Pair] = kept) -> None:
             async with open_pair() as p:
                 kept.append(p)
 

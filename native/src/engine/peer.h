@@ -36,7 +36,9 @@ constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its pr
 struct Peer {
   bool ended() const { return state == PeerState::kLost || state == PeerState::kDisconnected; }
   // By disconnect() of this fabric, so the next use connects again; a goodbye of the peer leaves kPeerDead.
-  bool disconnected_here() const { return state == PeerState::kDisconnected && lost_because.code == StatusCode::kClosed; }
+  bool disconnected_here() const {
+    return state == PeerState::kDisconnected && lost_because.code == StatusCode::kClosed;
+  }
   uint32_t life() const { return static_cast<uint32_t>(id % kMostLives) + 1; }
 
   PeerId id = 0;
