@@ -236,4 +236,11 @@ cdef class _DataRoom(_ControlRoom):
 
     def arm_writable(self, uint64_t cookie):
         """Ask for one WRITABLE completion when an op slot is free."""
-        check(self.get().arm_writable(cookie), "arm_writable")
+        cdef Status status
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:  # it waits for the engine lock, which a pass of the worker may hold for a while
+                status = engine.arm_writable(cookie)
+        finally:
+            self.leave()
+        check(status, "arm_writable")
