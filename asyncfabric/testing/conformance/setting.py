@@ -10,9 +10,10 @@ import random
 import unittest
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NoReturn
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -72,7 +73,6 @@ class Pair:
     writer: Fabric
     target: Fabric
     chance: random.Random
-    _kept: list[Any] = field(default_factory=list)
 
     async def source(self, length_bytes: int, *, access: AccessMode = "local") -> tuple[Region, bytes]:
         """Return a region of the writer with random bytes, and those bytes."""
@@ -93,18 +93,25 @@ class Pair:
         return await self.writer.connect(carried_address(self.target))
 
 
+_IN_USE: WeakKeyDictionary[Fabric, list[Region]] = WeakKeyDictionary()
+"""Regions that checks leave to their fabric: it gives them back when it closes, and nobody drops them before."""
+
+
 async def memory_of(factory: FabricFactory, fabric: Fabric, length_bytes: int, access: AccessMode) -> Region:
     """Return a region of the kind of memory that the factory tests, on the GPU of the fabric's rail if on any."""
     device = "cpu" if factory.device == "cpu" else fabric.rails[0].device
     if factory.memory == "allocated":
-        return await fabric.allocate(length_bytes, device=device, access=access)
-    if device == "cpu":
-        return await fabric.register(bytearray(length_bytes), access=access)
-    import torch
+        region = await fabric.allocate(length_bytes, device=device, access=access)
+    elif device == "cpu":
+        region = await fabric.register(bytearray(length_bytes), access=access)
+    else:
+        import torch
 
-    tensor = torch.zeros(length_bytes, dtype=torch.uint8, device=device)
-    torch.cuda.synchronize(device)
-    return await fabric.register(tensor, access=access)
+        tensor = torch.zeros(length_bytes, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize(device)
+        region = await fabric.register(tensor, access=access)
+    _IN_USE.setdefault(fabric, []).append(region)
+    return region
 
 
 def view_of(region: Region) -> Any:
