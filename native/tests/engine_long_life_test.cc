@@ -84,10 +84,7 @@ TEST(LongLife, ManyPeersThatCameAndWentAreForgotten) {
   EXPECT_EQ(pair.wait(*pair.a, said).status.kind, StatusKind::kPeer);
   EXPECT_TRUE(disconnect(pair, *pair.a, first).ok());
   EXPECT_EQ(disconnect(pair, *pair.a, first + 10 * kRounds).code, StatusCode::kInvalidArgument);
-  EXPECT_FALSE(write_one(pair, from, key).status.ok());  // its owner was left by hand, and not met again
-
-  pair.connect(*pair.a, *pair.b);
-  EXPECT_TRUE(write_one(pair, from, key).status.ok());
+  EXPECT_TRUE(write_one(pair, from, key).status.ok()) << "the next use of a key connects its owner again";
   EXPECT_EQ(target, source);
 }
 
@@ -116,9 +113,7 @@ TEST(LongLife, AKeyOfAForgottenPeerIsNotTakenForOneOfTheNext) {
     third.engine->step();
     return pair.a->done.contains(write);
   }));
-  EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kClosed) << "its owner was left by hand";
-  pair.connect(*pair.a, *pair.b);
-  EXPECT_TRUE(write_one(pair, from, key).status.ok());
+  EXPECT_TRUE(pair.a->done[write].status.ok()) << "the next use of a key connects its owner again";
   EXPECT_EQ(target, source);
 }
 

@@ -388,7 +388,7 @@ TEST(EngineTest, WhatAControlJobEndsIsPublishedWithoutAnotherPass) {
   pair.a->engine->step();  // asks the control thread to attach, and that was the last pass
   const uint64_t deadline = now_ns() + 10'000'000'000;
   while (!pair.a->done.contains(write) && now_ns() < deadline) pair.a->take();
-  EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kInvalidArgument);
+  EXPECT_EQ(pair.a->done[write].status.code, StatusCode::kAccessDenied);
 }
 
 TEST(EngineTest, DeadPeerFailsByName) {

@@ -78,7 +78,7 @@ TEST(PageList, WithoutARoomHasMemoryOfItsOwn) {
   for (const uint64_t count : {1, 70'000, 3}) {
     list.make(count, room);
     const std::vector<int64_t> numbers(count, 5);
-    EXPECT_TRUE(list.fill(numbers.data(), numbers.data(), {1, 2}, {10, 20}, {5, 5}));
+    EXPECT_TRUE(list.fill(numbers.data(), numbers.data(), {1, 2}, {10, 20}, {5, 5}, false));
     EXPECT_EQ(list[count - 1].source, 51u);
     EXPECT_EQ(list[count - 1].target, 102u);
     list.clear();
@@ -90,12 +90,14 @@ TEST(PageList, TellsWhatItsOffsetsAreMultiplesOfAndTheLargest) {
   PageList list;
   const std::vector<int64_t> sources{3, 0, 7}, targets{2, 9, 1};
   list.make(3, room);
-  EXPECT_TRUE(list.fill(sources.data(), targets.data(), {64, 128}, {32, 16}, {7, 9}));
-  EXPECT_EQ(list.most(), 128u + 9 * 16);
+  EXPECT_TRUE(list.fill(sources.data(), targets.data(), {64, 128}, {32, 16}, {7, 9}, false));
+  EXPECT_EQ(list.most(), 128u + 9 * 16) << "of a write: the targets are behind the key";
   EXPECT_EQ(list.bits() & 15, 0u);
   EXPECT_NE(list.bits() & 16, 0u);
-  EXPECT_TRUE(list.fill(sources.data(), targets.data(), {64, 129}, {32, 16}, {7, 9}));
+  EXPECT_TRUE(list.fill(sources.data(), targets.data(), {64, 129}, {32, 16}, {7, 9}, false));
   EXPECT_NE(list.bits() & 15, 0u);
+  EXPECT_TRUE(list.fill(sources.data(), targets.data(), {64, 128}, {32, 16}, {7, 9}, true));
+  EXPECT_EQ(list.most(), 64u + 7 * 32) << "of a read: the sources are";
 }
 
 TEST(PageList, RefusesWhatLeavesABound) {
@@ -104,10 +106,10 @@ TEST(PageList, RefusesWhatLeavesABound) {
   list.make(3, room);
   const std::vector<int64_t> fine{1, 2, 3}, far{1, 4, 3}, negative{1, -1, 3};
   const Page none{0, 0}, one{1, 1}, bound{3, 3};
-  EXPECT_TRUE(list.fill(fine.data(), fine.data(), none, one, bound));
+  EXPECT_TRUE(list.fill(fine.data(), fine.data(), none, one, bound, false));
   for (const auto& wrong : {far, negative}) {
-    EXPECT_FALSE(list.fill(wrong.data(), fine.data(), none, one, bound));
-    EXPECT_FALSE(list.fill(fine.data(), wrong.data(), none, one, bound));
+    EXPECT_FALSE(list.fill(wrong.data(), fine.data(), none, one, bound, false));
+    EXPECT_FALSE(list.fill(fine.data(), wrong.data(), none, one, bound, false));
   }
 }
 
