@@ -100,12 +100,10 @@ cdef class Engine(_CompletionRoom):
     def statistics(self):
         """Return the engine's counters since it was opened, by the names of the native EngineStatistics."""
         cdef EngineStatistics now
-        cdef uint64_t unconfirmed_closes = 0
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
                 now = engine.statistics()
-                unconfirmed_closes = engine.unconfirmed_closes()
         finally:
             self.leave()
         return {
@@ -130,7 +128,7 @@ cdef class Engine(_CompletionRoom):
             "registered_bytes": now.registered_bytes,
             "peers": now.peers,
             "quarantined_regions": now.quarantined_regions,
-            "unconfirmed_closes": unconfirmed_closes,
+            "unconfirmed_closes": now.unconfirmed_closes,
         }
 
 

@@ -160,6 +160,7 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         uint64_t registered_bytes
         uint64_t peers
         uint64_t quarantined_regions
+        uint64_t unconfirmed_closes
 
 
 cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
@@ -214,7 +215,6 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         void close_counter(uint64_t) except +
         Status arm_closed(uint64_t, uint32_t) except +
         vector[ClosingInfo] closings(int64_t) except +
-        uint64_t unconfirmed_closes() except +
         uint64_t counter_value(uint64_t) except +
         Status arm_counter(uint64_t, uint64_t, uint64_t) except +
         Status spin_counter(uint64_t, uint64_t, uint64_t, uint64_t*) except +

@@ -111,7 +111,7 @@ TEST_F(Closing, IsConfirmedOverEachLaneBehindWhatThatOneCarries) {
   turns();
   EXPECT_EQ(owner().counter_value(counter), 0u);
   EXPECT_EQ(stale(), 1u);
-  EXPECT_EQ(owner().unconfirmed_closes(), 0u);
+  EXPECT_EQ(owner().statistics().unconfirmed_closes, 0u);
 }
 
 // On a rail without order a message may overtake a count that its sender's transport is done with: such counts ask for more.
@@ -193,7 +193,7 @@ TEST_F(Closing, WaitsForAPeerThatStandsStillAndNobodyElseDoes) {
     owner().close_counter(other);
   }
   alone();
-  EXPECT_EQ(owner().unconfirmed_closes(), 3u);
+  EXPECT_EQ(owner().statistics().unconfirmed_closes, 3u);
   EXPECT_FALSE(pair->b->done.contains(armed));
   const uint64_t left = pair->b->cookie();  // lost: it counts for nobody any more
   ASSERT_TRUE(owner().submit_disconnect(left, waits[0].peers[0]).ok());
@@ -202,7 +202,7 @@ TEST_F(Closing, WaitsForAPeerThatStandsStillAndNobodyElseDoes) {
     return pair->b->done.contains(armed);
   }));
   EXPECT_TRUE(owner().open_counter(kImm, &counter, &imm).ok());
-  EXPECT_EQ(owner().unconfirmed_closes(), 0u);
+  EXPECT_EQ(owner().statistics().unconfirmed_closes, 0u);
 }
 
 // An engine is a peer of itself.

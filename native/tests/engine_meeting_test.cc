@@ -123,7 +123,7 @@ TEST(Meeting, ASilentPeerHoldsUpNoCounterThatIsPicked) {
   for (int i = 0; i < 200; ++i) open_and_close(*a.engine, kNoImm);
   EXPECT_LT(now_ns() - begun, config.peer_deadline_host_ns) << "waited for a peer that says nothing";
   EXPECT_NE(peer, 0u);
-  while (a.engine->unconfirmed_closes() == 0 && now_ns() < deadline) std::this_thread::yield();
+  while (a.engine->statistics().unconfirmed_closes == 0 && now_ns() < deadline) std::this_thread::yield();
   EXPECT_LT(now_ns(), deadline) << "its own closes wait for it";
 }
 

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 import asyncfabric as af
+from asyncfabric.testing.conformance.setting import left_to
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
@@ -29,7 +30,7 @@ async def arrives(write: af.Transfer) -> bool:
 async def talk(sender: af.Fabric, receiver: af.Fabric) -> int:
     """Send beside writes that are refused; returns how many of them met a broken connection."""
     peer = await sender.connect(receiver.address)
-    source = await sender.allocate(WRITE_BYTES)
+    source = left_to(sender, await sender.allocate(WRITE_BYTES))
     broken = 0
     for number in range(ROUNDS):
         target = await receiver.allocate(WRITE_BYTES)
@@ -112,7 +113,7 @@ def test_words_about_counters_that_open_again_may_be_lost() -> None:
             ):
                 peer = await writer.connect(owner.address)
                 for count in range(1, 13):
-                    with owner.counter(5) as counter:  # no BusyError
+                    with await owner.open_counter(5) as counter:
                         await writer.signal(peer, 5)
                         assert await counter.wait(1) == 1, f"the {count}th counter of this number"
 

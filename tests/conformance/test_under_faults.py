@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 import asyncfabric as af
+from asyncfabric.testing.conformance.setting import left_to
 
 MIB = 1 << 20
 POISON = 0xA5
@@ -47,7 +48,7 @@ def _run(check: Callable[[], Awaitable[None]]) -> None:
 
 async def _target(fabric: af.Fabric, length: int) -> tuple[af.RegionKey, bytearray]:
     memory = bytearray([POISON]) * length
-    region = await fabric.register(memory, access="write")
+    region = left_to(fabric, await fabric.register(memory, access="write"))
     return af.RegionKey.from_bytes(bytes(region.key())), memory
 
 
@@ -55,7 +56,7 @@ def test_each_failed_request_fails_one_transfer() -> None:
     async def check() -> None:
         async with _open("fault+local?error_every=5") as writer, _open("fault+local") as target:
             key, memory = await _target(target, 100)
-            region = await writer.register(bytearray(b"\1" * 100), access="local")
+            region = left_to(writer, await writer.register(bytearray(b"\1" * 100), access="local"))
             counter = target.counter()
             failed = 0
             for number in range(50):
@@ -78,7 +79,7 @@ def test_a_failed_piece_is_not_counted() -> None:
         rails = ("fault+local?error_at=1&reorder=8", "fault+local?reorder=8")
         async with _open(*rails) as writer, _open("fault+local", "fault+local") as target:
             key, _ = await _target(target, MIB)
-            region = await writer.register(bytearray(MIB), access="local")
+            region = left_to(writer, await writer.register(bytearray(MIB), access="local"))
             counter = target.counter()
             with pytest.raises(af.TransferError):
                 await writer.write(region, key, 0, imm=counter.imm)
@@ -92,7 +93,7 @@ def test_busy_rails_lose_nothing() -> None:
     async def check() -> None:
         async with _open("fault+local?busy_every=3") as writer, _open("fault+local") as target:
             key, _ = await _target(target, 4096)
-            region = await writer.register(bytearray(4096), access="local")
+            region = left_to(writer, await writer.register(bytearray(4096), access="local"))
             counter = target.counter()
             for _ in range(1000):
                 writer.write(region, key, 0, imm=counter.imm)
@@ -108,7 +109,7 @@ def test_a_rail_that_goes_down_is_left_out() -> None:
         rails = ("fault+local?rail_down_at=20&delay_us=500", "fault+local?delay_us=500")
         async with _open(*rails) as writer, _open("fault+local", "fault+local") as target:
             key, memory = await _target(target, 200)
-            region = await writer.register(bytearray(b"\1" * 200), access="local")
+            region = left_to(writer, await writer.register(bytearray(b"\1" * 200), access="local"))
             counter = target.counter()
             transfers = [writer.write(region[i : i + 1], key, i, imm=counter.imm) for i in range(200)]
             good = 0
@@ -137,7 +138,7 @@ def test_a_device_that_hangs_quarantines_its_memory() -> None:
         async with _open("fault+local") as target:
             key, _ = await _target(target, 4096)
             async with fabric as writer:
-                region = await writer.register(bytearray(4096), access="local")
+                region = left_to(writer, await writer.register(bytearray(4096), access="local"))
                 counter = target.counter()
                 for number in range(1, 3):
                     await writer.write(region, key, 0, imm=counter.imm)
@@ -159,7 +160,7 @@ def test_a_hanging_device_that_flushes_gives_the_memory_back() -> None:
         fabric = _open("fault+local?hang=1", drain_deadline=0.3, peer_deadline_host=20.0)
         async with _open("fault+local") as target, fabric as writer:
             key, _ = await _target(target, 4096)
-            region = await writer.register(bytearray(4096), access="local")
+            region = left_to(writer, await writer.register(bytearray(4096), access="local"))
             with anyio.move_on_after(0.05):
                 await writer.write(region, key, 0)
             await region.release()
@@ -198,7 +199,7 @@ def test_lost_handshake_messages_are_sent_again(lost: int) -> None:
         rails = [f"fault+local?harm_messages={lost}&seed={seed}" for seed in (2, 3)]
         async with _open(rails[0], connect_deadline=20.0) as writer, _open(rails[1]) as target:
             key, _ = await _target(target, 4096)
-            region = await writer.register(bytearray(4096), access="local")
+            region = left_to(writer, await writer.register(bytearray(4096), access="local"))
             counter = target.counter()
             peer = await writer.connect(target.address)
             await writer.write(region, key, 0, imm=counter.imm)

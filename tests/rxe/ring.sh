@@ -24,6 +24,7 @@ if [ $# -eq 0 ]; then
     worst $?
   done
   run_pytest tests/rxe
+  ASYNCFABRIC_TEST_STORM_RAILS=verbs run_pytest tests/integration/test_counter_storm.py
   run_pytest tests/conformance/test_conformance.py -k 'verbs and not ofi'
   run_pytest tests/conformance/test_conformance.py -k 'ofi-verbs'  # by itself: a crash of libfabric takes the process along
 else

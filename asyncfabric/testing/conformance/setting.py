@@ -110,6 +110,11 @@ async def memory_of(factory: FabricFactory, fabric: Fabric, length_bytes: int, a
         tensor = torch.zeros(length_bytes, dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
         region = await fabric.register(tensor, access=access)
+    return left_to(fabric, region)
+
+
+def left_to(fabric: Fabric, region: Region) -> Region:
+    """Return a region that nobody drops before its fabric closes."""
     _IN_USE.setdefault(fabric, []).append(region)
     return region
 

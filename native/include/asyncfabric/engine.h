@@ -90,7 +90,6 @@ class Engine {
   virtual void close_counter(CounterId counter) = 0;
   virtual Status arm_closed(uint64_t cookie, uint32_t imm) = 0;  // one kControl completion when it is not kUnconfirmed
   virtual std::vector<ClosingInfo> closings(int64_t imm) const = 0;  // those that are, at most 64; kNoImm: of any imm
-  virtual uint64_t unconfirmed_closes() const = 0;                   // how many there are
   virtual uint64_t counter_value(CounterId counter) const = 0;
   virtual Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) = 0;  // replaces an earlier arming
   virtual Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) = 0;

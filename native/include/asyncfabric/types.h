@@ -198,6 +198,7 @@ struct EngineStatistics {
   uint64_t registered_bytes = 0;
   uint64_t peers = 0;
   uint64_t quarantined_regions = 0;
+  uint64_t unconfirmed_closes = 0;  // counters that are closed, and some peer has not confirmed it
 };
 
 }  // namespace asyncfabric

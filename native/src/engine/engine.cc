@@ -166,6 +166,7 @@ EngineStatistics NativeEngine::statistics() const {
   now.registered_bytes = registered_bytes_.load(std::memory_order_relaxed);
   now.quarantined_regions = tallies.quarantined.get();
   now.peers = core_.peers.known();
+  now.unconfirmed_closes = core_.unconfirmed.size();
   return now;
 }
 
@@ -211,12 +212,6 @@ std::vector<ClosingInfo> NativeEngine::closings(int64_t imm) const {
         if (info.imm == closed_imm(closing)) info.peers.push_back(peer->id);
     });
   return found;
-}
-
-uint64_t NativeEngine::unconfirmed_closes() const {
-  Helm::Guest guest(core_.helm);
-  const std::lock_guard lock(guest);
-  return core_.unconfirmed.size();
 }
 
 Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t target) {

@@ -64,7 +64,6 @@ class NativeEngine final : public Engine {
   void close_counter(CounterId counter) override;
   Status arm_closed(uint64_t cookie, uint32_t imm) override;
   std::vector<ClosingInfo> closings(int64_t imm) const override;
-  uint64_t unconfirmed_closes() const override;
   uint64_t counter_value(CounterId counter) const override { return core_.counters.value(counter); }
   Status arm_counter(CounterId counter, uint64_t cookie, uint64_t target) override;
   Status spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) override;

@@ -192,8 +192,10 @@ async def take_part(first: dict[str, Any], link: Any, fate: Fate, stack: AsyncEx
                     )
                 )
             party = ReplicaParty(fate, replicas)
+            steps = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(steps.cancel_scope.cancel)  # before the replicas are left
             for each in replicas:
-                nursery.start_soon(party.step, each)
+                steps.start_soon(party.step, each)
     nursery.start_soon(post.run, client, ROLES)
     await client.register(role, link.address)
     return party
