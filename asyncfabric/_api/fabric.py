@@ -13,7 +13,6 @@ from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.boxes import BoxOps
 from asyncfabric._api.checks import (
     MAX_BYTES,
-    MAX_IMM,
     checked_access,
     checked_imm,
     checked_index,
@@ -35,7 +34,7 @@ from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.errors import FabricError
 from asyncfabric.observe.why import format_waiting
-from asyncfabric.types import AccessMode, RailInfo, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
+from asyncfabric.types import MAX_IMM, AccessMode, RailInfo, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
 if TYPE_CHECKING:
     from asyncfabric._api.registering import Resolver

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import current_thread
+from types import FrameType
 
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
@@ -194,7 +195,8 @@ def another_loop() -> RuntimeError:
 
 def _called() -> str:
     """Return the name of the call by which the program came into this package."""
-    name, frame = "", sys._getframe(1)
+    name = ""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("asyncfabric."):
         name, frame = frame.f_code.co_name, frame.f_back
     return name

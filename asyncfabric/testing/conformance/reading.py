@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -145,10 +145,11 @@ async def check_reads_of_revoked_keys(factory: FabricFactory) -> None:
         exposed, _ = await pair.poisoned(100_000)
         key = carried_key(exposed, access="read")
         await exposed.revoke()
-        for read in (
+        reads: tuple[Callable[[], af.Transfer], ...] = (
             lambda: pair.writer.read(key, 0, region),
             lambda: pair.writer.read_pages(key, [0, 2], region, [1, 0], page_bytes=4096),
-        ):
+        )
+        for read in reads:
             try:
                 await read()
             except (af.StaleKeyError, af.TransferError):
