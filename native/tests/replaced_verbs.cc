@@ -32,7 +32,14 @@ void happens(int event, int port) {
   (void)eventfd_write(events_fd, 1);
 }
 
-ReplacedVerbs decisions{.happens = happens};
+ibv_ah_attr path{};  // lock
+
+ibv_ah_attr newest_path() {
+  const std::lock_guard guard(lock);
+  return path;
+}
+
+ReplacedVerbs decisions{.newest_path = newest_path, .happens = happens};
 
 int query_port(ibv_context*, uint8_t, ibv_port_attr* port, size_t length) {
   const std::lock_guard guard(lock);
@@ -195,9 +202,9 @@ int ibv_destroy_qp(ibv_qp* qp) {
   delete qp;
   return 0;
 }
-ibv_ah* ibv_create_ah(ibv_pd* pd, ibv_ah_attr* path) {
+ibv_ah* ibv_create_ah(ibv_pd* pd, ibv_ah_attr* wanted) {
   const std::lock_guard guard(lock);
-  decisions.newest_path = *path;
+  path = *wanted;
   auto* const handle = new ibv_ah{};
   handle->context = pd->context;
   return handle;

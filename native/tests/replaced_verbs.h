@@ -4,20 +4,21 @@
 
 #include <infiniband/verbs.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace asyncfabric::testing {
 
-struct ReplacedVerbs {
+struct ReplacedVerbs {  // partners: the test, and the rail's threads inside the library
   // decided by the test
-  uint8_t link_layer = IBV_LINK_LAYER_ETHERNET;
-  uint16_t lid = 0;
-  uint8_t active_speed = 128;
-  uint8_t active_width = 2;
+  std::atomic<uint8_t> link_layer = IBV_LINK_LAYER_ETHERNET;
+  std::atomic<uint16_t> lid = 0;
+  std::atomic<uint8_t> active_speed = 128;
+  std::atomic<uint8_t> active_width = 2;
   // learned by the test
-  uint32_t unacknowledged = 0;                     // events that were handed out
-  uint32_t registrations = 0;                      // that live
-  ibv_ah_attr newest_path{};                       // that an address handle was made for
+  std::atomic<uint32_t> unacknowledged = 0;        // events that were handed out
+  std::atomic<uint32_t> registrations = 0;         // that live
+  ibv_ah_attr (*newest_path)() = nullptr;          // that an address handle was made for
   void (*happens)(int event, int port) = nullptr;  // makes an event; any thread
 };
 

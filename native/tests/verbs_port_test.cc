@@ -186,7 +186,7 @@ TEST_F(ReplacedPort, WithoutItsAddressTheRailIsDownByNameUntilItIsBack) {
   EXPECT_EQ(event.kind, RailEventKind::kRailUp);
   EXPECT_FALSE(says("down")) << rail->info().version;
   rail.reset();
-  EXPECT_EQ(library->unacknowledged, 0u);
+  EXPECT_EQ(library->unacknowledged.load(), 0u);
 }
 
 TEST_F(ReplacedPort, AnAddressThatIsBackWithoutAnEventIsFound) {
@@ -238,8 +238,8 @@ TEST_F(ReplacedPort, AnAddressThatMovedInTheTableIsFollowed) {
   std::unique_ptr<RailPeer> peer;
   ASSERT_TRUE(rail->connect(rail->address(), 1, &peer).ok());
   EXPECT_EQ(next().kind, RailEventKind::kPeerLost) << "nothing carries here";
-  EXPECT_EQ(library->newest_path.grh.sgid_index, 6);
-  EXPECT_EQ(library->newest_path.grh.traffic_class, 104);
+  EXPECT_EQ(library->newest_path().grh.sgid_index, 6);
+  EXPECT_EQ(library->newest_path().grh.traffic_class, 104);
 }
 
 TEST_F(ReplacedPort, AFailedDeviceClosesTheRailByName) {
