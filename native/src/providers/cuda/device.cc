@@ -21,7 +21,7 @@ Status Device::open(const Driver& opened, int ordinal, std::shared_ptr<Device>* 
   if (result != kSuccess) {
     device->context_ = nullptr;
     *detail = "cuda: device " + std::to_string(ordinal) + ": " + driver->complaint("cuDevicePrimaryCtxRetain", result);
-    return {StatusCode::kNoProvider, result};
+    return {result == kOutOfMemory ? StatusCode::kNoMemory : StatusCode::kNoProvider, result};
   }
   driver->cuDeviceGetUuid(&device->uuid_, device->handle_);
   char name[128] = {};
