@@ -1,20 +1,20 @@
 """Boxes: parts of memory that lie apart, each written in order to one contiguous place, and summed on the way.
 
-Runs on the event loop's thread. A row says where a box lies and where it goes; what of it is wrong is said here, after
-the engine refused it.
+Runs on the event loop's thread, of a fabric of threads on any. A row says where a box lies and where it goes; what of
+it is wrong is said here, after the engine refused it.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from asyncfabric._api.checks import checked_imm
 from asyncfabric._api.data_ops import _WRITE, _part
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.page_ops import PageOps
-from asyncfabric._api.region import Region
-from asyncfabric._api.transfer import Transfer
+from asyncfabric._api.region import AnyRegion
+from asyncfabric._api.transfer import AnyTransfer, Transfer, TransferT
 from asyncfabric.types import BOX_RUN_ALIGN, LEAST_BOX_BYTES, MAX_BOX_DIMENSIONS
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ SOURCE, TARGET, RUN_BYTES, SIZES = 0, 1, 2, 3
 """Columns of a row; from SIZES on as many sizes as strides."""
 
 
-class BoxTransfer(Transfer):
-    """A transfer of boxes, which knows their checksums when it has ended."""
+class AnyBoxTransfer(AnyTransfer):
+    """What a transfer of boxes knows beyond others: the checksums."""
 
     __slots__ = ("_sums",)
 
@@ -46,12 +46,23 @@ class BoxTransfer(Transfer):
         return self._sums.tolist()
 
 
-class BoxOps(PageOps):
+BoxTransferT = TypeVar("BoxTransferT", bound=AnyBoxTransfer)
+
+
+class BoxTransfer(AnyBoxTransfer, Transfer):
+    """A transfer of boxes, which knows their checksums when it has ended."""
+
+    __slots__ = ()
+
+
+class BoxOps(PageOps[TransferT], Generic[TransferT, BoxTransferT]):
     """The data calls with boxes; a part of Fabric."""
 
+    _box_transfer_type: type[BoxTransferT]
+
     def write_boxes(
-        self, source: Region, boxes: np.ndarray[Any, Any], key: RegionKey, imm: SupportsIndex | None = None
-    ) -> BoxTransfer:
+        self, source: AnyRegion, boxes: np.ndarray[Any, Any], key: RegionKey, imm: SupportsIndex | None = None
+    ) -> BoxTransferT:
         """Write boxes whose bytes lie apart, each in order to one contiguous place, and sum them in the same pass.
 
         Where `can_gather` is true of the fabric's only rail (`local`), and for memory that its owner allocated with
@@ -80,7 +91,8 @@ class BoxOps(PageOps):
         opened = self._reach(key, _WRITE, "write")
         rows, number = checked_boxes(boxes), checked_imm(imm)
         stairwell, count = self._stairwell, len(rows)
-        transfer = BoxTransfer(stairwell, f"write of {count} boxes", (source, key), box_bytes(rows), count)
+        about = (f"write of {count} boxes", (source, key), box_bytes(rows), count)
+        transfer = self._box_transfer_type(stairwell, *about)
         if count == 0:
             self._nothing(transfer)
             return transfer

@@ -1,14 +1,14 @@
 """ImmCounter: how many logical arrivals came for one immediate value (INV-1); tasks wait for it, threads spin on it.
 
-Runs on the event loop's thread, except `spin` and `value`, which any thread may call. One arming in the engine stands
-for all waiting tasks: the lowest target among them.
+Runs on the event loop's thread, except `spin` and `value`, which any thread may call; AnyCounter also under the lock of
+a fabric of threads. One arming in the engine stands for all waiting tasks: the lowest target among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar
 
 from asyncfabric._api.checks import checked_index, checked_iterable
 from asyncfabric._api.peer import Peer, PeerGroup
@@ -39,13 +39,8 @@ class CountWaiter(Waiter):
         self.value: int = 0  # of the counter when it was enough
 
 
-class ImmCounter:
-    """Counts the arrivals that peers named with `imm`, made by `fabric.counter()`. The value only grows.
-
-    A write is worth 1, however many rails carried it; n pages are worth n; a scatter, a signal and a barrier are worth
-    1 at each target. What arrived before the counter was made is counted. Once a wait for n returned, the bytes of
-    those n arrivals are visible.
-    """
+class AnyCounter:
+    """What a counter does, however its waits wait."""
 
     __slots__ = ("__weakref__", "_armed_target", "_closed", "_cookie", "_id", "_imm", "_stairwell", "_waiters")
 
@@ -74,31 +69,6 @@ class ImmCounter:
     def waiters(self) -> tuple[CountWaiter, ...]:
         """Tasks that wait now."""
         return tuple(self._waiters)
-
-    async def wait(self, target: SupportsIndex, peers: Iterable[Peer] | PeerGroup | None = None) -> int:
-        """Return the value once it is at least `target`.
-
-        Args:
-            target: the count to wait for, 0 or more.
-            peers: peers that the arrivals come from; losing one of them before the target is reached ends the wait.
-
-        Raises:
-            TypeError, ValueError: a bad target, or peers that are not of this fabric.
-            PeerError: one of `peers` is lost; it names the peer.
-            ClosedError: the counter or the fabric is closed, also when that happens during the wait.
-
-        Cancellation: only this wait ends; the counter goes on counting. A target that is already reached checks for a
-        pending cancellation but does not let other tasks run.
-        """
-        goal = target if type(target) is int and 0 <= target <= MAX_TARGET else checked_target(target)
-        stairwell = self._stairwell
-        if self._closed or stairwell.closed:
-            raise faults.closed(repr(self))
-        value = stairwell.engine.counter_value(self._id)
-        if value >= goal:
-            await stairwell.checkpoint()
-            return value
-        return await self._wait(goal, _as_peers(stairwell, peers) if peers is not None else ())
 
     def spin(self, target: SupportsIndex, deadline: float) -> int:
         """Return the value once it is at least `target`; for threads without an event loop.
@@ -178,14 +148,16 @@ class ImmCounter:
         """The engine says that the armed target was reached: wake whose target that is, arm for the next one."""
         self._armed_target = 0
         self._settle(completion.value)
+        if not self._armed_target:
+            self._stairwell.parked.pop(self._cookie, None)
 
     def abandon(self) -> None:
         """Wake everybody with ClosedError."""
-        waiters, self._waiters = self._waiters, []
         self._stairwell.peer_listeners.pop(self._cookie, None)
-        for waiter in waiters:
+        for waiter in self._waiters:
             waiter.error = faults.closed(repr(self))
             self._stairwell.landing.wake(waiter)
+        self._waiters = []
 
     def waiting(self) -> list[Waiting]:
         """Return a line for each waiting task; `missing_from` are the peers that it declared."""
@@ -266,11 +238,7 @@ class ImmCounter:
         if self._closed or self._stairwell.closed:
             raise faults.closed(repr(self))
 
-    def __aiter__(self) -> AsyncIterator[int]:
-        """Yield the value each time it grew, coalesced, from what is there on; ends when the counter is closed."""
-        return _Progress(self)
-
-    def __enter__(self) -> ImmCounter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -280,6 +248,49 @@ class ImmCounter:
 
     def __repr__(self) -> str:
         return f"<ImmCounter {self._imm}{', closed' if self._closed else ''}>"
+
+
+CounterT = TypeVar("CounterT", bound=AnyCounter)
+
+
+class ImmCounter(AnyCounter):
+    """Counts the arrivals that peers named with `imm`, made by `fabric.counter()`. The value only grows.
+
+    A write is worth 1, however many rails carried it; n pages are worth n; a scatter, a signal and a barrier are worth
+    1 at each target. What arrived before the counter was made is counted. Once a wait for n returned, the bytes of
+    those n arrivals are visible.
+    """
+
+    __slots__ = ()
+
+    async def wait(self, target: SupportsIndex, peers: Iterable[Peer] | PeerGroup | None = None) -> int:
+        """Return the value once it is at least `target`.
+
+        Args:
+            target: the count to wait for, 0 or more.
+            peers: peers that the arrivals come from; losing one of them before the target is reached ends the wait.
+
+        Raises:
+            TypeError, ValueError: a bad target, or peers that are not of this fabric.
+            PeerError: one of `peers` is lost; it names the peer.
+            ClosedError: the counter or the fabric is closed, also when that happens during the wait.
+
+        Cancellation: only this wait ends; the counter goes on counting. A target that is already reached checks for a
+        pending cancellation but does not let other tasks run.
+        """
+        goal = target if type(target) is int and 0 <= target <= MAX_TARGET else checked_target(target)
+        stairwell = self._stairwell
+        if self._closed or stairwell.closed:
+            raise faults.closed(repr(self))
+        value = stairwell.engine.counter_value(self._id)
+        if value >= goal:
+            await stairwell.checkpoint()
+            return value
+        return await self._wait(goal, checked_peers(stairwell, peers) if peers is not None else ())
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        """Yield the value each time it grew, coalesced, from what is there on; ends when the counter is closed."""
+        return _Progress(self)
 
 
 class _Progress:
@@ -316,7 +327,8 @@ def checked_target(target: SupportsIndex) -> int:
     return checked_index("target", target, 0, MAX_TARGET)
 
 
-def _as_peers(stairwell: Stairwell, peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
+def checked_peers(stairwell: Stairwell, peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
+    """Return the peers that a wait names; raises TypeError or ValueError for those of no or another fabric."""
     if isinstance(peers, Peer):
         raise TypeError(f"peers must be a list of Peer objects or a PeerGroup, got the one {peers!r}")
     named = tuple(checked_iterable("peers", peers, "Peer objects"))

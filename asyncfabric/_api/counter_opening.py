@@ -1,6 +1,7 @@
 """Opening counters: at once, or when the peers have confirmed that the last counter of the same imm is closed.
 
-Runs on the event loop's thread. What confirming means is the engine's: native/src/engine/closings.h.
+Runs on the event loop's thread, or in a step of a fabric of threads. What confirming means is the engine's:
+native/src/engine/closings.h.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.control import submit_control
-from asyncfabric._api.counter import ImmCounter
+from asyncfabric._api.counter import CounterT
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.status import StatusCode
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 _ANY = -1
 
 
-def open_counter_now(stairwell: Stairwell, imm: int) -> ImmCounter:
+def open_counter_now(kind: type[CounterT], stairwell: Stairwell, imm: int) -> CounterT:
     """Open the counter of an imm, of a free one for -1; raises BusyError, which names the peers that it waits for."""
     try:
-        return ImmCounter(stairwell, *stairwell.engine.open_counter(imm))
+        return kind(stairwell, *stairwell.engine.open_counter(imm))
     except EngineStatusError as error:
         raise _refused(stairwell, error, imm) from None
 
 
-async def open_counter_later(stairwell: Stairwell, imm: int) -> ImmCounter:
+async def open_counter_later(kind: type[CounterT], stairwell: Stairwell, imm: int) -> CounterT:
     """Open the counter of an imm once no peer has to confirm the close of the last one.
 
     Cancellation: only this wait ends.
@@ -37,7 +38,7 @@ async def open_counter_later(stairwell: Stairwell, imm: int) -> ImmCounter:
     await stairwell.checkpoint()
     while True:
         try:
-            return ImmCounter(stairwell, *stairwell.engine.open_counter(imm))
+            return kind(stairwell, *stairwell.engine.open_counter(imm))
         except EngineStatusError as error:
             if error.code != StatusCode.UNCONFIRMED:
                 raise _refused(stairwell, error, imm) from None

@@ -1,23 +1,23 @@
 """The data calls of a fabric, each returning a submitted Transfer: write, scatter, signal, read, send ...
 
-Runs on the event loop's thread. This is the hot path: plain attribute reads, one check per argument, one call into the
-engine. A transfer is parked before it is submitted, so that an interrupt between two lines cannot lose its buffers.
+Runs on the event loop's thread, of a fabric of threads on any. This is the hot path: plain attribute reads, one check
+per argument, one call into the engine. A transfer is parked before it is submitted, so that an interrupt between two
+lines cannot lose its buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 from asyncfabric._api.checks import checked_imm, checked_index, checked_iterable
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.messages import MAX_MESSAGE_BYTES
 from asyncfabric._api.peer import Peer, PeerGroup
 from asyncfabric._api.peers_known import PeersKnown
-from asyncfabric._api.region import Region, RegionSlice
+from asyncfabric._api.region import AnyRegion, RegionSlice
 from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
-from asyncfabric._api.transfer import Transfer
+from asyncfabric._api.transfer import AnyTransfer, TransferT
 from asyncfabric._api.watch import WordReaches
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
@@ -26,6 +26,8 @@ from asyncfabric.types import MAX_IMM
 
 if TYPE_CHECKING:
     from asyncfabric._bridge.stairwell import Stairwell
+
+SubmittedT = TypeVar("SubmittedT", bound=AnyTransfer)
 
 _WRITE, _READ = 1, 2
 _DRAIN_EVERY = 255
@@ -41,21 +43,22 @@ class ScatterTarget(NamedTuple):
     length_bytes: int
 
 
-class DataOps:
-    """The data calls; a part of Fabric."""
+class DataOps(Generic[TransferT]):
+    """The data calls; a part of Fabric. `_transfer_type` is what they return."""
 
+    _transfer_type: type[TransferT]
     _stairwell: Stairwell
     _peers: PeersKnown
 
     def write(
         self,
-        source: Region | RegionSlice,
+        source: AnyRegion | RegionSlice,
         key: RegionKey,
         offset: SupportsIndex,
         imm: SupportsIndex | None = None,
         *,
         after: object = None,
-    ) -> Transfer:
+    ) -> TransferT:
         """Write bytes of a local region to `offset` behind a peer's key.
 
         Args:
@@ -86,15 +89,15 @@ class DataOps:
         else:
             number = checked_imm(imm)
         stairwell = self._stairwell
-        transfer = Transfer(stairwell, "write", (source, key), length)
+        transfer = self._transfer_type(stairwell, "write", (source, key), length)
         if after is not None:
             place = (region._id, start, length, opened.id, to, number)
             return self._submit_after(self._mark(after, region), transfer, stairwell.engine.submit_write, *place)
         return self._submit(transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number)
 
     def scatter(
-        self, source: Region | RegionSlice, targets: Sequence[ScatterTarget], imm: SupportsIndex | None = None
-    ) -> Transfer:
+        self, source: AnyRegion | RegionSlice, targets: Sequence[ScatterTarget], imm: SupportsIndex | None = None
+    ) -> TransferT:
         """Write different bytes of one region to many peers, as one transfer.
 
         Args:
@@ -121,12 +124,12 @@ class DataOps:
             keys.append(key)
             total += size
         stairwell = self._stairwell
-        transfer = Transfer(stairwell, f"scatter to {len(rows)} targets", (source, *keys), total)
+        transfer = self._transfer_type(stairwell, f"scatter to {len(rows)} targets", (source, *keys), total)
         if not rows:
             return self._nothing(transfer)
         return self._submit(transfer, stairwell.engine.submit_scatter, region._id, rows, number)
 
-    def read(self, key: RegionKey, offset: SupportsIndex, destination: Region | RegionSlice) -> Transfer:
+    def read(self, key: RegionKey, offset: SupportsIndex, destination: AnyRegion | RegionSlice) -> TransferT:
         """Read bytes from `offset` behind a peer's key into a local region.
 
         Raises:
@@ -143,10 +146,10 @@ class DataOps:
             to = offset
         else:
             to = _offset("offset", offset, length, opened.length, key)
-        transfer = Transfer(self._stairwell, "read", (key, destination), length)
+        transfer = self._transfer_type(self._stairwell, "read", (key, destination), length)
         return self._submit(transfer, self._stairwell.engine.submit_read, region._id, start, length, opened.id, to)
 
-    def signal(self, peer: Peer, imm: SupportsIndex) -> Transfer:
+    def signal(self, peer: Peer, imm: SupportsIndex) -> TransferT:
         """Count 1 arrival at a peer, without data.
 
         Raises:
@@ -154,10 +157,10 @@ class DataOps:
             BusyError, ClosedError: as for `write`.
         """
         number = imm if type(imm) is int and 0 <= imm <= MAX_IMM else checked_index("imm", imm, 0, MAX_IMM)
-        transfer = Transfer(self._stairwell, "signal", peer, 0)
+        transfer = self._transfer_type(self._stairwell, "signal", peer, 0)
         return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer, "signal"),), number)
 
-    def barrier(self, group: PeerGroup, imm: SupportsIndex) -> Transfer:
+    def barrier(self, group: PeerGroup, imm: SupportsIndex) -> TransferT:
         """Signal each member of a group, as one transfer; waiting for the others is the counter's part.
 
         Raises:
@@ -167,12 +170,12 @@ class DataOps:
             raise TypeError(f"barrier takes a PeerGroup, got {type(group).__name__}")
         number = checked_index("imm", imm, 0, MAX_IMM)
         ids = tuple([self._own(peer, "barrier") for peer in group])
-        transfer = Transfer(self._stairwell, f"barrier of {len(ids)} peers", group, 0)
+        transfer = self._transfer_type(self._stairwell, f"barrier of {len(ids)} peers", group, 0)
         if not ids:
             return self._nothing(transfer)
         return self._submit(transfer, self._stairwell.engine.submit_signal, ids, number)
 
-    def send(self, peer: Peer, payload: bytes | bytearray | memoryview) -> Transfer:
+    def send(self, peer: Peer, payload: bytes | bytearray | memoryview) -> TransferT:
         """Send a small message, received by `messages()` at the peer. The payload is copied.
 
         Messages of one pair of fabrics may overtake each other. At most 8,192 bytes; bulk data goes by `write`.
@@ -186,10 +189,10 @@ class DataOps:
         data = bytes(payload)
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"payload has {len(data)} bytes, a message carries at most {MAX_MESSAGE_BYTES}")
-        transfer = Transfer(self._stairwell, "send", peer, len(data))
+        transfer = self._transfer_type(self._stairwell, "send", peer, len(data))
         return self._submit(transfer, self._stairwell.engine.submit_send, self._own(peer, "send"), data)
 
-    def _submit(self, transfer: Transfer, submit: Callable[..., int], *arguments: Any) -> Transfer:
+    def _submit(self, transfer: SubmittedT, submit: Callable[..., int], *arguments: Any) -> SubmittedT:
         stairwell = self._stairwell
         if stairwell.closing:
             raise faults.closed("the fabric")
@@ -200,13 +203,13 @@ class DataOps:
         except EngineStatusError as error:
             self._submit_again(error, cookie, transfer, submit, arguments)
         except (TypeError, ValueError, OverflowError):
-            del stairwell.parked[cookie]
+            stairwell.parked.pop(cookie, None)  # another thread may have closed the fabric meanwhile
             raise
         if not cookie & _DRAIN_EVERY:
             stairwell.drain()  # whoever submits without ever awaiting must not fill the ring
         return transfer
 
-    def _submit_after(self, mark: int, transfer: Transfer, submit: Callable[..., int], *arguments: Any) -> Transfer:
+    def _submit_after(self, mark: int, transfer: SubmittedT, submit: Callable[..., int], *arguments: Any) -> SubmittedT:
         """Submit what names a mark; refused, nobody will name it again."""
         try:
             return self._submit(transfer, submit, *arguments, mark)
@@ -218,7 +221,7 @@ class DataOps:
         self,
         refusal: EngineStatusError,
         cookie: int,
-        transfer: Transfer,
+        transfer: SubmittedT,
         submit: Callable[..., int],
         arguments: tuple[Any, ...],
     ) -> None:
@@ -232,10 +235,10 @@ class DataOps:
                 refusal = error
             else:
                 return
-        del stairwell.parked[cookie]
+        stairwell.parked.pop(cookie, None)
         raise faults.refused(refusal, faults.Scene(transfer.describe())) from None
 
-    def _mark(self, after: object, region: Region) -> int:
+    def _mark(self, after: object, region: AnyRegion) -> int:
         engine = self._stairwell.engine
         try:
             if isinstance(after, WordReaches):
@@ -246,7 +249,7 @@ class DataOps:
         except EngineStatusError as error:
             raise faults.refused(error, faults.Scene("a write after a stream or a watch word")) from None
 
-    def _nothing(self, transfer: Transfer) -> Transfer:
+    def _nothing(self, transfer: SubmittedT) -> SubmittedT:
         """Return a transfer of nothing, which has ended at once."""
         if self._stairwell.closing:
             raise faults.closed("the fabric")
@@ -270,7 +273,7 @@ class DataOps:
         return opened
 
     def _own(self, peer: Peer, what: str = "") -> int:
-        if get_ident() != self._stairwell.thread:
+        if self._stairwell.here() != self._stairwell.thread:
             raise faults.another_loop()
         if peer.__class__ is not Peer:
             raise TypeError(f"peer must be a Peer from `await fabric.connect(...)`, got {type(peer).__name__}")
@@ -281,13 +284,13 @@ class DataOps:
         return peer._id
 
 
-def _part(source: Region | RegionSlice, stairwell: Stairwell) -> tuple[Region, int, int]:
+def _part(source: AnyRegion | RegionSlice, stairwell: Stairwell) -> tuple[AnyRegion, int, int]:
     """Return (region, offset, length) of what the user names; raises for anything else and for released regions."""
-    if get_ident() != stairwell.thread:  # written out: a call would cost more than the look
+    if stairwell.here() != stairwell.thread:  # written out: a call would cost more than the look
         raise faults.another_loop()
     if source.__class__ is RegionSlice:
         region, start, length = source._region, source._offset, source._length
-    elif isinstance(source, Region):
+    elif isinstance(source, AnyRegion):
         region, start, length = source, 0, source._length
     else:
         raise TypeError(f"expected a Region or region[a:b], got {type(source).__name__}; register the memory first")

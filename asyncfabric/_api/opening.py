@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.fabric import Fabric
@@ -45,34 +45,49 @@ def open_fabric(
 
     Cancellation: opening does not wait; closing is described above.
     """
-    if config is not None and not isinstance(config, FabricConfig):
-        raise TypeError(f"config must be a FabricConfig, got {type(config).__name__}")
-    if config is None:
-        config = FabricConfig()
-    if engine_factory is None:
-        return _Opening(config, open_native_engine, resolve_native_buffer)
-    return _Opening(config, engine_factory, resolve_buffer)
+    return _Opening(Beginning.of(config, engine_factory))
+
+
+class Beginning(NamedTuple):
+    """What a fabric begins with: its configuration, what makes its engine, what finds the memory of a buffer."""
+
+    config: FabricConfig
+    engine_factory: EngineFactory
+    resolver: Resolver
+
+    @classmethod
+    def of(cls, config: FabricConfig | None, engine_factory: EngineFactory | None) -> Beginning:
+        """Return the checked arguments of `open_fabric`; raises TypeError for a config that is none."""
+        if config is not None and not isinstance(config, FabricConfig):
+            raise TypeError(f"config must be a FabricConfig, got {type(config).__name__}")
+        if config is None:
+            config = FabricConfig()
+        if engine_factory is None:
+            return cls(config, open_native_engine, resolve_native_buffer)
+        return cls(config, engine_factory, resolve_buffer)
+
+    def engine(self) -> Engine:
+        """Return the engine, started; raises DeviceError when a rail cannot be opened."""
+        try:
+            return self.engine_factory(self.config)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.Scene("opening a fabric")) from None
 
 
 class _Opening(AbstractAsyncContextManager[Fabric]):
     """One `async with open_fabric()`; a class, since a generator could be interrupted between two of its lines."""
 
-    def __init__(self, config: FabricConfig, engine_factory: EngineFactory, resolver: Resolver) -> None:
-        self._config = config
-        self._resolver = resolver
-        self._engine_factory = engine_factory
+    def __init__(self, beginning: Beginning) -> None:
+        self._beginning = beginning
         self._stairwell: Stairwell | None = None
 
     async def __aenter__(self) -> Fabric:
         if self._stairwell is not None:
             raise RuntimeError("this open_fabric() was entered already; call it once for each `async with`")
-        try:
-            engine = self._engine_factory(self._config)
-        except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene("opening a fabric")) from None
+        engine = self._beginning.engine()
         try:
             self._stairwell = Stairwell(engine)
-            return Fabric(self._stairwell, self._config, self._resolver)
+            return Fabric(self._stairwell, self._beginning.config, self._beginning.resolver)
         except BaseException:
             engine.close()
             raise

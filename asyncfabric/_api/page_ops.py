@@ -1,7 +1,7 @@
 """The data calls with page lists: many pages of one size in one call, written to a peer or read from one.
 
-Runs on the event loop's thread. The lists become int64 buffers that the engine copies; which page is wrong is found out
-here, after the engine refused the call.
+Runs on the event loop's thread, of a fabric of threads on any. The lists become int64 buffers that the engine copies;
+which page is wrong is found out here, after the engine refused the call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from asyncfabric._api.checks import MAX_BYTES, checked_imm, checked_index
 from asyncfabric._api.data_ops import _READ, _WRITE, DataOps, _part
 from asyncfabric._api.key import RegionKey
 from asyncfabric._api.pages import check_pages, page_array
-from asyncfabric._api.region import Region, RegionSlice
-from asyncfabric._api.transfer import Transfer
+from asyncfabric._api.region import AnyRegion, RegionSlice
+from asyncfabric._api.transfer import TransferT
 
 if TYPE_CHECKING:
     from asyncfabric._api.pages import PageList
@@ -41,12 +41,12 @@ class _Pages(NamedTuple):
         check_pages("target_pages", self.targets, *shape, length, what)
 
 
-class PageOps(DataOps):
+class PageOps(DataOps[TransferT]):
     """The data calls with page lists; a part of Fabric."""
 
     def write_pages(
         self,
-        source: Region | RegionSlice,
+        source: AnyRegion | RegionSlice,
         source_pages: PageList,
         key: RegionKey,
         target_pages: PageList,
@@ -58,7 +58,7 @@ class PageOps(DataOps):
         target_offset: SupportsIndex = 0,
         imm: SupportsIndex | None = None,
         after: object = None,
-    ) -> Transfer:
+    ) -> TransferT:
         """Write many pages in one call: page source_pages[i] of the source to page target_pages[i] behind the key.
 
         Page p is the `page_bytes` bytes from `offset + p * stride` on. Pages may repeat; the order in which repeated
@@ -89,7 +89,7 @@ class PageOps(DataOps):
         )
         number = checked_imm(imm)
         stairwell, count = self._stairwell, len(pages.sources)
-        transfer = Transfer(stairwell, f"write of {count} pages", (source, key), count * pages.page_bytes)
+        transfer = self._transfer_type(stairwell, f"write of {count} pages", (source, key), count * pages.page_bytes)
         if count == 0:
             return self._nothing(transfer)
         if length != region._length:
@@ -112,7 +112,7 @@ class PageOps(DataOps):
         self,
         key: RegionKey,
         source_pages: PageList,
-        destination: Region | RegionSlice,
+        destination: AnyRegion | RegionSlice,
         target_pages: PageList,
         *,
         page_bytes: SupportsIndex,
@@ -120,7 +120,7 @@ class PageOps(DataOps):
         target_stride: SupportsIndex | None = None,
         source_offset: SupportsIndex = 0,
         target_offset: SupportsIndex = 0,
-    ) -> Transfer:
+    ) -> TransferT:
         """Read many pages in one call: page source_pages[i] behind the key to page target_pages[i] of the destination.
 
         Page p is the `page_bytes` bytes from `offset + p * stride` on. Source pages may repeat; where target pages
@@ -152,7 +152,8 @@ class PageOps(DataOps):
             source_pages, target_pages, page_bytes, source_stride, target_stride, source_offset, target_offset
         )
         stairwell, count = self._stairwell, len(pages.sources)
-        transfer = Transfer(stairwell, f"read of {count} pages", (key, destination), count * pages.page_bytes)
+        about = (f"read of {count} pages", (key, destination), count * pages.page_bytes)
+        transfer = self._transfer_type(stairwell, *about)
         if count == 0:
             return self._nothing(transfer)
         if length != region._length:

@@ -47,7 +47,7 @@ class PeersKnown:
             peer = Peer(self._stairwell, peer_id, incarnation, address)
             peer._gone = gone
             kept = self._lost if gone else self._known
-            kept[peer_id] = peer
+            peer = kept.setdefault(peer_id, peer)  # another thread may have been quicker
         elif peer.address is None:
             peer._address = address
         return peer

@@ -1,7 +1,7 @@
 """Region: registered memory; RegionSlice: a part of it, the source of writes and the destination of reads.
 
-Runs on the event loop's thread. A region of host memory is itself a buffer, so `memoryview(region)`,
-`numpy.asarray(region)` and `torch.frombuffer(region, ...)` work without a copy.
+Runs on the event loop's thread, of a fabric of threads on any. A region of host memory is itself a buffer, so
+`memoryview(region)`, `numpy.asarray(region)` and `torch.frombuffer(region, ...)` work without a copy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncfabric._api.checks import access_name, checked_access, checked_slice
 from asyncfabric._api.key import RegionKey
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 HOST = -1
 
 
-class Region:
-    """Memory that the engine may move, made by `fabric.register()` or `fabric.allocate()`.
+class AnyRegion:
+    """Memory that the engine may move, made by `fabric.register()` or `fabric.allocate()`; of any kind of fabric.
 
     Slicing `region[a:b]` in bytes gives a RegionSlice; nothing is clamped. The fabric keeps the buffer alive and
     exported until `release()` has returned or the fabric is closed, also when the Region is dropped before: then the
@@ -49,7 +49,7 @@ class Region:
 
     def __init__(self) -> None:
         """Not for users."""
-        raise TypeError("a Region is made by `await fabric.register(buffer)` or `await fabric.allocate(length_bytes)`")
+        raise TypeError("a Region is made by `fabric.register(buffer)` or `fabric.allocate(length_bytes)`")
 
     @property
     def id(self) -> int:
@@ -111,28 +111,6 @@ class Region:
         """
         return self[:].key(access)
 
-    async def revoke(self) -> None:
-        """Kill every key handed out so far; the memory stays registered, and `key()` makes keys of a new generation.
-
-        Returns when no write under an old key can land any more.
-
-        Cancellation: the revocation goes on; only the wait for it ends.
-        """
-        self._check_open()
-        await revoke_region(self)
-
-    async def release(self) -> None:
-        """Deregister the memory; returns when nothing can touch it any more. Idempotent.
-
-        A registered buffer is exported no longer then: a bytearray can be resized.
-
-        Raises:
-            TransferError: a device may still touch it, so the memory stays pinned until the process ends.
-
-        Cancellation: shielded until nothing can touch the memory, bounded by `config.drain_deadline`; then it goes on.
-        """
-        await release_region(self)
-
     if TYPE_CHECKING:
 
         def __buffer__(self, flags: int, /) -> memoryview:
@@ -158,8 +136,7 @@ class Region:
         if self._released or self._stairwell.closing:
             return
         warnings.warn(
-            f"{self!r} was dropped without `await region.release()`; its memory stays registered until "
-            "the fabric closes",
+            f"{self!r} was dropped without `region.release()`; its memory stays registered until the fabric closes",
             ResourceWarning,
             stacklevel=2,
             source=self,
@@ -171,19 +148,52 @@ class Region:
             raise faults.closed(repr(self))
 
 
+class Region(AnyRegion):
+    """Memory that the engine may move, made by `fabric.register()` or `fabric.allocate()`.
+
+    Slicing `region[a:b]` in bytes gives a RegionSlice; nothing is clamped. The fabric keeps the buffer alive and
+    exported until `release()` has returned or the fabric is closed, also when the Region is dropped before: then the
+    memory stays registered, and Python warns with ResourceWarning.
+
+    `memoryview(region)` of a registered buffer must not be used after that. What `region.memory` and `region.tensor()`
+    returned keeps such a buffer exported until it is dropped itself.
+    """
+
+    async def revoke(self) -> None:
+        """Kill every key handed out so far; the memory stays registered, and `key()` makes keys of a new generation.
+
+        Returns when no write under an old key can land any more.
+
+        Cancellation: the revocation goes on; only the wait for it ends.
+        """
+        await revoke_region(self)
+
+    async def release(self) -> None:
+        """Deregister the memory; returns when nothing can touch it any more. Idempotent.
+
+        A registered buffer is exported no longer then: a bytearray can be resized.
+
+        Raises:
+            TransferError: a device may still touch it, so the memory stays pinned until the process ends.
+
+        Cancellation: shielded until nothing can touch the memory, bounded by `config.drain_deadline`; then it goes on.
+        """
+        await release_region(self)
+
+
 class RegionSlice:
     """Bytes [offset, offset + length) of a region; made by `region[a:b]`."""
 
     __slots__ = ("_length", "_offset", "_region")
 
-    def __init__(self, region: Region, offset: int, length: int) -> None:
+    def __init__(self, region: AnyRegion, offset: int, length: int) -> None:
         """Not for users: slice a region."""
         self._region = region
         self._offset = offset
         self._length = length
 
     @property
-    def region(self) -> Region:
+    def region(self) -> AnyRegion:
         """The region that this is a part of."""
         return self._region
 
@@ -251,19 +261,19 @@ class _Byte(ctypes.Union):
 
 
 @lru_cache(maxsize=256)
-def _exporting_region(length: int) -> type[Region]:
-    """Return Region as a class whose instances export `length` bytes; before Python 3.12 only C types can export."""
-    return type("Region", (Region, _Byte * length), {"__module__": Region.__module__})
+def _exporting_region(kind: type[AnyRegion], length: int) -> Any:
+    """Return a class of regions whose instances export `length` bytes; before Python 3.12 only C types can export."""
+    return type(kind.__name__, (kind, _Byte * length), {"__module__": kind.__module__})
 
 
 class _Exporter:
     """What views of a registered buffer are made of; it keeps the buffer exported as long as there is a view."""
 
-    region: Region
+    region: AnyRegion
     keepalive: object
 
     @classmethod
-    def over(cls, region: Region, keepalive: object) -> _Exporter:
+    def over(cls, region: AnyRegion, keepalive: object) -> _Exporter:
         """Return an exporter of the bytes of a region."""
         exporter: _Exporter = cls.from_address(region._base)  # type: ignore[attr-defined]
         exporter.region = region
@@ -281,7 +291,11 @@ def _exporter(length: int) -> type[_Exporter]:
     return type("Exporter", (_Exporter, _Byte * length), {})
 
 
+RegionT = TypeVar("RegionT", bound=AnyRegion)
+
+
 def make_region(
+    kind: type[RegionT],
     stairwell: Stairwell,
     region_id: int,
     base: int,
@@ -293,12 +307,14 @@ def make_region(
     readonly: bool = False,
     keepalive: object = None,
     cost_s: float = 0.0,
-) -> Region:
+) -> RegionT:
     """Return the Region object of a registered region; a buffer itself if the CPU may write to it."""
+    region: RegionT
     if device == HOST and not readonly:
-        region: Region = _exporting_region(length).from_address(base)  # type: ignore[attr-defined]
+        exported: Any = kind  # type checkers take a class that defines __hash__ for one that has none itself
+        region = _exporting_region(exported, length).from_address(base)
     else:
-        region = Region.__new__(Region)
+        region = kind.__new__(kind)
     region._stairwell = stairwell
     region._id = region_id
     region._base = base

@@ -1,6 +1,7 @@
 """How registered memory ends: revoked keys, release, and the owners that are pinned when a device cannot be trusted.
 
-Runs on the event loop's thread. The owner of the memory is let go only after the engine said that nothing can touch it.
+Runs on the event loop's thread, or in a step of a fabric of threads. The owner of the memory is let go only after the
+engine said that nothing can touch it.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from asyncfabric._bridge.quarantine import pin_for_good
 from asyncfabric._bridge.status import StatusCode
 
 if TYPE_CHECKING:
-    from asyncfabric._api.region import Region
+    from asyncfabric._api.region import AnyRegion
     from asyncfabric._api.region_record import RegionRecord
     from asyncfabric._bridge.stairwell import Stairwell
 
 
-async def revoke_region(region: Region) -> None:
+async def revoke_region(region: AnyRegion) -> None:
     """Begin a new generation of the region's keys.
 
     Cancellation: the revocation goes on; only the wait for it ends.
     """
+    region._check_open()
     stairwell = region._stairwell
     call = submit_control(stairwell, f"revoking the keys of {region!r}", stairwell.engine.submit_revoke, region._id)
     await call.wait()
 
 
-async def release_region(region: Region) -> None:
+async def release_region(region: AnyRegion) -> None:
     """Deregister, wait until nothing can touch the memory, then let its owner go.
 
     Cancellation: shielded until the engine answered, then it goes on.

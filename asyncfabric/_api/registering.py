@@ -1,6 +1,7 @@
 """How memory becomes a Region: registering the caller's, allocating the engine's.
 
-Runs on the event loop's thread; the pinning itself runs on the engine's control thread.
+Runs on the event loop's thread, or in a step of a fabric of threads; the pinning itself runs on the engine's control
+thread.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from asyncfabric._api.control import ControlCall, submit_control
-from asyncfabric._api.region import HOST, Region, make_region
+from asyncfabric._api.region import HOST, RegionT, make_region
 from asyncfabric._api.streams import first_gpu
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.buffers import SOME_GPU, ResolvedBuffer, resolve_buffer
@@ -34,7 +35,9 @@ def checked_device(device: object) -> int:
     return int(ordinal or 0)
 
 
-async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: object, access: int) -> Region:
+async def register_region(
+    kind: type[RegionT], stairwell: Stairwell, resolver: Resolver, buffer: object, access: int
+) -> RegionT:
     """Register memory of the caller.
 
     Cancellation: shielded until the engine answered; then the region is released again and it goes on.
@@ -53,6 +56,7 @@ async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: obje
     call.keepalive = memory.keepalive
     region_id = await _answered(stairwell, call)
     return make_region(
+        kind,
         stairwell,
         region_id,
         memory.address,
@@ -66,7 +70,7 @@ async def register_region(stairwell: Stairwell, resolver: Resolver, buffer: obje
     )
 
 
-async def allocate_region(stairwell: Stairwell, length: int, device: int, access: int) -> Region:
+async def allocate_region(kind: type[RegionT], stairwell: Stairwell, length: int, device: int, access: int) -> RegionT:
     """Allocate pages of the engine's own.
 
     Cancellation: shielded until the engine answered; then the region is released again and it goes on.
@@ -79,11 +83,12 @@ async def allocate_region(stairwell: Stairwell, length: int, device: int, access
     cost_s = monotonic() - begun
     if device != HOST:
         address = stairwell.engine.region_info(region_id).base
-        return make_region(stairwell, region_id, address, length, device, access, of_caller=False, cost_s=cost_s)
+        about = (kind, stairwell, region_id, address, length, device, access)
+        return make_region(*about, of_caller=False, cost_s=cost_s)
     # The view, not the engine's own address: it stays readable after release, until the last tensor over it is gone.
     view = stairwell.engine.region_memory(region_id)
     base = resolve_buffer(view).address
-    about = (stairwell, region_id, base, length, device, access)
+    about = (kind, stairwell, region_id, base, length, device, access)
     return make_region(*about, of_caller=False, keepalive=view, cost_s=cost_s)
 
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     DType = dtype
 
-    from asyncfabric._api.region import Region
+    from asyncfabric._api.region import AnyRegion
 
 
 class _GpuBytes:
     """Bytes of a GPU region as other frameworks take them; a tensor over them keeps the Region object alive."""
 
-    def __init__(self, region: Region, offset: int, length: int) -> None:
+    def __init__(self, region: AnyRegion, offset: int, length: int) -> None:
         self.region = region
         self.__cuda_array_interface__ = {
             "shape": (length,),
@@ -33,7 +33,7 @@ class _GpuBytes:
 
 
 def tensor_over(
-    region: Region, offset: int, length: int, dtype: DType, shape: tuple[int, ...] | list[int] | int | None
+    region: AnyRegion, offset: int, length: int, dtype: DType, shape: tuple[int, ...] | list[int] | int | None
 ) -> Tensor:
     """Return a tensor over bytes [offset, offset + length) of a region.
 

@@ -1,13 +1,14 @@
 """Transfer: one submitted op; awaitable by any number of tasks, any number of times.
 
-Runs on the event loop's thread. An awaited transfer ends only when nothing can touch the caller's memory any more
-(INV-2): the waiting and draining are those of `Pending`, here is what a transfer knows about itself and how it fails.
+Runs on the event loop's thread; AnyTransfer also under the lock of a fabric of threads (`asyncfabric.blocking`). An
+awaited transfer ends only when nothing can touch the caller's memory any more (INV-2): the waiting and draining are
+those of `Pending`, here is what a transfer knows about itself and how it fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncfabric._api.checks import checked_iterable
 from asyncfabric._bridge import faults
@@ -21,16 +22,8 @@ if TYPE_CHECKING:
 _RAILS: dict[int, tuple[int, ...]] = {0: ()}
 
 
-class Transfer(Pending):
-    """One submitted transfer, made by the calls of Fabric.
-
-    Awaiting gives a TransferResult, or raises TransferError, PeerError, DeviceError or StaleKeyError. Awaiting is
-    optional: the fabric drains what nobody awaited when it closes, and keeps the buffers alive until then.
-
-    Cancellation: when its last awaiting task is cancelled, the transfer stops posting what is not posted, drains what
-    is, and only then lets the cancellation go on; see `bytes` for what had left. Awaiting a transfer that has ended
-    checks for a pending cancellation but does not let other tasks run.
-    """
+class AnyTransfer(Pending):
+    """What a transfer knows about itself, however its end is waited for."""
 
     __slots__ = ("_result", "_total", "_what", "_where", "op")
 
@@ -45,21 +38,12 @@ class Transfer(Pending):
         self._total = total
         self.op = 0
 
-    def __await__(self) -> Generator[Any, Any, TransferResult]:
-        """Wait for the end of the transfer and return its result."""
-        stairwell = self._stairwell
-        if self.completion is None:
-            stairwell.drain()
-        if self.completion is None:
-            yield from self.settle().__await__()
-        else:
-            yield from stairwell.checkpoint().__await__()
-        return self._result or self.result()
-
     @property
     def done(self) -> bool:
         """Whether the transfer has ended, well or badly."""
-        if not self.ended:
+        if self.completion is not None:
+            return True
+        if not self.abandoned:
             self._stairwell.drain()
         return self.ended
 
@@ -83,7 +67,7 @@ class Transfer(Pending):
     def cancel(self) -> None:
         """Stop posting what is not posted; what is posted drains. Harmless when the transfer has ended.
 
-        Whoever awaits the transfer gets TransferError with the number of bytes that had left, or the result when
+        Whoever waits for the transfer gets TransferError with the number of bytes that had left, or the result when
         everything was posted already.
         """
         if self.ended or self._stairwell.closed:
@@ -99,7 +83,7 @@ class Transfer(Pending):
 
         Raises:
             BusyError: it is not done yet.
-            TransferError, PeerError, DeviceError, StaleKeyError: as from awaiting it.
+            TransferError, PeerError, DeviceError, StaleKeyError: as from waiting for it.
         """
         completion = self.completion
         if completion is None:
@@ -117,10 +101,6 @@ class Transfer(Pending):
                 rails = _RAILS[completion.rails] = tuple(i for i in range(64) if completion.rails >> i & 1)
             self._result = TransferResult(completion.bytes, completion.duration_ns * 1e-9, rails)
         return self._result
-
-    def interrupted(self) -> None:
-        """The last awaiting task was cancelled: ask the engine to stop (INV-2)."""
-        self.cancel()
 
     def describe(self) -> str:
         """Return the op and its objects in words."""
@@ -148,6 +128,38 @@ class Transfer(Pending):
     def __repr__(self) -> str:
         state = "pending" if not self.ended else "done" if self.completion and not self.completion.code else "failed"
         return f"<Transfer {state}: {self.describe()}>"
+
+
+TransferT = TypeVar("TransferT", bound=AnyTransfer)
+
+
+class Transfer(AnyTransfer):
+    """One submitted transfer, made by the calls of Fabric.
+
+    Awaiting gives a TransferResult, or raises TransferError, PeerError, DeviceError or StaleKeyError. Awaiting is
+    optional: the fabric drains what nobody awaited when it closes, and keeps the buffers alive until then.
+
+    Cancellation: when its last awaiting task is cancelled, the transfer stops posting what is not posted, drains what
+    is, and only then lets the cancellation go on; see `bytes` for what had left. Awaiting a transfer that has ended
+    checks for a pending cancellation but does not let other tasks run.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, TransferResult]:
+        """Wait for the end of the transfer and return its result."""
+        stairwell = self._stairwell
+        if self.completion is None:
+            stairwell.drain()
+        if self.completion is None:
+            yield from self.settle().__await__()
+        else:
+            yield from stairwell.checkpoint().__await__()
+        return self._result or self.result()
+
+    def interrupted(self) -> None:
+        """The last awaiting task was cancelled: ask the engine to stop (INV-2)."""
+        self.cancel()
 
 
 async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:

@@ -1,6 +1,7 @@
 """WatchWord: a 64-bit word that a GPU kernel or another thread stores to, and whose changes tasks await.
 
-Runs on the event loop's thread, except `store` and `value`, which any thread may use. Stores through `address` or
+Runs on the event loop's thread, except `store` and `value`, which any thread may use; AnyWatchWord also under the lock
+of a fabric of threads. Stores through `address` or
 `memory` are seen by the engine's worker as it polls; `store()` wakes it.
 """
 
@@ -29,7 +30,7 @@ class WordReaches:
 
     __slots__ = ("_value", "_word")
 
-    def __init__(self, word: WatchWord, value: int) -> None:
+    def __init__(self, word: AnyWatchWord, value: int) -> None:
         """Not for users: use `WatchWord.reaches`."""
         self._word = word
         self._value = value
@@ -45,12 +46,8 @@ class WordReaches:
         return f"<{self._word!r} reaches {self._value}>"
 
 
-class WatchWord:
-    """A watched word, used as `async with fabric.watch() as word`. It begins at 0.
-
-    `async for old, new in word` yields its changes to one task at a time. Changes are coalesced: `old` is what was
-    yielded last, `new` is what the word holds now, and equal values are not yielded. Writers are expected to count up.
-    """
+class AnyWatchWord:
+    """What a watched word does, however its changes are waited for. It begins at 0."""
 
     __slots__ = ("_address", "_closed", "_cookie", "_id", "_seen", "_stairwell", "_waiter")
 
@@ -64,15 +61,7 @@ class WatchWord:
         self._waiter: Waiter | None = None
         self._closed = True
 
-    async def __aenter__(self) -> WatchWord:
-        """Open the word.
-
-        Raises:
-            BusyError: MAX_WATCH_WORDS words of this fabric are open.
-            ClosedError: the fabric is closed.
-
-        Cancellation: does not wait.
-        """
+    def _open(self) -> None:
         self._stairwell.check_loop()
         if self._stairwell.closing or self._id:
             raise faults.closed("the fabric" if self._stairwell.closing else repr(self))
@@ -81,15 +70,8 @@ class WatchWord:
         except EngineStatusError as error:
             raise faults.watch_refused(error) from None
         self._closed = False
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the word; the writers must have stopped, since its memory is used again.
-
-        Cancellation: does not wait.
-        """
+    def _close(self) -> None:
         self._stairwell.check_loop()
         self._closed = True
         self._stairwell.parked.pop(self._cookie, None)
@@ -137,16 +119,17 @@ class WatchWord:
 
     def complete(self, completion: Completion) -> None:
         """The engine says that the word changed."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            self._stairwell.landing.wake(waiter)
+        if self._waiter is not None:
+            self._stairwell.landing.wake(self._waiter)
+        self._waiter = None
+        self._stairwell.parked.pop(self._cookie, None)
 
     def abandon(self) -> None:
         """Wake the task that waits, to find the word closed."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.error = faults.closed(repr(self))
-            self._stairwell.landing.wake(waiter)
+        if self._waiter is not None:
+            self._waiter.error = faults.closed(repr(self))
+            self._stairwell.landing.wake(self._waiter)
+        self._waiter = None
 
     def waiting(self) -> list[Waiting]:
         """Return the line of the waiting task, if there is one."""
@@ -155,18 +138,7 @@ class WatchWord:
             return []
         return [Waiting(f"{self!r}", "another value than it had", self._seen, self._seen, since=waiter.since)]
 
-    def __aiter__(self) -> WatchWord:
-        return self
-
-    async def __anext__(self) -> tuple[int, int]:
-        """Return (old, new) once the word differs from what was returned last.
-
-        Raises:
-            BusyError: another task iterates over the word.
-            ClosedError: the word or the fabric is closed.
-
-        Cancellation: nothing is lost; the next call returns the change.
-        """
+    async def _next(self) -> tuple[int, int]:
         stairwell = self._stairwell
         stairwell.check_loop()
         self._check_open()
@@ -204,3 +176,48 @@ class WatchWord:
 
     def __repr__(self) -> str:
         return f"<WatchWord {faults.short_id(self._id)}>"
+
+
+class WatchWord(AnyWatchWord):
+    """A watched word, used as `async with fabric.watch() as word`. It begins at 0.
+
+    `async for old, new in word` yields its changes to one task at a time. Changes are coalesced: `old` is what was
+    yielded last, `new` is what the word holds now, and equal values are not yielded. Writers are expected to count up.
+    """
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> WatchWord:
+        """Open the word.
+
+        Raises:
+            BusyError: MAX_WATCH_WORDS words of this fabric are open.
+            ClosedError: the fabric is closed.
+
+        Cancellation: does not wait.
+        """
+        self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the word; the writers must have stopped, since its memory is used again.
+
+        Cancellation: does not wait.
+        """
+        self._close()
+
+    def __aiter__(self) -> WatchWord:
+        return self
+
+    async def __anext__(self) -> tuple[int, int]:
+        """Return (old, new) once the word differs from what was returned last.
+
+        Raises:
+            BusyError: another task iterates over the word.
+            ClosedError: the word or the fabric is closed.
+
+        Cancellation: nothing is lost; the next call returns the change.
+        """
+        return await self._next()

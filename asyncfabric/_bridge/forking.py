@@ -17,8 +17,10 @@ from asyncfabric._bridge import faults
 class Copied(Protocol):
     """What a fork copies."""
 
-    closing: bool
     closed: bool
+
+    def close_in_child(self) -> None:
+        """Mark the copy as closed, in the child."""
 
 
 _open: WeakSet[Copied] = WeakSet()
@@ -32,7 +34,7 @@ def close_in_children(fabric: Copied) -> None:
 def _in_child() -> None:
     copies = [fabric for fabric in _open if not fabric.closed]
     for fabric in copies:
-        fabric.closing = fabric.closed = True
+        fabric.close_in_child()
     if copies:
         faults.tell_of_fork()
 

@@ -1,7 +1,7 @@
 """A completion that will come once and that any number of tasks may wait for: the base of transfers and control calls.
 
-Runs on the event loop's thread. Here stands the waiting half of INV-2: `settle()` does not return, whatever is thrown
-at the task, before the completion is there.
+Runs on the event loop's thread, or under the lock of a fabric of threads. Here stands the waiting half of INV-2:
+`settle()` does not return, whatever is thrown at the task, before the completion is there.
 """
 
 from __future__ import annotations
@@ -105,6 +105,11 @@ class Pending:
         self._waiters.append(waiter)
         return waiter
 
+    def leave(self, waiter: Waiter) -> None:
+        """Forget a waiter that gave up; the call goes on."""
+        if self._waiters and waiter in self._waiters:
+            self._waiters.remove(waiter)
+
     async def _settle_shielded(self, waiter: Waiter) -> None:
         waiter.ready = False
         interrupt = await self._stairwell.landing.wait_shielded(waiter)
@@ -112,6 +117,6 @@ class Pending:
             raise interrupt
 
     def _wake_all(self) -> None:
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
+        for waiter in self._waiters or ():
             self._stairwell.landing.wake(waiter)
+        self._waiters = None

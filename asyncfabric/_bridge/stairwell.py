@@ -1,8 +1,9 @@
 """The stairwell: takes completions off the engine's ring and wakes exactly the tasks that wait for them.
 
-Runs on the event loop's thread only. A cookie names who parked: a transfer, a control call, a counter. What a
-completion means is decided by its sink; how a task sleeps is decided by the landing. Nothing polls and no task of its
-own runs here: the ring is drained by whoever waits, and by every call that might find its answer there already.
+Runs on the event loop's thread only; for threads without a loop, under the lock of `threads.ThreadDispatcher`. A
+cookie names who parked: a transfer, a control call, a counter. What a completion means is decided by its sink; how a
+task sleeps is decided by the landing. Nothing polls and no task of its own runs here: the ring is drained by whoever
+waits, and by every call that might find its answer there already.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from asyncfabric._bridge.pending import Pending
 
 _BATCH = 256
+_LIMIT = (_BATCH,)
+_COUNTER, _WATCH = int(CompletionKind.COUNTER), int(CompletionKind.WATCH)
 _PEER_LOST = int(CompletionKind.PEER_LOST)
 _MESSAGE = int(CompletionKind.MESSAGE)
 
@@ -47,7 +50,10 @@ class Sink(Protocol):
     """Whoever a completion is for."""
 
     def complete(self, completion: Completion) -> None:
-        """Take the completion and wake who waits for it; must not raise."""
+        """Take the completion and wake who waits for it; must not raise.
+
+        An interrupt may end it between two lines; then it is called again with the same completion.
+        """
 
     def abandon(self) -> None:
         """The fabric is closed and no completion will come: wake everybody with ClosedError; must not raise."""
@@ -63,7 +69,7 @@ class Stairwell:
         parked: sinks by cookie; an op's entry keeps its buffers alive until its completion came.
         opened_keys: keys by their bytes, while somebody uses them.
         dropped_keys: engine ids of keys that nobody uses, closed at the next safe moment (finalizers may run anywhere).
-        thread: that of the event loop, the only one whose calls are taken; see check_thread.
+        thread: that of the event loop, the only one whose calls are taken: the one where `here()` is equal.
         regions: the record of every registered region, and so the owner of its memory, by id, until it is released.
         releases: releases in flight, by region.
         message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
@@ -72,9 +78,12 @@ class Stairwell:
         closing, closed: no new calls; the engine is gone. `ending` is what later closers wait for.
     """
 
+    unclosed = "a fabric was never closed: leave its `async with open_fabric()`, or await fabric.aclose()"
+
     def __init__(self, engine: Engine) -> None:
         self.closed: bool = True  # until it is whole
         self.engine: Engine = engine
+        self.here: Callable[[], int] = get_ident
         self.thread: int = get_ident()
         self.parked: dict[int, Sink] = {}
         self.next_cookie: Callable[[], int] = count(1).__next__
@@ -90,15 +99,15 @@ class Stairwell:
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
         self._poll = engine.poll
-        self.landing: Landing = open_landing(self)
+        self._batches: deque[list[Completion]] = deque()  # taken off the ring and not yet delivered to the last one
+        self.landing: Landing = self._open_landing()
         self.checkpoint: Callable[[], Awaitable[None]] = self.landing.checkpoint
         close_in_children(self)
         self.closed = False
 
     def __del__(self) -> None:
         if not self.closed:
-            text = "a fabric was never closed: leave its `async with open_fabric()`, or await fabric.aclose()"
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(self.unclosed, ResourceWarning, stacklevel=2, source=self)
 
     def check_thread(self) -> None:
         """Raise RuntimeError in another thread than the event loop's. The first line of a call that does not wait."""
@@ -120,30 +129,51 @@ class Stairwell:
             return
         if get_ident() != self.thread:
             raise faults.another_loop()
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Hand out every completion that is there; the body of drain().
+
+        Ctrl-C may come between any two lines. What was taken off the ring is kept until all of it is delivered, and
+        then delivered once more from the first: sinks do not mind.
+        """
         self.draining = True
         try:
-            pop = self.parked.pop
+            batches, get, pop = self._batches, self.parked.get, self.parked.pop
+            more = bool(batches)  # an interrupt left some
             while True:
-                batch = self._poll(_BATCH)
+                if not batches:
+                    batches.extend(map(self._poll, _LIMIT))  # one step: no interrupt comes between taking and keeping
+                batch = batches[0]
                 for completion in batch:
-                    sink = pop(completion[0], None)
+                    sink = get(completion[0])
+                    kind = completion[1]
                     if sink is not None:
                         sink.complete(completion)
-                    elif completion[1] == _MESSAGE:
+                        if kind < _COUNTER or kind > _WATCH:  # counters and watch words may be armed again by now
+                            pop(completion[0], None)
+                    elif kind == _MESSAGE:
                         self._wake_message_waiters()
-                    elif completion[1] == _PEER_LOST:
+                    elif kind == _PEER_LOST:
                         self.peer_lost(completion[5])
                         for listener in tuple(self.peer_listeners.values()):
                             listener(completion)
-                if len(batch) < _BATCH:
+                batches.popleft()
+                if len(batch) < _BATCH and not more:
                     return
+                more = False
         finally:
             self.draining = False
 
     def flush_dropped_keys(self) -> None:
         """Close the keys whose last user is gone."""
-        while self.dropped_keys:
-            self.engine.close_key(self.dropped_keys.popleft())
+        dropped = self.dropped_keys
+        for _ in range(len(dropped)):
+            try:
+                key = dropped.popleft()
+            except IndexError:
+                return  # another thread took it
+            self.engine.close_key(key)
 
     def waiting(self) -> list[Waiting]:
         """Return a line for each wait of this fabric, oldest first."""
@@ -163,7 +193,14 @@ class Stairwell:
             sink.abandon()
         self._wake_message_waiters()
 
+    def close_in_child(self) -> None:
+        """Mark it as closed: this process is a forked copy, which has none of the engine's threads."""
+        self.closing = self.closed = True
+
+    def _open_landing(self) -> Landing:
+        return open_landing(self)
+
     def _wake_message_waiters(self) -> None:
-        waiters, self.message_waiters = self.message_waiters, []
-        for waiter in waiters:
+        for waiter in self.message_waiters:
             self.landing.wake(waiter)
+        self.message_waiters = []

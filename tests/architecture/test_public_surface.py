@@ -14,7 +14,7 @@ from house_tree import ROOT, shown, source_files
 
 PUBLIC_FOLDERS = tuple(
     f"asyncfabric/{room}"
-    for room in ("_api", "_orchestration", "bench", "integrations", "kv", "moe", "observe", "sim", "testing", "weights")
+    for room in "_api blocking _orchestration bench integrations kv moe observe sim testing weights".split()
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -1,0 +1,103 @@
+"""AnyFabric: what a fabric does without waiting, whoever holds it: its data calls, and what it knows about itself.
+
+Runs on the event loop's thread; of a fabric of threads (`asyncfabric.blocking`) on any. No state of its own beyond the
+stairwell and the peers it has names for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+from asyncfabric._api.address import FabricAddress
+from asyncfabric._api.boxes import BoxOps, BoxTransferT
+from asyncfabric._api.counter_opening import closings_waiting
+from asyncfabric._api.peer import peer_statistics
+from asyncfabric._api.peers_known import PeersKnown
+from asyncfabric._api.region_list import list_regions
+from asyncfabric._api.transfer import TransferT
+from asyncfabric._bridge import faults
+from asyncfabric.observe.why import format_waiting
+from asyncfabric.types import RailInfo, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
+
+if TYPE_CHECKING:
+    from asyncfabric._api.registering import Resolver
+    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric.config import FabricConfig
+
+_TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
+
+
+class AnyFabric(BoxOps[TransferT, BoxTransferT]):
+    """An open fabric, as far as nothing waits."""
+
+    def __init__(self, stairwell: Stairwell, config: FabricConfig, resolver: Resolver) -> None:
+        """Not for users: use `open_fabric`."""
+        self._stairwell = stairwell
+        self._config = config
+        self._resolver = resolver
+        self._peers = PeersKnown(stairwell, config)
+        self._address = FabricAddress(stairwell.engine.incarnation(), stairwell.engine.address())
+
+    @property
+    def address(self) -> FabricAddress:
+        """Where peers reach this fabric; carries a random incarnation."""
+        return self._address
+
+    @property
+    def config(self) -> FabricConfig:
+        """What the fabric was opened with."""
+        return self._config
+
+    @property
+    def rails(self) -> tuple[RailInfo, ...]:
+        """What was really opened: provider, device, library file, speed."""
+        self._check_open()
+        return tuple(RailInfo(**row) for row in self._stairwell.engine.rails())
+
+    @property
+    def closed(self) -> bool:
+        """Whether closing the fabric has begun."""
+        return self._stairwell.closing
+
+    def statistics(self) -> Statistics:
+        """Return the counters of the engine, its peers and its rails, as a frozen value."""
+        self._check_open()
+        engine = self._stairwell.engine
+        peers = tuple(peer_statistics(row) for row in engine.peers())
+        return Statistics(engine.statistics(), peers, self.rails)
+
+    def regions(self) -> tuple[RegionInfo, ...]:
+        """Return what is registered: size, place, generation, age and what registering cost; the oldest first."""
+        self._check_open()
+        return list_regions(self._stairwell)
+
+    def why(self) -> list[Waiting]:
+        """Return who waits for what, what is missing and from whom, oldest first; also transfers that nobody awaits.
+
+        Closed counters whose imm cannot be opened again yet are among them, with the peers that have not confirmed.
+        """
+        self._stairwell.check_thread()
+        return [*self._stairwell.waiting(), *closings_waiting(self._stairwell)]
+
+    def why_text(self) -> str:
+        """Return `why()` as lines for people."""
+        return format_waiting(self.why())
+
+    def set_trace(self, on: bool) -> None:
+        """Switch the engine's trace points on or off; off, they cost a branch each."""
+        self._check_open()
+        self._stairwell.engine.set_trace(bool(on))
+
+    def take_trace(self) -> list[TraceEvent]:
+        """Return the newest trace events, at most 4,096, oldest first; `asyncfabric.observe.trace` draws them."""
+        self._check_open()
+        events = self._stairwell.engine.take_trace()
+        return [TraceEvent(time_ns, _TRACED[what], subject, value) for time_ns, what, subject, value in events]
+
+    def _check_open(self) -> None:
+        self._stairwell.check_thread()
+        if self._stairwell.closing:
+            raise faults.closed("the fabric")
+
+    def __repr__(self) -> str:
+        return f"<Fabric {self._address.incarnation:016x}{', closed' if self.closed else ''}>"

@@ -1,0 +1,55 @@
+"""Messages of a blocking fabric: small payloads with a sender, for bootstrap and RPC; never for bulk data.
+
+Any thread; each message goes to one of those that receive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncfabric._api.messages import Message
+from asyncfabric._api.messages import MessageStream as AwaitedStream
+from asyncfabric.blocking.deadlines import until
+
+if TYPE_CHECKING:
+    from asyncfabric._api.peers_known import PeersKnown
+    from asyncfabric._bridge.threads import ThreadDispatcher
+
+
+class MessageStream:
+    """`for message in fabric.messages()`, or its calls; each message goes to one of the threads that receive."""
+
+    __slots__ = ("_stairwell", "_stream")
+
+    def __init__(self, stairwell: ThreadDispatcher, peers: PeersKnown) -> None:
+        """Not for users: use `fabric.messages()`."""
+        self._stairwell = stairwell
+        self._stream = AwaitedStream(stairwell, peers)
+
+    def receive(self, deadline: float | None = None) -> Message:
+        """Return the next message; blocks until there is one.
+
+        Args:
+            deadline: seconds from now; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: none came by then.
+            ClosedError: the fabric is closed, also when that happens during the wait.
+        """
+        limit = until(deadline)
+        try:
+            return self._stairwell.run(self._stream.__anext__(), limit)
+        except TimeoutError:
+            raise TimeoutError(f"no message came within {deadline:g} s") from None
+
+    def take_nowait(self) -> list[Message]:
+        """Return the messages that are here now, in no order, perhaps none."""
+        with self._stairwell.lock:
+            return self._stream.take_nowait()
+
+    def __iter__(self) -> MessageStream:
+        return self
+
+    def __next__(self) -> Message:
+        """Return the next message; raises ClosedError when the fabric is closed."""
+        return self.receive()
