@@ -1,13 +1,14 @@
 """How a fabric ends: the engine drains what was submitted until nothing is in flight, then its threads are joined.
 
-Runs on the event loop's thread. INV-2 for the whole fabric: whatever interrupts the closing, it comes to its end first.
+Runs on the event loop's thread, or in a step of a fabric of threads. INV-2 for the whole fabric: whatever interrupts
+the closing, it comes to its end first.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncfabric._api.region_end import let_regions_go
+from asyncfabric._api.region_end import ended_regions, let_go
 from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.pending import Pending
 
@@ -61,9 +62,10 @@ async def _close(stairwell: Stairwell, drain_all: bool) -> None:
         del stairwell.parked[cookie]  # the engine is closed already; joining it below is all that is left
     else:
         interrupt = await _settled(call, drain_all)
-    let_regions_go(stairwell)
+    records = ended_regions(stairwell)
     stairwell.shut()
-    stairwell.engine.close()
+    for record, quarantined in records:
+        let_go(record, quarantined)
     ending.abandon()
     if interrupt is not None:
         raise interrupt

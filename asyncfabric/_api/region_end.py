@@ -58,20 +58,20 @@ async def release_region(region: AnyRegion) -> None:
             completion = ending.completion
             record = stairwell.regions.pop(region._id, None)
             if record is not None:
-                _let_go(record, completion is not None and completion.code == StatusCode.DRAIN_TIMEOUT)
+                let_go(record, completion is not None and completion.code == StatusCode.DRAIN_TIMEOUT)
     if ending.completion is not None and ending.completion.code:
         raise faults.failed(ending.completion, faults.Scene(ending.what), ending.detail)
 
 
-def let_regions_go(stairwell: Stairwell) -> None:
-    """At the end of a fabric: forget every region, and pin those that a device may still touch."""
+def ended_regions(stairwell: Stairwell) -> list[tuple[RegionRecord, bool]]:
+    """At the end of a fabric: forget every region; return what to let go, and whether a device may still touch it."""
     regions = dict(stairwell.regions)
     stairwell.regions.clear()
-    for region_id, record in regions.items():
-        _let_go(record, _quarantined(stairwell, region_id))
+    return [(record, _quarantined(stairwell, region_id)) for region_id, record in regions.items()]
 
 
-def _let_go(record: RegionRecord, quarantined: bool) -> None:
+def let_go(record: RegionRecord, quarantined: bool) -> None:
+    """Let the owner of released memory go; pin it when a device may still touch it."""
     if quarantined:
         pin_for_good(record)
     else:

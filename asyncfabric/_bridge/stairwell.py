@@ -183,10 +183,11 @@ class Stairwell:
         return sorted(lines, key=_oldest_first)
 
     def shut(self) -> None:
-        """Forget the engine, which the caller closes then: everybody who still waits is woken with ClosedError."""
+        """Close the engine; then everybody who still waits is woken with ClosedError, when nothing moves any more."""
         self.drain()
         self.closed = True
         self.landing.close()
+        self.engine.close()
         sinks = list(self.parked.values())
         self.parked.clear()
         for sink in sinks:

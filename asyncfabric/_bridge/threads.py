@@ -235,14 +235,13 @@ class ThreadLanding:
         if waiter in self._followers:
             waiter.handle.release()
             del self._followers[waiter]
-        elif waiter is self._leader:
-            self._ring()
+        elif waiter is self._leader and self._asleep and not self._rung:
+            os.eventfd_write(self._fds[1], 1)
+            self._rung = True
 
     def close(self) -> None:
-        """Wake the leader, which finds the fabric closed; the sinks wake the followers."""
+        """Give the descriptors back; the sinks wake whoever waits, and a leader that still sleeps on them does it."""
         self._closed = True
-        if self._leader is not None:
-            self._ring()
         self._close_fds()
 
     def close_in_child(self) -> None:
@@ -294,11 +293,6 @@ class ThreadLanding:
                 follower = next(iter(self._followers))
                 follower.handle.release()
                 del self._followers[follower]
-
-    def _ring(self) -> None:
-        if self._asleep and not self._rung:
-            os.eventfd_write(self._fds[1], 1)
-            self._rung = True
 
     def _arm(self) -> bool:
         try:

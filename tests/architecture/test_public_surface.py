@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from house_tree import ROOT, shown, source_files
 
-PUBLIC_FOLDERS = tuple(
-    f"asyncfabric/{room}"
-    for room in "_api blocking _orchestration bench integrations kv moe observe sim testing weights".split()
+PUBLIC_FOLDERS = (
+    *(f"asyncfabric/{room}" for room in ("_api", "_orchestration", "blocking")),
+    *(f"asyncfabric/{room}" for room in ("bench", "integrations", "kv", "moe", "observe", "sim", "testing", "weights")),
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
