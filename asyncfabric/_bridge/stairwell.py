@@ -99,7 +99,7 @@ class Stairwell:
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
         self._poll = engine.poll
-        self._batches: deque[list[Completion]] = deque()  # taken off the ring and not yet delivered to the last one
+        self._batches: deque[list[Completion]] = deque()  # off the ring, and not yet delivered to the last one
         self.landing: Landing = self._open_landing()
         self.checkpoint: Callable[[], Awaitable[None]] = self.landing.checkpoint
         close_in_children(self)
@@ -134,36 +134,39 @@ class Stairwell:
     def dispatch(self) -> None:
         """Hand out every completion that is there; the body of drain().
 
-        Ctrl-C may come between any two lines. What was taken off the ring is kept until all of it is delivered, and
-        then delivered once more from the first: sinks do not mind.
+        Ctrl-C may come between any two lines; it is raised when everything is delivered, or others would wait for ever.
+        What was taken off the ring is kept until then, and delivered once more from the first: sinks do not mind.
         """
         self.draining = True
+        interrupt: KeyboardInterrupt | None = None
         try:
             batches, get, pop = self._batches, self.parked.get, self.parked.pop
-            more = bool(batches)  # an interrupt left some
             while True:
-                if not batches:
-                    batches.extend(map(self._poll, _LIMIT))  # one step: no interrupt comes between taking and keeping
-                batch = batches[0]
-                for completion in batch:
-                    sink = get(completion[0])
-                    kind = completion[1]
-                    if sink is not None:
-                        sink.complete(completion)
-                        if kind < _COUNTER or kind > _WATCH:  # counters and watch words may be armed again by now
-                            pop(completion[0], None)
-                    elif kind == _MESSAGE:
-                        self._wake_message_waiters()
-                    elif kind == _PEER_LOST:
-                        self.peer_lost(completion[5])
-                        for listener in tuple(self.peer_listeners.values()):
-                            listener(completion)
-                batches.popleft()
-                if len(batch) < _BATCH and not more:
-                    return
-                more = False
+                try:
+                    if not batches:
+                        batches.extend(map(self._poll, _LIMIT))  # one step: nothing comes between taking and keeping
+                    batch = batches[0]
+                    for completion in batch:
+                        sink = get(completion[0])
+                        kind = completion[1]
+                        if sink is not None:
+                            sink.complete(completion)
+                            if kind < _COUNTER or kind > _WATCH:  # counters and watch words may be armed again by now
+                                pop(completion[0], None)
+                        elif kind == _MESSAGE:
+                            self._wake_message_waiters()
+                        elif kind == _PEER_LOST:
+                            self.peer_lost(completion[5])
+                            for listener in tuple(self.peer_listeners.values()):
+                                listener(completion)
+                    if len(batches.popleft()) < _BATCH:
+                        break
+                except KeyboardInterrupt as thrown:
+                    interrupt = thrown
         finally:
             self.draining = False
+        if interrupt is not None:
+            raise interrupt
 
     def flush_dropped_keys(self) -> None:
         """Close the keys whose last user is gone."""

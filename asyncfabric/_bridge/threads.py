@@ -113,16 +113,17 @@ class ThreadDispatcher(Stairwell):
         held_back = False
         while True:
             try:
-                if held_back:
-                    with _without_ctrl_c():
+                while True:
+                    if held_back:
+                        with _without_ctrl_c():
+                            step = self._advance(call, thrown)
+                    else:
                         step = self._advance(call, thrown)
-                else:
-                    step = self._advance(call, thrown)
-                thrown = None
-                if step.waiter is None:
-                    held_back = True
-                else:
-                    self.landing.block(step.waiter, None if step.shielded else until)
+                    thrown = None
+                    if step.waiter is None:
+                        held_back = True
+                    else:
+                        self.landing.block(step.waiter, None if step.shielded else until)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as interrupt:
@@ -233,7 +234,7 @@ class ThreadLanding:
         """Set the waiter ready and wake its thread."""
         waiter.ready = True
         if waiter in self._followers:
-            waiter.handle.release()
+            _release(waiter.handle)
             del self._followers[waiter]
         elif waiter is self._leader and self._asleep and not self._rung:
             os.eventfd_write(self._fds[1], 1)
@@ -291,7 +292,7 @@ class ThreadLanding:
                     self._close_fds()
             if self._leader is None and self._followers:
                 follower = next(iter(self._followers))
-                follower.handle.release()
+                _release(follower.handle)
                 del self._followers[follower]
 
     def _arm(self) -> bool:
@@ -317,6 +318,11 @@ def _held_lock() -> Lock:
     lock = Lock()
     lock.acquire()
     return lock
+
+
+def _release(lock: Lock) -> None:
+    if lock.locked():  # or Ctrl-C came after the release, and this is the second time
+        lock.release()
 
 
 @contextmanager

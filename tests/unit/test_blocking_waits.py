@@ -160,7 +160,12 @@ def test_closing_wakes_everybody() -> None:
                 closer.result()
             for call in calls:
                 assert isinstance(call.join().error, af.ClosedError)
-        for late in (lambda: counter.wait(1), stream.receive, p.writer.counter, lambda: p.writer.write(p.source, p.key, 0)):
+        for late in (
+            lambda: counter.wait(1),
+            stream.receive,
+            p.writer.counter,
+            lambda: p.writer.write(p.source, p.key, 0),
+        ):
             with pytest.raises(af.ClosedError):
                 late()
         p.writer.close()

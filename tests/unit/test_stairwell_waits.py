@@ -13,6 +13,7 @@ import pytest
 from fabrics import Outcome, open_fake, open_pair, settled, waiting_for
 
 import asyncfabric as af
+from asyncfabric._bridge.engine import Completion
 from asyncfabric.testing import FakeNetwork
 
 pytestmark = pytest.mark.anyio
@@ -164,3 +165,36 @@ async def test_why_names_who_waits_for_what_and_from_whom() -> None:
         p.network.release()
         for outcome in outcomes:
             outcome.scope.cancel()
+
+
+class Interrupting:
+    """A sink that Ctrl-C hits the first time it is called, between two of its lines."""
+
+    def __init__(self) -> None:
+        self.left = 1
+        self.calls = 0
+
+    def complete(self, _: Completion) -> None:
+        self.calls += 1
+        if self.left:
+            self.left -= 1
+            raise KeyboardInterrupt
+
+    def abandon(self) -> None:
+        raise AssertionError("it was completed")
+
+    def waiting(self) -> list[af.Waiting]:
+        return []
+
+
+async def test_ctrl_c_while_completions_are_handed_out_loses_none() -> None:
+    async with open_pair(hold=True) as p:
+        stairwell = p.writer._stairwell
+        transfers = [p.writer.write(p.source[:8], p.key, 0) for _ in range(3)]
+        sink = Interrupting()
+        cookie = next(cookie for cookie, parked in stairwell.parked.items() if parked is transfers[1])
+        stairwell.parked[cookie] = sink
+        p.network.deliver()
+        with pytest.raises(KeyboardInterrupt):
+            stairwell.drain()
+        assert sink.calls == 2 and transfers[0].done and transfers[2].done
