@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, SupportsIndex, TypeVar
 
 from asyncfabric._api.checks import checked_index, checked_iterable
 from asyncfabric._api.peer import Peer, PeerGroup
@@ -290,19 +290,31 @@ class ImmCounter(AnyCounter):
 
     def __aiter__(self) -> AsyncIterator[int]:
         """Yield the value each time it grew, coalesced, from what is there on; ends when the counter is closed."""
-        return _Progress(self)
+        return Progress(self)
 
 
-class _Progress:
+class Awaited(Protocol):
+    """A counter whose waits are awaited."""
+
+    _closed: bool
+
+    async def wait(self, target: SupportsIndex) -> int:
+        """Return the value once it is at least `target`.
+
+        Cancellation: only this wait ends.
+        """
+
+
+class Progress:
     """One `async for value in counter`."""
 
     __slots__ = ("_counter", "_seen")
 
-    def __init__(self, counter: ImmCounter) -> None:
+    def __init__(self, counter: Awaited) -> None:
         self._counter = counter
         self._seen = 0
 
-    def __aiter__(self) -> _Progress:
+    def __aiter__(self) -> Progress:
         return self
 
     async def __anext__(self) -> int:

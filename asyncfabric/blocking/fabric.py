@@ -37,6 +37,8 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
 
     _transfer_type = Transfer
     _box_transfer_type = BoxTransfer
+    _region_type = Region
+    _counter_type = ImmCounter
     _stairwell: ThreadDispatcher
 
     def __init__(self, stairwell: ThreadDispatcher, config: FabricConfig, resolver: Resolver) -> None:
@@ -56,7 +58,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         """
         self._check_open()
         bits = checked_access(access)
-        return self._stairwell.run(register_region(Region, self._stairwell, self._resolver, buffer, bits))
+        return self._stairwell.run(register_region(self._region_type, self._stairwell, self._resolver, buffer, bits))
 
     def allocate(
         self, length_bytes: SupportsIndex, device: str | int = "cpu", access: AccessMode = "read-write"
@@ -70,7 +72,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         self._check_open()
         length = checked_index("length_bytes", length_bytes, 1, MAX_BYTES)
         number, bits = checked_device(device), checked_access(access)
-        return self._stairwell.run(allocate_region(Region, self._stairwell, length, number, bits))
+        return self._stairwell.run(allocate_region(self._region_type, self._stairwell, length, number, bits))
 
     def connect(self, address: FabricAddress | bytes) -> Peer:
         """Connect to a fabric, which may be this one; a peer that is connected already answers at once.
@@ -118,7 +120,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
                 that nothing which counts for that one is under way (`open_counter` waits for them); or no imm is free.
         """
         self._check_open()
-        return open_counter_now(ImmCounter, self._stairwell, checked_imm(imm))
+        return open_counter_now(self._counter_type, self._stairwell, checked_imm(imm))
 
     def open_counter(self, imm: SupportsIndex, *, deadline: float | None = None) -> ImmCounter:
         """Open the counter of an immediate value that had one before, once all peers have confirmed its close.
@@ -139,7 +141,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         self._check_open()
         number, limit = checked_index("imm", imm, 0, MAX_IMM), until(deadline)
         try:
-            return self._stairwell.run(open_counter_later(ImmCounter, self._stairwell, number), limit)
+            return self._stairwell.run(open_counter_later(self._counter_type, self._stairwell, number), limit)
         except TimeoutError:
             raise TimeoutError(
                 f"the last counter of imm {number} is closed, and after {deadline:g} s peers have not confirmed it; "

@@ -23,6 +23,10 @@ GROUPS = (
     ("Counting", ("ImmCounter", "WatchWord")),
 )
 
+BESIDE = """\
+`from asyncfabric import blocking`; [the guide](../guide/blocking.md) has an example. Below is what differs; all else
+is as of the class of the same name above."""
+
 
 def signature(member: object) -> str:
     """Return a signature as people write it, without quotes round annotations."""
@@ -31,6 +35,7 @@ def signature(member: object) -> str:
     except (TypeError, ValueError):
         return ""
     text = re.sub(r"<factory>|<object object at 0x[0-9a-f]+>", "...", text)
+    text = re.sub(r"\b(Transfer|BoxTransfer)T\b", r"\1", text).replace("AnyRegion", "Region")
     return re.sub(r"\bself, |\(self\)", lambda found: "()" if found[0] == "(self)" else "", text).replace("'", "")
 
 
@@ -49,15 +54,21 @@ def prose(docstring: str) -> str:
     return "\n".join(out).strip()
 
 
-def members(cls: type) -> Iterator[tuple[str, object]]:
-    """Yield the public members that a class defines itself, in source order."""
-    for name, member in vars(cls).items():
-        if not name.startswith("_") and (callable(member) or isinstance(member, property | classmethod | staticmethod)):
-            yield name, member
+def members(cls: type, *, alone: bool) -> Iterator[tuple[str, object]]:
+    """Yield the public members that a class defines, in source order; its own, then those of what both faces share."""
+    seen = set()
+    for base in cls.__mro__[: 1 if alone else None]:
+        if base is not cls and not re.match(r"Any[A-Z]|.*Ops$", base.__name__):
+            continue
+        for name, member in vars(base).items():
+            public = callable(member) or isinstance(member, property | classmethod | staticmethod)
+            if not name.startswith("_") and public and name not in seen:
+                seen.add(name)
+                yield name, member
 
 
-def entry(name: str, thing: object) -> Iterator[str]:
-    """Yield the lines of one exported thing."""
+def entry(name: str, thing: object, *, alone: bool = False) -> Iterator[str]:
+    """Yield the lines of one exported thing; `alone` leaves out what it inherits."""
     yield f"### {name}"
     yield ""
     if inspect.isclass(thing):
@@ -65,7 +76,7 @@ def entry(name: str, thing: object) -> Iterator[str]:
             yield f"`{name}{signature(thing).replace(' -> None', '')}`"
             yield ""
         yield prose(thing.__doc__ or "")
-        for member_name, member in members(thing):
+        for member_name, member in members(thing, alone=alone):
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             doc = inspect.getdoc(function)
             if doc is None:
@@ -87,6 +98,7 @@ def entry(name: str, thing: object) -> Iterator[str]:
 def page() -> str:
     """Return the whole page."""
     import asyncfabric
+    from asyncfabric import blocking
 
     exported = set(asyncfabric.__all__)
     named = {name for _, names in GROUPS for name in names}
@@ -98,6 +110,9 @@ def page() -> str:
         for name in names:
             if name in exported:
                 lines += entry(name, getattr(asyncfabric, name))
+    lines += ["## Without an event loop", "", (blocking.__doc__ or "").splitlines()[0], "", BESIDE, ""]
+    for name in blocking.__all__:
+        lines += entry(f"blocking.{name}", getattr(blocking, name), alone=True)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())).rstrip() + "\n"
 
 

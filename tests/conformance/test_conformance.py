@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,6 +17,7 @@ import pytest
 import asyncfabric as af
 from asyncfabric.testing import FakeEngine, conformance
 from asyncfabric.testing.conformance import FabricFactory
+from asyncfabric.testing.threaded import open_threaded
 
 SANITIZED = bool(os.environ.get("ASYNCFABRIC_EXPECT_SANITIZE"))  # set by `make asan` and `make tsan`
 SHUFFLED = "fault+local?reorder=16&seed={seed}"
@@ -57,6 +59,12 @@ def _native(name: str, rails: tuple[str, ...], target: tuple[str, ...] | None = 
     )
 
 
+def _threaded(name: str, rails: tuple[str, ...], **about: object) -> FabricFactory:
+    """Return the factory of blocking fabrics, whose waits block threads."""
+    native = _native(name, rails, **about)
+    return replace(native, open=functools.partial(open_threaded, *native.open.args))  # type: ignore[attr-defined]
+
+
 SLOW = {"deep_write_bytes": 64 * 1024, "peers": 16}
 # For the emulated machine of tests/rxe, where Python is a dozen times slower than here.
 SLOWEST = {"deep_write_bytes": 1024, "peers": 8, "deadline": 120.0, "patience": 12.0, "silence": 10.0}
@@ -89,6 +97,7 @@ RINGS: tuple[FabricFactory, ...] = (
             peers=16, **LIGHT),
     _native("efa-like-2to1", tuple(PACED.format(seed=n) for n in (8, 9)), (PACED.format(seed=10),), **SLOW),
     _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), memory="foreign", peers=16, **LIGHT),
+    _threaded("local-threads", ("local",), memory="foreign", peers=16, **LIGHT),
 )  # fmt: skip
 
 FIVE_GIB = next(check for check in conformance.SUITE if conformance.name_of(check) == "five_gib")

@@ -11,6 +11,7 @@ from typing import assert_type
 import numpy as np
 
 import asyncfabric as af
+from asyncfabric import blocking
 
 
 async def opening() -> None:
@@ -65,6 +66,38 @@ async def counting(fabric: af.Fabric) -> None:
     async with fabric.watch() as word:
         async for old, new in word:
             assert_type((old, new), tuple[int, int])
+
+
+def without_a_loop(address: af.FabricAddress, key: af.RegionKey) -> None:
+    with blocking.open_fabric(af.FabricConfig()) as fabric:
+        assert_type(fabric, blocking.Fabric)
+        assert_type(fabric.address, af.FabricAddress)
+        peer = fabric.connect(address)
+        assert_type(peer, af.Peer)
+        region = fabric.allocate(4096)
+        assert_type(region, blocking.Region)
+        assert_type(fabric.register(bytearray(8)), blocking.Region)
+        assert_type(region[0:16], af.RegionSlice)
+        transfer = fabric.write(region[0:16], key, 0, imm=7)
+        assert_type(transfer, blocking.Transfer)
+        assert_type(transfer.done, bool)
+        assert_type(transfer.wait(deadline=1.0), af.TransferResult)
+        assert_type(blocking.wait_all([transfer, fabric.signal(peer, 3)], 1), list[af.TransferResult])
+        assert_type(fabric.read_pages(key, [0], region, [1], page_bytes=8), blocking.Transfer)
+        assert_type(fabric.write_boxes(region, np.zeros((1, 3), dtype=np.int64), key), blocking.BoxTransfer)
+        with fabric.counter() as counter:
+            assert_type(counter, blocking.ImmCounter)
+            assert_type(counter.wait(3, [peer], deadline=0.5), int)
+            for value in counter:
+                assert_type(value, int)
+        assert_type(fabric.messages().receive(0.5), af.Message)
+        for message in fabric.messages():
+            assert_type(message, af.Message)
+        with fabric.watch() as word:
+            assert_type(word.wait(1), tuple[int, int])
+            for old, new in word:
+                assert_type((old, new), tuple[int, int])
+        assert_type(region.release(), None)
 
 
 def errors(error: af.PeerError) -> None:
