@@ -33,6 +33,7 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
     def __init__(self, stairwell: Stairwell, config: FabricConfig, resolver: Resolver) -> None:
         """Not for users: use `open_fabric`."""
         self._stairwell = stairwell
+        self._transfer_type = type(self)._transfer_type  # of the instance: found faster, for each transfer
         self._config = config
         self._resolver = resolver
         self._peers = PeersKnown(stairwell, config)

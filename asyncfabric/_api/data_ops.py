@@ -8,6 +8,7 @@ lines cannot lose its buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 from asyncfabric._api.checks import checked_imm, checked_index, checked_iterable
@@ -88,8 +89,8 @@ class DataOps(Generic[TransferT]):
             number = imm
         else:
             number = checked_imm(imm)
-        stairwell = self._stairwell
-        transfer = self._transfer_type(stairwell, "write", (source, key), length)
+        stairwell, make = self._stairwell, self._transfer_type
+        transfer = make(stairwell, "write", (source, key), length)
         if after is not None:
             place = (region._id, start, length, opened.id, to, number)
             return self._submit_after(self._mark(after, region), transfer, stairwell.engine.submit_write, *place)
@@ -273,7 +274,8 @@ class DataOps(Generic[TransferT]):
         return opened
 
     def _own(self, peer: Peer, what: str = "") -> int:
-        if self._stairwell.here() != self._stairwell.thread:
+        thread = self._stairwell.thread
+        if thread and get_ident() != thread:
             raise faults.another_loop()
         if peer.__class__ is not Peer:
             raise TypeError(f"peer must be a Peer from `await fabric.connect(...)`, got {type(peer).__name__}")
@@ -286,7 +288,8 @@ class DataOps(Generic[TransferT]):
 
 def _part(source: AnyRegion | RegionSlice, stairwell: Stairwell) -> tuple[AnyRegion, int, int]:
     """Return (region, offset, length) of what the user names; raises for anything else and for released regions."""
-    if stairwell.here() != stairwell.thread:  # written out: a call would cost more than the look
+    thread = stairwell.thread
+    if thread and get_ident() != thread:  # written out: a call would cost more than the look
         raise faults.another_loop()
     if source.__class__ is RegionSlice:
         region, start, length = source._region, source._offset, source._length

@@ -35,7 +35,7 @@ MAX_WATCH_WORDS = 256
 
 _REMEDIES: dict[int, str] = {
     StatusCode.BUSY: "await transfers, or fabric.wait_writable(), before submitting more; config.max_ops is the bound",
-    StatusCode.CLOSED: "use it only inside `async with open_fabric()` and before release() or close()",
+    StatusCode.CLOSED: "use it only inside the block of `open_fabric()` and before release() or close()",
     StatusCode.CANCELLED: "bytes that were posted before that may have arrived; submit it again if it is needed",
     StatusCode.STALE_KEY: "ask the owner of the memory for a new key: it was revoked, or its process was restarted",
     StatusCode.ACCESS_DENIED: "check that the region is still registered at its owner and that the key has the right",

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from itertools import count
 from math import inf
 from threading import get_ident
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from asyncfabric._bridge.pending import Pending
 
 _BATCH = 256
-_LIMIT = (_BATCH,)
 _COUNTER, _WATCH = int(CompletionKind.COUNTER), int(CompletionKind.WATCH)
 _PEER_LOST = int(CompletionKind.PEER_LOST)
 _MESSAGE = int(CompletionKind.MESSAGE)
@@ -69,7 +69,7 @@ class Stairwell:
         parked: sinks by cookie; an op's entry keeps its buffers alive until its completion came.
         opened_keys: keys by their bytes, while somebody uses them.
         dropped_keys: engine ids of keys that nobody uses, closed at the next safe moment (finalizers may run anywhere).
-        thread: that of the event loop, the only one whose calls are taken: the one where `here()` is equal.
+        thread: that of the event loop, the only one whose calls are taken; 0: those of all are. See check_thread.
         regions: the record of every registered region, and so the owner of its memory, by id, until it is released.
         releases: releases in flight, by region.
         message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
@@ -83,7 +83,6 @@ class Stairwell:
     def __init__(self, engine: Engine) -> None:
         self.closed: bool = True  # until it is whole
         self.engine: Engine = engine
-        self.here: Callable[[], int] = get_ident
         self.thread: int = get_ident()
         self.parked: dict[int, Sink] = {}
         self.next_cookie: Callable[[], int] = count(1).__next__
@@ -98,8 +97,7 @@ class Stairwell:
         self.ending: Pending | None = None
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
-        self._poll = engine.poll
-        self._batches: deque[list[Completion]] = deque()  # off the ring, and not yet delivered to the last one
+        self._batches: Iterator[list[Completion]] = iter(partial(engine.poll, _BATCH), None)
         self.landing: Landing = self._open_landing()
         self.checkpoint: Callable[[], Awaitable[None]] = self.landing.checkpoint
         close_in_children(self)
@@ -135,34 +133,32 @@ class Stairwell:
         """Hand out every completion that is there; the body of drain().
 
         Ctrl-C may come between any two lines; it is raised when everything is delivered, or others would wait for ever.
-        What was taken off the ring is kept until then, and delivered once more from the first: sinks do not mind.
+        Until then a batch is delivered once more from the first: sinks do not mind.
         """
         self.draining = True
         interrupt: KeyboardInterrupt | None = None
         try:
-            batches, get, pop = self._batches, self.parked.get, self.parked.pop
-            while True:
-                try:
-                    if not batches:
-                        batches.extend(map(self._poll, _LIMIT))  # one step: nothing comes between taking and keeping
-                    batch = batches[0]
-                    for completion in batch:
-                        sink = get(completion[0])
-                        kind = completion[1]
-                        if sink is not None:
-                            sink.complete(completion)
-                            if kind < _COUNTER or kind > _WATCH:  # counters and watch words may be armed again by now
-                                pop(completion[0], None)
-                        elif kind == _MESSAGE:
-                            self._wake_message_waiters()
-                        elif kind == _PEER_LOST:
-                            self.peer_lost(completion[5])
-                            for listener in tuple(self.peer_listeners.values()):
-                                listener(completion)
-                    if len(batches.popleft()) < _BATCH:
+            parked = self.parked
+            for batch in self._batches:  # an iterator in C: nothing comes between taking off the ring and keeping
+                while True:
+                    try:
+                        for completion in batch:
+                            cookie, kind = completion[0], completion[1]
+                            if cookie in parked:
+                                parked[cookie].complete(completion)
+                                if kind < _COUNTER or kind > _WATCH:  # those may be armed again by now
+                                    del parked[cookie]
+                            elif kind == _MESSAGE:
+                                self._wake_message_waiters()
+                            elif kind == _PEER_LOST:
+                                self.peer_lost(completion[5])
+                                for listener in tuple(self.peer_listeners.values()):
+                                    listener(completion)
                         break
-                except KeyboardInterrupt as thrown:
-                    interrupt = thrown
+                    except KeyboardInterrupt as thrown:
+                        interrupt = thrown
+                if len(batch) < _BATCH:
+                    break
         finally:
             self.draining = False
         if interrupt is not None:
@@ -180,6 +176,8 @@ class Stairwell:
 
     def waiting(self) -> list[Waiting]:
         """Return a line for each wait of this fabric, oldest first."""
+        if self.closed:  # in the child of a fork the waits of the parent are still parked
+            return []
         self.drain()
         lines = [line for sink in tuple(self.parked.values()) for line in sink.waiting()]
         lines += [Waiting("messages()", "a message", 0, 1, since=waiter.since) for waiter in self.message_waiters]

@@ -60,6 +60,7 @@ class _Opening(AbstractAsyncContextManager["_Fabric"]):
     async def __aenter__(self) -> _Fabric:
         fabric = self._opening.__enter__()
         fabric.__class__ = _Fabric  # the same object; its calls are awaited from here on
+        fabric._transfer_type = _Awaited
         return cast(_Fabric, fabric)
 
     async def __aexit__(

@@ -63,7 +63,7 @@ def test_a_follower_may_be_interrupted_anywhere(package: str) -> None:
             pressing.clear()
 
         pressing = threading.Event()
-        assert at_every_place(attempt, package) > 1
+        assert at_every_place(attempt, package) >= 1
 
 
 def blocked_or_gone(p: Pair, gone: threading.Event) -> None:
