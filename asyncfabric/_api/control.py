@@ -38,9 +38,7 @@ class ControlCall(Pending):
 
         Cancellation: the call goes on in the engine; only the wait for it ends.
         """
-        if not self.ended:
-            waiter = self.park()
-            await self._stairwell.landing.wait(waiter)
+        await self.settle_unless_interrupted()
         return self.value()
 
     def value(self) -> int:

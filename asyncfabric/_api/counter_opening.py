@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from asyncfabric._api.control import submit_control
+from asyncfabric._api.control import ControlCall, submit_control
 from asyncfabric._api.counter import CounterT
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
@@ -42,9 +42,16 @@ async def open_counter_later(kind: type[CounterT], stairwell: Stairwell, imm: in
         except EngineStatusError as error:
             if error.code != StatusCode.UNCONFIRMED:
                 raise _refused(stairwell, error, imm) from None
-        call = submit_control(stairwell, f"opening the counter of imm {imm}", stairwell.engine.arm_closed, imm)
+        call: ControlCall | None = stairwell.questions.get(imm)
+        if call is None or call.ended:
+            call = submit_control(stairwell, f"opening the counter of imm {imm}", stairwell.engine.arm_closed, imm)
+            stairwell.questions[imm] = call
         stairwell.drain()
-        await call.wait()
+        try:
+            await call.wait()
+        finally:
+            if call.ended and stairwell.questions.get(imm) is call:
+                del stairwell.questions[imm]
 
 
 def closings_waiting(stairwell: Stairwell) -> list[Waiting]:

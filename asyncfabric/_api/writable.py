@@ -1,6 +1,6 @@
 """Waiting until the engine takes another transfer.
 
-Runs on the event loop's thread.
+Runs on the event loop's thread, or in a step of a fabric of threads.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class WritableCall(Pending):
 
         Cancellation: the question stays open in the engine; only the wait for it ends.
         """
-        if not self.ended:
-            await self._stairwell.landing.wait(self.park())
+        await self.settle_unless_interrupted()
         if self.abandoned:
             raise faults.closed("the fabric")
 
@@ -42,6 +41,14 @@ async def wait_writable(stairwell: Stairwell) -> None:
     """
     stairwell.check_loop()
     await stairwell.checkpoint()
+    call: WritableCall | None = stairwell.questions.get(WritableCall)
+    if call is None or call.ended:
+        call = _ask(stairwell)
+    stairwell.drain()
+    await call.wait()
+
+
+def _ask(stairwell: Stairwell) -> WritableCall:
     call = WritableCall(stairwell)
     cookie = stairwell.next_cookie()
     stairwell.parked[cookie] = call
@@ -50,5 +57,5 @@ async def wait_writable(stairwell: Stairwell) -> None:
     except EngineStatusError as error:
         del stairwell.parked[cookie]
         raise faults.refused(error, faults.Scene("wait_writable")) from None
-    stairwell.drain()
-    await call.wait()
+    stairwell.questions[WritableCall] = call
+    return call

@@ -89,6 +89,20 @@ class Pending:
             return None
         return await self._stairwell.landing.wait_shielded(self.park())
 
+    async def settle_unless_interrupted(self) -> None:
+        """Return when the completion is there.
+
+        Cancellation: the call goes on; only the wait for it ends.
+        """
+        if self.ended:
+            return
+        waiter = self.park()
+        try:
+            await self._stairwell.landing.wait(waiter)
+        except BaseException:
+            self.leave(waiter)
+            raise
+
     def interrupted(self) -> None:
         """The last task that wanted the result was cancelled."""
 

@@ -72,6 +72,8 @@ class Stairwell:
         thread: that of the event loop, the only one whose calls are taken; 0: those of all are. See check_thread.
         regions: the record of every registered region, and so the owner of its memory, by id, until it is released.
         releases: releases in flight, by region.
+        questions: what the engine answers once for all who ask meanwhile, by what is asked, so that waits which are
+            given up and begun again leave one each.
         message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
         peer_name: a peer's number in words. peer_lost: hears the number of one that is lost, before anybody is woken.
         draining: True inside drain().
@@ -95,6 +97,7 @@ class Stairwell:
         self.draining: bool = False
         self.closing: bool = False
         self.ending: Pending | None = None
+        self.questions: dict[object, Any] = {}
         self.message_waiters: list[Waiter] = []
         self.peer_listeners: dict[object, Callable[[Completion], None]] = {}
         self._batches: Iterator[list[Completion]] = iter(partial(engine.poll, _BATCH), None)

@@ -28,7 +28,7 @@ ONLY_BLOCKING = {
     af.MessageStream: {"receive"},
     af.Fabric: {"close"},
 }
-OVER = {"interrupted", "settle", "settle_shielded"}  # between the faces and the bridge
+OVER = {"interrupted", "settle", "settle_shielded", "settle_unless_interrupted"}  # between the faces and the bridge
 
 
 def calls_of(face: type) -> dict[str, Any]:

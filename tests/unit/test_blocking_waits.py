@@ -124,6 +124,42 @@ def test_deadlines_of_the_other_waits() -> None:
         p.writer.wait_writable(deadline=SOON_S)
 
 
+def test_waits_that_are_given_up_again_and_again_leave_nothing_behind() -> None:
+    with open_pair(af.FabricConfig(max_ops=4)) as p:
+        counter = p.reader.counter()
+        imm, parked = counter.imm, p.reader._stairwell.parked
+        p.network.hold = True
+        p.writer.write(p.source[:8], p.key, 0, imm=imm)
+        counter.close()
+        open_waits: list[Callable[[], Any]] = [
+            lambda: p.reader.open_counter(imm, deadline=0),
+            lambda: p.reader.messages().receive(0),
+            lambda: p.reader.counter(7).wait(1, deadline=0),
+        ]
+        for wait in open_waits:
+            with pytest.raises(TimeoutError):
+                wait()
+        before = len(parked)
+        for _ in range(50):
+            with pytest.raises(TimeoutError):
+                p.reader.open_counter(imm, deadline=0)
+            with pytest.raises(TimeoutError):
+                p.reader.messages().receive(0)
+        assert len(parked) == before and not p.reader._stairwell.message_waiters
+        for _ in range(3):
+            p.writer.write(p.source[:8], p.key, 0)
+        for _ in range(50):
+            with pytest.raises(TimeoutError):
+                p.writer.wait_writable(deadline=0)
+        assert len(p.writer._stairwell.parked) == 5
+        assert not any(call.waiters for call in p.writer._stairwell.parked.values())  # type: ignore[attr-defined]
+        p.network.release()
+        p.writer.wait_writable(deadline=SOON_S)
+        p.reader.open_counter(imm, deadline=SOON_S).close()
+        p.reader._stairwell.drain()
+        assert len(parked) == before - 1
+
+
 @pytest.mark.parametrize("bad", [-1, float("nan"), 2e9, True, "1"])
 def test_deadlines_are_checked(bad: Any) -> None:
     with open_pair(hold=True) as p:
