@@ -230,5 +230,33 @@ TEST(EngineBoxes, AreRefusedWhereNotAllGoesOverOneRailThatGathers) {
   }
 }
 
+TEST(EngineBoxes, GoToPeersOfTheRailThatGathersBesideOthers) {
+  const Numbers rows{0, 0, 4096};
+  const RailSpec local{"local", "", {}}, loopback{"loopback", "", {}};
+  EngineConfig config = testing::Pair::manual(local);
+  config.rails = {local, loopback};
+  for (const bool near : {true, false}) {
+    testing::Pair pair(config);
+    if (!near) pair.b = std::make_unique<testing::Party>(testing::Pair::manual(loopback));
+    Bytes source = noise(4096, 3);
+    const RegionId from = pair.add_region(*pair.a, source);
+    const uint64_t allocated = pair.b->cookie();
+    ASSERT_TRUE(pair.b->engine->submit_allocate(allocated, 4096, kHostDevice, 3).ok());
+    const RegionId to = pair.wait(*pair.b, allocated).value;
+    const KeyId key = pair.give_key(*pair.b, to, 4096, *pair.a);
+    pair.connect(*pair.a, *pair.b);
+    uint64_t sum = 0;
+    const BoxBatch batch{rows.data(), 1, 0, &sum};
+    const uint64_t cookie = pair.a->cookie();
+    OpId op;
+    ASSERT_TRUE(pair.a->engine->submit_write_boxes(cookie, from, key, batch, kNoImm, &op).ok());
+    EXPECT_EQ(pair.wait(*pair.a, cookie).status.code, near ? StatusCode::kOk : StatusCode::kUnsupported);
+    RegionInfo info;
+    ASSERT_TRUE(pair.b->engine->region_info(to, &info).ok());
+    const auto* target = static_cast<const uint8_t*>(info.base);
+    EXPECT_EQ(std::equal(source.begin(), source.end(), target), near);
+  }
+}
+
 }  // namespace
 }  // namespace asyncfabric

@@ -3,7 +3,8 @@
 // `ordered`, in seeded random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as
 // done as soon as its bytes are copied out, and lets them land at a later poll, as a NIC may.
 // Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1),
-// burst=<requests executed per poll> (64), loss=0|1 (1: reports_peer_loss), request_bytes=<max_request_bytes>, host=0|1 (0: same_host_only).
+// burst=<requests executed per poll> (64), loss=0|1 (1: reports_peer_loss), request_bytes=<max_request_bytes>, host=0|1 (0: same_host_only),
+// takes=0|1 (1: memory can be registered), opens=0|1 (1: such a rail can be opened).
 // Threads: any; one lock in the hub orders everything, so that two engines with a worker each may use it.
 #pragma once
 
@@ -72,6 +73,7 @@ class LoopbackRail final : public Rail {
     capabilities_.reports_peer_loss = option(spec, "loss", 1) != 0;
     capabilities_.max_request_bytes = option(spec, "request_bytes", 1ull << 30);
     capabilities_.same_host_only = option(spec, "host", 0) != 0;
+    takes_ = option(spec, "takes", 1) != 0;
     early_ = option(spec, "early", 0) != 0 && !capabilities_.ordered;
     flushes_ = option(spec, "flush", 1) != 0;
     depth_ = option(spec, "depth", 1024);
@@ -98,6 +100,7 @@ class LoopbackRail final : public Rail {
   std::string address() const override { return "loop" + bytes_of(number_); }
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override {
+    if (!takes_) return StatusCode::kNoMemory;
     const std::lock_guard<std::mutex> guard(hub_.lock);
     auto local = std::make_unique<LoopbackLocal>();
     local->region = next_region_++;
@@ -430,6 +433,7 @@ class LoopbackRail final : public Rail {
   int fd_ = -1;
   bool early_ = false;
   bool flushes_ = true;
+  bool takes_ = true;
   std::string why_;
   int shown_dmabuf_ = -1;
   static constexpr size_t kMostKept = 256;
@@ -449,6 +453,10 @@ inline LoopbackPeer::~LoopbackPeer() {
 inline Status open_loopback_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail) {
   if (!spec.provider.empty() && spec.provider != "loopback") {
     *detail = "this is the loopback rail, not '" + spec.provider + "'";
+    return StatusCode::kNoProvider;
+  }
+  if (LoopbackRail::option(spec, "opens", 1) == 0) {
+    *detail = "it is broken";
     return StatusCode::kNoProvider;
   }
   *out = std::make_unique<LoopbackRail>(spec);

@@ -30,6 +30,7 @@ class Engine {
   virtual std::string address() const = 0;  // FabricAddress bytes
   virtual uint64_t incarnation() const = 0;
   virtual std::vector<RailInfo> rails() const = 0;
+  virtual std::vector<LeftOutRail> rails_left_out() const = 0;  // optional ones that could not be opened
   virtual std::vector<PeerInfo> peers() const = 0;
   virtual EngineStatistics statistics() const = 0;
   virtual OpProgress progress(OpId op) const = 0;

@@ -40,10 +40,21 @@ struct RailSpec {
   std::string provider;  // "local", "tcp", "shm", "efa", "fault+local", ...
   std::string device;    // "" lets the provider choose
   std::vector<std::pair<std::string, std::string>> options;
+  bool optional = false;    // chosen by the machine, not named: left out with a reason when it cannot be opened
+  std::string reason = {};  // why it is opened, for RailInfo
+};
+
+// A rail that was not opened, and why.
+struct LeftOutRail {
+  std::string rail;  // provider, or provider:device
+  std::string reason;
 };
 
 struct EngineConfig {
   std::vector<RailSpec> rails;
+  // Rails were chosen for this machine, of several kinds: memory that some of them cannot carry is registered with the others, and between
+  // two processes that both have a cuda rail that one goes before local, since it carries memory of the host too.
+  bool automatic = false;
   PollingMode polling = PollingMode::kAdaptive;
   uint64_t spin_ns = 20'000;
   uint64_t drain_deadline_ns = 5'000'000'000;
@@ -66,6 +77,7 @@ struct RailInfo {
   bool can_read = false;
   bool can_gather = false;  // boxes can be written, see BoxBatch
   bool up = true;
+  std::string reason;  // of its RailSpec
 };
 
 enum class CompletionKind : uint32_t {
@@ -127,6 +139,7 @@ struct RegionInfo {
   uint32_t access = 0;
   uint64_t generation = 0;
   bool quarantined = false;
+  std::string refused = {};  // rails that did not take the memory, and why; only where rails were chosen by the machine
 };
 
 struct KeyInfo {

@@ -33,13 +33,22 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
   std::vector<std::unique_ptr<LocalMemory>> handles(core_.rails.size());
   std::vector<std::string> rail_keys(core_.rails.size());
   Status status;
-  for (uint32_t rail = 0; rail < core_.rails.size() && status.ok(); ++rail) {
-    status =
+  std::string refused;
+  bool taken = false;
+  for (uint32_t rail = 0; rail < core_.rails.size() && (status.ok() || core_.config.automatic); ++rail) {
+    const Status told =
         core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
-    if (!status.ok())
-      core_.note_error("registering " + std::to_string(length) + " bytes on rail " + std::to_string(rail) + " (" +
-                       core_.rails[rail]->protocol + ") failed" + reason(rail, device));
+    taken = taken || told.ok();
+    if (told.ok()) continue;
+    handles[rail].reset();
+    rail_keys[rail].clear();  // in a key: this rail does not know the memory
+    status = told;
+    const std::string why = "rail " + std::to_string(rail) + " (" + core_.rails[rail]->protocol + ") failed";
+    core_.note_error("registering " + std::to_string(length) + " bytes on " + why + reason(rail, device));
+    refused += (refused.empty() ? "" : "; ") + why + ": " + status_text(status.code);
+    if (status.raw != 0) refused += " (" + std::to_string(status.raw) + ")";
   }
+  if (taken && core_.config.automatic) status = {};
   if (device != kHostDevice && status.code == StatusCode::kUnsupported) status = {StatusCode::kNoProvider, status.raw};
   uint64_t handle = 0;
   std::atomic<uint32_t>* const nic_regions = status.ok() ? nic_regions_of(device, access) : nullptr;
@@ -53,6 +62,7 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
       region.length = length;
       region.device = device;
       region.access = access;
+      region.refused = std::move(refused);
       region.generation = 1;
       region.rail_keys = std::move(rail_keys);
       region.memory = std::move(handles);
@@ -148,6 +158,7 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
     }
     core_.announce_revoked(region, entry.generation);
     for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
+      if (!entry.memory[rail]) continue;
       std::string key;
       const Status revoked = core_.at_rail_in_turns(
           rail, [&](Rail& at, uint64_t ns) { return at.revoke_memory(*entry.memory[rail], ns, &key); });
@@ -248,6 +259,7 @@ Status NativeEngine::region_info(RegionId region, RegionInfo* out) const {
   out->length = entry.length;
   out->device = entry.device;
   out->access = entry.access;
+  out->refused = entry.refused;
   {
     const std::lock_guard lock(core_.keys_mutex);
     out->generation = entry.generation;

@@ -45,6 +45,7 @@ struct RailState {
   std::unique_ptr<Rail> rail;
   Capabilities capabilities;
   std::string protocol;
+  std::string reason;  // why it was opened
   double weight = 1;
   std::atomic<bool> up{true};  // relaxed: written at the helm, read by rails()
   // Regions of this rail's GPU that rails of NICs may write to; partner: add_region before keys exist, any thread before a flag is raised.
@@ -86,7 +87,10 @@ struct Core {
   const uint64_t host;
   std::string address;
   std::vector<std::unique_ptr<RailState>> rails;
-  bool all_synchronous = false;
+  std::vector<LeftOutRail> left_out;  // optional rails that could not be opened
+  bool any_synchronous = false;
+  // Connected over rails that want a thread which stays until their bytes have moved. Relaxed: written at the helm, a hint elsewhere.
+  std::atomic<uint32_t> asynchronous_peers{0};
   Helm helm;
   Mailbox mailbox;     // submitted ops
   Mailbox cancels;     // Op::cancel_link
@@ -95,7 +99,7 @@ struct Core {
   WakeGate gate;       // wakes the worker
   WakeGate loop_gate;  // wakes the event loop
   RailWatch rail_watch;
-  bool can_hand_over = false;     // adaptive, and no rail needs our cycles to move bytes or lacks a descriptor
+  bool can_hand_over = false;     // adaptive, some rail moves bytes in post(), and none lacks a descriptor
   std::atomic<uint64_t> arms{0};  // relaxed: how often the loop went to sleep, for the worker's guess
   SpscRing<Completion> ring;
   std::atomic<uint64_t> submitted{0};
@@ -146,6 +150,10 @@ struct Core {
   uint64_t close_until_ns = 0;
   bool close_pending = false;
 
+  // Any thread. All peers are reached by rails that move bytes in post(), so no cycles of ours are needed behind it.
+  bool moves_at_once() const { return any_synchronous && asynchronous_peers.load(std::memory_order_relaxed) == 0; }
+  bool may_hand_over() const { return can_hand_over && moves_at_once(); }
+
   // step.cc
   size_t step();
   bool settled() const;  // false: a sleeping worker has to be woken
@@ -169,6 +177,9 @@ struct Core {
   size_t start_marked();
   bool open(const Lane& lane) const { return !lane.closed && rails[lane.rail]->up.load(std::memory_order_relaxed); }
   bool usable(const Lane& lane) const { return open(lane) && !lane.down; }
+  // Both ends have registered the op's memory with the lane's rails.
+  bool carries(const Op& op, const Target& target, const Lane& lane) const;
+  void note_no_rail(const Op& op, const Target& target);
   LegQueue& queue_of(const Leg& leg);
   void enqueue(Op& op, uint32_t target, uint32_t lane, uint64_t begin, uint64_t end, bool counts_only);
 
@@ -204,7 +215,7 @@ struct Core {
   void quarantine(Op& op);
   void rail_down(uint32_t rail, Status status);
   void path_changed(const RailPeer* path, bool down);
-  uint32_t way_round(const Peer& peer, uint32_t avoided) const;
+  uint32_t way_round(const Peer& peer, uint32_t avoided, const Leg* data = nullptr) const;
   void go_round(Leg& leg);
   void begin_close(uint64_t cookie, bool cancel_unposted);
   void hurry_close();
@@ -223,6 +234,7 @@ struct Core {
   void connect_failed(Peer& peer, Status status);
   void lose_peer(Peer& peer, Status status, PeerState state);
   bool reap(Peer& peer);
+  void note_asynchronous(Peer& peer, bool asynchronous);
   void forget(const Peer& peer);
   void tick(uint64_t now);
   uint64_t check_pulse(Peer& peer, uint64_t now);

@@ -121,10 +121,12 @@ void Core::quarantine(Op& op) {
   finish(op);
 }
 
-// Another lane to the peer that carries now; lanes.size(): there is none.
-uint32_t Core::way_round(const Peer& peer, uint32_t avoided) const {
-  for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
-    if (lane != avoided && usable(peer.lanes[lane])) return lane;
+// Another lane to the peer that carries now, and for a leg of data its memory; lanes.size(): there is none.
+uint32_t Core::way_round(const Peer& peer, uint32_t avoided, const Leg* data) const {
+  for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane) {
+    if (lane == avoided || !usable(peer.lanes[lane])) continue;
+    if (data == nullptr || carries(*data->op, data->op->targets[data->target], peer.lanes[lane])) return lane;
+  }
   return static_cast<uint32_t>(peer.lanes.size());
 }
 
@@ -134,7 +136,7 @@ void Core::go_round(Leg& leg) {
   const Op& op = *leg.op;
   if (op.imm != kNoImm && leg.outstanding != 0) return;
   const Peer& peer = *op.targets[leg.target].peer;
-  const uint32_t other = way_round(peer, leg.lane);
+  const uint32_t other = way_round(peer, leg.lane, &leg);
   if (other == peer.lanes.size()) return;
   queue_of(leg).remove(&leg);
   leg.lane = other;
@@ -168,7 +170,7 @@ void Core::rail_down(uint32_t down, Status status) {
       const Peer& peer = *op.targets[leg->target].peer;
       // Counted work that is partly posted is ambiguous: its parts were to be counted together on this lane. It fails by name.
       const bool movable = op.imm == kNoImm || leg->cursor == leg->begin;
-      const uint32_t lane = way_round(peer, leg->lane);
+      const uint32_t lane = way_round(peer, leg->lane, leg);
       if (!movable || lane == peer.lanes.size()) {
         fail_target(op, leg->target, status);  // takes all its legs out of the queues
         continue;

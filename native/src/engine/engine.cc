@@ -53,6 +53,21 @@ Status Engine::check_address(std::string_view bytes, uint64_t* incarnation) {
   return {};
 }
 
+Status NativeEngine::open_state(const RailSpec& spec, RailState* state, std::string* detail) const {
+  if (const Status status = open_rail(spec, &state->rail, detail); !status.ok()) return status;
+  if (const Status status = state->rail->share_words(core_.words.base(), core_.words.bytes()); !status.ok()) {
+    *detail = spec.provider + ": the words that kernels wait for could not be pinned";
+    return status;
+  }
+  state->capabilities = state->rail->capabilities();
+  const size_t plus = spec.provider.rfind('+');
+  state->protocol = plus == std::string::npos ? spec.provider : spec.provider.substr(plus + 1);
+  state->reason = spec.reason;
+  const double speed = state->rail->info().gbits_per_s;
+  state->weight = speed > 0 ? speed : 1;
+  return {};
+}
+
 Status NativeEngine::start(std::string* detail) {
   if (core_.gate.fd() < 0 || core_.loop_gate.fd() < 0) {
     *detail = "there is no event descriptor";
@@ -61,22 +76,24 @@ Status NativeEngine::start(std::string* detail) {
   AddressBlob blob;
   blob.incarnation = core_.incarnation;
   blob.host = core_.host;
-  core_.all_synchronous = true;
+  Status refused;
   for (const RailSpec& spec : core_.config.rails) {
     auto state = std::make_unique<RailState>();
-    if (const Status status = open_rail(spec, &state->rail, detail); !status.ok()) return status;
-    if (const Status status = state->rail->share_words(core_.words.base(), core_.words.bytes()); !status.ok()) {
-      *detail = spec.provider + ": the words that kernels wait for could not be pinned";
-      return status;
+    detail->clear();
+    if (const Status status = open_state(spec, state.get(), detail); !status.ok()) {
+      if (!spec.optional) return status;
+      core_.left_out.push_back({spec.device.empty() ? spec.provider : spec.provider + ":" + spec.device, *detail});
+      refused = status;
+      continue;
     }
-    state->capabilities = state->rail->capabilities();
-    const size_t plus = spec.provider.rfind('+');
-    state->protocol = plus == std::string::npos ? spec.provider : spec.provider.substr(plus + 1);
-    const double speed = state->rail->info().gbits_per_s;
-    state->weight = speed > 0 ? speed : 1;
-    core_.all_synchronous = core_.all_synchronous && state->capabilities.synchronous;
+    core_.any_synchronous = core_.any_synchronous || state->capabilities.synchronous;
     blob.rails.push_back({state->protocol, state->rail->address()});
     core_.rails.push_back(std::move(state));
+  }
+  if (core_.rails.empty()) {
+    *detail = "none of the rails that were chosen could be opened";
+    for (const LeftOutRail& rail : core_.left_out) *detail += "; " + rail.rail + ": " + rail.reason;
+    return refused;
   }
   const auto takes_lists = [](const auto& rail) { return rail->capabilities.list_pages != 0; };
   // What a rail could not pin it reads with the processor.
@@ -89,7 +106,7 @@ Status NativeEngine::start(std::string* detail) {
     return StatusCode::kInvalidArgument;
   }
   std::vector<int> fds;
-  core_.can_hand_over = core_.config.polling == PollingMode::kAdaptive && core_.all_synchronous;
+  core_.can_hand_over = core_.config.polling == PollingMode::kAdaptive && core_.any_synchronous;
   for (const auto& rail : core_.rails) {
     const int fd = rail->rail->wait_fd();
     if (fd >= 0) fds.push_back(fd);
@@ -118,6 +135,7 @@ std::vector<RailInfo> NativeEngine::rails() const {
     infos.push_back(rail->rail->info());
     infos.back().up = rail->up.load(std::memory_order_relaxed);
     infos.back().can_gather = rail->capabilities.gathers;
+    infos.back().reason = rail->reason;
   }
   return infos;
 }

@@ -16,8 +16,9 @@ namespace asyncfabric {
 
 namespace {
 
-// Rails of one protocol can talk. Faster kinds first.
+// Rails of one protocol can talk. Faster kinds first. Where rails were chosen by the machine, memory of a GPU has to get across too.
 constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "shm", "tcp"};
+constexpr const char* kAutomaticPreference[] = {"cuda", "local", "verbs", "efa", "shm", "tcp"};
 
 // Lives grow, and begin again after 16 million.
 bool is_later(uint32_t life, uint32_t than) {
@@ -58,7 +59,7 @@ std::string why_no_rail(const std::string& apart) {
   if (apart.empty()) return found;
   return found + ": " + apart +
          " is for processes of one user, one host, one pid namespace and one network namespace, and the peer is of "
-         "another one; tcp reaches it";
+         "another one; tcp reaches it, where both name a network: rails=('auto', 'tcp:eth0')";
 }
 
 }  // namespace
@@ -79,7 +80,8 @@ void Core::wire_peer(PeerId id) {
     deadline = peer->connect_until_ns;
   }
   make_descriptor_room();
-  std::vector<std::string> protocols(std::begin(kPreference), std::end(kPreference));
+  const auto& preference = config.automatic ? kAutomaticPreference : kPreference;
+  std::vector<std::string> protocols(std::begin(preference), std::end(preference));
   for (const auto& rail : rails)
     if (std::find(protocols.begin(), protocols.end(), rail->protocol) == protocols.end())
       protocols.push_back(rail->protocol);
@@ -135,6 +137,9 @@ void Core::wire_peer(PeerId id) {
     peer->reports_loss = peer->reports_loss && rails[lane.rail]->capabilities.reports_peer_loss;
   }
   peer->wired = true;
+  note_asynchronous(*peer, std::any_of(peer->lanes.begin(), peer->lanes.end(), [this](const Lane& lane) {
+    return !rails[lane.rail]->capabilities.synchronous;
+  }));
   for (uint64_t lane = 0; lane < kMaxMaskedLanes; ++lane)
     if ((peer->welcome_due >> lane & 1) != 0) send_welcome(*peer, lane);
   peer->welcome_due = 0;

@@ -16,7 +16,7 @@ bool NativeEngine::has_completions() const {
 
 bool NativeEngine::arm() {
   if (has_completions()) return false;
-  if (core_.can_hand_over && turn_.worth_lingering() && core_.gate.sleeping() && linger()) return false;
+  if (core_.may_hand_over() && turn_.worth_lingering() && core_.gate.sleeping() && linger()) return false;
   if (core_.config.polling == PollingMode::kBusy && turn_.worth_lingering() && watch_ring()) return false;
   core_.loop_gate.prepare();
   if (has_completions()) {
@@ -31,9 +31,9 @@ bool NativeEngine::arm() {
 // The loop may have been woken by a rail.
 void NativeEngine::disarm() {
   core_.loop_gate.finish();
-  if (!core_.can_hand_over && core_.config.polling != PollingMode::kBusy) return;
+  if (!core_.may_hand_over() && core_.config.polling != PollingMode::kBusy) return;
   turn_.slept(now_ns() - armed_ns_, core_.config.spin_ns);
-  if (!core_.can_hand_over || !core_.gate.sleeping()) return;
+  if (!core_.may_hand_over() || !core_.gate.sleeping()) return;
   Helm::Guest guest(core_.helm);
   bool quiet = false;
   if (guest.try_lock()) {

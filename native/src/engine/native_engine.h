@@ -20,6 +20,7 @@ class NativeEngine final : public Engine {
   std::string address() const override { return core_.address; }
   uint64_t incarnation() const override { return core_.incarnation; }
   std::vector<RailInfo> rails() const override;
+  std::vector<LeftOutRail> rails_left_out() const override { return core_.left_out; }
   std::vector<PeerInfo> peers() const override;
   EngineStatistics statistics() const override;
   OpProgress progress(OpId op) const override;
@@ -84,6 +85,9 @@ class NativeEngine final : public Engine {
   size_t step() override;
 
  private:
+  // engine.cc
+  Status open_state(const RailSpec& spec, RailState* state, std::string* detail) const;
+
   // submit.cc
   Status take_op(OpKind kind, uint64_t cookie, int64_t imm, Op** out);
   Status use_region(Op& op, RegionId region, uint64_t offset, uint64_t length);

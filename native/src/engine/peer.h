@@ -52,6 +52,7 @@ struct Peer {
   bool active = false;   // we want to connect (not only they to us)
   bool greeted = false;  // a greeting left, so it may know of which opening our counters are
   bool reports_loss = false;
+  bool asynchronous = false;  // counted in Core::asynchronous_peers
   bool same_host = false;
   std::string protocol;
   std::vector<Lane> lanes;

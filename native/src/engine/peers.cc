@@ -13,7 +13,25 @@ std::string forged_rail_key(uint32_t field, const RailState& rail) {
          rail.protocol + ") made: the key is damaged or forged";
 }
 
+std::string no_rail_takes(const char* whose, const std::string& protocol) {
+  return std::string(whose) + " memory is not registered with a " + protocol +
+         " rail, which is what connects the two: that rail refused it when it was registered";
+}
+
 }  // namespace
+
+bool Core::carries(const Op& op, const Target& target, const Lane& lane) const {
+  if (op.region == nullptr || target.key == nullptr) return true;
+  const size_t index = static_cast<size_t>(&lane - target.peer->lanes.data());
+  return op.region->value.memory[lane.rail] && target.key->value.lanes[index];
+}
+
+void Core::note_no_rail(const Op& op, const Target& target) {
+  if (target.key == nullptr || target.peer->lanes.empty()) return;
+  const bool ours = std::none_of(target.peer->lanes.begin(), target.peer->lanes.end(),
+                                 [&](const Lane& lane) { return bool(op.region->value.memory[lane.rail]); });
+  note_reason(op.cookie, no_rail_takes(ours ? "this fabric's" : "the target's", target.peer->protocol));
+}
 
 Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
   Peer& peer = peers.add();
@@ -150,10 +168,24 @@ bool Core::reap(Peer& peer) {
   peer.graveyard.clear();
   peer.lanes.clear();
   peer.wired = false;
+  note_asynchronous(peer, false);
   peer.asking.clear();
   peer.out_of_order.clear();
   peer.counter_generations = {};
   return true;
+}
+
+// The loop has the rails only while nobody needs the worker's cycles.
+void Core::note_asynchronous(Peer& peer, bool asynchronous) {
+  if (std::exchange(peer.asynchronous, asynchronous) == asynchronous) return;
+  const uint32_t before = asynchronous_peers.load(std::memory_order_relaxed);
+  const uint32_t now = asynchronous ? before + 1 : before - 1;
+  asynchronous_peers.store(now, std::memory_order_relaxed);
+  if (!can_hand_over || (before == 0) == (now == 0)) return;
+  std::vector<int> fds;
+  for (const auto& rail : rails) fds.push_back(rail->rail->wait_fd());
+  rail_watch.lend(fds, now == 0);
+  gate.notify();  // the worker looks again at who has the rails
 }
 
 void Core::forget(const Peer& peer) {
@@ -286,8 +318,11 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
         }
       }
     }
+    bool known = false;
     for (size_t i = 0; i < where.size() && status.ok(); ++i) {
       lanes.emplace_back();
+      if (rail_keys[i].empty()) continue;  // the owner's rail could not take that memory
+      known = true;
       status = at_rail(where[i].first,
                        [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
       if (status.code == StatusCode::kInvalidArgument) {  // the rail cannot read it: no mistake in a call of our user
@@ -296,6 +331,10 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
       } else if (!status.ok()) {
         why = rails[where[i].first]->rail->why();
       }
+    }
+    if (status.ok() && !known) {
+      status = StatusCode::kUnsupported;
+      why = no_rail_takes("the target's", rails[where.front().first]->protocol);
     }
     {
       const Moment moment(*this);

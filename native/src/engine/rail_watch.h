@@ -35,6 +35,15 @@ class RailWatch {
     return {errno == ENOSPC || errno == ENOMEM ? StatusCode::kNoMemory : StatusCode::kInternal, errno};
   }
 
+  // Takes the rails from the loop, or lends them again. For a rail that the loop does not have, and one that it has, nothing happens.
+  void lend(std::span<const int> rails, bool lent) const {
+    for (const int rail : rails)
+      if (lent)
+        (void)add(loop_, rail);
+      else
+        (void)epoll_ctl(loop_.get(), EPOLL_CTL_DEL, rail, nullptr);
+  }
+
   // What the event loop waits for.
   int loop_fd() const { return loop_.get(); }
 

@@ -24,6 +24,7 @@ struct RegionEntry {
   uint64_t length = 0;
   int32_t device = kHostDevice;
   uint32_t access = 0;
+  std::string refused;                               // see RegionInfo
   uint64_t generation = 1;                           // guarded by Core::keys_mutex
   std::vector<std::string> rail_keys;                // guarded by Core::keys_mutex
   std::vector<std::unique_ptr<LocalMemory>> memory;  // one per rail, fixed while the region is open

@@ -150,17 +150,29 @@ void Core::plan(Op& op) {
     Target& target = op.targets[index];
     Peer& peer = *target.peer;
     size_t usable_lanes = 0;
+    // A lane is there, but its rails do not know the memory, or cannot do what is asked.
+    bool unknown = false, incapable = false;
     // Lanes that are down serve when there is no other: their rails let work wait.
-    const bool any_usable =
-        std::any_of(peer.lanes.begin(), peer.lanes.end(), [this](const Lane& l) { return usable(l); });
+    const bool any_usable = std::any_of(peer.lanes.begin(), peer.lanes.end(),
+                                        [&](const Lane& l) { return usable(l) && carries(op, target, l); });
     for (uint32_t lane = 0; lane < peer.lanes.size() && usable_lanes < kMaxLanes; ++lane) {
       if (any_usable ? !usable(peer.lanes[lane]) : !open(peer.lanes[lane])) continue;
-      if (op.reads() && !rails[peer.lanes[lane].rail]->capabilities.read) continue;
+      if (!carries(op, target, peer.lanes[lane])) {
+        unknown = true;
+        continue;
+      }
+      const Capabilities& can = rails[peer.lanes[lane].rail]->capabilities;
+      if ((op.reads() && !can.read) || (op.kind == OpKind::kBoxes && !can.gathers)) {
+        incapable = true;
+        continue;
+      }
       weights[usable_lanes] = peer.weights[lane];
       lanes[usable_lanes++] = lane;
     }
     if (usable_lanes == 0) {
-      if (op.status.ok()) op.status = op.reads() ? StatusCode::kUnsupported : StatusCode::kRailDown;
+      if (unknown) note_no_rail(op, target);
+      const bool unsupported = op.reads() || unknown || incapable;
+      if (op.status.ok()) op.status = unsupported ? StatusCode::kUnsupported : StatusCode::kRailDown;
       op.failed_peer = peer.id;
       target.failed = true;
       continue;

@@ -135,7 +135,7 @@ bool Core::can_sleep() {
 
 // Then the worker need not spin either: it would only stand between the rails and the loop.
 bool Core::loop_may_have_rails() const {
-  return can_hand_over && vain_sleeps == 0 && live_count == 0 && loop_gate.sleeping();
+  return may_hand_over() && vain_sleeps == 0 && live_count == 0 && loop_gate.sleeping();
 }
 
 // A loop that sleeps, or came to sleep since the worker's last look, will see the rails before the worker could wake it.
@@ -145,7 +145,7 @@ bool Core::loop_takes_rails() {
     --vain_sleeps;
     return false;
   }
-  return can_hand_over && live_count == 0 && (loop_gate.sleeping() || seen != arms_seen);
+  return may_hand_over() && live_count == 0 && (loop_gate.sleeping() || seen != arms_seen);
 }
 
 uint64_t Core::sleep_limit_ns(bool loop_has_rails) {

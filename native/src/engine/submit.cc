@@ -79,7 +79,7 @@ void NativeEngine::send(Op& op, uint64_t bytes, OpId* id) {
 // A small op on rails that move data inside post() is posted right here when the worker sleeps: a wake-up costs more than the op.
 void NativeEngine::wake_worker(uint64_t bytes) {
   if (core_.config.polling == PollingMode::kManual || !core_.gate.sleeping()) return;
-  if (core_.all_synchronous && bytes <= core_.config.inline_bytes) {
+  if (core_.moves_at_once() && bytes <= core_.config.inline_bytes) {
     Helm::Guest guest(core_.helm);
     if (guest.try_lock()) {
       core_.step();
@@ -214,8 +214,9 @@ Status NativeEngine::submit_pages(OpKind kind, uint64_t cookie, RegionId region,
 
 Status NativeEngine::submit_write_boxes(uint64_t cookie, RegionId region, KeyId key, const BoxBatch& batch, int64_t imm,
                                         OpId* id) {
-  // Copied one behind the other, so only where all of it goes over one rail.
-  if (core_.rails.size() != 1 || !core_.rails[0]->capabilities.gathers) return StatusCode::kUnsupported;
+  // Copied one behind the other, so only where all of it goes over one rail. A peer that another rail reaches gets none: see Core::plan.
+  const auto gathers = [](const auto& rail) { return rail->capabilities.gathers; };
+  if (std::count_if(core_.rails.begin(), core_.rails.end(), gathers) != 1) return StatusCode::kUnsupported;
   Op* op = nullptr;
   Status status = take_op(OpKind::kBoxes, cookie, imm, &op);
   if (!status.ok()) return status;
