@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl
 
 Polling = Literal["adaptive", "busy", "manual"]
 POLLING_NUMBERS = {"adaptive": 0, "busy": 1, "manual": 2}
+AUTO: Literal["auto"] = "auto"
+"""In place of rails, or one of them: those that this process can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class FabricConfig:
     """How a fabric is opened. Times are seconds, sizes are bytes.
 
     Attributes:
-        rails: rails to open, as text (see RailSpec) or RailSpec; two of one provider give two rails.
+        rails: "auto", the rails that this process can use, see the guide; or rails to open, as text (see RailSpec) or
+            RailSpec: two of one provider give two rails. `("auto", "tcp:eth0")` names one beside those that are chosen.
         polling: adaptive (spin for `spin_us`, then sleep), busy (never sleeps), manual (tests call step()).
         spin_us: how long the adaptive worker spins before it sleeps.
         drain_deadline: how long a cancelled or closing transfer may drain before its peer is disconnected.
@@ -62,7 +65,7 @@ class FabricConfig:
         require: when not empty, providers that must carry every peer; anything else is an error.
     """
 
-    rails: tuple[str | RailSpec, ...] = ("local",)
+    rails: Literal["auto"] | tuple[str | RailSpec, ...] = AUTO
     polling: Polling = "adaptive"
     spin_us: float = 20.0
     drain_deadline: float = 5.0
@@ -77,17 +80,21 @@ class FabricConfig:
 
     def __post_init__(self) -> None:
         """Check every value and say which one is wrong."""
-        for name in ("rails", "require"):
-            if isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be a tuple of texts, got the string {getattr(self, name)!r}")
+        if isinstance(self.rails, str) and self.rails != AUTO:
+            raise TypeError(f"rails must be {AUTO!r} or a tuple of texts, got the string {self.rails!r}")
+        if isinstance(self.require, str):
+            raise TypeError(f"require must be a tuple of texts, got the string {self.require!r}")
         for name in ("max_ops", "stripe_bytes", "inline_bytes", "worker_cpu"):
             _check_kind(name, getattr(self, name), Integral)
         for name in ("drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host", "spin_us"):
             _check_kind(name, getattr(self, name), Real)
-        if not isinstance(self.rails, (tuple, list)):
-            raise TypeError(f"rails must be a tuple of rail texts, got {type(self.rails).__name__}")
-        if not 1 <= len(self.rails) <= 32:
-            raise ValueError(f"rails must name 1..32 rails, got {len(self.rails)}")
+        if not isinstance(self.rails, (str, tuple, list)):
+            raise TypeError(f"rails must be {AUTO!r} or a tuple of rail texts, got {type(self.rails).__name__}")
+        if not isinstance(self.rails, str):
+            if not 1 <= len(self.rails) <= 32:
+                raise ValueError(f"rails must name 1..32 rails, got {len(self.rails)}")
+            if self.rails.count(AUTO) > 1:
+                raise ValueError(f"rails must name {AUTO!r} once, got {self.rails!r}")
         if self.polling not in POLLING_NUMBERS:
             raise ValueError(f"polling must be one of {sorted(POLLING_NUMBERS)}, got {self.polling!r}")
         for name in ("drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host"):
@@ -103,14 +110,22 @@ class FabricConfig:
         if self.worker_cpu < -1:
             raise ValueError(f"worker_cpu must be >= -1, got {self.worker_cpu!r}")
         providers = [rail.provider for rail in self.rail_specs()]
-        if self.require and not any(name.endswith(tuple(providers)) for name in self.require):  # fake+local is a local
+        if self.automatic or not self.require:
+            return
+        if not any(name.endswith(tuple(providers)) for name in self.require):  # fake+local is a local
             raise ValueError(
                 f"require permits {sorted(self.require)}, but rails are of {providers}: none could be used"
             )
 
+    @property
+    def automatic(self) -> bool:
+        """Whether rails are chosen when the fabric is opened, perhaps beside some that are named."""
+        return self.rails == AUTO or (not isinstance(self.rails, str) and AUTO in self.rails)
+
     def rail_specs(self) -> tuple[RailSpec, ...]:
-        """Return the rails as parsed specs; raises ValueError naming a malformed one."""
-        return tuple(rail if isinstance(rail, RailSpec) else RailSpec.parse(rail) for rail in self.rails)
+        """Return the rails that are named, as parsed specs; raises ValueError naming a malformed one."""
+        named = () if isinstance(self.rails, str) else tuple(rail for rail in self.rails if rail != AUTO)
+        return tuple(rail if isinstance(rail, RailSpec) else RailSpec.parse(rail) for rail in named)
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

@@ -42,7 +42,8 @@ class RailInfo:
 
     Attributes:
         can_read: `Fabric.read` works over it.
-        can_gather: `Fabric.write_boxes` works over it, when it is the only rail.
+        can_gather: `Fabric.write_boxes` works over it, to the peers that it reaches, when no other rail has it.
+        reason: why it was opened: "named", or why `rails="auto"` chose it.
     """
 
     provider: str
@@ -54,6 +55,20 @@ class RailInfo:
     can_read: bool
     up: bool
     can_gather: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RailLeftOut:
+    """A rail that `rails="auto"` did not open.
+
+    Attributes:
+        rail: a provider, or `provider:device`.
+        reason: why, and what to do where it is wanted.
+    """
+
+    rail: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,8 @@ class RegionInfo:
         length_bytes, device, access: what was registered, where, with which rights for peers.
         generation: of its keys; grows with each revocation.
         quarantined: a device may still touch it, so it is never given back.
+        refused: with `rails="auto"`, the rails that did not take the memory, and why; peers that only they reach
+            cannot use it. "" when all did.
         age_s: seconds since it was registered.
         cost_s: seconds that registering took.
     """
@@ -107,6 +124,7 @@ class RegionInfo:
     quarantined: bool
     age_s: float
     cost_s: float
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from bench_api cimport *
 from converting_api cimport *
 from engine_api cimport *
 from ordering_api cimport *
+from rails_api cimport *
 from rows_api cimport *
 from summing_api cimport *
 from topology_api cimport *

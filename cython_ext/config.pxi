@@ -6,11 +6,14 @@ cdef uint64_t nanoseconds(double seconds) noexcept:
     return <uint64_t> (seconds * 1e9 + 0.5)
 
 
-cdef EngineConfig engine_config(object config) except *:
-    """Translate the public configuration. `require` is policy and stays in Python."""
+cdef EngineConfig engine_config(object config, object chosen) except *:
+    """Translate the public configuration, with the rails that were chosen. `require` is policy and stays in Python."""
     cdef EngineConfig native
     cdef RailSpec rail
-    for spec in config.rail_specs():
+    native.automatic = config.automatic
+    for spec, reason, optional in chosen:
+        rail.reason = reason.encode()
+        rail.optional = optional
         rail.provider = spec.provider.encode()
         rail.device = spec.device.encode()
         rail.options.clear()

@@ -104,7 +104,7 @@ cdef class _ControlRoom(_Hold):
         cdef RegionInfo info
         self.look_up(region, &info)
         return RegionInfoTuple(<uintptr_t> info.base, info.length, info.device, info.access, info.generation,
-                               info.quarantined)
+                               info.quarantined, text_of(info.refused))
 
     def region_key(self, uint64_t region, uint32_t access, uint64_t offset, uint64_t length):
         """Return the key bytes of a range of a region."""

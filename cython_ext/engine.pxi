@@ -15,8 +15,12 @@ cdef extern from *:
 cdef class Engine(_CompletionRoom):
     """The compiled engine behind `asyncfabric._bridge.engine.Engine`; opens rails and starts its threads when made."""
 
-    def __init__(self, config):
-        cdef EngineConfig native = engine_config(config)
+    cdef tuple left_out_
+
+    def __init__(self, config, chosen=None, left_out=()):
+        if chosen is None:
+            chosen = [(spec, "named", False) for spec in config.rail_specs()]
+        cdef EngineConfig native = engine_config(config, chosen)
         cdef unique_ptr[NativeEngine] opened
         cdef string detail
         cdef Status status
@@ -26,6 +30,7 @@ cdef class Engine(_CompletionRoom):
             status = NativeEngine.open(native, &opened, &detail)
         if not status.ok():
             raise status_error(status, text_of(detail))
+        self.left_out_ = tuple(left_out)
         self.engine_ = opened.release()
         self.closed_ = False
         _open_holds.add(self)
@@ -71,9 +76,22 @@ cdef class Engine(_CompletionRoom):
                 "can_read": bool(rail.can_read),
                 "can_gather": bool(rail.can_gather),
                 "up": bool(rail.up),
+                "reason": text_of(rail.reason),
             }
             for rail in rails
         ]
+
+    def rails_left_out(self):
+        """Return what was not chosen or could not be opened, one dict each with the fields of RailLeftOut."""
+        cdef vector[LeftOutRail] rails
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                rails = engine.rails_left_out()
+        finally:
+            self.leave()
+        refused = [{"rail": text_of(rail.rail), "reason": text_of(rail.reason)} for rail in rails]
+        return [*refused, *self.left_out_]
 
     def peers(self):
         """Return the peers, one dict each with the fields of PeerStatistics; `state` is a number."""

@@ -6,11 +6,11 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cpp_bool
 from libcpp.memory cimport unique_ptr
-from libcpp.pair cimport pair
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from batches_api cimport BoxBatch, PageBatch, ScatterTarget
+from rails_api cimport EngineConfig, LeftOutRail, RailInfo
 
 
 cdef extern from "<string_view>" namespace "std" nogil:
@@ -51,38 +51,6 @@ cdef extern from "asyncfabric/status.h" namespace "asyncfabric" nogil:
 cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
     const int32_t kHostDevice
 
-    cdef enum class PollingMode(uint32_t):
-        kAdaptive
-
-    cdef cppclass RailSpec:
-        string provider
-        string device
-        vector[pair[string, string]] options
-
-    cdef cppclass EngineConfig:
-        vector[RailSpec] rails
-        PollingMode polling
-        uint64_t spin_ns
-        uint64_t drain_deadline_ns
-        uint64_t connect_deadline_ns
-        uint64_t peer_deadline_network_ns
-        uint64_t peer_deadline_host_ns
-        uint64_t stripe_bytes
-        uint64_t inline_bytes
-        uint32_t max_ops
-        int32_t worker_cpu
-
-    cdef cppclass RailInfo:
-        string provider
-        string device
-        string library
-        string version
-        double gbits_per_s
-        cpp_bool ordered
-        cpp_bool can_read
-        cpp_bool can_gather
-        cpp_bool up
-
     cdef enum class CompletionKind(uint32_t):
         kOp
 
@@ -103,6 +71,7 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         uint32_t access
         uint64_t generation
         cpp_bool quarantined
+        string refused
 
     cdef cppclass KeyInfo:
         uint64_t incarnation
@@ -179,6 +148,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         string address() except +
         uint64_t incarnation() except +
         vector[RailInfo] rails() except +
+        vector[LeftOutRail] rails_left_out() except +
         vector[PeerInfo] peers() except +
         EngineStatistics statistics() except +
         OpProgress progress(uint64_t) except +

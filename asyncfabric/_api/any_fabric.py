@@ -17,7 +17,7 @@ from asyncfabric._api.region_list import list_regions
 from asyncfabric._api.transfer import TransferT
 from asyncfabric._bridge import faults
 from asyncfabric.observe.why import format_waiting
-from asyncfabric.types import RailInfo, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
+from asyncfabric.types import RailInfo, RailLeftOut, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
 if TYPE_CHECKING:
     from asyncfabric._api.registering import Resolver
@@ -51,9 +51,15 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
 
     @property
     def rails(self) -> tuple[RailInfo, ...]:
-        """What was really opened: provider, device, library file, speed."""
+        """What was really opened, and why: provider, device, library file, speed."""
         self._check_open()
         return tuple(RailInfo(**row) for row in self._stairwell.engine.rails())
+
+    @property
+    def rails_left_out(self) -> tuple[RailLeftOut, ...]:
+        """What `rails="auto"` did not open, each with its reason; empty where all rails are named."""
+        self._check_open()
+        return tuple(RailLeftOut(**row) for row in self._stairwell.engine.rails_left_out())
 
     @property
     def closed(self) -> bool:

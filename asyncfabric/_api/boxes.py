@@ -65,8 +65,8 @@ class BoxOps(PageOps[TransferT], Generic[TransferT, BoxTransferT]):
     ) -> BoxTransferT:
         """Write boxes whose bytes lie apart, each in order to one contiguous place, and sum them in the same pass.
 
-        Where `can_gather` is true of the fabric's only rail (`local`), and for memory that its owner allocated with
-        `allocate`: there the bytes are read once to be copied and hashed.
+        Where `can_gather` is true of one rail of the fabric (`local`), to peers that it reaches, and for memory that
+        its owner allocated with `allocate`: there the bytes are read once to be copied and hashed.
 
         Args:
             source: a whole region.

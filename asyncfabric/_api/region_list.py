@@ -34,6 +34,7 @@ def list_regions(stairwell: Stairwell) -> tuple[RegionInfo, ...]:
                 bool(known.quarantined),
                 now - record.since,
                 record.cost_s,
+                known.refused,
             )
         )
     return tuple(rows)

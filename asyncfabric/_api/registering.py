@@ -97,7 +97,8 @@ def _check_device(stairwell: Stairwell, device: int) -> None:
     if device != HOST and all(rail["device"] != name for rail in stairwell.engine.rails()):
         raise DeviceError(
             f"memory of {name} needs a rail of that GPU, and this fabric has none",
-            remedy=f"open the fabric with FabricConfig(rails=({name!r},)), or copy through memory of device 'cpu'",
+            remedy=f"open the fabric with FabricConfig(rails=({name!r},)), or with rails='auto' after the first use of "
+            "that GPU, or copy through memory of device 'cpu'",
         )
 
 

@@ -75,6 +75,7 @@ class RegionInfo(NamedTuple):
     access: int
     generation: int
     quarantined: bool
+    refused: str = ""
 
 
 class ClosingInfo(NamedTuple):
@@ -125,6 +126,7 @@ class Engine(Protocol):
     def address(self) -> bytes: ...
     def incarnation(self) -> int: ...
     def rails(self) -> list[dict[str, Any]]: ...  # keys: fields of asyncfabric.types.RailInfo
+    def rails_left_out(self) -> list[dict[str, str]]: ...  # keys: fields of asyncfabric.types.RailLeftOut
     def peers(self) -> list[dict[str, Any]]: ...  # keys: fields of PeerStatistics; state as int
     def statistics(self) -> dict[str, int]: ...
     def progress(self, op: int) -> OpProgress: ...

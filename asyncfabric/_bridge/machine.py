@@ -5,7 +5,22 @@ Types only. `asyncfabric.observe.topology` names the fields and explains them.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TypedDict
+
+
+class NicKind(IntEnum):
+    """What a NIC speaks; numbers of the native enum."""
+
+    INFINIBAND = 0
+    ROCE = 1
+    EFA = 2
+    IWARP = 3
+    ETHERNET = 4
+
+
+DISTANCE_TEXTS = ("same device", "same switch", "same root complex", "same NUMA node", "other NUMA node")
+"""How far a GPU is from a NIC, by the numbers of the native enum."""
 
 
 class NativePlace(TypedDict):

@@ -10,18 +10,17 @@ import os
 from dataclasses import dataclass
 from enum import IntEnum
 
-from asyncfabric._bridge.machine import NativeGroup, NativeNic, NativePlace, NativeTopology
+from asyncfabric._bridge.machine import (
+    DISTANCE_TEXTS,
+    NativeGroup,
+    NativeNic,
+    NativePlace,
+    NativeTopology,
+    NicKind,
+)
 from asyncfabric._bridge.native import read_native_topology
 
-
-class NicKind(IntEnum):
-    """What a NIC speaks; numbers of the native enum."""
-
-    INFINIBAND = 0
-    ROCE = 1
-    EFA = 2
-    IWARP = 3
-    ETHERNET = 4
+__all__ = ["Distance", "Gpu", "Group", "Nic", "NicKind", "NumaNode", "Place", "Topology", "read_topology"]
 
 
 class Distance(IntEnum):
@@ -36,10 +35,7 @@ class Distance(IntEnum):
     @property
     def text(self) -> str:
         """The distance as people say it."""
-        return _DISTANCE_TEXTS[self]
-
-
-_DISTANCE_TEXTS = ("same device", "same switch", "same root complex", "same NUMA node", "other NUMA node")
+        return DISTANCE_TEXTS[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ class ControlCalls(EngineCore):
             {"provider": f"fake+{spec.provider}", "device": spec.device, **facts} for spec in self.config.rail_specs()
         ]
 
+    def rails_left_out(self) -> list[dict[str, str]]:
+        """Return nothing: a fake opens what it is asked for."""
+        return []
+
     def peers(self) -> list[dict[str, Any]]:
         """Return one row per engine that was ever met."""
         with self.network.lock:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Self
 
 from asyncfabric._bridge.engine import CompletionKind
 from asyncfabric._bridge.faults import MESSAGE_CREDITS
 from asyncfabric._bridge.status import StatusCode, refusal
-from asyncfabric.config import FabricConfig
+from asyncfabric.config import FabricConfig, RailSpec
 from asyncfabric.testing.fake_completions import CompletionRing
 from asyncfabric.testing.fake_counters import CounterTable, WatchTable
 from asyncfabric.testing.fake_keys import FakeAddress, FakeKey
@@ -34,13 +35,18 @@ _STATISTICS = (
 )
 
 
+def _with_named_rails(config: FabricConfig) -> FabricConfig:
+    """Return the configuration of a machine that has nothing but its memory, where "auto" is one rail."""
+    return replace(config, rails=(RailSpec("local"), *config.rail_specs())) if config.automatic else config
+
+
 class EngineCore:
     """What is behind the protocol of one fake engine."""
 
     def __init__(
         self, config: FabricConfig | None = None, network: FakeNetwork | None = None, *, place: int | None = None
     ) -> None:
-        self.config: FabricConfig = config or FabricConfig()
+        self.config: FabricConfig = _with_named_rails(config or FabricConfig())
         self.network: FakeNetwork = network if network is not None else DEFAULT_NETWORK
         self.counts: dict[str, int] = dict.fromkeys(_STATISTICS, 0)
         self.trace: TraceRing = TraceRing()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncfabric.errors import FabricError
+from asyncfabric_services.doctor.automatic import check_automatic, read_automatic
 from asyncfabric_services.doctor.cores import check_cores, read_cores
 from asyncfabric_services.doctor.finding import PROVIDERS, Asked, Finding, Verdict
 from asyncfabric_services.doctor.gpu import check_gpu, read_gpu
@@ -48,6 +49,7 @@ GROUPS = (
     Group("rdma", read_rdma, check_rdma, NICS),
     Group("pcie", read_pcie, check_pcie, NICS | {"cuda"}),
     Group("gpu", read_gpu, check_gpu, NICS | {"cuda"}),
+    Group("automatic", read_automatic, check_automatic, ALL),
 )
 
 

@@ -113,7 +113,9 @@ class ClusterSection:
     advertise: str = key("", "host name that others use when `bind` is all interfaces")
     keys: Path | None = key(None, "key file for tcp, see `asyncfabric keys`")
     plain_tcp: Literal["refuse", "allow"] = key("refuse", "tcp without keys: refuse, or allow, which protects nothing")
-    rails: str = key("local", "rails of the fabric, joined by commas: local, tcp, ...; `asyncfabric doctor` lists them")
+    rails: str = key(
+        "local", "rails of the fabric, joined by commas: auto, local, tcp, ...; `asyncfabric doctor` lists them"
+    )
     patience: Duration = key(10.0, "how long a request waits for a node that can take it", 0, 3600)
 
 

@@ -32,7 +32,7 @@ FAR_NS = 60_000_000_000
 
 @pytest.fixture
 def engine() -> Iterator[Any]:
-    opened = native.Engine(FabricConfig())
+    opened = native.Engine(FabricConfig(rails=("local",)))
     yield opened
     opened.close()
 
@@ -153,7 +153,7 @@ from asyncfabric.config import FabricConfig
 PAGES = np.zeros(2_000_000, np.int64)  # such a call is long enough to be in the middle when close() comes
 
 for round in range(12):
-    engine = Engine(FabricConfig())
+    engine = Engine(FabricConfig(rails=("local",)))
     engine.submit_allocate(1, 4096, -1, 3)
     while not (done := engine.poll(1)):
         pass
@@ -280,14 +280,14 @@ def test_page_lists_must_be_int64_buffers_of_one_length(engine: Any) -> None:
 
 def test_an_engine_is_opened_once(engine: Any) -> None:
     with pytest.raises(RuntimeError):
-        engine.__init__(FabricConfig())
+        engine.__init__(FabricConfig(rails=("local",)))
 
 
 @pytest.mark.slow
 def test_a_forked_child_leaves_the_engine_alone(engine: Any) -> None:
     program = (
         "import os, sys; from asyncfabric._native import Engine; from asyncfabric.config import FabricConfig\n"
-        "engine = Engine(FabricConfig())\n"
+        "engine = Engine(FabricConfig(rails=('local',)))\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    engine.close(); del engine; os._exit(7)\n"

@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from asyncfabric.config import RailSpec
+from asyncfabric.observe.choice import NOT_BUILT, AutomaticChoice, ChosenRail, RailChoice
 from asyncfabric.observe.nvlink import NvGpu, NvLinks
 from asyncfabric.observe.topology import NicKind
+from asyncfabric.types import RailLeftOut
+from asyncfabric_services.doctor.automatic import AutomaticFacts
 from asyncfabric_services.doctor.cores import CoreFacts
 from asyncfabric_services.doctor.gpu import Asking, GpuFacts
 from asyncfabric_services.doctor.kernel import KernelFacts
@@ -50,11 +54,19 @@ UNASKED = replace(GPU, asked=None)
 GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
 SMALL_SHM = Trial("shm", True, True, error="shm: /dev/shm has room for 24 MiB, and each rail takes 16 MiB")
 TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
+LOCAL = ChosenRail(RailSpec("local"), "for the test")
 
 
 def _library(library: Library, **changes: Any) -> LibraryFacts:
     changed = replace(library, **changes)
     return replace(LIBRARIES, libraries=tuple(changed if one is library else one for one in LIBRARIES.libraries))
+
+
+def _auto(
+    rails: tuple[ChosenRail, ...] = (LOCAL,), gpus: int = 0, left: tuple[str, str] | None = None
+) -> AutomaticFacts:
+    choice = RailChoice(rails, () if left is None else (RailLeftOut(*left),))
+    return AutomaticFacts(tuple(AutomaticChoice(gpu, choice) for gpu in range(-1, gpus)))
 
 
 def _asked(**changes: Any) -> GpuFacts:
@@ -187,6 +199,13 @@ CASES = [
     _case("gpu", GPU, "NIC writes to GPUs", "ok", "100, 200"),
     _case("gpu", _asked(ordering=(100, 0)), "NIC writes to GPUs", "warn", "cuda:1 (0)"),
     _case("gpu", UNASKED, "NIC writes to GPUs", "n.a."),
+    _case("automatic", _auto(), "auto", "ok", "local, for the test"),
+    _case("automatic", _auto(rails=()), "auto", "fail", "no rail"),
+    _case("automatic", _auto(gpus=1), "auto with GPU 0", "ok", "local, for the test"),
+    _case("automatic", _auto(rails=(), gpus=1), "auto with GPU 0", "fail", "no rail"),
+    _case("automatic", _auto(left=("tcp", "not named")), "auto leaves out", "ok", "tcp: not named"),
+    _case("automatic", _auto(left=("verbs", NOT_BUILT)), "auto leaves out", "ok", "verbs: not in this build"),
+    _case("automatic", _auto(left=("verbs:mlx5_0", NOT_BUILT)), "auto leaves out", "warn", "not in this build"),
     _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "warn", "room for 24 MiB"),
     _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "fail", "room for 24 MiB", "shm"),
     _case("trials", TRIALS, "usable", "ok", "local"),

@@ -185,5 +185,4 @@ def _needs_gathering(pair: Pair) -> None:
 
 
 def _gathers(pair: Pair) -> bool:
-    rails = pair.writer.rails
-    return len(rails) == 1 and rails[0].can_gather
+    return sum(rail.can_gather for rail in pair.writer.rails) == 1
