@@ -38,12 +38,13 @@ class ControlCalls(EngineCore):
         """Return one row per rail of the configuration; `fake+` in the provider says what they are."""
         facts = {"library": "", "version": "", "gbits_per_s": 0.0, "ordered": self.network.ordered}
         facts |= {"can_read": self.network.can_read, "can_gather": False, "up": not self._gone}
+        facts |= {"reason": "named"}
         return [
             {"provider": f"fake+{spec.provider}", "device": spec.device, **facts} for spec in self.config.rail_specs()
         ]
 
     def rails_left_out(self) -> list[dict[str, str]]:
-        """Return nothing: a fake opens what it is asked for."""
+        """Return nothing: a fake opens what is named, and one rail for "auto"."""
         return []
 
     def peers(self) -> list[dict[str, Any]]:

@@ -261,8 +261,8 @@ class TrainerRank:
 
 
 def _device_of(rails: str) -> str:
-    """Return where a trainer of these rails trains: on the GPU of a cuda rail, else on the CPU."""
-    first = rails.split(",")[0].partition("?")[0]
+    """Return where a trainer of these rails trains: on the GPU of a cuda rail that is named, else on the CPU."""
+    first = rails.removeprefix("auto,").split(",")[0].partition("?")[0]
     return first if first.startswith("cuda:") else "cpu"
 
 

@@ -134,3 +134,21 @@ def test_a_requirement_that_no_rail_meets_is_told_at_once() -> None:
     with pytest.raises(ValueError, match=r"require permits \['efa'\], but rails are of \['tcp', 'local'\]"):
         FabricConfig(rails=("tcp:lo", "local"), require=("efa",))
     assert FabricConfig(rails=("tcp", "local"), require=("efa", "tcp")).require == ("efa", "tcp")
+
+
+def test_rails_are_chosen_by_default() -> None:
+    assert FabricConfig().automatic
+    assert FabricConfig().rail_specs() == ()
+    assert not FabricConfig(rails=("local",)).automatic
+
+
+@pytest.mark.parametrize("rails", [("auto", "tcp:lo"), ("tcp:lo", "auto")])
+def test_rails_may_be_named_beside_those_that_are_chosen(rails: tuple[str, ...]) -> None:
+    config = FabricConfig(rails=rails, require=("local", "tcp", "verbs"))
+    assert config.automatic
+    assert config.rail_specs() == (RailSpec("tcp", "lo"),)
+
+
+def test_auto_is_named_once() -> None:
+    with pytest.raises(ValueError, match="once"):
+        FabricConfig(rails=("auto", "auto"))

@@ -18,6 +18,11 @@ async def _open(rails: str) -> None:
         assert fabric.rails
 
 
+@pytest.mark.parametrize("rails", ["auto", "auto,fault+local"])
+def test_a_node_takes_what_the_machine_offers(rails: str) -> None:
+    trio.run(_open, rails)
+
+
 @pytest.mark.parametrize("rails", ["nope", "local?what=1", "tcp?address=nonsense", "", "local,,local"])
 def test_rails_that_cannot_be_opened_are_a_sentence_about_the_setting(rails: str) -> None:
     with pytest.raises(StartError, match=r"^cluster\.rails: "):

@@ -36,17 +36,20 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
   std::string refused;
   bool taken = false;
   for (uint32_t rail = 0; rail < core_.rails.size() && (status.ok() || core_.config.automatic); ++rail) {
-    const Status told =
+    const Status registered =
         core_.at_rail(rail, [&](Rail& at) { return at.register_memory(memory, &handles[rail], &rail_keys[rail]); });
-    taken = taken || told.ok();
-    if (told.ok()) continue;
+    taken = taken || registered.ok();
+    if (registered.ok()) continue;
     handles[rail].reset();
     rail_keys[rail].clear();  // in a key: this rail does not know the memory
-    status = told;
     const std::string why = "rail " + std::to_string(rail) + " (" + core_.rails[rail]->protocol + ") failed";
-    core_.note_error("registering " + std::to_string(length) + " bytes on " + why + reason(rail, device));
-    refused += (refused.empty() ? "" : "; ") + why + ": " + status_text(status.code);
-    if (status.raw != 0) refused += " (" + std::to_string(status.raw) + ")";
+    // The first that says more than that it takes no such memory.
+    if (status.ok() || (status.code == StatusCode::kUnsupported && registered.code != StatusCode::kUnsupported)) {
+      status = registered;
+      core_.note_error("registering " + std::to_string(length) + " bytes on " + why + reason(rail, device));
+    }
+    refused += (refused.empty() ? "" : "; ") + why + ": " + status_text(registered.code);
+    if (registered.raw != 0) refused += " (" + std::to_string(registered.raw) + ")";
   }
   if (taken && core_.config.automatic) status = {};
   if (device != kHostDevice && status.code == StatusCode::kUnsupported) status = {StatusCode::kNoProvider, status.raw};

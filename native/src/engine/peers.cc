@@ -22,8 +22,9 @@ std::string no_rail_takes(const char* whose, const std::string& protocol) {
 
 bool Core::carries(const Op& op, const Target& target, const Lane& lane) const {
   if (op.region == nullptr || target.key == nullptr) return true;
+  const auto& attached = target.key->value.lanes;  // none any more: the key leads to a later life of its owner
   const size_t index = static_cast<size_t>(&lane - target.peer->lanes.data());
-  return op.region->value.memory[lane.rail] && target.key->value.lanes[index];
+  return op.region->value.memory[lane.rail] && index < attached.size() && attached[index];
 }
 
 void Core::note_no_rail(const Op& op, const Target& target) {
