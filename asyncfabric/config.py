@@ -120,7 +120,7 @@ class FabricConfig:
     @property
     def automatic(self) -> bool:
         """Whether rails are chosen when the fabric is opened, perhaps beside some that are named."""
-        return self.rails == AUTO or (not isinstance(self.rails, str) and AUTO in self.rails)
+        return self.rails == AUTO or AUTO in self.rails
 
     def rail_specs(self) -> tuple[RailSpec, ...]:
         """Return the rails that are named, as parsed specs; raises ValueError naming a malformed one."""

@@ -17,6 +17,7 @@ from machines import flat_vm
 from processes import party
 
 import asyncfabric as af
+from asyncfabric._bridge.engine import Engine
 from asyncfabric._bridge.native import open_native_engine
 
 LOOK = """
@@ -54,7 +55,7 @@ def test_a_process_opens_no_port_and_loads_no_library_that_it_does_not_use() -> 
     assert seen["listening"] == []
 
 
-def planted(tmp_path: Path) -> functools.partial[object]:
+def planted(tmp_path: Path) -> functools.partial[Engine]:
     """Return what opens engines of a machine whose RDMA devices are in its files only."""
     return functools.partial(open_native_engine, root=str(flat_vm(tmp_path).root))
 
@@ -65,7 +66,7 @@ def test_a_device_that_does_not_open_is_left_out_and_the_fabric_works(tmp_path: 
     async def scene() -> None:
         engines = planted(tmp_path)
         async with (
-            af.open_fabric(engine_factory=engines) as target,  # type: ignore[arg-type]
+            af.open_fabric(engine_factory=engines) as target,
             af.open_fabric() as source,
         ):
             assert [rail.provider for rail in target.rails] == ["local"]
@@ -87,7 +88,7 @@ def test_what_is_named_beside_auto_has_to_open(tmp_path: Path) -> None:
 
     async def scene() -> None:
         config = af.FabricConfig(rails=("auto", "verbs:mlx5_0"))
-        async with af.open_fabric(config, engine_factory=planted(tmp_path)):  # type: ignore[arg-type]
+        async with af.open_fabric(config, engine_factory=planted(tmp_path)):
             raise AssertionError("a named rail was left out")
 
     with pytest.raises(af.DeviceError, match="verbs"):
@@ -98,7 +99,7 @@ def test_where_nothing_that_is_permitted_opens_the_error_lists_the_reasons(tmp_p
     need("local")
 
     async def scene() -> None:
-        async with af.open_fabric(af.FabricConfig(require=("efa",)), engine_factory=planted(tmp_path)):  # type: ignore[arg-type]
+        async with af.open_fabric(af.FabricConfig(require=("efa",)), engine_factory=planted(tmp_path)):
             raise AssertionError("a rail was opened that config.require does not permit")
 
     with pytest.raises(af.DeviceError, match=r"local: config.require does not permit it.*tcp: "):
@@ -108,7 +109,7 @@ def test_where_nothing_that_is_permitted_opens_the_error_lists_the_reasons(tmp_p
 
 
 async def _open_only(provider: str, folder: Path) -> None:
-    async with af.open_fabric(af.FabricConfig(require=(provider,)), engine_factory=planted(folder)):  # type: ignore[arg-type]
+    async with af.open_fabric(af.FabricConfig(require=(provider,)), engine_factory=planted(folder)):
         raise AssertionError(f"a {provider} rail was opened")
 
 
