@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncfabric.observe.choice import NOT_BUILT, AutomaticChoice, read_choices
+from asyncfabric.types import RailLeftOut
 from asyncfabric_services.doctor.finding import Asked, Finding, Verdict
 
 
@@ -31,15 +32,16 @@ def check_automatic(facts: AutomaticFacts, _asked: Asked) -> list[Finding]:
         name = "auto" if each.gpu < 0 else f"auto with GPU {each.gpu}"
         rails = "; ".join(f"{rail.text}, {rail.reason}" for rail in each.choice.rails)
         findings.append(Finding(name, Verdict.OK, rails) if rails else _nothing(name))
-    left: dict[str, list[str]] = {}
-    for rail in facts.choices[0].choice.left_out:
-        left.setdefault(rail.reason, []).append(rail.rail)
-    return findings + [_left_out(why, rails) for why, rails in left.items()]
+    left_out = facts.choices[0].choice.left_out
+    return [*findings, _left_out(left_out)] if left_out else findings
 
 
-def _left_out(why: str, rails: list[str]) -> Finding:
-    name, found = "auto leaves out", f"{', '.join(rails)}: {why}"
-    if why == NOT_BUILT and any(":" in rail for rail in rails):  # a device is here
+def _left_out(left_out: tuple[RailLeftOut, ...]) -> Finding:
+    rails: dict[str, list[str]] = {}
+    for left in left_out:
+        rails.setdefault(left.reason, []).append(left.rail)
+    name, found = "auto leaves out", "; ".join(f"{', '.join(rails[why])}: {why}" for why in rails)
+    if any(":" in rail for rail in rails.get(NOT_BUILT, ())):  # a device is here
         return Finding(name, Verdict.WARN, found, "apt-get install libibverbs-dev libfabric-dev and build again")
     return Finding(name, Verdict.OK, found)
 
