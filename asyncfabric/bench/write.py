@@ -1,6 +1,7 @@
 """Write workloads: a window of writes in flight, single awaited writes, and a deep queue that nobody awaits.
 
-Run on the event loop of the initiator; each write carries an immediate, so that the target can wait for all of them.
+Run on the event loop of the initiator, one of them in a thread without; each write carries an immediate, so that the
+target can wait for all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from asyncfabric import BusyError, Fabric, Region, RegionKey, Transfer, wait_all
+from asyncfabric import BusyError, Fabric, Region, RegionKey, Transfer, blocking, wait_all
 
 MAX_SLOTS = 4096
 """Distinct places that a workload walks round; slicing a region for each write would measure slicing."""
@@ -69,6 +70,23 @@ async def write_single(
     for index in range(count):
         slot = index % slots
         await fabric.write(sources[slot], key, slot * op_bytes, imm=imm)
+        now = time.perf_counter_ns()
+        samples.append(now - before)
+        before = now
+    return WriteRun((before - started) / 1e9, samples)
+
+
+def write_blocking(
+    fabric: blocking.Fabric, source: blocking.Region, key: RegionKey, *, op_bytes: int, count: int, imm: int | None
+) -> WriteRun:
+    """Do what `write_single` does in a thread without an event loop: submit and wait, one write after the other."""
+    slots = slot_count(source.length, op_bytes)
+    sources = [source[slot * op_bytes : (slot + 1) * op_bytes] for slot in range(min(slots, count))]
+    samples: list[int] = []
+    started = before = time.perf_counter_ns()
+    for index in range(count):
+        slot = index % slots
+        fabric.write(sources[slot], key, slot * op_bytes, imm=imm).wait()
         now = time.perf_counter_ns()
         samples.append(now - before)
         before = now

@@ -16,6 +16,7 @@ class FabricSide:
     Attributes:
         arrivals: what the target's counter must show once everything sent so far has arrived.
         returns: the same for the initiator's counter.
+        address_there: that of the target, as hexadecimal digits.
         rail: what the first rail says it is, for rows.
         receiver: the end that bytes go to, whose memory is poisoned and checked.
     """
@@ -51,6 +52,7 @@ class FabricSide:
         pair.initiator.start("open", config=options.engine)
         pair.target.start("open", config=options.engine_there)
         here, there = pair.initiator.finish(), pair.target.finish()
+        self.address_there: str = there["address"]
         seeds = (None, options.seed) if reads else (options.seed, None)
         our_key = pair.initiator.call("memory", kind=memory, length_bytes=region_bytes, seed=seeds[0])
         their_key = pair.target.call("memory", kind=memory_there or memory, length_bytes=region_bytes, seed=seeds[1])

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 import asyncfabric as af
+from asyncfabric import blocking
 from asyncfabric.bench import notify, pages, write
 from asyncfabric_services.bench.station import Station, config_of, lists_of
 
@@ -25,6 +26,8 @@ class FabricStation(Station):
     _key: af.RegionKey
     _peer: af.Peer
     _counter: af.ImmCounter
+    _blocking: blocking.Fabric
+    _source: blocking.Region
 
     def __init__(self, meeting: int = -1) -> None:
         """Open nothing yet."""
@@ -89,6 +92,19 @@ class FabricStation(Station):
     async def do_write_single(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:
         """Run one repeat of `write_single`."""
         run = await write.write_single(self._fabric, self._region, self._key, op_bytes=op_bytes, count=count, imm=imm)
+        return {"seconds": run.seconds, "samples_ns": run.samples_ns}
+
+    async def do_open_blocking(self, config: dict[str, Any], address: str, length_bytes: int) -> None:
+        """Open a blocking fabric beside the other one, connected to the same end, with a region of its own."""
+        self._blocking = self._stack.enter_context(blocking.open_fabric(config_of(config)))
+        self._blocking.connect(af.FabricAddress.from_bytes(bytes.fromhex(address)))
+        self._source = self._blocking.allocate(length_bytes)
+        self._stack.callback(self._source.release)
+
+    async def do_write_blocking(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:
+        """Run one repeat of `write_blocking`, in the thread of the loop, which waits that long."""
+        ends = (self._blocking, self._source, self._key)
+        run = write.write_blocking(*ends, op_bytes=op_bytes, count=count, imm=imm)
         return {"seconds": run.seconds, "samples_ns": run.samples_ns}
 
     async def do_write_together(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:

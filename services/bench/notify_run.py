@@ -1,4 +1,7 @@
-"""`bench notify`: how fast an end learns of the other, natively, spinning or awaiting; and what idling costs."""
+"""`bench notify`: how fast an end learns of the other, natively, spinning or awaiting; what idling costs.
+
+And what a write costs that is waited for at once, in a thread without an event loop beside a task that awaits.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ NOTHING = Rate(0.0, 0.0, 0.0)
 
 def run_notify(options: Options, report: Report) -> None:
     """Measure all figures of one provider and polling mode."""
-    report.expect(7)
+    report.expect(7 if options.polling == "busy" else 8)
     with Pair("limits", options.deadline_at) as limit_pair:
         limits = LimitSide(limit_pair, options)
         # Limits are measured while no busy fabric is open: it would take their cores.
@@ -40,6 +43,8 @@ def run_notify(options: Options, report: Report) -> None:
             _write_seen(options, report, side, machine)
             _spin(options, report, side, machine)
             _await(options, report, side, limit_pair, bare, machine)
+            if options.polling != "busy":  # the workers of two fabrics of one process would take each other's core
+                _blocking(options, report, side, machine)
             _together(options, report, side, machine)
             report.check("counts of the fabrics", side.check_counts())
             _idle(options, report, side, machine)
@@ -114,6 +119,33 @@ def _write_seen(options: Options, report: Report, side: FabricSide, machine: dic
     verdict = side.pair.target.call("check_prefix", seed=options.seed, written=SEEN_BYTES)
     verified = report.check("the write that was seen", verdict)
     _row(options, report, side, "write-seen-by-spin", SEEN_BYTES, samples, seconds, count, machine, verified=verified)
+
+
+def _blocking(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:
+    """Writes that are waited for one by one: without an event loop, in turn with the same writes awaited."""
+    report.step("blocking-write")
+    count = options.count or ROUNDS // 2
+    initiator = side.pair.initiator
+    initiator.call("open_blocking", config=options.engine, address=side.address_there, length_bytes=MIB)
+    ours: list[int] = []
+    awaited: list[int] = []
+    seconds: list[float] = []
+    ratios: list[float] = []
+    for turn in range(options.repeats + 1):
+        runs = [
+            initiator.call(what, op_bytes=SEEN_BYTES, count=count, imm=side.imm)
+            for what in ("write_single", "write_blocking")
+        ]
+        side.note_sent(2 * count)
+        if turn > 0:
+            awaited += runs[0]["samples_ns"]
+            ours += runs[1]["samples_ns"]
+            seconds.append(runs[1]["seconds"])
+            ratios.append(percentiles_us(runs[1]["samples_ns"])[0] / percentiles_us(runs[0]["samples_ns"])[0])
+    p50, p99 = percentiles_us(awaited)
+    detail = machine | {"limit_p50_us": p50, "limit_p99_us": p99}
+    ratio = Rate.of(ratios).median
+    _row(options, report, side, "blocking-write", SEEN_BYTES, ours, seconds, count, detail, "awaited_write", ratio)
 
 
 def _together(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ def test_notify_has_all_figures() -> None:
     figures = {row["figure"]: row for row in rows}
     assert figures.keys() == {
         "native-round-trip", "native-write-round-trip", "write-seen-by-spin", "spin-round-trip", "await-round-trip",
-        "awaited-together", "idle",
+        "awaited-together", "blocking-write", "idle",
     }  # fmt: skip
     assert figures["await-round-trip"]["limit"] == "trio_eventfd" and figures["await-round-trip"]["ratio"] > 0
     assert 0 <= figures["idle"]["core_share"] <= 2
