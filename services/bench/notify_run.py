@@ -142,6 +142,7 @@ def _blocking(options: Options, report: Report, side: FabricSide, machine: dict[
             ours += runs[1]["samples_ns"]
             seconds.append(runs[1]["seconds"])
             ratios.append(percentiles_us(runs[1]["samples_ns"])[0] / percentiles_us(runs[0]["samples_ns"])[0])
+    side.pair.target.call("wait", target=side.arrivals)
     p50, p99 = percentiles_us(awaited)
     detail = machine | {"limit_p50_us": p50, "limit_p99_us": p99}
     ratio = Rate.of(ratios).median
