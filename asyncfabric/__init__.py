@@ -7,8 +7,8 @@
         await fabric.write(region[0:4096], key_of_a_peer, 0, imm=7)
 
 The front door re-exports and holds no logic. Floors, imports going down only: services (programs) - testing, bench -
-_api (what a user holds) - observe - _bridge (one Engine protocol; completions to tasks, statuses to exceptions) -
-_native (compiled; native/ below it moves the bytes) - errors, types, config (the hall).
+blocking (the same for threads) - _api (what a user holds) - observe - _bridge (one Engine protocol; completions to
+tasks, statuses to exceptions) - _native (compiled; native/ below it moves the bytes) - errors, types, config (hall).
 """
 
 from asyncfabric._api.address import FabricAddress

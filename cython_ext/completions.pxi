@@ -1,4 +1,4 @@
-# completions.pxi: from the completion ring to Python tuples. One consumer: the event loop's thread, with the GIL, since
+# completions.pxi: from the completion ring to Python tuples. One consumer at a time, with the GIL, since
 # a poll is a copy out of a ring and never blocks.
 
 

@@ -1,7 +1,7 @@
 """The Engine protocol: the one seam between Python and whatever moves the bytes.
 
 Implemented by `asyncfabric._native.Engine` (compiled) and by `asyncfabric.testing.FakeEngine`. Submissions may
-be called from any thread, never block and never await; completions are taken by one thread, the event loop.
+be called from any thread, never block and never await; completions are taken by one thread at a time.
 Status codes and their numbers are those of native/include/asyncfabric/status.h. No policy lives here.
 """
 

@@ -189,7 +189,8 @@ def another_loop() -> RuntimeError:
     return RuntimeError(
         f"{_called()}() is called from thread {current_thread().name!r}: a fabric is used from the event loop and the "
         "thread that opened it, and this is another one, so nothing was changed; threads have ImmCounter.spin and "
-        "WatchWord.store, or ask the fabric's loop (trio.from_thread, loop.call_soon_threadsafe)"
+        "WatchWord.store, or ask the fabric's loop (trio.from_thread, loop.call_soon_threadsafe); a fabric "
+        "of asyncfabric.blocking takes calls of any thread"
     )
 
 

@@ -27,7 +27,7 @@ class FabricStation(Station):
     _peer: af.Peer
     _counter: af.ImmCounter
     _blocking: blocking.Fabric
-    _source: blocking.Region
+    _blocking_source: blocking.Region
 
     def __init__(self, meeting: int = -1) -> None:
         """Open nothing yet."""
@@ -98,12 +98,12 @@ class FabricStation(Station):
         """Open a blocking fabric beside the other one, connected to the same end, with a region of its own."""
         self._blocking = self._stack.enter_context(blocking.open_fabric(config_of(config)))
         self._blocking.connect(af.FabricAddress.from_bytes(bytes.fromhex(address)))
-        self._source = self._blocking.allocate(length_bytes)
-        self._stack.callback(self._source.release)
+        self._blocking_source = self._blocking.allocate(length_bytes)
+        self._stack.callback(self._blocking_source.release)
 
     async def do_write_blocking(self, op_bytes: int, count: int, imm: int | None) -> dict[str, Any]:
         """Run one repeat of `write_blocking`, in the thread of the loop, which waits that long."""
-        ends = (self._blocking, self._source, self._key)
+        ends = (self._blocking, self._blocking_source, self._key)
         run = write.write_blocking(*ends, op_bytes=op_bytes, count=count, imm=imm)
         return {"seconds": run.seconds, "samples_ns": run.samples_ns}
 

@@ -1,4 +1,4 @@
-// loop_calls.cc: how the event loop goes to sleep and wakes up. Event loop's thread, as a guest at the helm while the worker sleeps.
+// loop_calls.cc: how the event loop goes to sleep and wakes up. Event loop's thread (one thread at a time), as a guest at the helm while the worker sleeps.
 #include "engine/native_engine.h"
 
 namespace asyncfabric {
