@@ -16,6 +16,7 @@ from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region_list import list_regions
 from asyncfabric._api.transfer import TransferT
 from asyncfabric._bridge import faults
+from asyncfabric._bridge.faults import closed_meanwhile
 from asyncfabric.observe.why import format_waiting
 from asyncfabric.types import RailInfo, RailLeftOut, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
@@ -53,7 +54,8 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
     def rails(self) -> tuple[RailInfo, ...]:
         """What was really opened, and why: provider, device, library file, speed."""
         self._check_open()
-        return tuple(RailInfo(**row) for row in self._stairwell.engine.rails())
+        with closed_meanwhile("the fabric"):
+            return tuple(RailInfo(**row) for row in self._stairwell.engine.rails())
 
     @property
     def rails_left_out(self) -> tuple[RailLeftOut, ...]:
@@ -70,8 +72,9 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
         """Return the counters of the engine, its peers and its rails, as a frozen value."""
         self._check_open()
         engine = self._stairwell.engine
-        peers = tuple(peer_statistics(row) for row in engine.peers())
-        return Statistics(engine.statistics(), peers, self.rails)
+        with closed_meanwhile("the fabric"):
+            peers = tuple(peer_statistics(row) for row in engine.peers())
+            return Statistics(engine.statistics(), peers, self.rails)
 
     def regions(self) -> tuple[RegionInfo, ...]:
         """Return what is registered: size, place, generation, age and what registering cost; the oldest first."""
@@ -84,7 +87,8 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
         Closed counters whose imm cannot be opened again yet are among them, with the peers that have not confirmed.
         """
         self._stairwell.check_thread()
-        return [*self._stairwell.waiting(), *closings_waiting(self._stairwell)]
+        with closed_meanwhile("the fabric"):
+            return [*self._stairwell.waiting(), *closings_waiting(self._stairwell)]
 
     def why_text(self) -> str:
         """Return `why()` as lines for people."""
@@ -93,12 +97,14 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
     def set_trace(self, on: bool) -> None:
         """Switch the engine's trace points on or off; off, they cost a branch each."""
         self._check_open()
-        self._stairwell.engine.set_trace(bool(on))
+        with closed_meanwhile("the fabric"):
+            self._stairwell.engine.set_trace(bool(on))
 
     def take_trace(self) -> list[TraceEvent]:
         """Return the newest trace events, at most 4,096, oldest first; `asyncfabric.observe.trace` draws them."""
         self._check_open()
-        events = self._stairwell.engine.take_trace()
+        with closed_meanwhile("the fabric"):
+            events = self._stairwell.engine.take_trace()
         return [TraceEvent(time_ns, _TRACED[what], subject, value) for time_ns, what, subject, value in events]
 
     def _check_open(self) -> None:

@@ -15,6 +15,7 @@ from asyncfabric._api.peer import Peer, PeerGroup
 from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError
+from asyncfabric._bridge.faults import closed_meanwhile
 from asyncfabric._bridge.landing import Waiter
 from asyncfabric.errors import ClosedError
 from asyncfabric.types import Waiting
@@ -63,7 +64,8 @@ class AnyCounter:
     def value(self) -> int:
         """Arrivals so far. Raises ClosedError after `close()`."""
         self._check_open()
-        return self._stairwell.engine.counter_value(self._id)
+        with closed_meanwhile(self):
+            return self._stairwell.engine.counter_value(self._id)
 
     @property
     def waiters(self) -> tuple[CountWaiter, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.checks import checked_iterable
 from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.errors import ClosedError
 from asyncfabric.types import PeerStatistics
 
@@ -57,15 +58,19 @@ class Peer:
         """Whether nothing more comes from the peer, as far as is known: it died, stopped answering or closed."""
         stairwell = self._stairwell
         if not stairwell.closed:
-            self._gone = not lives(stairwell.engine.peers(), self._id)
+            try:
+                self._gone = not lives(stairwell.engine.peers(), self._id)
+            except EngineStatusError:
+                pass  # another thread closed the fabric: it is as it was known last
         return self._gone
 
     def statistics(self) -> PeerStatistics:
         """Return the peer as the engine sees it. Raises ClosedError when the fabric is closed or the peer forgotten."""
         if not self._stairwell.closed:
-            for row in self._stairwell.engine.peers():
-                if row["id"] == self._id:
-                    return peer_statistics(row)
+            with faults.closed_meanwhile(self):
+                for row in self._stairwell.engine.peers():
+                    if row["id"] == self._id:
+                        return peer_statistics(row)
         raise ClosedError(f"{self!r} is not known any more", remedy="connect to its address again")
 
     def __repr__(self) -> str:

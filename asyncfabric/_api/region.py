@@ -237,10 +237,10 @@ class RegionSlice:
         engine = region._stairwell.engine
         try:
             data = engine.region_key(region._id, bits, self._offset, self._length)
-            generation = engine.region_info(region._id).generation
+            generation, incarnation = engine.region_info(region._id).generation, engine.incarnation()
         except EngineStatusError as error:
             raise faults.refused(error, faults.Scene(f"making a key of {region!r}")) from None
-        return RegionKey(engine.incarnation(), region._id, generation, self._length, bits, data)
+        return RegionKey(incarnation, region._id, generation, self._length, bits, data)
 
     def __len__(self) -> int:
         return self._length

@@ -92,9 +92,7 @@ class AnyTransfer(Pending):
             raise faults.not_ended(self.describe())
         if completion.code:
             scene = faults.Scene(self.describe(), self._peer_name(completion.peer), completion.bytes, self._total)
-            closed = self._stairwell.closed
-            detail = "" if closed else self._stairwell.engine.reason(completion.cookie)
-            raise faults.failed(completion, scene, detail)
+            raise faults.failed(completion, scene, self._reason(completion.cookie))
         if self._result is None:
             rails = _RAILS.get(completion.rails)
             if rails is None:
@@ -120,7 +118,16 @@ class AnyTransfer(Pending):
     def _progress(self) -> int:
         if self._stairwell.closed or not self.op:
             return 0
-        return self._stairwell.engine.progress(self.op).bytes_done
+        try:
+            return self._stairwell.engine.progress(self.op).bytes_done
+        except EngineStatusError:
+            return 0  # another thread closed the fabric
+
+    def _reason(self, cookie: int) -> str:
+        try:
+            return "" if self._stairwell.closed else self._stairwell.engine.reason(cookie)
+        except EngineStatusError:
+            return ""  # another thread closed the fabric
 
     def _peer_name(self, peer: int) -> str:
         return self._stairwell.peer_name(peer)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from asyncfabric._api.checks import checked_index
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError
+from asyncfabric._bridge.faults import closed_meanwhile
 from asyncfabric._bridge.landing import Waiter
 from asyncfabric.errors import BusyError
 from asyncfabric.types import Waiting
@@ -96,12 +97,15 @@ class AnyWatchWord:
     def value(self) -> int:
         """What the word holds now."""
         self._check_open()
-        return self._stairwell.engine.watch_load(self._id)
+        with closed_meanwhile(self):
+            return self._stairwell.engine.watch_load(self._id)
 
     def store(self, value: int) -> None:
         """Store a value and wake the engine, so that waiting tasks see it at once; any thread."""
         self._check_open()
-        self._stairwell.engine.watch_store(self._id, checked_index("value", value, 0, MAX_WORD))
+        number = checked_index("value", value, 0, MAX_WORD)
+        with closed_meanwhile(self):
+            self._stairwell.engine.watch_store(self._id, number)
 
     def reaches(self, value: int) -> WordReaches:
         """Return the moment when the word holds `value` or more, for `fabric.write(..., after=...)`.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import current_thread
-from types import FrameType
+from types import FrameType, TracebackType
 
 from asyncfabric._bridge.engine import Completion, EngineStatusError, StatusKind
 from asyncfabric._bridge.status import StatusCode
@@ -174,6 +174,22 @@ def short_id(handle: int) -> str:
 def closed(what: str) -> ClosedError:
     """Return the error of an object that was closed, released, or whose fabric is closed."""
     return ClosedError(f"{what} is closed", remedy=_REMEDIES[StatusCode.CLOSED])
+
+
+class closed_meanwhile:  # noqa: N801  # used like a function
+    """What a look at the engine raises becomes ClosedError: another thread closed it between the check and the look."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: object) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Look inside."""
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, EngineStatusError) and error.status_kind == StatusKind.CLOSED:
+            raise closed(str(self._what)) from None
 
 
 def tell_of_fork() -> None:

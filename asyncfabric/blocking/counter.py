@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from asyncfabric._api.counter import MAX_TARGET, AnyCounter, checked_peers, checked_target
 from asyncfabric._api.peer import Peer, PeerGroup
 from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.blocking.deadlines import until
 from asyncfabric.errors import ClosedError
 
@@ -55,7 +56,10 @@ class ImmCounter(AnyCounter):
         stairwell = self._stairwell
         if self._closed or stairwell.closed:
             raise faults.closed(repr(self))
-        value = stairwell.engine.counter_value(self._id)
+        try:
+            value = stairwell.engine.counter_value(self._id)
+        except EngineStatusError:  # another thread closes the fabric
+            raise faults.closed(repr(self)) from None
         if value >= goal:
             return value
         named = checked_peers(stairwell, peers) if peers is not None else ()

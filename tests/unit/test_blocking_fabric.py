@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,36 @@ def test_regions_of_other_faces_are_refused() -> None:
         for call in (p.reader.write, p.reader.read_pages):
             with pytest.raises((TypeError, ValueError)):
                 call(p.source, p.key, 0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p, counter, word: p.writer.rails,
+        lambda p, counter, word: p.writer.statistics(),
+        lambda p, counter, word: p.writer.take_trace(),
+        lambda p, counter, word: p.writer.set_trace(True),
+        lambda p, counter, word: p.writer.counter(),
+        lambda p, counter, word: p.writer.write(p.source, p.key, 0),
+        lambda p, counter, word: p.source.key(),
+        lambda p, counter, word: counter.value,
+        lambda p, counter, word: counter.wait(1),
+        lambda p, counter, word: word.value,
+        lambda p, counter, word: word.store(1),
+    ],
+)
+def test_a_close_between_the_check_and_the_look_is_a_closed_error(call: Callable[..., Any]) -> None:
+    """The engine is gone already, and the fabric does not know it: what a thread meets while another one closes."""
+    pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+    with blocking.open_fabric() as fabric:
+        source, counter = fabric.allocate(64), fabric.counter()
+        p = SimpleNamespace(writer=fabric, source=source, key=source.key())
+        word = fabric.watch().__enter__()
+        fabric._stairwell.engine.close()
+        with pytest.raises(af.ClosedError):
+            call(p, counter, word)
+        fabric._stairwell.closing = fabric._stairwell.closed = True
+        fabric._stairwell.landing.close()
 
 
 def test_releasing_waits_for_what_uses_the_memory() -> None:
