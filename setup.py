@@ -114,6 +114,7 @@ setup(
     package_data={
         "asyncfabric": ["py.typed"],
         "asyncfabric._native": ["_engine.pyi"],
+        "asyncfabric.integrations.nixl": ["pythonpath/nixl/*.py"],  # no package of ours: a folder for PYTHONPATH
         "asyncfabric.moe.nvlink": ["kernels.ptx"],
         "asyncfabric.weights.update.cuda": ["kernels.ptx"],
     },

@@ -129,7 +129,7 @@ def _from_view(view: memoryview, name: str) -> ResolvedBuffer:
 
 
 def _from_cuda_interface(buffer: Any) -> ResolvedBuffer:
-    """Read version 2 or 3 of the CUDA array interface, which names the address and not the device."""
+    """Read version 2 or 3 of the CUDA array interface; it names no device, so `__dlpack_device__` does, if there."""
     facts = buffer.__cuda_array_interface__
     shape, strides, size = tuple(facts["shape"]), facts.get("strides"), int(facts["typestr"][2:])
     dense, expected = [], size
@@ -143,7 +143,11 @@ def _from_cuda_interface(buffer: Any) -> ResolvedBuffer:
             " register a contiguous copy, or the whole array that it is a view of"
         )
     address, readonly = facts["data"]
-    return ResolvedBuffer(int(address), length, SOME_GPU, bool(readonly), buffer)
+    device = SOME_GPU
+    if hasattr(buffer, "__dlpack_device__"):
+        kind, ordinal = buffer.__dlpack_device__()
+        device = int(ordinal) if int(kind) == _DLPACK_CUDA else SOME_GPU
+    return ResolvedBuffer(int(address), length, device, bool(readonly), buffer)
 
 
 def _from_dlpack(buffer: Any) -> ResolvedBuffer:

@@ -1,0 +1,57 @@
+"""The caretaker: one thread for an agent, which does what its callers leave undone.
+
+It sends the notes of transfers that nobody polls, takes in notes that nobody asks for (a target that never calls its
+agent must not hold its senders up) and forgets dropped handles. It looks every 20 ms, every 1 ms while there is work.
+"""
+
+from __future__ import annotations
+
+import logging
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from asyncfabric.errors import ClosedError
+
+if TYPE_CHECKING:
+    from asyncfabric.integrations.nixl.core import AgentCore
+
+logger = logging.getLogger(__name__)
+
+BUSY_S, IDLE_S = 0.001, 0.020
+
+
+def start_caretaker(core: AgentCore) -> Thread:
+    """Start the thread of an agent; it ends when the agent is stopped."""
+    thread = Thread(target=_run, args=(core,), name=f"nixl agent {core.name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def tend(core: AgentCore) -> bool:
+    """Do what is there to do, once; return whether there is more to come."""
+    for request in tuple(core.noted):
+        if request.tend():
+            core.noted.discard(request)
+    for _ in range(len(core.leftovers)):
+        request = core.leftovers.popleft()
+        if not request.drained():
+            core.leftovers.append(request)
+    came = core.collect_notes()
+    return bool(came or core.noted or core.leftovers)
+
+
+def _run(core: AgentCore) -> None:
+    busy = False
+    while not core.stopped:
+        core.caretaker_idle = not busy
+        core.wake.wait(BUSY_S if busy else IDLE_S)
+        core.wake.clear()
+        core.caretaker_idle = False
+        if core.stopped:
+            return
+        try:
+            busy = tend(core)
+        except ClosedError:
+            return
+        except Exception:
+            logger.exception("the caretaker of agent %r goes on after a failure", core.name)

@@ -1,0 +1,225 @@
+"""AgentCore: what one agent consists of: a fabric, its registrations, the remote agents it knows, and notes.
+
+Any thread. Handles and the caretaker hold it, so that an agent that is dropped can be closed whatever they do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import ExitStack
+from itertools import count
+from threading import Event, Lock
+from typing import TYPE_CHECKING
+
+from asyncfabric import FabricConfig, blocking
+from asyncfabric.errors import BusyError, ClosedError, FabricError, PeerError
+from asyncfabric.integrations.nixl import metadata
+from asyncfabric.integrations.nixl.blocks import Blocks
+from asyncfabric.integrations.nixl.errors import (
+    nixlBackendError,
+    nixlInvalidParamError,
+    nixlNotFoundError,
+    translated,
+)
+from asyncfabric.integrations.nixl.memory import Memory
+from asyncfabric.integrations.nixl.notes import NoteQueue, messages_of
+from asyncfabric.integrations.nixl.plan import Side
+from asyncfabric.integrations.nixl.ranges import NotCoveredError
+from asyncfabric.integrations.nixl.remotes import RemoteAgent
+
+if TYPE_CHECKING:
+    from asyncfabric.integrations.nixl.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class AgentCore:
+    """One agent, without the foreign interface."""
+
+    def __init__(self, name: str, config: FabricConfig) -> None:
+        self.name = name
+        self.title = name.encode()
+        if len(self.title) > 255:
+            raise nixlInvalidParamError(f"the name of an agent has at most 255 bytes, got {len(self.title)}")
+        self._stack = ExitStack()
+        try:
+            self.fabric = self._stack.enter_context(blocking.open_fabric(config))
+        except FabricError as error:
+            raise translated(error, f"opening the fabric of agent {name!r}") from error
+        self.memory = Memory(self.fabric)
+        self.notes = NoteQueue()
+        self.noted: set[Request] = set()  # posted, with a note to send at their end
+        self.leftovers: deque[Request] = deque()  # their handles were dropped
+        self.stopped = False
+        self.wake = Event()
+        self.caretaker_idle = False
+        self._messages = self.fabric.messages()
+        self._numbers = count()
+        self._lock = Lock()
+        self._remotes: dict[str, RemoteAgent] = {}
+        self._own: RemoteAgent | None = None
+        self._sent: deque[tuple[str, blocking.Transfer]] = deque()
+
+    def metadata(self, blocks: Blocks | None = None) -> bytes:
+        """Return the metadata of the agent: of all its memory, or of exactly these registrations.
+
+        Raises:
+            nixlNotFoundError: one of them is not registered.
+        """
+        serial, entries = self.memory.entries(blocks)
+        return metadata.pack(self.name, self.fabric.address, serial, blocks is None, entries)
+
+    def add_remote(self, data: bytes) -> str:
+        """Take the metadata of another agent and return its name; a new life of it replaces what was known.
+
+        Raises:
+            nixlMismatchError: the bytes are no metadata.
+            nixlInvalidParamError: it is the agent's own.
+        """
+        known = metadata.unpack(data)
+        if known.name == self.name:
+            raise nixlInvalidParamError(f"this is metadata of an agent {self.name!r}, the name of this agent itself")
+        with self._lock:
+            remote = self._remotes.get(known.name)
+            if remote is not None and remote.address == known.address:
+                remote.learn(known)
+                return known.name
+            replaced, remote = remote, RemoteAgent(self.fabric, known)
+            self._remotes[known.name] = remote
+        if replaced is not None:
+            replaced.forget()
+        try:
+            remote.peer()
+        except Exception as error:  # it is tried again by its first use, which raises
+            logger.warning("agent %r is known, but not reached yet: %s", known.name, error)
+        return known.name
+
+    def remove_remote(self, name: str) -> None:
+        """Forget an agent and drop the connection to it; unknown ones are forgotten already."""
+        with self._lock:
+            remote = self._remotes.pop(name, None)
+        if remote is not None:
+            remote.forget()
+
+    def knows(self, name: str, blocks: Blocks | None = None) -> bool:
+        """Return whether metadata of an agent is here, and covers these blocks."""
+        try:
+            remote = self.remote(name)
+            if blocks is not None and len(blocks):
+                self._table_of(remote).find(blocks)
+        except (nixlNotFoundError, NotCoveredError):
+            return False
+        return True
+
+    def remote(self, name: str) -> RemoteAgent:
+        """Return a remote agent, or this one under its own name; raises nixlNotFoundError for others."""
+        if name == self.name:
+            return self._itself()
+        remote = self._remotes.get(name)
+        if remote is None:
+            raise nixlNotFoundError(
+                f"agent {name!r} is not known to {self.name!r}, which knows {sorted(self._remotes)}: give its metadata "
+                "to add_remote_agent() first"
+            )
+        return remote
+
+    def local_side(self, blocks: Blocks) -> Side:
+        """Find blocks in the agent's own registrations; raises nixlNotFoundError naming the first that is in none."""
+        try:
+            return Side.of(self.memory.table().find(blocks), blocks.lengths)
+        except NotCoveredError as missing:
+            raise nixlNotFoundError(f"local descriptor {missing.position}: {missing}; register it first") from None
+
+    def remote_side(self, remote: RemoteAgent, blocks: Blocks) -> Side:
+        """Find blocks in the registrations of a remote agent; raises nixlNotFoundError naming the first in none."""
+        try:
+            return Side.of(self._table_of(remote).find(blocks), blocks.lengths)
+        except NotCoveredError as missing:
+            raise nixlNotFoundError(
+                f"remote descriptor {missing.position}: {missing} of agent {remote.name!r}, as far as its metadata "
+                "is known here; load what it returns from get_agent_metadata() after registering"
+            ) from None
+
+    def send_note(self, remote: RemoteAgent, note: bytes) -> None:
+        """Submit a note.
+
+        Raises:
+            nixlRemoteDisconnectError: the agent cannot be reached.
+            nixlBackendError: too many transfers are in flight, and for the drain deadline none has ended.
+        """
+        what = f"a note of {len(note)} bytes to agent {remote.name!r}"
+        for message in messages_of(self.title, next(self._numbers), note):
+            self._keep_sent(remote.name, self._send(remote, message, what))
+
+    def wait_for_room(self, what: str) -> None:
+        """Return when a transfer may be submitted again; raises nixlBackendError after the drain deadline."""
+        deadline = self.fabric.config.drain_deadline
+        try:
+            self.fabric.wait_writable(deadline=deadline)
+        except TimeoutError as error:
+            raise nixlBackendError(f"{what}: {error}; targets may not take their notes") from None
+
+    def collect_notes(self) -> bool:
+        """Move what has come into the queue of notes; return whether anything had."""
+        received = self._messages.take_nowait()
+        if received:
+            self.notes.take_in([(message.peer.id, message.payload) for message in received])
+        return bool(received)
+
+    def watch_note(self, request: Request) -> None:
+        """Have the caretaker bring a posted transfer to its note, if its caller does not."""
+        self.noted.add(request)
+        if self.caretaker_idle:
+            self.wake.set()
+
+    def drop(self, request: Request) -> None:
+        """Cancel a transfer whose handle was dropped, and keep it until nothing of it touches memory any more."""
+        request.cancel()
+        if not request.drained():
+            self.leftovers.append(request)
+
+    def close(self) -> None:
+        """Cancel what is under way, drain and close; idempotent."""
+        self.stopped = True
+        self.wake.set()
+        for request in [*self.noted, *self.leftovers]:
+            request.cancel()
+        self._stack.close()
+
+    def _send(self, remote: RemoteAgent, message: bytes, what: str) -> blocking.Transfer:
+        again = False
+        while True:
+            try:
+                return self.fabric.send(remote.peer(), message)
+            except BusyError:
+                self.wait_for_room(what)
+            except PeerError as error:
+                remote.disconnected()
+                if again:
+                    raise translated(error, what) from error
+                again = True  # the connection may have been lost and the agent be there
+            except FabricError as error:
+                raise translated(error, what) from error
+
+    def _itself(self) -> RemoteAgent:
+        with self._lock:
+            if self._own is None:
+                known = metadata.Metadata(self.name, self.fabric.address, 0, True, {})
+                self._own = RemoteAgent(self.fabric, known)
+            return self._own
+
+    def _table_of(self, remote: RemoteAgent) -> metadata.KeyTable:
+        return self.memory.keys() if remote is self._own else remote.table()
+
+    def _keep_sent(self, name: str, transfer: blocking.Transfer) -> None:
+        with self._lock:
+            self._sent.append((name, transfer))
+            while self._sent and self._sent[0][1].done:
+                target, ended = self._sent.popleft()
+                try:
+                    ended.result()
+                except ClosedError:
+                    pass  # the agent is closed
+                except FabricError as error:
+                    logger.warning("a note to agent %r did not arrive: %s", target, error)

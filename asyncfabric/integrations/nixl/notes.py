@@ -1,0 +1,154 @@
+"""Notes: how they travel in messages of the fabric, and the bounded queue of those that nobody has taken yet.
+
+Any thread. A note longer than a message travels in parts. The parts carry the number of the note at its sender, by
+which notes that arrive together are put in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Iterator
+from threading import Lock
+from typing import NamedTuple
+
+from asyncfabric.integrations.nixl.errors import nixlInvalidParamError
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 8192
+MOST_PARTS = 1024
+"""Of one note: 8 MiB less the heads."""
+KEPT_NOTES = 65_536
+KEPT_BYTES = 64 << 20
+"""Bounds of the notes of one agent that nobody takes; beyond them the oldest are dropped and counted."""
+UNFINISHED_NOTES = 256
+"""Notes of which parts are missing; beyond, the oldest is dropped and counted."""
+
+_HEAD = struct.Struct(">2sBBHHQ")  # magic, version, name bytes, part, parts, number
+_MAGIC, _VERSION = b"AN", 1
+
+
+class Part(NamedTuple):
+    """One message: a note, or a part of it."""
+
+    name: str
+    part: int
+    parts: int
+    number: int
+    payload: bytes
+
+
+def note_bytes(note: object) -> bytes:
+    """Return a note as bytes; text is encoded.
+
+    Raises:
+        TypeError: neither bytes nor text.
+    """
+    if isinstance(note, bytes):
+        return note
+    if isinstance(note, str):
+        return note.encode()
+    if isinstance(note, (bytearray, memoryview)):
+        return bytes(note)
+    raise TypeError(f"a note is bytes, got {type(note).__name__} {note!r}")
+
+
+def messages_of(name: bytes, number: int, note: bytes) -> Iterator[bytes]:
+    """Yield the messages that carry a note.
+
+    Raises:
+        nixlInvalidParamError: it is too long.
+    """
+    room = MESSAGE_BYTES - _HEAD.size - len(name)
+    parts = max(1, -(-len(note) // room))
+    if parts > MOST_PARTS:
+        raise nixlInvalidParamError(f"a note of {len(note)} bytes; at most {room * MOST_PARTS} go")
+    for part in range(parts):
+        head = _HEAD.pack(_MAGIC, _VERSION, len(name), part, parts, number)
+        yield head + name + note[part * room : (part + 1) * room]
+
+
+def read_message(payload: bytes) -> Part | None:
+    """Return what a message carries, None for one that no agent has made."""
+    if len(payload) < _HEAD.size:
+        return None
+    magic, version, size, part, parts, number = _HEAD.unpack_from(payload)
+    begin = _HEAD.size + size
+    if magic != _MAGIC or version != _VERSION or len(payload) < begin or not part < parts <= MOST_PARTS:
+        return None
+    try:
+        name = payload[_HEAD.size : begin].decode()
+    except UnicodeDecodeError:
+        return None
+    return Part(name, part, parts, number, payload[begin:])
+
+
+class NoteQueue:
+    """Notes that have come and that nobody has taken."""
+
+    def __init__(self, most_notes: int = KEPT_NOTES, most_bytes: int = KEPT_BYTES) -> None:
+        self._most_notes, self._most_bytes = most_notes, most_bytes
+        self._lock = Lock()
+        self._notes: deque[tuple[str, bytes]] = deque()
+        self._bytes = 0
+        self._unfinished: dict[tuple[int, int, int], dict[int, bytes]] = {}
+        self.dropped = 0
+        self.refused = 0
+
+    def take_in(self, received: list[tuple[int, bytes]]) -> None:
+        """Take messages with the number of their peer; what is no note is counted and dropped."""
+        parts: list[tuple[int, Part]] = []
+        for peer, payload in received:
+            part = read_message(payload)
+            if part is None:
+                self.refused += 1
+            else:
+                parts.append((peer, part))
+        parts.sort(key=lambda one: one[1].number)
+        with self._lock:
+            for peer, part in parts:
+                note = part.payload if part.parts == 1 else self._joined(peer, part)
+                if note is not None:
+                    self._notes.append((part.name, note))
+                    self._bytes += len(note)
+            while len(self._notes) > self._most_notes or self._bytes > self._most_bytes:
+                self._drop_oldest()
+
+    def take_all(self, into: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+        """Move the notes into lists by the name of their sender."""
+        with self._lock:
+            taken, self._notes, self._bytes = self._notes, deque(), 0
+        for name, note in taken:
+            into.setdefault(name, []).append(note)
+        return into
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def _joined(self, peer: int, part: Part) -> bytes | None:
+        place = (peer, part.number, part.parts)
+        have = self._unfinished.setdefault(place, {})
+        have[part.part] = part.payload
+        if len(have) == part.parts:
+            del self._unfinished[place]
+            return b"".join(have[index] for index in range(part.parts))
+        held = sum(len(one) for one in have.values())
+        if len(self._unfinished) > UNFINISHED_NOTES or held > self._most_bytes:
+            del self._unfinished[next(iter(self._unfinished))]
+            self.dropped += 1
+        return None
+
+    def _drop_oldest(self) -> None:
+        name, note = self._notes.popleft()
+        self._bytes -= len(note)
+        self.dropped += 1
+        if self.dropped == 1:
+            logger.warning(
+                "nobody takes the notes of this agent: beyond %d notes or %d bytes the oldest are dropped, first one "
+                "of %r; call get_new_notifs(), or send none",
+                self._most_notes,
+                self._most_bytes,
+                name,
+            )

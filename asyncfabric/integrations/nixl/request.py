@@ -1,0 +1,235 @@
+"""Request: one transfer of an agent, which can be posted again and again; its states and its note.
+
+Any thread; several may look at one request. It is done when all bytes are where they belong and its note is on its
+way, so the target sees the note after the data. A failed or cancelled one ends only when nothing touches its memory.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import Lock
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from asyncfabric.errors import BusyError, FabricError
+from asyncfabric.integrations.nixl.errors import (
+    nixlBackendError,
+    nixlInvalidParamError,
+    nixlNotFoundError,
+    nixlNotPostedError,
+    nixlRemoteDisconnectError,
+    nixlRepostActiveError,
+    translated,
+)
+
+if TYPE_CHECKING:
+    from asyncfabric import blocking
+    from asyncfabric.integrations.nixl.core import AgentCore
+    from asyncfabric.integrations.nixl.plan import AnyStep
+    from asyncfabric.integrations.nixl.remotes import RemoteAgent
+
+_NEW, _ACTIVE, _DONE, _FAILED, _RELEASED = range(5)
+
+
+class Request:
+    """A transfer that was made; not posted yet."""
+
+    __slots__ = (
+        "_begun_ns",
+        "_core",
+        "_ended_ns",
+        "_failure",
+        "_lock",
+        "_note",
+        "_note_due",
+        "_posted_ns",
+        "_remote",
+        "_state",
+        "_steps",
+        "_transfers",
+        "count",
+        "what",
+    )
+
+    def __init__(
+        self, core: AgentCore, what: str, remote: RemoteAgent, steps: tuple[AnyStep, ...], count: int, note: bytes
+    ) -> None:
+        self.what = what
+        self.count = count
+        self._core = core
+        self._remote = remote
+        self._steps = steps
+        self._note = note
+        self._note_due = False
+        self._transfers: list[blocking.Transfer] = []
+        self._state = _NEW
+        self._failure: Exception | None = None
+        self._lock = Lock()
+        self._begun_ns = self._posted_ns = self._ended_ns = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that it moves."""
+        return sum(step.total_bytes for step in self._steps)
+
+    @property
+    def times_us(self) -> tuple[int, int, int]:
+        """When it was posted last, and how long posting and the whole took, in microseconds.
+
+        Raises:
+            nixlNotPostedError: it is not complete.
+        """
+        if self._state != _DONE and not (self._state == _ACTIVE and self.check()):
+            raise nixlNotPostedError(f"{self.what} is not complete; telemetry is there when check_xfer_state() is DONE")
+        begun = self._begun_ns
+        return begun // 1000, (self._posted_ns - begun) // 1000, (self._ended_ns - begun) // 1000
+
+    def post(self, note: bytes) -> bool:
+        """Submit it from the calling thread and return whether it is done already; a note replaces the one it has.
+
+        Raises:
+            nixlRepostActiveError: it is under way.
+            nixlNotFoundError: its remote agent was removed, or memory of it deregistered.
+            nixlRemoteDisconnectError, nixlBackendError: it has failed already.
+        """
+        with self._lock:
+            if self._state == _ACTIVE and not self._advance():
+                raise nixlRepostActiveError(f"{self.what} is under way; transfer it again when it is DONE")
+            if self._state == _RELEASED:
+                raise nixlInvalidParamError(f"{self.what} was released")
+            if self._remote.removed:
+                raise nixlNotFoundError(
+                    f"agent {self._remote.name!r} was removed after {self.what} was made; add it and make it again"
+                )
+            if note:
+                self._note = note
+            self._begun_ns = monotonic_ns()
+            self._failure = None
+            fabric = self._core.fabric
+            transfers = self._transfers
+            for step in self._steps:
+                while self._failure is None:
+                    try:
+                        transfers.append(step.submit(fabric))
+                        break
+                    except BusyError:
+                        self._wait_for_room()
+                    except (FabricError, TypeError, ValueError) as error:
+                        self._fail(translated(error, self.what))
+            self._note_due = bool(self._note)
+            self._state = _ACTIVE
+            self._posted_ns = monotonic_ns()
+            done = self._advance()
+        if not done and self._note_due:
+            self._core.watch_note(self)
+        return done
+
+    def check(self) -> bool:
+        """Return whether it is done, False while it is under way.
+
+        Raises:
+            nixlNotPostedError: it was never posted.
+            nixlInvalidParamError: it was released.
+            nixlRemoteDisconnectError, nixlNotFoundError, nixlBackendError: how it failed.
+        """
+        if self._state == _DONE:
+            return True
+        with self._lock:
+            return self._advance()
+
+    def tend(self) -> bool:
+        """Bring it on, for the caretaker; return whether it has ended. Its caller gets the failure."""
+        if not self._lock.acquire(blocking=False):
+            return False  # somebody brings it on now
+        try:
+            return self._state != _ACTIVE or self._advance()
+        except Exception:
+            return True
+        finally:
+            self._lock.release()
+
+    def cancel(self) -> None:
+        """Stop what is not posted yet, without waiting; its note is not sent."""
+        self._note_due = False
+        for transfer in tuple(self._transfers):
+            transfer.cancel()
+
+    def drained(self) -> bool:
+        """Return whether nothing of it touches memory any more, without waiting."""
+        return all(transfer.done for transfer in tuple(self._transfers))
+
+    def release(self) -> None:
+        """End it: what is under way is cancelled and drained, then nothing touches its memory any more.
+
+        Raises:
+            nixlBackendError: something may still touch memory after twice the drain deadline; release it again.
+        """
+        with self._lock:
+            self.cancel()
+            bound = 2 * self._core.fabric.config.drain_deadline
+            for transfer in self._transfers:
+                try:
+                    transfer.wait(deadline=bound)
+                except TimeoutError as error:
+                    raise nixlBackendError(f"{self.what} is cancelled, but not drained: {error}") from None
+                except FabricError:
+                    pass  # it has ended
+            self._transfers.clear()
+            self._steps = ()
+            self._state = _RELEASED
+        self._core.noted.discard(self)
+
+    def _advance(self) -> bool:
+        """Take what has ended; under the lock."""
+        state = self._state
+        if state == _DONE:
+            return True
+        if state != _ACTIVE:
+            self._refuse(state)
+        transfers = self._transfers
+        while transfers:
+            last = transfers[-1]
+            if not last.done:
+                return False
+            transfers.pop()
+            try:
+                last.result()
+            except FabricError as error:
+                self._fail(translated(error, self.what))
+        if self._failure is None and self._note_due:
+            self._note_due = False
+            try:
+                self._core.send_note(self._remote, self._note)
+            except Exception as error:
+                self._failure = error
+        self._ended_ns = monotonic_ns()
+        self._core.noted.discard(self)
+        if self._failure is not None:
+            self._state = _FAILED
+            if isinstance(self._failure, nixlRemoteDisconnectError):
+                self._remote.disconnected()
+            raise self._failure
+        self._state = _DONE
+        return True
+
+    def _refuse(self, state: int) -> None:
+        if state == _NEW:
+            raise nixlNotPostedError(f"{self.what} was not posted: call transfer() first")
+        if state == _RELEASED:
+            raise nixlInvalidParamError(f"{self.what} was released")
+        assert self._failure is not None, "failed"
+        raise self._failure
+
+    def _fail(self, failure: Exception) -> None:
+        """Keep the first failure, and stop the rest."""
+        if self._failure is None:
+            self._failure = failure
+            for transfer in self._transfers:
+                with suppress(FabricError):
+                    transfer.cancel()
+
+    def _wait_for_room(self) -> None:
+        try:
+            self._core.wait_for_room(self.what)
+        except nixlBackendError as error:
+            self._fail(error)
