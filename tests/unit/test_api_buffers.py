@@ -5,13 +5,13 @@ from __future__ import annotations
 import array
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
+from asyncfabric._bridge.buffers import SOME_GPU, ResolvedBuffer, resolve_buffer
 
 Resolve = Callable[[object], ResolvedBuffer]
 
@@ -90,3 +90,25 @@ def test_a_tensor_may_get_other_data_meanwhile(resolve: Resolve) -> None:
     import ctypes
 
     assert ctypes.string_at(resolved.address, 4) == b"\x07" * 4
+
+
+class OnTheGpu:
+    """Memory of a GPU as the CUDA array interface shows it, and the number of the GPU as DLPack names it."""
+
+    __cuda_array_interface__: ClassVar[dict[str, object]] = {
+        "shape": (12,),
+        "typestr": "|u1",
+        "data": (1 << 40, False),
+        "version": 3,
+    }
+
+    def __init__(self, kind: int, ordinal: int) -> None:
+        self._place = (kind, ordinal)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._place
+
+
+def test_the_cuda_array_interface_takes_the_device_from_dlpack(resolve: Resolve) -> None:
+    assert resolve(OnTheGpu(2, 3))[:4] == (1 << 40, 12, 3, False)
+    assert resolve(OnTheGpu(13, 3))[:4] == (1 << 40, 12, SOME_GPU, False)

@@ -9,7 +9,7 @@ import logging
 import pickle
 import weakref
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,9 @@ from asyncfabric.integrations.nixl.remotes import RemoteAgent
 from asyncfabric.integrations.nixl.request import Request
 from asyncfabric.integrations.nixl.settings import fabric_config, wants_telemetry
 
+if TYPE_CHECKING:
+    from asyncfabric._api.opening import EngineFactory
+
 logger = logging.getLogger(__name__)
 
 DEFAULT_COMM_PORT = 8888
@@ -79,6 +82,7 @@ class nixl_agent_config:
         backends: names of network backends of NIXL; all stand for the fabric.
         sync_mode: without effect.
         fabric: how the agent's fabric is opened; None takes the environment (`asyncfabric.integrations.nixl.settings`).
+        engine_factory: makes its engine, for tests: `asyncfabric.testing.FakeEngine`. None takes the compiled engine.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class nixl_agent_config:
         sync_mode: nixl_thread_sync_t | None = None,
         *,
         fabric: FabricConfig | None = None,
+        engine_factory: EngineFactory | None = None,
     ) -> None:
         if sync_mode is not None and not isinstance(sync_mode, nixl_thread_sync_t):
             raise TypeError(f"sync_mode must be a nixl_thread_sync_t, got {type(sync_mode).__name__!r}")
@@ -103,6 +108,7 @@ class nixl_agent_config:
         self.num_threads = num_threads
         self.sync_mode = sync_mode
         self.fabric = fabric
+        self.engine_factory = engine_factory
 
 
 class nixl_agent:
@@ -136,7 +142,7 @@ class nixl_agent:
                 if "storage" in str(error):
                     raise
                 logger.warning("skipping a backend: %s", error)
-        self._core = AgentCore(agent_name, fabric_config(config.fabric))
+        self._core = AgentCore(agent_name, fabric_config(config.fabric), config.engine_factory)
         self._close = weakref.finalize(self, self._core.close)
         if config.enable_pthread:
             start_caretaker(self._core)

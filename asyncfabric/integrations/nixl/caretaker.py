@@ -20,11 +20,10 @@ logger = logging.getLogger(__name__)
 BUSY_S, IDLE_S = 0.001, 0.020
 
 
-def start_caretaker(core: AgentCore) -> Thread:
-    """Start the thread of an agent; it ends when the agent is stopped."""
-    thread = Thread(target=_run, args=(core,), name=f"nixl agent {core.name}", daemon=True)
+def start_caretaker(core: AgentCore) -> None:
+    """Start the thread of an agent; it ends when the agent is stopped, within one look."""
+    core.caretaker = thread = Thread(target=_run, args=(core,), name=f"nixl agent {core.name}", daemon=True)
     thread.start()
-    return thread
 
 
 def tend(core: AgentCore) -> bool:

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from contextlib import ExitStack
 from itertools import count
-from threading import Event, Lock
+from threading import Event, Lock, Thread, current_thread
 from typing import TYPE_CHECKING
 
 from asyncfabric import FabricConfig, blocking
@@ -29,6 +29,7 @@ from asyncfabric.integrations.nixl.ranges import NotCoveredError
 from asyncfabric.integrations.nixl.remotes import RemoteAgent
 
 if TYPE_CHECKING:
+    from asyncfabric._api.opening import EngineFactory
     from asyncfabric.integrations.nixl.request import Request
 
 logger = logging.getLogger(__name__)
@@ -37,14 +38,14 @@ logger = logging.getLogger(__name__)
 class AgentCore:
     """One agent, without the foreign interface."""
 
-    def __init__(self, name: str, config: FabricConfig) -> None:
+    def __init__(self, name: str, config: FabricConfig, engine_factory: EngineFactory | None = None) -> None:
         self.name = name
         self.title = name.encode()
         if len(self.title) > 255:
             raise nixlInvalidParamError(f"the name of an agent has at most 255 bytes, got {len(self.title)}")
         self._stack = ExitStack()
         try:
-            self.fabric = self._stack.enter_context(blocking.open_fabric(config))
+            self.fabric = self._stack.enter_context(blocking.open_fabric(config, engine_factory=engine_factory))
         except FabricError as error:
             raise translated(error, f"opening the fabric of agent {name!r}") from error
         self.memory = Memory(self.fabric)
@@ -53,6 +54,7 @@ class AgentCore:
         self.leftovers: deque[Request] = deque()  # their handles were dropped
         self.stopped = False
         self.wake = Event()
+        self.caretaker: Thread | None = None
         self.caretaker_idle = False
         self._messages = self.fabric.messages()
         self._numbers = count()
@@ -183,6 +185,8 @@ class AgentCore:
         """Cancel what is under way, drain and close; idempotent."""
         self.stopped = True
         self.wake.set()
+        if self.caretaker is not None and self.caretaker is not current_thread():
+            self.caretaker.join()
         for request in [*self.noted, *self.leftovers]:
             request.cancel()
         self._stack.close()

@@ -39,7 +39,8 @@ class _DescriptorList:
     def blocks(self) -> Blocks:
         """The addresses, lengths and devices as columns."""
         if self._blocks is None:
-            self._blocks = from_rows(self._type, [row[:3] for row in self._rows or ()])
+            assert self._rows is not None, "one of both is there"
+            self._blocks = from_rows(self._type, [row[:3] for row in self._rows])
         return self._blocks
 
     def getType(self) -> nixl_mem_t:
@@ -93,7 +94,7 @@ class _DescriptorList:
         print(repr(self), *self, sep="\n  ")
 
     def __len__(self) -> int:
-        return len(self._blocks) if self._rows is None and self._blocks is not None else len(self._rows or ())
+        return len(self.blocks) if self._rows is None else len(self._rows)
 
     def __bool__(self) -> bool:
         return True  # as NIXL's lists are, also empty ones

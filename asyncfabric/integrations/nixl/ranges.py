@@ -14,6 +14,7 @@ from asyncfabric.integrations.nixl.blocks import Blocks, Column
 from asyncfabric.integrations.nixl.kinds import DRAM, nixl_mem_t
 
 Owner = TypeVar("Owner")
+FoundOwner = TypeVar("FoundOwner", covariant=True)
 
 
 class Place(NamedTuple):
@@ -30,10 +31,10 @@ class Place(NamedTuple):
         return self.memory, 0 if self.memory == DRAM else self.device
 
 
-class Found(NamedTuple, Generic[Owner]):
+class Found(NamedTuple, Generic[FoundOwner]):
     """Blocks in their registrations: the owners that occur, which one each block has, and its offset therein."""
 
-    owners: tuple[Owner, ...]
+    owners: tuple[FoundOwner, ...]
     which: Column
     offsets: Column
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
 from asyncfabric import FabricConfig
-from asyncfabric.config import POLLING_NUMBERS
+from asyncfabric.config import Polling
 
 RAILS, POLLING, TELEMETRY = "ASYNCFABRIC_NIXL_RAILS", "ASYNCFABRIC_NIXL_POLLING", "NIXL_TELEMETRY_ENABLE"
 _YES = frozenset(("y", "yes", "on", "true", "1"))
@@ -36,11 +37,11 @@ def fabric_config(given: FabricConfig | None, environment: Mapping[str, str] = o
     except ValueError as error:
         raise ValueError(f"environment variable {RAILS}: {error}") from None
     mode = environment.get(POLLING, "").strip()
-    for name in POLLING_NUMBERS:
-        if name == mode:
-            config = replace(config, polling=name)
+    for known in get_args(Polling):
+        if known == mode:
+            config = replace(config, polling=known)
     if mode and config.polling != mode:
-        raise ValueError(f"environment variable {POLLING}: {mode!r} is none of {sorted(POLLING_NUMBERS)}")
+        raise ValueError(f"environment variable {POLLING}: {mode!r} is none of {get_args(Polling)}")
     return config
 
 
