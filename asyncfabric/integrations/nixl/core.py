@@ -23,6 +23,7 @@ from asyncfabric.integrations.nixl.errors import (
     translated,
 )
 from asyncfabric.integrations.nixl.memory import Memory
+from asyncfabric.integrations.nixl.metadata import KeyTable
 from asyncfabric.integrations.nixl.notes import NoteQueue, messages_of
 from asyncfabric.integrations.nixl.plan import Side
 from asyncfabric.integrations.nixl.ranges import NotCoveredError
@@ -52,10 +53,8 @@ class AgentCore:
         self.notes = NoteQueue()
         self.noted: set[Request] = set()  # posted, with a note to send at their end
         self.leftovers: deque[Request] = deque()  # their handles were dropped
-        self.stopped = False
-        self.wake = Event()
+        self.stopped = Event()
         self.caretaker: Thread | None = None
-        self.caretaker_idle = False
         self._messages = self.fabric.messages()
         self._numbers = count()
         self._lock = Lock()
@@ -172,8 +171,6 @@ class AgentCore:
     def watch_note(self, request: Request) -> None:
         """Have the caretaker bring a posted transfer to its note, if its caller does not."""
         self.noted.add(request)
-        if self.caretaker_idle:
-            self.wake.set()
 
     def drop(self, request: Request) -> None:
         """Cancel a transfer whose handle was dropped, and keep it until nothing of it touches memory any more."""
@@ -183,8 +180,7 @@ class AgentCore:
 
     def close(self) -> None:
         """Cancel what is under way, drain and close; idempotent."""
-        self.stopped = True
-        self.wake.set()
+        self.stopped.set()
         if self.caretaker is not None and self.caretaker is not current_thread():
             self.caretaker.join()
         for request in [*self.noted, *self.leftovers]:
@@ -213,7 +209,7 @@ class AgentCore:
                 self._own = RemoteAgent(self.fabric, known)
             return self._own
 
-    def _table_of(self, remote: RemoteAgent) -> metadata.KeyTable:
+    def _table_of(self, remote: RemoteAgent) -> KeyTable:
         return self.memory.keys() if remote is self._own else remote.table()
 
     def _keep_sent(self, name: str, transfer: blocking.Transfer) -> None:

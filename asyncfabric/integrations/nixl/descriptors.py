@@ -55,7 +55,7 @@ class _DescriptorList:
         """Return whether there is none."""
         return len(self) == 0
 
-    def append(self, descriptor: Descriptor) -> None:
+    def append(self, descriptor: Any) -> None:
         """Add a descriptor at the end.
 
         Raises:
