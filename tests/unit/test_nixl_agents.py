@@ -222,6 +222,8 @@ def test_metadata_grows_and_never_goes_back(pair: tuple[Agent, Agent]) -> None:
     assert new == b.get_agent_metadata() and len(part) < len(new)
     place = a.get_xfer_descs([(more.ctypes.data, 100, 0)], "DRAM")
     assert not a.check_remote_metadata("bb", place)
+    with pytest.raises(bind.nixlNotFoundError, match="inc_conn_info"):
+        b.add_remote_agent(b.get_partial_agent_metadata(listed).replace(b"bb", b"cc"))
     a.add_remote_agent(part)
     assert a.check_remote_metadata("bb", place)
     a.add_remote_agent(old)  # late: it is older than what was registered, and what came in part stays

@@ -34,7 +34,7 @@ def test_tensors_are_lists() -> None:
     tensors = [torch.zeros(5, dtype=torch.int32), torch.zeros(3, dtype=torch.uint8)]
     assert list(transfer_list(tensors, None)) == [(one.data_ptr(), one.nbytes, 0) for one in tensors]
     assert list(registration_list(tensors[0], None)) == [(tensors[0].data_ptr(), 20, 0, b"")]
-    with pytest.raises(ValueError, match=r"tensor 0 .* is not contiguous"):
+    with pytest.raises(TypeError, match=r"tensor 0 .* is not contiguous"):
         transfer_list([torch.zeros(4, 4).T], None)
 
 
@@ -59,8 +59,8 @@ def test_lists_grow_and_shrink() -> None:
         (lambda: transfer_list([(1, 2, "x")], "DRAM"), TypeError, "integers"),
         (lambda: transfer_list(np.zeros((2, 5), np.uint64), "DRAM"), TypeError, "Nx5"),
         (lambda: transfer_list(np.zeros((2, 4), np.uint64), "DRAM"), TypeError, "shape"),
-        (lambda: transfer_list(np.zeros((2, 3)), "DRAM"), TypeError, "integers"),
-        (lambda: transfer_list([(-1, 2, 0)], "DRAM").blocks, ValueError, "negative"),
+        (lambda: transfer_list(np.zeros((2, 3)), "DRAM"), ValueError, "integers"),
+        (lambda: transfer_list([(-1, 2, 0)], "DRAM"), ValueError, "0..2"),
         (lambda: transfer_list([], "DRAM"), IndexError, "nothing"),
         (lambda: transfer_list([(1, 2, 0)], "RAM"), KeyError, "RAM"),
         (lambda: transfer_list(bind.nixlRegDList(bind.DRAM_SEG), None), TypeError, "registration list"),
@@ -68,6 +68,9 @@ def test_lists_grow_and_shrink() -> None:
         (lambda: registration_list([(1, 2, 0)], "DRAM"), TypeError, "tuples of 4"),
         (lambda: transfer_blocks(np.zeros((2, 5), np.uint64), None), ValueError, "mem_type"),
         (lambda: transfer_list(7, "DRAM"), TypeError, "int"),
+        (lambda: transfer_list(np.zeros((0, 3), np.uint64), "DRAM"), IndexError, "nothing"),
+        (lambda: transfer_blocks(np.array([[0, 8, 0, 8, 0]]), "DRAM"), bind.nixlNotFoundError, "needs a block"),
+        (lambda: transfer_blocks(np.array([[0, 8, 0, 7, 2]]), "DRAM"), bind.nixlNotFoundError, "stride"),
     ],
 )
 def test_misuse_is_named(call: Any, error: type[Exception], text: str) -> None:
@@ -76,9 +79,16 @@ def test_misuse_is_named(call: Any, error: type[Exception], text: str) -> None:
 
 
 def test_strided_rows_are_their_blocks_in_order() -> None:
-    rows = np.array([[1000, 16, 2, 64, 3], [5000, 8, 1, 8, 2], [9000, 4, 0, 0, 0]], dtype=np.uint64)
+    rows = np.array([[1000, 16, 2, 64, 3], [5000, 8, 1, 8, 2], [9000, 4, 0, 0, 1]], dtype=np.uint64)
     blocks = from_strided(VRAM, rows)
-    assert blocks.rows.tolist() == [[1000, 16, 2], [1064, 16, 2], [1128, 16, 2], [5000, 8, 1], [5008, 8, 1]]
+    assert blocks.rows.tolist() == [
+        [1000, 16, 2],
+        [1064, 16, 2],
+        [1128, 16, 2],
+        [5000, 8, 1],
+        [5008, 8, 1],
+        [9000, 4, 0],
+    ]
 
 
 def test_lookups_find_what_covers_each_block() -> None:
@@ -101,7 +111,7 @@ def test_lookups_find_what_covers_each_block() -> None:
                 one
                 for one in places
                 if one.memory == memory
-                and (memory == DRAM or one.device == device)
+                and one.device == device
                 and one.start <= start
                 and start + length <= one.start + one.length
             ]

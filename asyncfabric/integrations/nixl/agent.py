@@ -123,11 +123,14 @@ class nixl_agent:
         """Open the agent's fabric.
 
         Raises:
+            ValueError: an empty name.
             nixlBackendError: a rail cannot be opened.
             nixlNotFoundError: a backend of the configuration is storage.
             nixlNotSupportedError: the configuration asks for NIXL's listener.
         """
         config = nixl_conf or nixl_agent_config()
+        if not agent_name:
+            raise ValueError("an agent needs a name, by which others address it")
         if config.enable_listen:
             raise nixlNotSupportedError(_NO_LISTENER)
         self.name = agent_name
@@ -249,9 +252,13 @@ class nixl_agent:
     def get_partial_agent_metadata(
         self, descs: nixlRegDList, inc_conn_info: bool = False, backends: list[str] | None = None
     ) -> bytes:
-        """Return what others need to reach the agent and these registrations; the address is always in it."""
+        """Return these registrations for others and, with inc_conn_info, what they need to reach the agent.
+
+        Raises:
+            nixlNotFoundError: a range is not registered exactly so.
+        """
         check_chosen(backends or [], self.backends)
-        return self._core.metadata(descs.blocks)
+        return self._core.metadata(descs.blocks, address=inc_conn_info)
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         """Take the metadata of another agent, again when it has grown, and return its name in bytes, as NIXL does.
@@ -259,6 +266,7 @@ class nixl_agent:
         Raises:
             nixlMismatchError: other bytes.
             nixlInvalidParamError: the agent's own.
+            nixlNotFoundError: a part without the address of an agent that is not known.
         """
         return self._core.add_remote(metadata).encode()
 
@@ -420,11 +428,13 @@ class nixl_agent:
 
     def get_new_notifs(self, backends: list[str] | None = None) -> Notes:
         """Return the notes that have come since the last call, by the name of their sender."""
+        check_chosen(backends or [], self.backends)
         self._core.collect_notes()
         return self._core.notes.take_all({})
 
     def update_notifs(self, backends: list[str] | None = None) -> Notes:
         """Add the notes that have come to `notifs` and return it."""
+        check_chosen(backends or [], self.backends)
         self._core.collect_notes()
         return self._core.notes.take_all(self.notifs)
 
@@ -436,7 +446,7 @@ class nixl_agent:
         tag_is_prefix: bool = True,
     ) -> bool:
         """Return whether a note with this tag has come from an agent, and take it out of `notifs`."""
-        self.update_notifs()
+        self.update_notifs(backends)
         notes = self.notifs.get(_text(remote_agent_name), [])
         for position, note in enumerate(notes):
             if note.startswith(lookup_tag) if tag_is_prefix else lookup_tag in note:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric.integrations.nixl.errors import nixlNotFoundError
 from asyncfabric.integrations.nixl.kinds import DRAM, VRAM, nixl_mem_t
 
 Column = NDArray[np.int64]
@@ -38,8 +39,8 @@ def from_rows(memory: nixl_mem_t, rows: Any) -> Blocks:
     """Read an Nx3 array, or tuples, of (address, length, device).
 
     Raises:
-        TypeError: other shapes, or something else than integers.
-        ValueError: a negative number, or one beyond 63 bits.
+        TypeError: another shape.
+        ValueError: something else than integers, a negative one, or one beyond 63 bits.
     """
     table = _integers(rows)
     if table.ndim != 2 or table.shape[1] != 3:
@@ -52,11 +53,16 @@ def from_strided(memory: nixl_mem_t, rows: Any) -> Blocks:
 
     Raises:
         TypeError, ValueError: as from `from_rows`.
+        nixlNotFoundError: a row of no blocks, or of blocks that overlap, as NIXL takes none of these for memory.
     """
     table = _integers(rows)
     if table.ndim != 2 or table.shape[1] != 5:
         raise TypeError(f"strided descriptors are rows of (address, length, device, stride, count), got {table.shape}")
     addresses, lengths, devices, strides, counts = table.T
+    bad = np.flatnonzero((counts == 0) | ((counts > 1) & (strides < lengths)))
+    if len(bad) or not len(table):
+        row = table[int(bad[0])].tolist() if len(bad) else []
+        raise nixlNotFoundError(f"strided row {row}: it needs a block, and a stride that is no less than the length")
     total = int(counts.sum())
     first = np.repeat(np.cumsum(counts) - counts, counts)
     steps = np.arange(total, dtype=np.int64) - first
@@ -78,17 +84,16 @@ def from_tensors(tensors: Sequence[Any]) -> Blocks:
     """Read contiguous torch tensors of one device.
 
     Raises:
-        TypeError: something else among them.
-        ValueError: one that is not contiguous, or on another device than the first.
+        TypeError: something else among them, one that is not contiguous, or on another device than the first.
     """
     rows = np.zeros((len(tensors), 3), dtype=np.int64)
     for position, tensor in enumerate(tensors):
         if not is_tensor(tensor):
             raise TypeError(f"descriptor {position} is a {type(tensor).__name__}, the first is a tensor")
         if not tensor.is_contiguous():
-            raise ValueError(f"tensor {position} of shape {tuple(tensor.shape)} is not contiguous")
+            raise TypeError(f"tensor {position} of shape {tuple(tensor.shape)} is not contiguous")
         if tensor.device != tensors[0].device:
-            raise ValueError(f"tensor {position} is on {tensor.device}, the first on {tensors[0].device}")
+            raise TypeError(f"tensor {position} is on {tensor.device}, the first on {tensors[0].device}")
         rows[position] = tensor.data_ptr(), tensor.numel() * tensor.element_size(), max(tensor.get_device(), 0)
     return from_rows(DRAM if tensors[0].get_device() < 0 else VRAM, rows)
 
@@ -98,7 +103,7 @@ def _integers(rows: Any) -> Column:
     if table.size == 0:
         return np.zeros((0, table.shape[1] if table.ndim == 2 else 3), dtype=np.int64)
     if table.dtype.kind not in "iu":
-        raise TypeError(f"descriptors are integers, got {table.dtype}")
+        raise ValueError(f"descriptors are integers, got {table.dtype}")
     if table.dtype.kind == "u" and int(table.max()) >= 1 << 63:
         raise ValueError(f"a descriptor holds the number {int(table.max())}, beyond 63 bits")
     if table.dtype.kind == "i" and int(table.min()) < 0:

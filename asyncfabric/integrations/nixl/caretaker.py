@@ -2,7 +2,7 @@
 
 It sends the notes of transfers that nobody polls, takes in notes that nobody asks for (a target that never calls its
 agent must not hold its senders up) and forgets dropped handles. It looks every 2 ms while there is work and ever less
-often without, every 50 ms in the end; nobody wakes it, which would cost callers that do poll more than it spares the others.
+often without, every 50 ms in the end; nobody wakes it, since that would cost callers that poll.
 """
 
 from __future__ import annotations

@@ -62,14 +62,15 @@ class AgentCore:
         self._own: RemoteAgent | None = None
         self._sent: deque[tuple[str, blocking.Transfer]] = deque()
 
-    def metadata(self, blocks: Blocks | None = None) -> bytes:
-        """Return the metadata of the agent: of all its memory, or of exactly these registrations.
+    def metadata(self, blocks: Blocks | None = None, *, address: bool = True) -> bytes:
+        """Return the metadata of the agent: of all its memory, or of exactly these registrations; where it is, or not.
 
         Raises:
             nixlNotFoundError: one of them is not registered.
         """
         serial, entries = self.memory.entries(blocks)
-        return metadata.pack(self.name, self.fabric.address, serial, blocks is None, entries)
+        where = self.fabric.address if address else None
+        return metadata.pack(self.name, where, serial, blocks is None, entries)
 
     def add_remote(self, data: bytes) -> str:
         """Take the metadata of another agent and return its name; a new life of it replaces what was known.
@@ -77,16 +78,22 @@ class AgentCore:
         Raises:
             nixlMismatchError: the bytes are no metadata.
             nixlInvalidParamError: it is the agent's own.
+            nixlNotFoundError: it is a part without the address of an agent that is not known.
         """
         known = metadata.unpack(data)
         if known.name == self.name:
             raise nixlInvalidParamError(f"this is metadata of an agent {self.name!r}, the name of this agent itself")
         with self._lock:
             remote = self._remotes.get(known.name)
-            if remote is not None and remote.address == known.address:
+            if remote is not None and known.address in (None, remote.address):
                 remote.learn(known)
                 return known.name
-            replaced, remote = remote, RemoteAgent(self.fabric, known)
+            if known.address is None:
+                raise nixlNotFoundError(
+                    f"a part of the metadata of agent {known.name!r}, which is not known here: it comes without the "
+                    "address, so give the whole first, or a part with inc_conn_info=True"
+                )
+            replaced, remote = remote, RemoteAgent(self.fabric, known, known.address)
             self._remotes[known.name] = remote
         if replaced is not None:
             replaced.forget()
@@ -206,7 +213,7 @@ class AgentCore:
         with self._lock:
             if self._own is None:
                 known = metadata.Metadata(self.name, self.fabric.address, 0, True, {})
-                self._own = RemoteAgent(self.fabric, known)
+                self._own = RemoteAgent(self.fabric, known, self.fabric.address)
             return self._own
 
     def _table_of(self, remote: RemoteAgent) -> KeyTable:

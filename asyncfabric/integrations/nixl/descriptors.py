@@ -60,11 +60,14 @@ class _DescriptorList:
 
         Raises:
             TypeError: not a tuple of the width of this list, or not of integers.
+            ValueError: a negative number, or one beyond 63 bits.
         """
         if not isinstance(descriptor, tuple) or len(descriptor) != self.width:
             raise TypeError(f"{self.kind} takes tuples of {self.width}, got {descriptor!r}")
         if not all(isinstance(number, (int, np.integer)) for number in descriptor[:3]):
             raise TypeError(f"a descriptor begins with (address, length, device) as integers, got {descriptor!r}")
+        if not all(0 <= number < 1 << 63 for number in descriptor[:3]):
+            raise ValueError(f"the numbers of a descriptor are in 0..2^63-1, got {descriptor!r}")
         self._all().append(self._clean(descriptor))
 
     def addDesc(self, descriptor: Descriptor) -> None:
@@ -224,6 +227,8 @@ def _list_of(kind: Any, descs: Any, mem_type: str | None) -> Any:
     if isinstance(descs, np.ndarray):
         if descs.ndim == 2 and descs.shape[1] == 5:
             raise TypeError("an Nx5 array is for prep_xfer_dlist(); descriptor lists are made of Nx3 arrays")
+        if not len(descs):
+            raise IndexError(f"{kind.kind} of nothing: give at least one descriptor")
     elif not isinstance(descs, (list, tuple)):
         raise TypeError(f"expected tuples, tensors, an Nx3 array or a descriptor list, got {type(descs).__name__}")
     elif not descs:

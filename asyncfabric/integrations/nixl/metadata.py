@@ -25,14 +25,14 @@ class Metadata(NamedTuple):
 
     Attributes:
         name: of the agent.
-        address: of its fabric.
+        address: of its fabric; None in a part that is for those who know the agent already.
         serial: grows with each change of its registrations.
         whole: all registrations are in it; otherwise some of them.
         keys: the bytes of a key for each registered place.
     """
 
     name: str
-    address: FabricAddress
+    address: FabricAddress | None
     serial: int
     whole: bool
     keys: dict[Place, bytes]
@@ -44,20 +44,20 @@ def entry(place: Place, key: RegionKey) -> bytes:
     return _ENTRY.pack(place.memory, place.device, place.start, place.length, len(raw)) + raw
 
 
-def pack(name: str, address: FabricAddress, serial: int, whole: bool, entries: list[bytes]) -> bytes:
+def pack(name: str, address: FabricAddress | None, serial: int, whole: bool, entries: list[bytes]) -> bytes:
     """Return metadata as bytes."""
-    title, where = name.encode(), address.to_bytes()
+    title, where = name.encode(), address.to_bytes() if address is not None else b""
     head = _HEAD.pack(_MAGIC, _VERSION, whole, len(title), len(where), serial, len(entries))
     return b"".join((head, title, where, *entries))
 
 
-def unpack(data: bytes) -> Metadata:
+def unpack(data: bytes | str) -> Metadata:
     """Read what `pack` made.
 
     Raises:
         nixlMismatchError: other bytes; the text names what is wrong with them.
     """
-    raw = bytes(data)
+    raw = data.encode() if isinstance(data, str) else bytes(data)
     if len(raw) < _HEAD.size or raw[:4] != _MAGIC:
         raise nixlMismatchError(
             f"{len(raw)} bytes that begin with {raw[:8]!r} are no metadata of an agent of asyncfabric; both sides have "
@@ -70,7 +70,8 @@ def unpack(data: bytes) -> Metadata:
     keys: dict[Place, bytes] = {}
     try:
         name = raw[_HEAD.size : _HEAD.size + title_bytes].decode()
-        address = FabricAddress.from_bytes(raw[_HEAD.size + title_bytes : cursor])
+        where = raw[_HEAD.size + title_bytes : cursor]
+        address = FabricAddress.from_bytes(where) if where else None
         for _ in range(count):
             memory, device, start, length, size = _ENTRY.unpack_from(raw, cursor)
             begin, cursor = cursor + _ENTRY.size, cursor + _ENTRY.size + size

@@ -11,14 +11,14 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from asyncfabric.integrations.nixl.blocks import Blocks, Column
-from asyncfabric.integrations.nixl.kinds import DRAM, nixl_mem_t
+from asyncfabric.integrations.nixl.kinds import nixl_mem_t
 
 Owner = TypeVar("Owner")
 FoundOwner = TypeVar("FoundOwner", covariant=True)
 
 
 class Place(NamedTuple):
-    """Where registered memory is; host memory has no device."""
+    """Where registered memory is; also of host memory the device counts, as with NIXL."""
 
     memory: nixl_mem_t
     device: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     @property
     def room(self) -> tuple[nixl_mem_t, int]:
         """What addresses count in."""
-        return self.memory, 0 if self.memory == DRAM else self.device
+        return self.memory, self.device
 
 
 class Found(NamedTuple, Generic[FoundOwner]):
@@ -74,8 +74,8 @@ class RangeTable(Generic[Owner]):
         if not len(blocks):
             return Found((), blocks.addresses, blocks.addresses)
         devices = blocks.devices
-        if blocks.memory == DRAM or bool((devices == devices[0]).all()):
-            return self._find_in((blocks.memory, 0 if blocks.memory == DRAM else int(devices[0])), blocks)
+        if bool((devices == devices[0]).all()):
+            return self._find_in((blocks.memory, int(devices[0])), blocks)
         owners: list[Owner] = []
         which, offsets = np.empty_like(devices), np.empty_like(devices)
         for device in np.unique(devices):
@@ -116,5 +116,5 @@ def _used(index: Column) -> tuple[Column, Column]:
 
 def _uncovered(blocks: Blocks, position: int) -> str:
     address, length = int(blocks.addresses[position]), int(blocks.lengths[position])
-    where = "" if blocks.memory == DRAM else f" of device {int(blocks.devices[position])}"
-    return f"{length} bytes at {address:#x} in {blocks.memory.name}{where} lie in no registered memory"
+    where = f"{blocks.memory.name} of device {int(blocks.devices[position])}"
+    return f"{length} bytes at {address:#x} in {where} lie in no registered memory"

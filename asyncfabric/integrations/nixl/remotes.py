@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from threading import Lock
 
-from asyncfabric import Peer, RegionKey, blocking
+from asyncfabric import FabricAddress, Peer, RegionKey, blocking
 from asyncfabric.errors import FabricError
 from asyncfabric.integrations.nixl.errors import translated
 from asyncfabric.integrations.nixl.metadata import Metadata
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 class RemoteAgent:
     """Another agent: its fabric and the keys of its memory; of the agent itself for transfers within it."""
 
-    def __init__(self, fabric: blocking.Fabric, known: Metadata) -> None:
+    def __init__(self, fabric: blocking.Fabric, known: Metadata, address: FabricAddress) -> None:
         self.name = known.name
-        self.address = known.address
+        self.address = address
         self.removed = False
         self._fabric = fabric
         self._lock = Lock()
