@@ -30,6 +30,20 @@ def test_tuples_and_arrays_are_the_same_list(dtype: Any) -> None:
     assert by_array.index((8192, 20, 1)) == 1
 
 
+def test_long_lists_are_read_at_once_and_refused_row_by_row() -> None:
+    rows = [(4096 * number, 10, 0) for number in range(200)]
+    made = transfer_list(rows, "DRAM")
+    assert made._rows is None and list(made) == rows
+    made.append((1, 2, 0))
+    assert len(made) == 201 and made[200] == (1, 2, 0) and made.blocks.lengths[-1] == 2
+    with pytest.raises(TypeError, match="tuples of 3"):
+        transfer_list([*rows, (1, 2)], "DRAM")
+    with pytest.raises(TypeError, match="integers"):
+        transfer_list([*rows, (1, 2, 0.5)], "DRAM")
+    with pytest.raises(ValueError, match="negative"):
+        transfer_list([*rows, (1, 2, -1)], "DRAM")
+
+
 def test_tensors_are_lists() -> None:
     tensors = [torch.zeros(5, dtype=torch.int32), torch.zeros(3, dtype=torch.uint8)]
     assert list(transfer_list(tensors, None)) == [(one.data_ptr(), one.nbytes, 0) for one in tensors]
@@ -181,6 +195,10 @@ def test_long_notes_travel_in_parts_and_parts_that_never_come_are_bounded() -> N
     for number in range(2000):
         queue.take_in([(3, next(messages_of(b"name", 100 + number, long)))])
     assert len(queue._unfinished) <= 256
+    small = NoteQueue(most_bytes=20_000)
+    for number in range(50):
+        small.take_in([(3, next(messages_of(b"name", number, long)))])
+    assert small._unfinished_bytes <= 20_000 and len(small._unfinished) == 2
 
 
 @pytest.mark.parametrize("cut", [0, 3, 20, 40, -1])

@@ -16,6 +16,9 @@ from asyncfabric.integrations.nixl.kinds import memory_type, nixl_mem_t
 
 Descriptor = tuple[Any, ...]
 
+MANY = 64
+"""Tuples from which on a list is read as one array."""
+
 
 class _DescriptorList:
     """Rows of tuples of one memory type; becomes Blocks once, when they are asked for."""
@@ -32,8 +35,12 @@ class _DescriptorList:
         elif isinstance(descs, np.ndarray):
             self._rows, self._blocks = None, from_rows(self._type, descs)
         elif not isinstance(descs, int):
-            for row in descs:
-                self.append(row)
+            self._blocks = self._many(descs)
+            if self._blocks is not None:
+                self._rows = None
+            else:
+                for row in descs:
+                    self.append(row)
 
     @property
     def blocks(self) -> Blocks:
@@ -135,6 +142,13 @@ class _DescriptorList:
             self._rows = list(self)
         self._blocks = None
         return self._rows
+
+    def _many(self, descs: Any) -> Blocks | None:
+        """Read a long list of good tuples at once; None for what is to be read, and refused, row by row."""
+        if self.width != 3 or len(descs) < MANY or set(map(type, descs)) != {tuple} or set(map(len, descs)) != {3}:
+            return None
+        rows = np.array(descs)
+        return from_rows(self._type, rows) if rows.dtype.kind in "iu" else None
 
     def _clean(self, descriptor: Descriptor) -> Descriptor:
         return tuple(int(number) for number in descriptor[:3])

@@ -24,7 +24,7 @@ KEPT_NOTES = 65_536
 KEPT_BYTES = 64 << 20
 """Bounds of the notes of one agent that nobody takes; beyond them the oldest are dropped and counted."""
 UNFINISHED_NOTES = 256
-"""Notes of which parts are missing; beyond, the oldest is dropped and counted."""
+"""Notes of which parts are missing; beyond, or beyond KEPT_BYTES, the oldest is dropped and counted."""
 
 _HEAD = struct.Struct(">2sBBHHQ")  # magic, version, name bytes, part, parts, number
 _MAGIC, _VERSION = b"AN", 1
@@ -93,6 +93,7 @@ class NoteQueue:
         self._lock = Lock()
         self._notes: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
+        self._unfinished_bytes = 0
         self._unfinished: dict[tuple[int, int, int], dict[int, bytes]] = {}
         self.dropped = 0
         self.refused = 0
@@ -130,15 +131,20 @@ class NoteQueue:
     def _joined(self, peer: int, part: Part) -> bytes | None:
         place = (peer, part.number, part.parts)
         have = self._unfinished.setdefault(place, {})
-        have[part.part] = part.payload
+        if part.part not in have:
+            have[part.part] = part.payload
+            self._unfinished_bytes += len(part.payload)
         if len(have) == part.parts:
-            del self._unfinished[place]
-            return b"".join(have[index] for index in range(part.parts))
-        held = sum(len(one) for one in have.values())
-        if len(self._unfinished) > UNFINISHED_NOTES or held > self._most_bytes:
-            del self._unfinished[next(iter(self._unfinished))]
+            note = b"".join(have[index] for index in range(part.parts))
+            self._forget(place)
+            return note
+        while len(self._unfinished) > UNFINISHED_NOTES or self._unfinished_bytes > self._most_bytes:
+            self._forget(next(iter(self._unfinished)))
             self.dropped += 1
         return None
+
+    def _forget(self, place: tuple[int, int, int]) -> None:
+        self._unfinished_bytes -= sum(len(payload) for payload in self._unfinished.pop(place).values())
 
     def _drop_oldest(self) -> None:
         name, note = self._notes.popleft()

@@ -5,6 +5,7 @@ Immutable, any thread; made anew when registrations change.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from asyncfabric.integrations.nixl.blocks import Blocks, Column
 from asyncfabric.integrations.nixl.kinds import nixl_mem_t
+
+_FIRST = np.zeros(1, dtype=np.int64)
 
 Owner = TypeVar("Owner")
 FoundOwner = TypeVar("FoundOwner", covariant=True)
@@ -74,6 +77,8 @@ class RangeTable(Generic[Owner]):
         if not len(blocks):
             return Found((), blocks.addresses, blocks.addresses)
         devices = blocks.devices
+        if len(devices) == 1:
+            return self._find_one((blocks.memory, int(devices[0])), blocks)
         if bool((devices == devices[0]).all()):
             return self._find_in((blocks.memory, int(devices[0])), blocks)
         owners: list[Owner] = []
@@ -89,6 +94,19 @@ class RangeTable(Generic[Owner]):
             offsets[rows] = found.offsets
             owners.extend(found.owners)
         return Found(tuple(owners), which, offsets)
+
+    def _find_one(self, room: tuple[nixl_mem_t, int], blocks: Blocks) -> Found[Owner]:
+        """Look one block up, without arrays: many transfers are of one block."""
+        begin = int(blocks.addresses[0])
+        end = begin + int(blocks.lengths[0])
+        if room in self._rooms:
+            starts, ends, reach, owners = self._rooms[room]
+            at = bisect_right(starts, begin) - 1
+            while at >= 0 and reach[at] >= end:
+                if ends[at] >= end:
+                    return Found((owners[at],), _FIRST, blocks.addresses - starts[at])
+                at -= 1
+        raise NotCoveredError(0, _uncovered(blocks, 0))
 
     def _find_in(self, room: tuple[nixl_mem_t, int], blocks: Blocks) -> Found[Owner]:
         if room not in self._rooms:
