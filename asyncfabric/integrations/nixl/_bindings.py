@@ -5,7 +5,7 @@ Names only.
 
 from __future__ import annotations
 
-from asyncfabric.integrations.nixl.agent import DEFAULT_COMM_PORT
+from asyncfabric.integrations.nixl.agent_config import DEFAULT_COMM_PORT
 from asyncfabric.integrations.nixl.descriptors import nixlRegDList, nixlRemoteDList, nixlXferDList
 from asyncfabric.integrations.nixl.errors import (
     nixlBackendError,

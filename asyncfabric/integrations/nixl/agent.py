@@ -8,19 +8,12 @@ from __future__ import annotations
 import logging
 import pickle
 import weakref
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from asyncfabric import FabricConfig
-from asyncfabric.integrations.nixl.backends import (
-    MEMORY,
-    NETWORK,
-    check_backend,
-    check_chosen,
-    check_made,
-)
+from asyncfabric.integrations.nixl.agent_config import nixl_agent_config
+from asyncfabric.integrations.nixl.backends import STORAGE, BackendNames, check_chosen
 from asyncfabric.integrations.nixl.blocks import Column
 from asyncfabric.integrations.nixl.caretaker import start_caretaker
 from asyncfabric.integrations.nixl.core import AgentCore
@@ -48,70 +41,18 @@ from asyncfabric.integrations.nixl.handles import (
 from asyncfabric.integrations.nixl.kinds import OPERATIONS, memory_type
 from asyncfabric.integrations.nixl.notes import note_bytes
 from asyncfabric.integrations.nixl.plan import Side, plan
+from asyncfabric.integrations.nixl.refused import NO_LISTENER, RefusedCalls
 from asyncfabric.integrations.nixl.remotes import RemoteAgent
 from asyncfabric.integrations.nixl.request import Request
 from asyncfabric.integrations.nixl.settings import fabric_config, wants_telemetry
 
-if TYPE_CHECKING:
-    from asyncfabric._api.opening import EngineFactory
-
 logger = logging.getLogger(__name__)
 
-DEFAULT_COMM_PORT = 8888
 INIT_AGENT = ("NIXL_INIT_AGENT", "")
 Notes = dict[str, list[bytes]]
 
 
-class nixl_thread_sync_t(Enum):
-    """NIXL's modes of synchronization; agents of the face take calls from all threads in each of them."""
-
-    NIXL_THREAD_SYNC_NONE = 0
-    NIXL_THREAD_SYNC_STRICT = 1
-    NIXL_THREAD_SYNC_RW = 2
-    NIXL_THREAD_SYNC_DEFAULT = 0  # noqa: PIE796  # an alias, as in NIXL
-
-
-class nixl_agent_config:
-    """How an agent is made.
-
-    Args:
-        enable_prog_thread: have a thread of the agent send notes and take notes in that its callers leave.
-        enable_listen_thread, listen_port: not offered; metadata travels by the caller's own means.
-        capture_telemetry: keep what get_xfer_telemetry() returns.
-        num_threads: without effect: each fabric has one worker.
-        backends: names of network backends of NIXL; all stand for the fabric.
-        sync_mode: without effect.
-        fabric: how the agent's fabric is opened; None takes the environment (`asyncfabric.integrations.nixl.settings`).
-        engine_factory: makes its engine, for tests: `asyncfabric.testing.FakeEngine`. None takes the compiled engine.
-    """
-
-    def __init__(
-        self,
-        enable_prog_thread: bool = True,
-        enable_listen_thread: bool = False,
-        listen_port: int = DEFAULT_COMM_PORT,
-        capture_telemetry: bool = False,
-        num_threads: int = 0,
-        backends: list[str] | None = None,
-        sync_mode: nixl_thread_sync_t | None = None,
-        *,
-        fabric: FabricConfig | None = None,
-        engine_factory: EngineFactory | None = None,
-    ) -> None:
-        if sync_mode is not None and not isinstance(sync_mode, nixl_thread_sync_t):
-            raise TypeError(f"sync_mode must be a nixl_thread_sync_t, got {type(sync_mode).__name__!r}")
-        self.backends = ["UCX"] if backends is None else backends
-        self.enable_pthread = enable_prog_thread
-        self.enable_listen = enable_listen_thread
-        self.port = listen_port
-        self.capture_telemetry = capture_telemetry
-        self.num_threads = num_threads
-        self.sync_mode = sync_mode
-        self.fabric = fabric
-        self.engine_factory = engine_factory
-
-
-class nixl_agent:
+class nixl_agent(BackendNames, RefusedCalls):
     """An agent: it registers memory, knows others by their metadata, and moves data between its memory and theirs.
 
     It closes when it is dropped, and with the interpreter: what is under way is cancelled and drained.
@@ -132,57 +73,21 @@ class nixl_agent:
         if not agent_name:
             raise ValueError("an agent needs a name, by which others address it")
         if config.enable_listen:
-            raise nixlNotSupportedError(_NO_LISTENER)
+            raise nixlNotSupportedError(NO_LISTENER)
+        super().__init__()
         self.name = agent_name
         self.notifs: Notes = {}
-        self.backends: dict[str, int] = {}
-        self.plugin_list = list(NETWORK)
         self._telemetry = config.capture_telemetry or wants_telemetry()
         for backend in self.plugin_list if instantiate_all and nixl_conf is None else config.backends:
-            try:
+            if backend in STORAGE or backend in self.plugin_list:
                 self.create_backend(backend)
-            except nixlNotFoundError as error:
-                if "storage" in str(error):
-                    raise
-                logger.warning("skipping a backend: %s", error)
+            else:
+                logger.warning("skipping backend %r, which is unknown", backend)
         self._core = AgentCore(agent_name, fabric_config(config.fabric), config.engine_factory)
         self._close = weakref.finalize(self, self._core.close)
         if config.enable_pthread:
             start_caretaker(self._core)
         logger.info("agent %r over %s", agent_name, [rail.provider for rail in self._core.fabric.rails])
-
-    # ---- backends ----
-
-    def get_plugin_list(self) -> list[str]:
-        """Return the backends that the face stands in for."""
-        return self.plugin_list
-
-    def get_plugin_mem_types(self, backend: str) -> list[str]:
-        """Return the memory types of a backend; none for one that is unknown."""
-        return list(MEMORY) if backend in self.plugin_list else []
-
-    def get_plugin_params(self, backend: str) -> dict[str, str]:
-        """Return the parameters of a backend: none, the fabric is configured by FabricConfig."""
-        return {}
-
-    def get_backend_mem_types(self, backend: str) -> list[str]:
-        """Return the memory types of a backend of the agent."""
-        return list(MEMORY) if backend in self.backends else []
-
-    def get_backend_params(self, backend: str) -> dict[str, str]:
-        """Return the parameters of a backend of the agent: none."""
-        return {}
-
-    def create_backend(self, backend: str, initParams: dict[str, str] | None = None) -> None:
-        """Add a network backend by its name.
-
-        Raises:
-            nixlNotFoundError: storage, or unknown.
-            nixlInvalidParamError: the agent has it.
-        """
-        check_backend(backend)
-        check_made(backend, self.backends)
-        self.backends[backend] = len(self.backends) + 1
 
     # ---- memory ----
 
@@ -454,32 +359,6 @@ class nixl_agent:
                 return True
         return False
 
-    # ---- not offered ----
-
-    def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Raise nixlNotSupportedError: the face has no listener."""
-        raise nixlNotSupportedError(_NO_LISTENER)
-
-    def send_partial_agent_metadata(self, *arguments: object, **named: object) -> None:
-        """Raise nixlNotSupportedError: the face has no listener."""
-        raise nixlNotSupportedError(_NO_LISTENER)
-
-    def fetch_remote_metadata(self, *arguments: object, **named: object) -> None:
-        """Raise nixlNotSupportedError: the face has no listener."""
-        raise nixlNotSupportedError(_NO_LISTENER)
-
-    def invalidate_local_metadata(self, *arguments: object, **named: object) -> None:
-        """Raise nixlNotSupportedError: the face has no listener."""
-        raise nixlNotSupportedError(_NO_LISTENER)
-
-    def prep_mem_view(self, dlist: object, *, backends: list[str] | None = None) -> int:
-        """Raise nixlNotSupportedError: there are no memory views for kernels."""
-        raise nixlNotSupportedError("memory views for kernels are not offered; transfers are posted by the CPU")
-
-    def release_mem_view(self, mvh: int) -> None:
-        """Raise nixlNotSupportedError, as prep_mem_view() does."""
-        raise nixlNotSupportedError("memory views for kernels are not offered")
-
     def _made(
         self, operation: str, local: Side, remote_side: Side, remote: RemoteAgent, notif_msg: bytes
     ) -> nixl_xfer_handle:
@@ -494,12 +373,6 @@ class nixl_agent:
         verb = "WRITE to" if operation == "WRITE" else "READ from"
         what = f"{verb} agent {remote.name!r} of {count} descriptors"
         return nixl_xfer_handle(self._core, Request(self._core, what, remote, steps, count, note))
-
-
-_NO_LISTENER = (
-    "asyncfabric offers no listener for metadata: take it from get_agent_metadata(), carry it as your program carries "
-    "other messages, and give it to add_remote_agent()"
-)
 
 
 def _text(name: str | bytes) -> str:

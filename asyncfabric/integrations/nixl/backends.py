@@ -34,3 +34,42 @@ def check_chosen(chosen: list[str], made: dict[str, int]) -> None:
     for name in chosen or ():
         if name not in made:
             raise KeyError(f"backend {name!r} is none of this agent, which has {sorted(made)}")
+
+
+class BackendNames:
+    """Methods of nixl_agent about backends: names that an agent has, and what NIXL tells about each."""
+
+    def __init__(self) -> None:
+        self.plugin_list = list(NETWORK)
+        self.backends: dict[str, int] = {}
+
+    def get_plugin_list(self) -> list[str]:
+        """Return the backends that the face stands in for."""
+        return self.plugin_list
+
+    def get_plugin_mem_types(self, backend: str) -> list[str]:
+        """Return the memory types of a backend; none for one that is unknown."""
+        return list(MEMORY) if backend in self.plugin_list else []
+
+    def get_plugin_params(self, backend: str) -> dict[str, str]:
+        """Return the parameters of a backend: none, the fabric is configured by FabricConfig."""
+        return {}
+
+    def get_backend_mem_types(self, backend: str) -> list[str]:
+        """Return the memory types of a backend of the agent."""
+        return list(MEMORY) if backend in self.backends else []
+
+    def get_backend_params(self, backend: str) -> dict[str, str]:
+        """Return the parameters of a backend of the agent: none."""
+        return {}
+
+    def create_backend(self, backend: str, initParams: dict[str, str] | None = None) -> None:
+        """Add a network backend by its name.
+
+        Raises:
+            nixlNotFoundError: storage, or unknown.
+            nixlInvalidParamError: the agent has it.
+        """
+        check_backend(backend)
+        check_made(backend, self.backends)
+        self.backends[backend] = len(self.backends) + 1
