@@ -1,7 +1,7 @@
 """Eight threads over one agent: random transfers to processes that are killed and register anew, random releases.
 
 Each thread owns a part of every target. What it wrote it reads back, unless its target was troubled meanwhile. Size by
-ASYNCFABRIC_TEST_NIXL_TRANSFERS, order by ASYNCFABRIC_TEST_SEED.
+ASYNCFABRIC_TEST_NIXL_TRANSFERS, order by ASYNCFABRIC_TEST_SEED, rails by ASYNCFABRIC_NIXL_RAILS.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from processes import Process
 
-from asyncfabric import FabricConfig
 from asyncfabric.integrations.nixl import _bindings as bind
 from asyncfabric.integrations.nixl import nixl_agent, nixl_agent_config
+from asyncfabric.integrations.nixl.settings import fabric_config
 
 TRANSFERS = int(os.environ.get("ASYNCFABRIC_TEST_NIXL_TRANSFERS", "240"))
 SEED = int(os.environ.get("ASYNCFABRIC_TEST_SEED", "1"))
@@ -134,7 +134,7 @@ class Worker(threading.Thread):
 
 @pytest.mark.slow
 def test_threads_kills_releases_and_registrations_break_no_byte() -> None:
-    config = FabricConfig(drain_deadline=2.0)
+    config = replace(fabric_config(None), drain_deadline=2.0)
     agent = nixl_agent("initiator", nixl_agent_config(fabric=config))
     targets = [started(agent, f"target {number}") for number in range(TARGETS)]
     workers = [Worker(number, agent, targets) for number in range(THREADS)]

@@ -55,7 +55,7 @@ Notes = dict[str, list[bytes]]
 class nixl_agent(BackendNames, RefusedCalls):
     """An agent: it registers memory, knows others by their metadata, and moves data between its memory and theirs.
 
-    It closes when it is dropped, and with the interpreter: what is under way is cancelled and drained.
+    It closes when it is dropped, and with the interpreter, once what is under way has drained.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class AgentCore:
             self.leftovers.append(request)
 
     def close(self) -> None:
-        """Cancel what is under way, drain and close; idempotent."""
+        """Drain what is under way, cancelling what nobody waits for, and close; idempotent."""
         self.stopped.set()
         if self.caretaker is not None and self.caretaker is not current_thread():
             self.caretaker.join()
