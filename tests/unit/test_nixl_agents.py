@@ -84,6 +84,19 @@ def test_prepared_lists_give_the_blocks_at_their_positions(pair: tuple[Agent, Ag
         a.make_prepped_xfer("WRITE", local, [0], remote, [0])
 
 
+def test_transfers_are_few_calls_of_the_fabric(pair: tuple[Agent, Agent]) -> None:
+    a, b = pair
+    local = a.prep_xfer_dlist("", a.rows(*[(i * 16, 16) for i in range(4000)]), "DRAM")
+    remote = a.prep_xfer_dlist("bb", b.rows(*[(i * 16, 16) for i in range(4000)]), "DRAM")
+    order = np.random.default_rng(1).permutation(4000)
+    assert len(a.make_prepped_xfer("WRITE", local, order, remote, order[::-1])._request._steps) == 1
+    joined = a.make_prepped_xfer("WRITE", local, range(9, 99), remote, range(109, 199))._request._steps
+    assert [step.total_bytes for step in joined] == [90 * 16]
+    lengths = [(i * 200, 1 + i % 100) for i in range(300)]
+    near, far = a.get_xfer_descs(a.rows(*lengths), "DRAM"), a.get_xfer_descs(b.rows(*lengths), "DRAM")
+    assert len(a.initialize_xfer("READ", near, far, "bb")._request._steps) <= 7  # bits of a length
+
+
 def test_several_registrations_and_an_agent_itself(pair: tuple[Agent, Agent]) -> None:
     a, b = pair
     more = np.zeros(5000, np.uint8)
