@@ -46,7 +46,7 @@ from asyncfabric.integrations.nixl.remotes import RemoteAgent
 from asyncfabric.integrations.nixl.request import Request
 from asyncfabric.integrations.nixl.settings import fabric_config, wants_telemetry
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 INIT_AGENT = ("NIXL_INIT_AGENT", "")
 Notes = dict[str, list[bytes]]

@@ -54,7 +54,7 @@ class nixl_agent_config:
     ) -> None:
         if sync_mode is not None and not isinstance(sync_mode, nixl_thread_sync_t):
             raise TypeError(f"sync_mode must be a nixl_thread_sync_t, got {type(sync_mode).__name__!r}")
-        self.backends = ["UCX"] if backends is None else backends
+        self.backends: list[str] = ["UCX"] if backends is None else backends
         self.enable_pthread = enable_prog_thread
         self.enable_listen = enable_listen_thread
         self.port = listen_port

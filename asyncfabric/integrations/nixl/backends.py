@@ -40,7 +40,7 @@ class BackendNames:
     """Methods of nixl_agent about backends: names that an agent has, and what NIXL tells about each."""
 
     def __init__(self) -> None:
-        self.plugin_list = list(NETWORK)
+        self.plugin_list: list[str] = list(NETWORK)
         self.backends: dict[str, int] = {}
 
     def get_plugin_list(self) -> list[str]:

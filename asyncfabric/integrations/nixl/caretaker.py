@@ -16,7 +16,7 @@ from asyncfabric.errors import ClosedError
 if TYPE_CHECKING:
     from asyncfabric.integrations.nixl.core import AgentCore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 BUSY_S, IDLE_S = 0.002, 0.050
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncfabric._api.opening import EngineFactory
     from asyncfabric.integrations.nixl.request import Request
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class AgentCore:
@@ -41,19 +41,21 @@ class AgentCore:
 
     def __init__(self, name: str, config: FabricConfig, engine_factory: EngineFactory | None = None) -> None:
         self.name = name
-        self.title = name.encode()
+        self.title: bytes = name.encode()
         if len(self.title) > 255:
             raise nixlInvalidParamError(f"the name of an agent has at most 255 bytes, got {len(self.title)}")
         self._stack = ExitStack()
         try:
-            self.fabric = self._stack.enter_context(blocking.open_fabric(config, engine_factory=engine_factory))
+            self.fabric: blocking.Fabric = self._stack.enter_context(
+                blocking.open_fabric(config, engine_factory=engine_factory)
+            )
         except FabricError as error:
             raise translated(error, f"opening the fabric of agent {name!r}") from error
-        self.memory = Memory(self.fabric)
-        self.notes = NoteQueue()
+        self.memory: Memory = Memory(self.fabric)
+        self.notes: NoteQueue = NoteQueue()
         self.noted: set[Request] = set()  # posted, with a note to send at their end
         self.leftovers: deque[Request] = deque()  # their handles were dropped
-        self.stopped = Event()
+        self.stopped: Event = Event()
         self.caretaker: Thread | None = None
         self._messages = self.fabric.messages()
         self._numbers = count()

@@ -126,7 +126,7 @@ class _DescriptorList:
             return NotImplemented
         return self._type == other._type and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # a list that changes
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # a list that changes
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if self._rows is None:

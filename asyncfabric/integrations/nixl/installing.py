@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SWITCH = "ASYNCFABRIC_NIXL"
 _YES = frozenset(("y", "yes", "on", "true", "1"))

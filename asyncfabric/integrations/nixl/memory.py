@@ -28,7 +28,7 @@ class DeviceBytes:
 
     def __init__(self, address: int, length: int, device: int) -> None:
         self._device = device
-        self.__cuda_array_interface__ = {
+        self.__cuda_array_interface__: dict[str, object] = {
             "shape": (length,),
             "typestr": "|u1",
             "data": (address, False),
@@ -55,7 +55,7 @@ class Memory:
         self._registrations: dict[Place, _Registration] = {}
         self._table: RangeTable[blocking.Region] | None = None
         self._keys: RangeTable[RegionKey] | None = None
-        self.serial = 0
+        self.serial: int = 0
 
     def register(self, blocks: Blocks) -> None:
         """Register each block, or count it once more; all of them or none. Empty blocks count for nothing.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from asyncfabric.integrations.nixl.errors import nixlInvalidParamError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 8192
 MOST_PARTS = 1024
@@ -95,8 +95,8 @@ class NoteQueue:
         self._bytes = 0
         self._unfinished_bytes = 0
         self._unfinished: dict[tuple[int, int, int], dict[int, bytes]] = {}
-        self.dropped = 0
-        self.refused = 0
+        self.dropped: int = 0
+        self.refused: int = 0
 
     def take_in(self, received: list[tuple[int, bytes]]) -> None:
         """Take messages with the number of their peer; what is no note is counted and dropped."""

@@ -14,16 +14,16 @@ from asyncfabric.integrations.nixl.errors import translated
 from asyncfabric.integrations.nixl.metadata import Metadata
 from asyncfabric.integrations.nixl.ranges import Place, RangeTable
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class RemoteAgent:
     """Another agent: its fabric and the keys of its memory; of the agent itself for transfers within it."""
 
     def __init__(self, fabric: blocking.Fabric, known: Metadata, address: FabricAddress) -> None:
-        self.name = known.name
-        self.address = address
-        self.removed = False
+        self.name: str = known.name
+        self.address: FabricAddress = address
+        self.removed: bool = False
         self._fabric = fabric
         self._lock = Lock()
         self._peer: Peer | None = None

@@ -54,8 +54,8 @@ class Request:
     def __init__(
         self, core: AgentCore, what: str, remote: RemoteAgent, steps: tuple[AnyStep, ...], count: int, note: bytes
     ) -> None:
-        self.what = what
-        self.count = count
+        self.what: str = what
+        self.count: int = count
         self._core = core
         self._remote = remote
         self._steps = steps
