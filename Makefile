@@ -21,7 +21,7 @@ export ASYNCFABRIC_WERROR := ON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python coverage check format build asan tsan rxe gpu ptx bench docs wheel clean
+.PHONY: help demo test test-native test-python doors coverage check format build asan tsan rxe gpu ptx bench docs wheel clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -78,6 +78,20 @@ test: test-native test-python  ## rings 0 to 5: architecture, unit, property, na
 # short name.
 test-python: build
 	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
+
+# Foreign packages have an environment of their own, that .venv stays what our users install. It lies over .venv: a file of
+# paths makes the packages there importable, torch for the CPU among them. --no-deps: their own pins want CUDA wheels.
+DOORS := build/doors/venv
+$(STAMPS)/doors: $(STAMPS)/packages tests/doors/requirements.txt
+	rm -rf $(DOORS)
+	$(BIN)/python -m venv --without-pip $(DOORS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  >"$$($(DOORS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
+	$(PIP) --python $(DOORS)/bin/python install -q --no-deps -r tests/doors/requirements.txt
+	@touch $@
+
+doors: build $(STAMPS)/doors  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, in an environment of their own
+	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors
 
 coverage: build  ## the Python tests once more, and which lines and branches of asyncfabric they ran; half as long again
 	@mkdir -p build/coverage && rm -f build/coverage/data*
