@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from asyncfabric_services.bench import mesh_command
+from asyncfabric_services.bench import mesh_command, nixl_command
 from asyncfabric_services.bench.group import bench, measured, options_of
 from asyncfabric_services.bench.options import PROVIDERS, device_option, fabric_options, shared_options, sizes_option
 from asyncfabric_services.quantities import SizeListType, SizeType, format_size
@@ -19,7 +19,7 @@ PAGE_SIZES = "4KiB,16KiB,64KiB"
 PROMPT_LENGTHS = "128,256,512,1024,2048,4096,8192"
 TARGET_COUNTS = "1,2,4,8,16,32,64"
 
-__all__ = ["bench", "mesh_command"]
+__all__ = ["bench", "mesh_command", "nixl_command"]
 
 
 @bench.command()

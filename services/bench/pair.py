@@ -23,7 +23,7 @@ from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentU
 
 StationKind = Literal[
     "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "moe-gpu", "gpu", "gpu-limits", "weights",
-    "gpu-weights", "weights-crowd", "mesh",
+    "gpu-weights", "weights-crowd", "mesh", "nixl", "nixl-bare",
 ]  # fmt: skip
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})

@@ -33,6 +33,8 @@ STATIONS = {
     "weights-crowd": ("asyncfabric_services.bench.crowd_station", "CrowdStation"),
     "mesh": ("asyncfabric_services.bench.mesh_station", "MeshStation"),
     "gpu-weights": ("asyncfabric_services.bench.gpu_weights_station", "GpuWeightsStation"),
+    "nixl": ("asyncfabric_services.bench.nixl_station", "NixlStation"),
+    "nixl-bare": ("asyncfabric_services.bench.nixl_bare_station", "NixlBareStation"),
     "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),
 }
 

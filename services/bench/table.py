@@ -73,6 +73,8 @@ def figure(row: Mapping[str, Any]) -> str:
         return f"idle: {row['core_share']:.2%} of a core"
     if "growth_bytes" in row:
         return f"unawaited, growth {row['growth_bytes'] / 1e6:.1f} MB"
+    if "over_bare" in row:
+        return f"{row['figure']}, {row['over_bare']:.2f} x bare"
     if row["figure"] == "call-keeps-loop":
         return "call keeps the loop"
     return str(row["limit"] if row["bench"] == "limits" else row["figure"])
