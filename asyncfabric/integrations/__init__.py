@@ -2,5 +2,8 @@
 
 sparse_blocks: the sparse blocks of transformers' Mixtral, Qwen2-MoE and Qwen3-MoE, expert-parallel (extra `torch`).
 nixl: the Python interface of NIXL, for engines that speak it unchanged; agents over fabrics.
+ray: a tensor transport of Ray (extra `ray`).
+lmcache: a transfer channel of LMCache (extra `lmcache`).
+checkpoint_engine: the P2P store of checkpoint_engine (extra `checkpoint-engine`).
 deep_ep: the interface of DeepEP's `Buffer`, for host tensors (extra `torch`).
 """
