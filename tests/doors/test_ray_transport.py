@@ -55,6 +55,12 @@ def test_tensors_are_read_into_the_buffers_of_the_caller(ask: Ask) -> None:
     assert (seen["pinned"], seen["left"]) == (1, 0)
 
 
+def test_the_nixl_transport_of_ray_runs_unchanged_over_the_face(ask: Ask) -> None:
+    seen = ask("nixl")
+    assert seen["there"] == seen["back"] == seen["driver"] == seen["expected"]
+    assert all(file.startswith(seen["face"]) for file in seen["files"])
+
+
 def test_fetches_of_one_get_overlap(ask: Ask) -> None:
     seen = ask("overlap")
     assert seen["sums"] == seen["expected"]

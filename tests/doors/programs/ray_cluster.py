@@ -9,6 +9,7 @@ because a stopped process still answers over shared memory, and does not over a 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import shutil
@@ -22,8 +23,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from asyncfabric.integrations import nixl as nixl_face
+
 FOLDER = tempfile.mkdtemp(prefix="af-ray-")
 os.environ.update(
+    PYTHONPATH=os.pathsep.join(filter(None, (str(nixl_face.pythonpath()), os.environ.get("PYTHONPATH")))),
+    ASYNCFABRIC_NIXL_RAILS="local",
     RAY_TMPDIR=FOLDER,
     RAY_USAGE_STATS_ENABLED="0",
     RAY_prestart_worker_first_driver="0",
@@ -97,6 +102,13 @@ class Party:
     def part(self, begin: int, end: int) -> torch.Tensor:
         return self.kept[begin:end]
 
+    @ray.method(tensor_transport="nixl")
+    def mixed_by_nixl(self) -> list[torch.Tensor]:
+        return [tensor for tensor in mixed_tensors() if tensor.nbytes]
+
+    def nixl_file(self) -> str:
+        return str(importlib.import_module("nixl._api").__file__)
+
     def digests(self, tensors: list[torch.Tensor]) -> list[str]:
         return [digest(tensor) for tensor in tensors]
 
@@ -169,6 +181,7 @@ class Scenarios:
 
     def __init__(self) -> None:
         process_fabric.configure(configuration(PATIENCE_S, "local", "tcp:lo"))
+        nixl_face.install()
         self.one = Party.options(**ON_FIRST).remote(PATIENCE_S, "local", "tcp:lo")
         self.other = Party.options(**ON_SECOND).remote(PATIENCE_S, "local")
         self.far = Party.options(**ON_SECOND).remote(PATIENCE_S, "tcp:lo")
@@ -179,6 +192,24 @@ class Scenarios:
         driver = [digest(tensor) for tensor in ray.get(self.one.mixed.remote(), timeout=PATIENCE_S)]
         pids = ray.get([self.one.pid.remote(), self.other.pid.remote()])
         return {"there": there, "back": back, "driver": driver, "expected": EXPECTED, "pids": pids}
+
+    def nixl(self) -> dict[str, Any]:
+        """Ray's own NIXL transport, unchanged, over the face: it finds the face on PYTHONPATH."""
+        there = ray.get(self.other.digests.remote(self.one.mixed_by_nixl.remote()), timeout=PATIENCE_S)
+        back = ray.get(self.one.digests.remote(self.other.mixed_by_nixl.remote()), timeout=PATIENCE_S)
+        ref = self.one.mixed_by_nixl.remote()
+        filled = [tensor for tensor in mixed_tensors() if tensor.nbytes]
+        buffers = [torch.full_like(tensor, 1) for tensor in filled]
+        set_target_for_ref(ref, buffers)
+        ray.get(ref, timeout=PATIENCE_S)
+        return {
+            "there": there,
+            "back": back,
+            "driver": [digest(tensor) for tensor in buffers],
+            "expected": [digest(tensor) for tensor in filled],
+            "files": ray.get([self.one.nixl_file.remote(), self.other.nixl_file.remote()]),
+            "face": str(nixl_face.pythonpath()),
+        }
 
     def one_registration(self) -> dict[str, Any]:
         """Two objects over one storage: registered once, and for as long as one of them lives."""
