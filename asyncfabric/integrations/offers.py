@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from threading import BoundedSemaphore, Thread
 
-from asyncfabric.errors import DeviceError, PeerError
+from asyncfabric.errors import ClosedError, DeviceError, PeerError
 
 MAX_OFFER_BYTES = 64 << 20
 _FRAME = struct.Struct(">4sI")  # magic with its version, bytes that follow
@@ -83,8 +83,8 @@ class OfferServer:
                 connection.settimeout(_SEND_S)
                 offer = self._offer()
                 connection.sendall(_FRAME.pack(_MAGIC, len(offer)) + offer)
-        except OSError:
-            pass  # whoever asked went away; nothing of ours is broken
+        except (OSError, ClosedError):
+            pass  # whoever asked went away, or this process is ending: nothing of ours is broken
         finally:
             self._slots.release()
 

@@ -1,7 +1,7 @@
 """The one fabric of a process whose framework has no place for it: opened by the first call that needs it.
 
 Any thread. Closed when the interpreter exits, after what was submitted has drained; a fork's child opens its own. Rails
-come from `configure()`, or from ASYNCFABRIC_RAILS, as `local,tcp:eth0`; without either they are DEFAULT_RAILS.
+come from `configure()`, or from ASYNCFABRIC_RAILS, as `local,tcp:eth0`; without either they are those of FabricConfig.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from asyncfabric import blocking
 from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
 
-DEFAULT_RAILS = ("local", "tcp")
-"""Shared memory to processes of this host, TCP to others."""
 RAILS_VARIABLE = "ASYNCFABRIC_RAILS"
 
 
@@ -57,7 +55,7 @@ def config_in_force() -> FabricConfig:
     if _process.config is not None:
         return _process.config
     rails = tuple(rail.strip() for rail in os.environ.get(RAILS_VARIABLE, "").split(",") if rail.strip())
-    return FabricConfig(rails=rails or DEFAULT_RAILS)
+    return FabricConfig(rails=rails) if rails else FabricConfig()
 
 
 def process_fabric() -> blocking.Fabric:
@@ -74,8 +72,7 @@ def process_fabric() -> blocking.Fabric:
             try:
                 fabric = _process.stack.enter_context(blocking.open_fabric(config))
             except DeviceError as error:
-                names = ",".join(str(rail) for rail in config.rails)
-                error.add_note(f"the fabric of process {os.getpid()} has the rails {names}; set {RAILS_VARIABLE}")
+                error.add_note(f"the fabric of process {os.getpid()} has rails={config.rails!r}; set {RAILS_VARIABLE}")
                 raise
             _process.fabric = fabric
         return fabric

@@ -39,7 +39,7 @@ def _command_lines() -> Iterator[str]:
 
 def test_tensors_of_all_shapes_move_both_ways_between_two_raylets_and_to_the_driver(ask: Ask) -> None:
     seen = ask("both_ways")
-    assert seen["there"] == seen["back"] == seen["driver"] == seen["expected"]
+    assert seen["there"] == seen["back"] == seen["driver"] == seen["put"] == seen["expected"]
     assert len(set(seen["pids"])) == 2
 
 

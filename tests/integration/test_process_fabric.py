@@ -22,7 +22,7 @@ def none_before_and_after() -> Iterator[None]:
 
 def test_the_environment_chooses_rails_unless_the_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(room.RAILS_VARIABLE, raising=False)
-    assert room.config_in_force().rails == room.DEFAULT_RAILS
+    assert room.config_in_force().rails == af.FabricConfig().rails
     monkeypatch.setenv(room.RAILS_VARIABLE, " local , tcp:lo,")
     assert room.config_in_force().rails == ("local", "tcp:lo")
     room.configure(af.FabricConfig(rails=("local",)))

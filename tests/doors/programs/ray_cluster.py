@@ -73,6 +73,10 @@ def mixed_tensors() -> list[torch.Tensor]:
     ]
 
 
+def filled_tensors() -> list[torch.Tensor]:
+    return [tensor for tensor in mixed_tensors() if tensor.nbytes]
+
+
 def digest(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {float(tensor.double().sum())}"
 
@@ -104,7 +108,7 @@ class Party:
 
     @ray.method(tensor_transport="nixl")
     def mixed_by_nixl(self) -> list[torch.Tensor]:
-        return [tensor for tensor in mixed_tensors() if tensor.nbytes]
+        return filled_tensors()
 
     def nixl_file(self) -> str:
         return str(importlib.import_module("nixl._api").__file__)
@@ -190,23 +194,24 @@ class Scenarios:
         there = ray.get(self.other.digests.remote(self.one.mixed.remote()), timeout=PATIENCE_S)
         back = ray.get(self.one.digests.remote(self.other.mixed.remote()), timeout=PATIENCE_S)
         driver = [digest(tensor) for tensor in ray.get(self.one.mixed.remote(), timeout=PATIENCE_S)]
+        put = ray.put(mixed_tensors(), _tensor_transport="asyncfabric")
+        from_driver = ray.get(self.other.digests.remote(put), timeout=PATIENCE_S)
         pids = ray.get([self.one.pid.remote(), self.other.pid.remote()])
-        return {"there": there, "back": back, "driver": driver, "expected": EXPECTED, "pids": pids}
+        return {"there": there, "back": back, "driver": driver, "put": from_driver, "expected": EXPECTED, "pids": pids}
 
     def nixl(self) -> dict[str, Any]:
         """Ray's own NIXL transport, unchanged, over the face: it finds the face on PYTHONPATH."""
         there = ray.get(self.other.digests.remote(self.one.mixed_by_nixl.remote()), timeout=PATIENCE_S)
         back = ray.get(self.one.digests.remote(self.other.mixed_by_nixl.remote()), timeout=PATIENCE_S)
         ref = self.one.mixed_by_nixl.remote()
-        filled = [tensor for tensor in mixed_tensors() if tensor.nbytes]
-        buffers = [torch.full_like(tensor, 1) for tensor in filled]
+        buffers = [torch.full_like(tensor, 1) for tensor in filled_tensors()]
         set_target_for_ref(ref, buffers)
         ray.get(ref, timeout=PATIENCE_S)
         return {
             "there": there,
             "back": back,
             "driver": [digest(tensor) for tensor in buffers],
-            "expected": [digest(tensor) for tensor in filled],
+            "expected": [digest(tensor) for tensor in filled_tensors()],
             "files": ray.get([self.one.nixl_file.remote(), self.other.nixl_file.remote()]),
             "face": str(nixl_face.pythonpath()),
         }
