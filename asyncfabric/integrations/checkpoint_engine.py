@@ -84,7 +84,7 @@ class P2PStore:
         Raises:
             DeviceError: no rail can be opened.
         """
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.rank: int = int(os.environ.get("RANK", "0"))
         self.device: str = _device_of(device_manager, self.rank)
         self.ip: str = get_ip()
         self.named_tensors: dict[str, torch.Tensor] = {}

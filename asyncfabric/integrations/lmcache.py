@@ -17,17 +17,18 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
-from lmcache.v1.distributed.internal_api import L1MemoryDesc
-from lmcache.v1.distributed.transfer_channel.abstract import (
-    TransferChannelClient,
-    TransferChannelContext,
-    TransferChannelServer,
-)
-from lmcache.v1.distributed.transfer_channel.api import TransferChannelAddress, TransferChannelReadResult
 from lmcache.v1.distributed.transfer_channel.factory import register_transfer_channel_factory
 
 import asyncfabric as af
 from asyncfabric.blocking import Fabric, Region, Transfer, wait_all
+from asyncfabric.integrations.lmcache_interface import (
+    L1MemoryDesc,
+    TransferChannelAddress,
+    TransferChannelClient,
+    TransferChannelContext,
+    TransferChannelReadResult,
+    TransferChannelServer,
+)
 from asyncfabric.integrations.offers import OfferServer, fetch_offer, parse_place
 from asyncfabric.integrations.process_fabric import process_fabric
 from asyncfabric.integrations.reading import submit_read
@@ -64,7 +65,7 @@ def register(name: str = NAME) -> None:
         register_transfer_channel_factory(name, FabricChannel)
 
 
-class FabricClient(TransferChannelClient):  # type: ignore[misc]  # LMCache has no types where ours are checked
+class FabricClient(TransferChannelClient):
     """Reads from one peer; made by `FabricChannel.get_transfer_channel_client`."""
 
     def __init__(self, fabric: Fabric, region: Region, align: int, peer_url: str) -> None:
@@ -173,7 +174,7 @@ class FabricClient(TransferChannelClient):  # type: ignore[misc]  # LMCache has 
             self._peer = None
 
 
-class FabricServer(TransferChannelServer):  # type: ignore[misc]  # as above
+class FabricServer(TransferChannelServer):
     """Lets peers read the memory of this process."""
 
     def __init__(self, listen_url: str, advertise_url: str, l1_memory_desc: L1MemoryDesc, offer: bytes = b"") -> None:
@@ -184,14 +185,14 @@ class FabricServer(TransferChannelServer):  # type: ignore[misc]  # as above
             DeviceError: the port is taken, or the host is none of this machine.
         """
         self._offers = OfferServer(*parse_place(listen_url), lambda: offer)
-        self.port = self._offers.port
+        self.port: int = self._offers.port
 
     def close(self) -> None:
         """Stop answering those that look for this process."""
         self._offers.close()
 
 
-class FabricChannel(TransferChannelContext):  # type: ignore[misc]  # as above
+class FabricChannel(TransferChannelContext):
     """The memory of this process, its server and its clients; LMCache makes one by the registered name."""
 
     def __init__(self, l1_memory_desc: L1MemoryDesc, listen_url: str, advertise_url: str, **kwargs: object) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock
 
-from ray.experimental.rdt.tensor_transport_manager import FetchRequest
-
 from asyncfabric.blocking import Transfer, wait_all
+from asyncfabric.integrations.ray.interface import FetchRequest
 
 
 class Reads:
@@ -25,9 +24,9 @@ class Reads:
         self.obj_id = obj_id
         self.source = source
         self.transfers: list[Transfer] = []
-        self.holds = ExitStack()
-        self.aborted = False
-        self.ended = False
+        self.holds: ExitStack[bool | None] = ExitStack()
+        self.aborted: bool = False
+        self.ended: bool = False
 
     def add(self, transfer: Transfer) -> None:
         """Take one more read; an abort that came meanwhile counts for it too."""
@@ -69,7 +68,7 @@ class Reads:
 
 
 @dataclass
-class Fetch(FetchRequest):  # type: ignore[misc]  # Ray has no types where ours are checked
+class Fetch(FetchRequest):
     """A fetch that Ray waits for. Dropped before it has ended, it is cancelled."""
 
     reads: Reads | None = None

@@ -10,11 +10,12 @@ import socket
 from dataclasses import dataclass, field
 
 import ray
-from ray.experimental import CommunicatorMetadata, TensorTransportMetadata
+
+from asyncfabric.integrations.ray.interface import CommunicatorMetadata, TensorTransportMetadata
 
 
 @dataclass(eq=False)
-class SourceMetadata(TensorTransportMetadata):  # type: ignore[misc]  # Ray has no types where ours are checked
+class SourceMetadata(TensorTransportMetadata):
     """Where the tensors of an object are.
 
     Attributes:
@@ -29,7 +30,7 @@ class SourceMetadata(TensorTransportMetadata):  # type: ignore[misc]  # Ray has 
 
 
 @dataclass
-class ReadMetadata(CommunicatorMetadata):  # type: ignore[misc]  # as above
+class ReadMetadata(CommunicatorMetadata):
     """Nothing: whoever reads needs only the metadata of the source."""
 
 

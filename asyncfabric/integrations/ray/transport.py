@@ -16,18 +16,18 @@ from typing import Any, NoReturn
 import ray
 import torch
 from ray.exceptions import RayDirectTransportError
-from ray.experimental import (
-    CommunicatorMetadata,
-    TensorTransportManager,
-    TensorTransportMetadata,
-    register_tensor_transport,
-)
+from ray.experimental import register_tensor_transport
 from ray.experimental.rdt.util import get_tensor_transport_manager
 
 import asyncfabric as af
 from asyncfabric.blocking import Region
 from asyncfabric.integrations.process_fabric import config_in_force, process_fabric
 from asyncfabric.integrations.ray.fetches import Fetch, FetchesUnderWay, Reads
+from asyncfabric.integrations.ray.interface import (
+    CommunicatorMetadata,
+    TensorTransportManager,
+    TensorTransportMetadata,
+)
 from asyncfabric.integrations.ray.messages import ReadMetadata, SourceMetadata, this_process
 from asyncfabric.integrations.reading import submit_read
 from asyncfabric.integrations.registrations import Range, Registrations
@@ -81,12 +81,12 @@ def unpin(tensor: torch.Tensor) -> None:
     _own_transport().registrations.let_go(storage_range(tensor))
 
 
-class AsyncfabricTransport(TensorTransportManager):  # type: ignore[misc]  # Ray has no types where ours are checked
+class AsyncfabricTransport(TensorTransportManager):
     """Ray's interface over a blocking fabric. Ray makes one in each process."""
 
     def __init__(self) -> None:
         """Open nothing yet: a process that only coordinates needs no fabric."""
-        self.registrations = Registrations(process_fabric)
+        self.registrations: Registrations = Registrations(process_fabric)
         self._fetches = FetchesUnderWay()
         self._lock = Lock()
         self._sources: dict[str, tuple[SourceMetadata, list[Range]]] = {}
