@@ -35,6 +35,15 @@ cdef inline object completion_tuple(const Completion& native):
     return named_tuple(CompletionTuple, (fields,))
 
 
+cdef list message_tuples(const vector[ReceivedMessage]& taken):
+    """Build the (peer id, payload) of each message."""
+    cdef list out = []
+    cdef size_t i
+    for i in range(taken.size()):
+        out.append((taken[i].peer, bytes_of(taken[i].payload)))
+    return out
+
+
 cdef class _CompletionRoom(_CounterRoom):
     """Completions, messages, manual stepping, trace. Not public: a floor of `Engine`."""
 
@@ -73,20 +82,39 @@ cdef class _CompletionRoom(_CounterRoom):
             limit -= <Py_ssize_t> got
         return out
 
-    def next_message(self):
-        """Return the oldest two-sided message as (peer id, payload), or None."""
-        cdef uint64_t peer = 0
-        cdef string payload
-        cdef cpp_bool found = False
+    def take_messages(self, Py_ssize_t limit):
+        """Return up to `limit` two-sided messages that are here, (peer id, payload) each; never waits."""
+        cdef vector[ReceivedMessage] taken
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
-                found = engine.next_message(&peer, &payload)
+                engine.take_messages(<size_t> max(limit, 0), &taken)
         finally:
             self.leave()
-        if not found:
-            return None
-        return peer, bytes_of(payload)
+        return message_tuples(taken)
+
+    def spin_messages(self, Py_ssize_t limit, uint64_t deadline_ns):
+        """Spin until there is a message, then return up to `limit`; `deadline_ns` is as for spin_counter.
+
+        Raises EngineStatusError: kTimeout at the deadline, kClosed when another thread closes.
+        """
+        cdef Status status
+        cdef vector[ReceivedMessage] taken
+        cdef uint64_t slice_end
+        cdef NativeEngine* engine
+        while True:
+            engine = self.enter()
+            try:
+                with nogil:
+                    slice_end = min(deadline_ns, steady_ns() + SPIN_SLICE_NS)
+                    status = engine.spin_messages(<size_t> max(limit, 1), slice_end, &taken)
+            finally:
+                self.leave()
+            if status.ok():
+                return message_tuples(taken)
+            if status.code != StatusCode.kTimeout or slice_end >= deadline_ns:
+                check(status, "no message came")
+            PyErr_CheckSignals()
 
     def step(self):
         """Run one pass of the engine (manual polling); returns how many things happened."""

@@ -51,6 +51,10 @@ cdef extern from "asyncfabric/status.h" namespace "asyncfabric" nogil:
 cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
     const int32_t kHostDevice
 
+    cdef cppclass ReceivedMessage:
+        uint64_t peer
+        string payload
+
     cdef enum class CompletionKind(uint32_t):
         kOp
 
@@ -203,7 +207,8 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         cpp_bool arm() except +
         void disarm() except +
         size_t poll(Completion*, size_t) except +
-        cpp_bool next_message(uint64_t*, string*) except +
+        void take_messages(size_t, vector[ReceivedMessage]*) except +
+        Status spin_messages(size_t, uint64_t, vector[ReceivedMessage]*) except +
         size_t step() except +
 
         void set_trace(cpp_bool) except +

@@ -235,6 +235,9 @@ class Engine(Protocol):
     def arm(self) -> bool: ...  # False: completions are waiting already
     def disarm(self) -> None: ...  # clears the fd after a wake-up
     def poll(self, limit: int) -> list[Completion]: ...
-    def next_message(self) -> tuple[int, bytes] | None: ...  # (peer id, payload)
+    def take_messages(self, limit: int) -> list[tuple[int, bytes]]: ...  # (peer id, payload); any thread, never waits
+    def spin_messages(
+        self, limit: int, deadline_ns: int
+    ) -> list[tuple[int, bytes]]: ...  # one or more; kTimeout raises
     def step(self) -> int: ...  # manual polling only
     def close(self) -> None: ...  # joins threads; idempotent

@@ -269,12 +269,23 @@ class FakeEngine(ControlCalls):
             self.ops.tell_writable()
             return taken
 
-    def next_message(self) -> tuple[int, bytes] | None:
-        """Take the oldest message, if there is one."""
+    def take_messages(self, limit: int) -> list[tuple[int, bytes]]:
+        """Take up to `limit` messages, the oldest first."""
         with self.network.lock:
-            message = self._messages.popleft() if self._messages else None
+            taken = [self._messages.popleft() for _ in range(min(limit, len(self._messages)))]
             self.network.pump()  # a sender may have waited for the room
-            return message
+            return taken
+
+    def spin_messages(self, limit: int, deadline_ns: int) -> list[tuple[int, bytes]]:
+        """Wait in this thread until there is a message or a monotonic deadline; others may deliver meanwhile."""
+        with self.network.lock:
+            while not self._messages:
+                self._open()
+                left_ns = deadline_ns - time.monotonic_ns()
+                if left_ns <= 0:
+                    raise refusal(StatusCode.TIMEOUT, "no message came")
+                self.network.changed.wait(left_ns * 1e-9)
+            return self.take_messages(limit)
 
     def set_trace(self, on: bool) -> None:
         """Keep events, or stop."""

@@ -201,7 +201,8 @@ TEST(Meeting, MessagesBeyondTheCreditAreRefused) {
   std::unique_ptr<RailPeer> path;
   ASSERT_TRUE(rail.connect(receiver.rails[0].address, 0, &path).ok());
   for (uint64_t i = 0; i < 1000; ++i) {
-    std::string bytes(kHeaderBytes + 1, 'x');
+    std::string bytes(kUserHeadBytes + 1, '\0');
+    bytes[kHeaderBytes] = 1;  // its length
     encode_header({MessageType::kUser, sender.incarnation, receiver.incarnation, i, 0}, bytes.data());
     WorkRequest request;
     request.kind = WorkKind::kSend;

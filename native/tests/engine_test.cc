@@ -278,11 +278,11 @@ TEST(EngineTest, MessagesKeepOrderAndHoldBackTheSender) {
   EXPECT_FALSE(pair.a->done.contains(cookies.back())) << "an untaken message must hold its sender back";
   uint32_t expected = 0;
   ASSERT_TRUE(pair.until([&] {
-    PeerId from;
-    std::string payload;
-    while (pair.b->engine->next_message(&from, &payload)) {
+    std::vector<ReceivedMessage> taken;
+    pair.b->engine->take_messages(7, &taken);
+    for (const ReceivedMessage& message : taken) {
       uint32_t value;
-      std::memcpy(&value, payload.data(), sizeof value);
+      std::memcpy(&value, message.payload.data(), sizeof value);
       EXPECT_EQ(value, expected++);
     }
     return expected == 200;

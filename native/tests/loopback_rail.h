@@ -267,6 +267,12 @@ class LoopbackRail final : public Rail {
     event.kind = RailEventKind::kMessage;
     to.push(event, message);
   }
+  // The connection breaks under the next `count` messages: each is reported as failed, though the first `landed` of them arrived.
+  void break_messages(size_t count, size_t landed) {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    breaks_ = count;
+    landed_ = landed;
+  }
   void kill() {  // as if the process of this rail died: nobody reaches it any more, peers are told
     const std::lock_guard<std::mutex> guard(hub_.lock);
     vanish();
@@ -388,11 +394,15 @@ class LoopbackRail final : public Rail {
     if (target == hub_.rails.end()) return StatusCode::kPeerDead;
     LoopbackRail& other = *target->second;
     if (request.kind == WorkKind::kSend) {
+      const bool breaks = breaks_ != 0;
+      if (breaks) --breaks_;
+      if (breaks && landed_ == 0) return StatusCode::kTransport;
+      if (breaks) --landed_;
       RailEvent event;
       event.kind = RailEventKind::kMessage;
       if (delivered_.size() < kMostKept) delivered_.push_back(item.copy);
       other.push(event, item.copy);
-      return {};
+      return breaks ? StatusCode::kTransport : StatusCode::kOk;
     }
     if (request.remote != nullptr) {
       const auto found = other.regions_.find(item.region);
@@ -438,6 +448,8 @@ class LoopbackRail final : public Rail {
   int shown_dmabuf_ = -1;
   static constexpr size_t kMostKept = 256;
   std::vector<std::string> delivered_;
+  size_t breaks_ = 0;
+  size_t landed_ = 0;
   bool held_ = false;
   bool deaf_ = false;
   bool armed_ = false;

@@ -108,6 +108,7 @@ CALLS: dict[str, Callable[[Pair, af.Peer, af.ImmCounter], Any]] = {
     "why_text": lambda p, peer, counter: p.writer.why_text(),
     "take_trace": lambda p, peer, counter: p.writer.take_trace(),
     "take_nowait": lambda p, peer, counter: p.writer.messages().take_nowait(),
+    "spin": lambda p, peer, counter: p.writer.messages().spin(0),
     "key": lambda p, peer, counter: p.source.key(),
     "close": lambda p, peer, counter: counter.close(),
     "stream_wait": lambda p, peer, counter: counter.stream_wait(0, 1),

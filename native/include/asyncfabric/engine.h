@@ -111,7 +111,11 @@ class Engine {
   virtual bool arm() = 0;                                     // false: completions are already there, do not sleep
   virtual void disarm() = 0;                                  // after a wake-up: empties the fd
   virtual size_t poll(Completion* out, size_t capacity) = 0;  // never blocks
-  virtual bool next_message(PeerId* peer, std::string* payload) = 0;
+
+  // Two-sided messages, any thread: appends up to `capacity` that are here, in the order of each sender. Never waits.
+  virtual void take_messages(size_t capacity, std::vector<ReceivedMessage>* out) = 0;
+  // The same once there is one; spins until then. kTimeout, kClosed: there was none.
+  virtual Status spin_messages(size_t capacity, uint64_t deadline_ns, std::vector<ReceivedMessage>* out) = 0;
 
   // Trace: off by default; take_trace returns the newest events, oldest first.
   virtual void set_trace(bool on) = 0;

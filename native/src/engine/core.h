@@ -20,10 +20,12 @@
 #include "base/spsc_ring.h"
 #include "base/trace.h"
 #include "base/wake_gate.h"
+#include "engine/bundle.h"
 #include "engine/closings.h"
 #include "engine/control.h"
 #include "engine/counters.h"
 #include "engine/generations.h"
+#include "engine/inbox.h"
 #include "engine/op.h"
 #include "engine/peer_list.h"
 #include "engine/rail_watch.h"
@@ -120,8 +122,7 @@ struct Core {
   Trace trace;
   Tallies tallies;
   mutable std::mutex keys_mutex;  // rail keys and generations of regions
-  std::mutex inbox_mutex;         // received user messages
-  std::deque<std::pair<PeerId, std::string>> inbox;
+  Inbox inbox;                    // received user messages
   std::mutex marks_mutex;
   std::unordered_map<uint64_t, std::unique_ptr<StreamMark>>
       marks;               // made, and not yet part of an op; guarded by marks_mutex
@@ -132,6 +133,7 @@ struct Core {
   std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
   PeerList peers;
   std::deque<OutgoingMessage> outgoing;
+  BundleRoom bundle_room;
   std::vector<Op*> marked;  // parked until a stream of the user has passed their mark
   std::vector<Completion> backlog;
   bool ring_owed = false;   // completions are published, and the loop was not rung for them yet
@@ -185,10 +187,12 @@ struct Core {
 
   // post.cc
   size_t post(uint32_t rail);
+  void posted(Leg& leg, uint32_t rail, uint64_t bytes, bool signalled);
 
   // events.cc
   size_t poll(uint32_t rail);
   void on_done(uint64_t tag, Status status);
+  void request_ended(Leg& leg, Status status, bool signalled);
   void on_immediate(uint32_t imm32);
   bool nics_write_to_gpus() const;
   Status flush_nic_writes();  // any thread
@@ -263,8 +267,12 @@ struct Core {
   bool say_again(Op& op, Leg& leg, Status status);
   void remind_later(Peer& peer);
   uint64_t remind(Peer& peer, uint64_t now);
-  void on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload);
-  void message_taken(PeerId peer);
+  void on_user_messages(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void credit_senders();
+  void send_credit(Peer& peer);
+  void on_ask_credit(Peer& peer, uint64_t known);
+  void wants_credit(Peer& peer, bool wants);
+  void ask_credit(Peer& peer);
   void on_credit(Peer& peer, uint64_t taken);
   void end_untaken(Peer& peer);
 

@@ -251,18 +251,17 @@ Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t ta
   return {};
 }
 
-Status NativeEngine::spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) {
-  if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
+// Runs the engine until reached(), unless it is not open() any more: what comes is seen by the thread that waits for it, and no second
+// thread spins.
+template <class Reached, class Open>
+Status NativeEngine::spin(uint64_t deadline_ns, Reached reached, Open open) {
   Status status;
   {
-    // At the helm ourselves: the arrival is seen by the thread that waits for it, and no second thread spins.
     Helm::Guest guest(core_.helm);
     bool awake = false;
-    for (uint32_t turn = 0;; ++turn) {
-      *value = core_.counters.value(counter);
-      if (*value >= target) break;
+    for (uint32_t turn = 0; !reached(); ++turn) {
       if ((turn & 63) == 0) {
-        if (!core_.counters.is_open(counter) || core_.closing.load(std::memory_order_relaxed)) {
+        if (!open() || core_.closing.load(std::memory_order_relaxed)) {
           status = StatusCode::kClosed;
           break;
         }
@@ -283,6 +282,24 @@ Status NativeEngine::spin_counter(CounterId counter, uint64_t target, uint64_t d
   }
   core_.gate.notify();
   return status;
+}
+
+Status NativeEngine::spin_counter(CounterId counter, uint64_t target, uint64_t deadline_ns, uint64_t* value) {
+  if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
+  const auto reached = [&] { return (*value = core_.counters.value(counter)) >= target; };
+  return spin(deadline_ns, reached, [&] { return core_.counters.is_open(counter); });
+}
+
+void NativeEngine::take_messages(size_t capacity, std::vector<ReceivedMessage>* out) {
+  if (core_.inbox.take(capacity, out)) wake_worker(0);
+}
+
+Status NativeEngine::spin_messages(size_t capacity, uint64_t deadline_ns, std::vector<ReceivedMessage>* out) {
+  const auto reached = [&] {
+    if (!core_.inbox.empty()) (void)core_.inbox.take(capacity, out);  // due: the worker looks when the spin ends
+    return !out->empty();
+  };
+  return spin(deadline_ns, reached, [] { return true; });
 }
 
 Status NativeEngine::counter_flag(CounterId counter, uint64_t** word) {
@@ -314,24 +331,6 @@ size_t NativeEngine::poll(Completion* out, size_t capacity) {
   if (core_.backlogged.load(std::memory_order_seq_cst) || core_.writable_wanted.load(std::memory_order_acquire))
     core_.gate.notify();
   return count;
-}
-
-bool NativeEngine::next_message(PeerId* peer, std::string* payload) {
-  {
-    const std::lock_guard lock(core_.inbox_mutex);
-    if (core_.inbox.empty()) return false;
-    *peer = core_.inbox.front().first;
-    *payload = std::move(core_.inbox.front().second);
-    core_.inbox.pop_front();
-  }
-  Helm::Guest guest(core_.helm);
-  {
-    const std::lock_guard lock(guest);
-    core_.message_taken(*peer);
-    core_.flush_outgoing();
-  }
-  core_.gate.notify();
-  return true;
 }
 
 size_t NativeEngine::step() {

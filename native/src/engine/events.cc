@@ -75,9 +75,17 @@ void Core::on_done(uint64_t tag, Status status) {
   Op& op = ops[slot];
   const uint32_t index = tag >> 1 & 0x7fffff;
   if ((op.generation.load(std::memory_order_relaxed) & 0xfffff) != tag >> 44 || index >= op.legs.size()) return;
-  Leg& leg = op.legs[index];
+  for (Leg* leg = &op.legs[index]; leg != nullptr;) {
+    Leg* follower = std::exchange(leg->follower, nullptr);  // its op lives as long as it is outstanding
+    request_ended(*leg, status, (tag & 1) != 0);
+    leg = follower;
+  }
+}
+
+void Core::request_ended(Leg& leg, Status status, bool signalled) {
+  Op& op = *leg.op;
   if (!status.ok()) ++leg.sent.failed;
-  if ((tag & 1) != 0) {
+  if (signalled) {
     --leg.outstanding;
     op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
     --op.targets[leg.target].peer->outstanding;

@@ -3,6 +3,7 @@
 // peer, so a program that does not read holds its senders back and nothing is dropped.
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "engine/core.h"
 
 namespace asyncfabric {
@@ -89,11 +90,8 @@ void Core::on_message(std::string_view bytes) {
       if (!peer->lanes.empty())
         send_message(*peer, static_cast<uint32_t>(header.value % peer->lanes.size()), MessageType::kPong, 0, {});
       break;
-    case MessageType::kUser: on_user_message(*peer, header, payload); break;
-    case MessageType::kAskCredit:
-      send_message(*peer, 0, MessageType::kCredit,
-                   closing.load(std::memory_order_acquire) ? kNoMoreCredit : peer->taken_here, {});
-      break;
+    case MessageType::kUser: on_user_messages(*peer, header, payload); break;
+    case MessageType::kAskCredit: on_ask_credit(*peer, header.value); break;
     case MessageType::kCredit: on_credit(*peer, header.value); break;
     case MessageType::kClosed: on_closings(*peer, header, payload); break;
     case MessageType::kClosedAck: on_closings_confirmed(*peer, header, payload); break;
@@ -115,32 +113,69 @@ void Core::on_message(std::string_view bytes) {
   }
 }
 
-void Core::on_user_message(Peer& peer, const MessageHeader& header, std::string_view payload) {
-  if (header.value < peer.next_expected) return;  // said again by a sender that could not know that it came
-  // Whoever keeps to its credit is never further than that: it counts what we said we took.
-  if (header.value >= peer.taken_here + kMessageCredits || payload.size() > kMaxMessageBytes) {
-    tallies.messages_refused.add(1);
-    return;
+// Whoever keeps to its credit is never more than kMessageCredits ahead: it counts what we said was taken. What is behind next_expected was
+// said again by a sender that could not know that it came.
+void Core::on_user_messages(Peer& peer, const MessageHeader& header, std::string_view payload) {
+  ByteReader reader(payload);
+  bool news = false;
+  size_t ready = 0, refused = 0;
+  const auto deliver = [&](std::string_view message) {
+    news = inbox.put(peer.id, message) || news;
+    ++peer.next_expected;
+    ++ready;
+  };
+  for (uint64_t sequence = header.value; refused == 0 && !reader.done(); ++sequence) {
+    const std::string_view message = reader.get_string<uint16_t>();
+    if (!reader.ok() || message.size() > kMaxMessageBytes || sequence >= peer.taken_here + kMessageCredits)
+      ++refused;
+    else if (sequence == peer.next_expected)
+      deliver(message);
+    else if (sequence > peer.next_expected)
+      peer.out_of_order.emplace(sequence, message);
   }
-  peer.out_of_order.emplace(header.value, payload);
-  size_t ready = 0;
-  {
-    const std::lock_guard lock(inbox_mutex);
-    for (auto next = peer.out_of_order.find(peer.next_expected); next != peer.out_of_order.end();
-         next = peer.out_of_order.find(peer.next_expected)) {
-      inbox.emplace_back(peer.id, std::move(next->second));
-      peer.out_of_order.erase(next);
-      ++peer.next_expected;
-      ++ready;
-    }
-  }
+  for (auto next = peer.out_of_order.begin(); next != peer.out_of_order.end() && next->first <= peer.next_expected;
+       next = peer.out_of_order.erase(next))
+    if (next->first == peer.next_expected) deliver(next->second);
   tallies.messages_received.add(ready);
-  if (ready != 0) publish({.kind = CompletionKind::kMessage, .value = peer.id});
+  tallies.messages_refused.add(refused);
+  if (news) publish({.kind = CompletionKind::kMessage, .value = peer.id});
 }
 
-void Core::message_taken(PeerId id) {
-  if (Peer* peer = find_peer(id); peer != nullptr && peer->state == PeerState::kConnected)
-    send_message(*peer, 0, MessageType::kCredit, ++peer->taken_here, {});
+// A credit for each message would cost more than the message: they go out for several, and at once for a sender that waits.
+void Core::credit_senders() {
+  inbox.collect([this](PeerId id, uint32_t count) {
+    Peer* peer = find_peer(id);
+    if (peer == nullptr || peer->ended()) return;
+    peer->taken_here += count;
+    if (peer->wants_credit || peer->taken_here - peer->credited >= kCreditBatch) send_credit(*peer);
+  });
+}
+
+void Core::send_credit(Peer& peer) {
+  wants_credit(peer, false);
+  peer.credited = peer.taken_here;
+  send_message(peer, 0, MessageType::kCredit, peer.taken_here, {});
+}
+
+void Core::wants_credit(Peer& peer, bool wants) {
+  if (peer.wants_credit != wants) inbox.add_waiting(wants ? 1 : -1);
+  peer.wants_credit = wants;
+}
+
+// A credit may have been lost with a connection, so what counts is what they know.
+void Core::on_ask_credit(Peer& peer, uint64_t known) {
+  credit_senders();
+  if (closing.load(std::memory_order_acquire))
+    send_message(peer, 0, MessageType::kCredit, kNoMoreCredit, {});
+  else if (known < peer.taken_here)
+    send_credit(peer);
+  else
+    wants_credit(peer, true);
+}
+
+void Core::ask_credit(Peer& peer) {
+  send_message(peer, 0, MessageType::kAskCredit, peer.taken_there, {});
+  remind_later(peer);
 }
 
 void Core::on_credit(Peer& peer, uint64_t taken) {
@@ -197,7 +232,7 @@ uint64_t Core::remind(Peer& peer, uint64_t now) {
   if (now < peer.next_reminder_ns) return peer.next_reminder_ns;
   peer.next_reminder_ns = 0;
   if (!peer.waiting_for_credit.empty()) {
-    send_message(peer, 0, MessageType::kAskCredit, 0, {});
+    send_message(peer, 0, MessageType::kAskCredit, peer.taken_there, {});
     peer.next_reminder_ns = now + kRemindNs;
   }
   if (peer.knows_a_part()) {

@@ -79,7 +79,8 @@ class NativeEngine final : public Engine {
   bool arm() override;
   void disarm() override;
   size_t poll(Completion* out, size_t capacity) override;
-  bool next_message(PeerId* peer, std::string* payload) override;
+  void take_messages(size_t capacity, std::vector<ReceivedMessage>* out) override;
+  Status spin_messages(size_t capacity, uint64_t deadline_ns, std::vector<ReceivedMessage>* out) override;
   void set_trace(bool on) override { core_.trace.enable(on); }
   std::vector<TraceEvent> take_trace() const override { return core_.trace.snapshot(); }
   size_t step() override;
@@ -102,6 +103,9 @@ class NativeEngine final : public Engine {
   void give_back(Op& op);
   void send(Op& op, uint64_t bytes, OpId* id);
   void wake_worker(uint64_t bytes);
+
+  template <class Reached, class Open>
+  Status spin(uint64_t deadline_ns, Reached reached, Open open);
 
   // loop_calls.cc
   bool has_completions() const;

@@ -76,6 +76,7 @@ struct Leg {
   bool queued = false;
   bool ended = false;
   bool counts_only = false;  // carries nothing but the immediate: cursor 0, end 1
+  Leg* follower = nullptr;   // of another message that is posted in the request of this one, and ends with it
 };
 
 struct Target {
@@ -128,7 +129,8 @@ struct Op : MailLink {
   uint64_t page_bytes = 0;
   BoxList boxes;
   std::unique_ptr<StreamMark> mark;  // a point in a stream of the user that must be passed before the first byte leaves
-  std::vector<uint8_t> payload;
+  std::vector<uint8_t> payload;      // of a message: room for a header, then its length and its bytes
+  uint64_t sequence = 0;             // of a message, once it has its number
   std::vector<Leg> legs;
   uint32_t legs_left = 0;
   Status status;

@@ -81,8 +81,10 @@ struct Peer {
   // Two-sided user messages: numbered, put in order again at the receiver, held back by credits.
   uint32_t credits() const { return static_cast<uint32_t>(taken_there + kMessageCredits - next_sequence); }
   uint64_t next_sequence = 0;
-  uint64_t taken_there = 0;  // of our messages, by their program
-  uint64_t taken_here = 0;
+  uint64_t taken_there = 0;   // of our messages, by their program
+  uint64_t taken_here = 0;    // of theirs, as far as it was collected
+  uint64_t credited = 0;      // of those, what they were sent
+  bool wants_credit = false;  // they wait for room and know all that was taken
   std::vector<Op*> waiting_for_credit;
   uint64_t next_expected = 0;
   std::map<uint64_t, std::string> out_of_order;

@@ -128,6 +128,7 @@ void Core::lose_peer(Peer& peer, Status status, PeerState state) {
     if (lane.handle && !lane.closed) rails[lane.rail]->rail->disconnect(*lane.handle);
     lane.closed = true;
   }
+  wants_credit(peer, false);
   forget_closings(peer);
   for (Op* op = live_first; op != nullptr;) {
     Op* after = op->live_after;

@@ -53,7 +53,7 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
     request.kind = WorkKind::kSend;
     request.address = op.payload.data();
     request.length = op.payload.size();
-    made.bytes = op.payload.size() - kHeaderBytes;
+    made.bytes = op.payload.size() - kUserHeadBytes;
     leg.cursor = leg.end;
   } else {
     const RegionEntry& region = op.region->value;
@@ -125,6 +125,20 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
 
 }  // namespace
 
+void Core::posted(Leg& leg, uint32_t rail_index, uint64_t bytes, bool signalled) {
+  Op& op = *leg.op;
+  Peer& peer = *op.targets[leg.target].peer;
+  op.rails |= 1ull << rail_index;
+  op.bytes_posted.store(op.bytes_posted.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  leg.sent.add(bytes);
+  peer.bytes_sent.store(peer.bytes_sent.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  (op.reads() ? tallies.bytes_read : tallies.bytes_written).add(bytes);
+  if (!signalled) return;
+  ++leg.outstanding;
+  ++peer.outstanding;
+  op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
 size_t Core::post(uint32_t rail_index) {
   RailState& rail = *rails[rail_index];
   if (rail.urgent.empty() && rail.bulk.empty()) return 0;
@@ -133,10 +147,13 @@ size_t Core::post(uint32_t rail_index) {
   std::array<Made, kBatch> made;
   size_t count = 0;
   uint64_t bytes = 0;
+  bundle_room.clear();
   for (LegQueue* queue : {&rail.urgent, &rail.bulk}) {
+    Leg* last = nullptr;  // of those whose requests are made
     for (Leg* leg = queue->front(); leg != nullptr && count < kBatch && bytes < rail.capabilities.step_bytes;
-         leg = leg->after) {
+         leg = last->after) {
       Op& op = *leg->op;
+      last = leg;
       Peer& peer = *op.targets[leg->target].peer;
       const uint32_t generation = op.targets[leg->target].generation;
       const bool batched = op.is_list() && op.imm != kNoImm && rail.capabilities.ordered;
@@ -155,6 +172,7 @@ size_t Core::post(uint32_t rail_index) {
         }
         request.tag = make_tag(op.generation.load(std::memory_order_relaxed), op.slot,
                                static_cast<uint32_t>(leg - op.legs.data()), request.signalled);
+        if (op.kind == OpKind::kSend) last = bundle_room.gather(*leg, rail.capabilities.max_send_bytes, request);
         bytes += made[count].bytes;
         ++count;
       }
@@ -169,26 +187,20 @@ size_t Core::post(uint32_t rail_index) {
       undone.leg->uncounted = undone.worth;
     if (undone.leg->op->is_list() && undone.leg->op->imm != kNoImm && rail.capabilities.ordered)
       undone.leg->uncounted -= static_cast<uint32_t>(undone.leg->cursor - undone.cursor_before);
+    BundleRoom::let_go(*undone.leg);
     undone.leg->cursor = undone.cursor_before;
     undone.leg->page_done = undone.page_done_before;
   }
   Leg* refused = result.accepted < count ? made[result.accepted].leg : nullptr;
   for (size_t i = 0; i < result.accepted; ++i) {
-    Leg& leg = *made[i].leg;
-    Op& op = *leg.op;
-    Peer& peer = *op.targets[leg.target].peer;
-    op.rails |= 1ull << rail_index;
-    op.bytes_posted.store(op.bytes_posted.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
-    leg.sent.add(made[i].bytes);
-    peer.bytes_sent.store(peer.bytes_sent.load(std::memory_order_relaxed) + made[i].bytes, std::memory_order_relaxed);
-    (op.reads() ? tallies.bytes_read : tallies.bytes_written).add(made[i].bytes);
     if (requests[i].has_imm) tallies.immediates_sent.add(1);
-    if (requests[i].signalled) {
-      ++leg.outstanding;
-      ++peer.outstanding;
-      op.outstanding.store(op.outstanding.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    posted(*made[i].leg, rail_index, made[i].bytes, requests[i].signalled);
+    if (Leg& leg = *made[i].leg; leg.cursor == leg.end && leg.queued && &leg != refused) queue_of(leg).remove(&leg);
+    for (Leg* follower = made[i].leg->follower; follower != nullptr; follower = follower->follower) {
+      follower->cursor = follower->end;
+      posted(*follower, rail_index, follower->op->payload.size() - kUserHeadBytes, true);
+      queue_of(*follower).remove(follower);
     }
-    if (leg.cursor == leg.end && leg.queued && &leg != refused) queue_of(leg).remove(&leg);
   }
   tallies.work_requests.add(result.accepted);
   if (result.accepted != 0) trace.point(TracePoint::kPost, rail_index, result.accepted);

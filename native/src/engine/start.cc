@@ -85,10 +85,11 @@ void Core::start(Op& op) {
       if (peer.credits() == 0) {
         op.parked = true;
         peer.waiting_for_credit.push_back(&op);
-        remind_later(peer);
+        if (peer.waiting_for_credit.size() == 1) ask_credit(peer);
         return;
       }
-      MessageHeader header{MessageType::kUser, incarnation, peer.incarnation, peer.next_sequence++, peer.their_life};
+      op.sequence = peer.next_sequence++;
+      MessageHeader header{MessageType::kUser, incarnation, peer.incarnation, op.sequence, peer.their_life};
       encode_header(header, reinterpret_cast<char*>(op.payload.data()));
     }
   }

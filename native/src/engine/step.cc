@@ -12,6 +12,10 @@ size_t Core::step() {
     start(*static_cast<Op*>(link));
     ++events;
   }
+  if (inbox.due()) {
+    credit_senders();
+    ++events;
+  }
   if (!closings_there.empty()) {
     take_closings();
     ++events;
@@ -112,7 +116,7 @@ bool Core::bulk_waits() const {
 // After a guest's pass: is there anything that needs a thread which stays?
 bool Core::settled() const {
   if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || next_tick_ns < worker_until_ns ||
-      !closings_there.empty() || counters.has_closed())
+      !closings_there.empty() || counters.has_closed() || inbox.due())
     return false;
   for (const auto& rail : rails)
     if (!rail->urgent.empty() || !rail->bulk.empty()) return false;
@@ -121,7 +125,7 @@ bool Core::settled() const {
 
 bool Core::can_sleep() {
   if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || ring.has_staged() || ring_owed ||
-      !closings_there.empty() || counters.has_closed())
+      !closings_there.empty() || counters.has_closed() || inbox.due())
     return false;
   for (const auto& rail : rails)
     if (rail->up.load(std::memory_order_relaxed) && (!rail->urgent.empty() || !rail->bulk.empty())) return false;

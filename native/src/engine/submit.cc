@@ -1,5 +1,6 @@
 // submit.cc: the data calls. Any thread: checks everything, pins what the op touches, pushes it into the mailbox. Lock-free.
 #include <algorithm>
+#include <cstring>
 
 #include "engine/native_engine.h"
 
@@ -275,8 +276,10 @@ Status NativeEngine::submit_send(uint64_t cookie, PeerId peer, const void* paylo
   const Status status = take_op(OpKind::kSend, cookie, kNoImm, &op);
   if (!status.ok()) return status;
   op->targets.push_back({.peer_id = peer});
-  op->payload.resize(kHeaderBytes + length);
-  std::copy_n(static_cast<const uint8_t*>(payload), length, op->payload.begin() + kHeaderBytes);
+  op->payload.resize(kUserHeadBytes + length);
+  const auto length16 = static_cast<uint16_t>(length);
+  std::memcpy(op->payload.data() + kHeaderBytes, &length16, sizeof length16);
+  if (length != 0) std::memcpy(op->payload.data() + kUserHeadBytes, payload, length);
   send(*op, length, id);
   return {};
 }

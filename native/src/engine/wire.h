@@ -44,7 +44,8 @@ enum class MessageType : uint8_t {
   kReject = 3,   // value = our real incarnation: the address belongs to an earlier process
   kPing = 4,
   kPong = 5,
-  kUser = 6,       // value = sequence number
+  kUser =
+      6,  // value = number of the first; payload = user messages with consecutive numbers, each behind its length (16 bits)
   kCredit = 7,     // value = user messages that were taken so far
   kClosed = 8,     // value = number of the list; payload = closings of your peer's counters, see closings.h
   kClosedAck = 9,  // value = number of the list that is confirmed; payload = two bytes, the lane and how many there are
@@ -52,7 +53,7 @@ enum class MessageType : uint8_t {
   kAskKey = 11,       // value = region; payload = generation, then a word to give back: is this key still good?
   kKeyVerdict = 12,   // value = the word; payload = one byte, 1: good
   kRevoked = 13,      // value = region; payload = first generation that is good, 0: none
-  kAskCredit = 14,    // how many of our user messages were taken?
+  kAskCredit = 14,    // value = what we know was taken of our user messages: we wait for more
   kAskCounters = 15,  // value = imm; the slice of your counter generations that begins there?
   kCounters = 16,     // payload = that slice
 };
@@ -70,6 +71,7 @@ struct MessageHeader {
 constexpr uint32_t kMostLives = 0xfffffe;
 
 constexpr size_t kHeaderBytes = 32;
+constexpr size_t kUserHeadBytes = kHeaderBytes + sizeof(uint16_t);  // in front of the bytes of one user message
 void encode_header(const MessageHeader& header, char* out);
 bool decode_header(std::string_view bytes, MessageHeader* out, std::string_view* payload);
 
