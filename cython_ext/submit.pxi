@@ -163,16 +163,16 @@ cdef class _DataRoom(_ControlRoom):
             check(status, f"signal to {native.size()} peers, imm {imm}")
         return op
 
-    def submit_send(self, uint64_t cookie, uint64_t peer, const unsigned char[::1] payload not None):
+    def submit_send(self, uint64_t cookie, uint64_t peer, bytes payload not None):
         """Send one small two-sided message; the payload is copied before this returns."""
         cdef Status status
         cdef uint64_t op = 0
-        cdef string_view view = bytes_view(payload)
-        cdef size_t length = <size_t> payload.shape[0]
+        cdef const char* data = payload
+        cdef size_t length = <size_t> len(payload)
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
-                status = engine.submit_send(cookie, peer, view.data(), length, &op)
+                status = engine.submit_send(cookie, peer, data, length, &op)
         finally:
             self.leave()
         if not status.ok():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncfabric._api.peers_known import PeersKnown
     from asyncfabric._bridge.stairwell import Stairwell
 
-ALL = 1 << 30
+_ALL = 1 << 30
 MAX_MESSAGE_BYTES = 8192
 """Most payload bytes of one message (kMaxMessageBytes)."""
 
@@ -27,6 +27,9 @@ class Message(NamedTuple):
 
     peer: Peer
     payload: bytes
+
+
+_message = tuple.__new__  # 100 ns, against 250 ns through the class
 
 
 class MessageStream:
@@ -48,10 +51,10 @@ class MessageStream:
         stairwell.drain()
         if stairwell.closed:
             return []
-        return self._named(stairwell.engine.take_messages(ALL))
+        return self._named(stairwell.engine.take_messages(_ALL))
 
     def spin(self, deadline: float) -> list[Message]:
-        """Return the messages that are here, at least one, in the order of each sender.
+        """Return the messages that are here, at least one.
 
         Spins with the GIL released until one comes: the lowest latency, at the price of a whole core. The event loop
         and its other tasks wait meanwhile.
@@ -71,7 +74,7 @@ class MessageStream:
         if stairwell.closed:
             raise faults.closed("the fabric")
         try:
-            return self._named(stairwell.engine.spin_messages(ALL, monotonic_ns() + round(deadline * 1e9)))
+            return self._named(stairwell.engine.spin_messages(_ALL, monotonic_ns() + round(deadline * 1e9)))
         except EngineStatusError as error:
             raise faults.refused(error, faults.Scene(f"spinning for a message, {deadline:g} s")) from None
 
@@ -88,7 +91,7 @@ class MessageStream:
         await stairwell.checkpoint()  # before a message is taken, so that a cancellation cannot lose it
         while not stairwell.closed:
             for peer, payload in stairwell.engine.take_messages(1):
-                return Message(self._peers.by_id(peer), payload)
+                return _message(Message, (self._peers.by_id(peer), payload))
             waiter = Waiter()
             stairwell.message_waiters.append(waiter)
             stairwell.drain()
@@ -101,4 +104,4 @@ class MessageStream:
 
     def _named(self, received: list[tuple[int, bytes]]) -> list[Message]:
         by_id = self._peers.by_id
-        return [Message(by_id(peer), payload) for peer, payload in received]
+        return [_message(Message, (by_id(peer), payload)) for peer, payload in received]

@@ -48,7 +48,7 @@ class PeersKnown:
             peer._gone = gone
             kept = self._lost if gone else self._known
             peer = kept.setdefault(peer_id, peer)  # another thread may have been quicker
-        elif peer.address is None:
+        elif peer._address is None:
             peer._address = address
         return peer
 

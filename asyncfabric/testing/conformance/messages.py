@@ -67,6 +67,25 @@ async def check_message_bounds(factory: FabricFactory) -> None:
             break
 
 
+async def check_message_spin(factory: FabricFactory) -> None:
+    """A program that spins takes every message, also of more than may wait, and sees a deadline as an error."""
+    async with open_pair(factory) as pair:
+        peer, stream = await pair.peer(), pair.target.messages()
+        try:
+            stream.spin(0.01)
+        except af.TransferError:
+            pass
+        else:
+            raise AssertionError("spin returned a message that never came")
+        payloads = [b"%d" % number for number in range(150)]
+        sent = [pair.writer.send(peer, payload) for payload in payloads]
+        received: list[bytes] = []
+        while len(received) < len(payloads):
+            received += [bytes(message.payload) for message in stream.spin(20.0)]
+        assert sorted(received) == sorted(payloads)
+        await af.wait_all(sent)
+
+
 async def check_messages_of_many(factory: FabricFactory) -> None:
     """Messages of several senders are told apart."""
     count = min(8, factory.peers)

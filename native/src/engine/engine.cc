@@ -255,6 +255,7 @@ Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t ta
 // thread spins.
 template <class Reached, class Open>
 Status NativeEngine::spin(uint64_t deadline_ns, Reached reached, Open open) {
+  if (reached()) return {};  // seen by the worker: it goes on, and no system call is needed
   Status status;
   {
     Helm::Guest guest(core_.helm);
@@ -295,11 +296,14 @@ void NativeEngine::take_messages(size_t capacity, std::vector<ReceivedMessage>* 
 }
 
 Status NativeEngine::spin_messages(size_t capacity, uint64_t deadline_ns, std::vector<ReceivedMessage>* out) {
+  bool due = false;
   const auto reached = [&] {
-    if (!core_.inbox.empty()) (void)core_.inbox.take(capacity, out);  // due: the worker looks when the spin ends
+    if (!core_.inbox.empty()) due = core_.inbox.take(capacity, out);
     return !out->empty();
   };
-  return spin(deadline_ns, reached, [] { return true; });
+  const Status status = spin(deadline_ns, reached, [] { return true; });
+  if (due) wake_worker(0);
+  return status;
 }
 
 Status NativeEngine::counter_flag(CounterId counter, uint64_t** word) {
