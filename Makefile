@@ -162,7 +162,7 @@ rxe: $(STAMPS)/rxe-apt build  ## ring 6: soft-RoCE in an emulated machine: nativ
 	$(BIN)/python tests/rxe/ring.py $(RXE_FLAGS)
 
 bench: build  ## limits of this machine, then our transfers beside them
-	for what in limits write pages notify scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
+	for what in limits write pages notify messages scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
 
 # Needs no network: the Python of GPU_PYTHON has torch with CUDA, cupy and our dependencies, and builds in place.
 # GPU_PARTS="sanitized planted" runs the kernels under compute-sanitizer and with planted faults, which takes longer.

@@ -102,6 +102,17 @@ def notify(**arguments: Any) -> int:
 
 @bench.command()
 @fabric_options
+def messages(**arguments: Any) -> int:
+    """Measure messages beside signals, and beside the notes of NIXL where it is installed."""
+    from asyncfabric_services.bench.messages_run import run_messages
+
+    options = options_of(arguments)
+    title = f"messages over {options.provider}, {options.polling}"
+    return measured(title, lambda report: run_messages(options, report), arguments)
+
+
+@bench.command()
+@fabric_options
 @sizes_option(TARGET_COUNTS, "Numbers of targets.", "--targets")
 def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
     """Measure one call that reaches many fabrics."""

@@ -12,7 +12,7 @@ import numpy as np
 
 import asyncfabric as af
 from asyncfabric import blocking
-from asyncfabric.bench import notify, pages, write
+from asyncfabric.bench import messages, notify, pages, write
 from asyncfabric_services.bench.station import Station, config_of, lists_of
 
 MemoryKind = Literal["allocated", "foreign", "host"]
@@ -159,6 +159,34 @@ class FabricStation(Station):
     async def do_pong_await(self, imm: int, base: int, count: int) -> None:
         """Answer do_ping_await."""
         await notify.pong_await(self._fabric, self._peer, imm, self._counter, base, count)
+
+    async def do_message_ping_spin(self, length_bytes: int, count: int) -> list[int]:
+        """Play ping by messages with spin; return round trips in ns."""
+        return await messages.ping_spin(self._fabric, self._peer, length_bytes, count)
+
+    async def do_message_pong_spin(self, length_bytes: int, count: int) -> None:
+        """Answer do_message_ping_spin."""
+        await messages.pong_spin(self._fabric, self._peer, length_bytes, count)
+
+    async def do_message_ping_await(self, length_bytes: int, count: int) -> list[int]:
+        """Play ping by messages with await; return round trips in ns."""
+        return await messages.ping_await(self._fabric, self._peer, length_bytes, count)
+
+    async def do_message_pong_await(self, length_bytes: int, count: int) -> None:
+        """Answer do_message_ping_await."""
+        await messages.pong_await(self._fabric, self._peer, length_bytes, count)
+
+    async def do_send_many(self, length_bytes: int, count: int) -> int:
+        """Send many messages; return the stamp before the first."""
+        return await messages.send_many(self._fabric, self._peer, length_bytes, count)
+
+    async def do_receive_many(self, count: int) -> tuple[int, bool]:
+        """Take the messages of do_send_many; return the stamp after the last, and whether all was well."""
+        return await messages.receive_many(self._fabric, count)
+
+    async def do_spin_many(self, count: int) -> tuple[int, bool]:
+        """Do the same by spinning."""
+        return await messages.spin_many(self._fabric, count)
 
     async def do_write_seen(self, op_bytes: int, imm: int, base: int, count: int) -> list[int]:
         """Write and spin for the acknowledgement; return the stamps before each write."""

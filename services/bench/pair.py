@@ -23,7 +23,7 @@ from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentU
 
 StationKind = Literal[
     "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "moe-gpu", "gpu", "gpu-limits", "weights",
-    "gpu-weights", "weights-crowd", "mesh", "nixl", "nixl-bare",
+    "gpu-weights", "weights-crowd", "mesh", "nixl", "nixl-bare", "notes",
 ]  # fmt: skip
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})

@@ -35,6 +35,7 @@ STATIONS = {
     "gpu-weights": ("asyncfabric_services.bench.gpu_weights_station", "GpuWeightsStation"),
     "nixl": ("asyncfabric_services.bench.nixl_station", "NixlStation"),
     "nixl-bare": ("asyncfabric_services.bench.nixl_bare_station", "NixlBareStation"),
+    "notes": ("asyncfabric_services.bench.note_station", "NoteStation"),
     "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),
 }
 

@@ -125,6 +125,18 @@ def test_notify_has_all_figures() -> None:
 
 
 @pytest.mark.slow
+def test_messages_are_compared_with_signals() -> None:
+    figures = {row["figure"]: row for row in rows_of("messages")}
+    assert figures.keys() >= {
+        "signal-await-round-trip", "message-await-round-trip", "signal-spin-round-trip", "message-spin-round-trip",
+        "message-await-one-way", "message-spin-one-way",
+    }  # fmt: skip
+    for way in ("await", "spin"):
+        trip = figures[f"message-{way}-round-trip"]
+        assert trip["limit"] == "signal" and trip["ratio"] > 0 and trip["p50_us"] > 0
+
+
+@pytest.mark.slow
 def test_scatter_reaches_every_target() -> None:
     rows = rows_of("scatter", "--targets", "1,3,8")
     assert [row["targets"] for row in rows] == [1, 3, 8]
