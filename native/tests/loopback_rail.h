@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,6 +43,7 @@ struct LoopbackHub {
   std::mutex lock;
   std::map<uint64_t, LoopbackRail*> rails;
   uint64_t next_rail = 1;
+  uint64_t connections = 0;
 
   static LoopbackHub& shared() {
     static LoopbackHub* hub = new LoopbackHub;  // never destroyed: rails in static objects may outlive main
@@ -60,6 +62,7 @@ struct LoopbackPeer final : RailPeer {
   ~LoopbackPeer() override;
   uint64_t owner = 0;  // the rail that connected
   uint64_t rail = 0;   // the rail it leads to
+  uint64_t connection = 0;
 };
 
 class LoopbackRail final : public Rail {
@@ -136,6 +139,7 @@ class LoopbackRail final : public Rail {
     auto peer = std::make_unique<LoopbackPeer>();
     peer->owner = number_;
     peer->rail = rail;
+    peer->connection = ++hub_.connections;
     peers_.push_back(peer.get());
     *out = std::move(peer);
     return {};
@@ -184,6 +188,12 @@ class LoopbackRail final : public Rail {
     return {};
   }
 
+  void shut_out(uint64_t connection) override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    shut_out_.insert(connection);
+    std::erase_if(events_, [&](const Queued& queued) { return queued.event.connection == connection; });
+  }
+
   PostResult post(std::span<const WorkRequest> requests) override {
     const std::lock_guard<std::mutex> guard(hub_.lock);
     PostResult result;
@@ -199,6 +209,7 @@ class LoopbackRail final : public Rail {
       Item item;
       item.request = request;
       item.rail = static_cast<LoopbackPeer*>(request.peer)->rail;
+      item.connection = static_cast<LoopbackPeer*>(request.peer)->connection;
       if (request.remote != nullptr) {
         item.region = static_cast<LoopbackRemote*>(request.remote)->region;
         item.generation = static_cast<LoopbackRemote*>(request.remote)->generation;
@@ -307,6 +318,7 @@ class LoopbackRail final : public Rail {
   struct Item {
     WorkRequest request;
     uint64_t rail = 0;  // copied out of the handles, which may be gone when a request lands late
+    uint64_t connection = 0;
     uint64_t region = 0;
     uint64_t generation = 0;
     std::string copy;  // messages, and early writes: the bytes that left already
@@ -393,6 +405,7 @@ class LoopbackRail final : public Rail {
     const auto target = hub_.rails.find(item.rail);
     if (target == hub_.rails.end()) return StatusCode::kPeerDead;
     LoopbackRail& other = *target->second;
+    if (other.shut_out_.contains(item.connection)) return {};  // it arrived, and nobody looks
     if (request.kind == WorkKind::kSend) {
       const bool breaks = breaks_ != 0;
       if (breaks) --breaks_;
@@ -400,6 +413,7 @@ class LoopbackRail final : public Rail {
       if (breaks) --landed_;
       RailEvent event;
       event.kind = RailEventKind::kMessage;
+      event.connection = item.connection;
       if (delivered_.size() < kMostKept) delivered_.push_back(item.copy);
       other.push(event, item.copy);
       return breaks ? StatusCode::kTransport : StatusCode::kOk;
@@ -421,6 +435,7 @@ class LoopbackRail final : public Rail {
       RailEvent event;
       event.kind = RailEventKind::kImmediate;
       event.imm = request.imm;
+      event.connection = item.connection;
       other.push(event);
     }
     return {};
@@ -433,6 +448,7 @@ class LoopbackRail final : public Rail {
   uint64_t next_region_ = 1;
   std::map<uint64_t, LoopbackRegion> regions_;
   std::vector<LoopbackPeer*> peers_;
+  std::set<uint64_t> shut_out_;
   std::deque<Item> queue_;
   std::deque<Queued> events_;
   std::deque<std::string> messages_;  // handed out by the last poll

@@ -228,7 +228,7 @@ Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
           core_.send_message(*peer, 0, MessageType::kBye, 0, {});
           core_.flush_outgoing();
         }
-        core_.lose_peer(*peer, StatusCode::kClosed, PeerState::kDisconnected);
+        core_.give_up(*peer, StatusCode::kClosed, PeerState::kDisconnected);
       }
       core_.publish({.cookie = cookie,
                      .kind = CompletionKind::kControl,

@@ -237,6 +237,7 @@ struct Core {
   void connect_to(uint64_t cookie, const AddressBlob& blob, const std::string& bytes);
   void connect_failed(Peer& peer, Status status);
   void lose_peer(Peer& peer, Status status, PeerState state);
+  void give_up(Peer& peer, Status status, PeerState state);
   bool reap(Peer& peer);
   void note_asynchronous(Peer& peer, bool asynchronous);
   void forget(const Peer& peer);
@@ -248,7 +249,7 @@ struct Core {
   // handshake.cc
   void wire_peer(PeerId id);  // control thread
   void say_hello(Peer& peer);
-  void on_hello(const MessageHeader& header, std::string_view payload);
+  void on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound);
   void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);
   void send_welcome(Peer& peer, uint64_t their_lane);
 
@@ -263,7 +264,7 @@ struct Core {
   // messages.cc
   void send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload);
   size_t flush_outgoing();
-  void on_message(std::string_view bytes);
+  void on_message(std::string_view bytes, Inbound inbound);
   bool say_again(Op& op, Leg& leg, Status status);
   void remind_later(Peer& peer);
   uint64_t remind(Peer& peer, uint64_t now);

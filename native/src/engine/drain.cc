@@ -89,7 +89,7 @@ void Core::drain_expired(Op& op) {
   for (size_t i = 0; i < op.targets.size(); ++i) {
     Peer* peer = op.targets[i].peer;
     if (peer != nullptr && (peer->state == PeerState::kConnected || peer->state == PeerState::kConnecting)) {
-      lose_peer(*peer, StatusCode::kPeerDead, PeerState::kLost);
+      give_up(*peer, StatusCode::kPeerDead, PeerState::kLost);
       if (op.generation.load(std::memory_order_relaxed) != generation || op.zombie) return;
     }
   }

@@ -21,7 +21,9 @@ size_t Core::poll(uint32_t rail_index) {
           nic_writes_unseen = std::exchange(may_hide, false) || nic_writes_unseen;
           on_immediate(event.imm);
           break;
-        case RailEventKind::kMessage: on_message({reinterpret_cast<const char*>(event.data), event.length}); break;
+        case RailEventKind::kMessage:
+          on_message({reinterpret_cast<const char*>(event.data), event.length}, {rail_index, event.connection});
+          break;
         case RailEventKind::kPeerLost:
           for (const auto& peer : peers)
             for (const Lane& lane : peer->lanes)

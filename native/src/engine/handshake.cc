@@ -161,7 +161,7 @@ void Core::say_hello(Peer& peer) {
     if (!peer.lanes[lane].welcomed) send_message(peer, lane, MessageType::kHello, greeting(lane, peer), payload);
 }
 
-void Core::on_hello(const MessageHeader& header, std::string_view payload) {
+void Core::on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound) {
   AddressBlob from;
   uint16_t length = 0;
   if (payload.size() >= sizeof length) std::memcpy(&length, payload.data(), sizeof length);
@@ -191,6 +191,7 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload) {
   if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
   peer->heard = true;
   begin_life(*peer, hello.life);
+  peer->came_over(inbound);
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;

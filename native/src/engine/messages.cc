@@ -57,7 +57,7 @@ size_t Core::flush_outgoing() {
   return sent;
 }
 
-void Core::on_message(std::string_view bytes) {
+void Core::on_message(std::string_view bytes, Inbound inbound) {
   MessageHeader header;
   std::string_view payload;
   if (!decode_header(bytes, &header, &payload)) {
@@ -65,7 +65,7 @@ void Core::on_message(std::string_view bytes) {
     return;
   }
   if (header.type == MessageType::kHello) {
-    on_hello(header, payload);
+    on_hello(header, payload, inbound);
     return;
   }
   if (header.type == MessageType::kReject) {
@@ -84,6 +84,7 @@ void Core::on_message(std::string_view bytes) {
   }
   peer->heard = true;
   peer->met = peer->met || header.life != 0;
+  peer->came_over(inbound);
   switch (header.type) {
     case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
     case MessageType::kPing:
@@ -206,7 +207,7 @@ bool Core::say_again(Op& op, Leg& leg, Status status) {
   const uint64_t now = now_ns();
   if (op.say_until_ns == 0) op.say_until_ns = now + config.peer_deadline_network_ns;
   if (now >= op.say_until_ns) {
-    lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
+    give_up(peer, StatusCode::kPeerDead, PeerState::kLost);
     return true;
   }
   if (leg.queued) queue_of(leg).remove(&leg);

@@ -2,10 +2,12 @@
 // the numbers that statistics read.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "asyncfabric/types.h"
@@ -30,6 +32,9 @@ struct Lane {
   bool down = false;  // nothing gets through now, but its rail works on it
 };
 
+using Inbound =
+    std::pair<uint32_t, uint64_t>;  // a rail of ours, and a connection of a peer to it; 0: the rail cannot say
+
 constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask
 constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its program has not taken yet
 
@@ -38,6 +43,11 @@ struct Peer {
   // By disconnect() of this fabric, so the next use connects again; a goodbye of the peer leaves kPeerDead.
   bool disconnected_here() const {
     return state == PeerState::kDisconnected && lost_because.code == StatusCode::kClosed;
+  }
+  void came_over(Inbound way) {
+    if (way.second != 0 && inbound.size() < kMaxMaskedLanes &&
+        std::find(inbound.begin(), inbound.end(), way) == inbound.end())
+      inbound.push_back(way);
   }
   uint32_t life() const { return static_cast<uint32_t>(id % kMostLives) + 1; }
 
@@ -56,6 +66,7 @@ struct Peer {
   bool same_host = false;
   std::string protocol;
   std::vector<Lane> lanes;
+  std::vector<Inbound> inbound;  // over which its messages came
   std::vector<double> weights;
   uint32_t next_lane = 0;
   std::vector<Op*> parked;                // waiting for the connection or for an attached key

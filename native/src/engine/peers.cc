@@ -162,6 +162,14 @@ void Core::lose_peer(Peer& peer, Status status, PeerState state) {
     publish({.kind = CompletionKind::kPeerLost, .status = status, .value = peer.id, .peer = peer.id});
 }
 
+// We lose it, and it may live: a process that was stopped goes on some day, and does not know of counters that were opened meanwhile. So
+// its connections to us are shut before its loss confirms anything (INV-1).
+void Core::give_up(Peer& peer, Status status, PeerState state) {
+  if (peer.ended()) return;
+  for (const auto& [rail, connection] : peer.inbound) rails[rail]->rail->shut_out(connection);
+  lose_peer(peer, status, state);
+}
+
 // Frees what a lost peer held once nothing of it is in flight. True: it holds nothing any more. The entry itself stays for a while, small,
 // so that what is meant for it stays refused.
 bool Core::reap(Peer& peer) {
@@ -169,6 +177,7 @@ bool Core::reap(Peer& peer) {
     return false;
   peer.graveyard.clear();
   peer.lanes.clear();
+  peer.inbound.clear();
   peer.wired = false;
   note_asynchronous(peer, false);
   peer.asking.clear();
@@ -218,7 +227,7 @@ uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
   const uint64_t gap = now - std::exchange(peer.looked_ns, now);
   peer.silent_ns = std::exchange(peer.heard, false) ? 0 : peer.silent_ns + std::min(gap, deadline / 4);
   if (peer.silent_ns > deadline) {
-    lose_peer(peer, StatusCode::kPeerDead, PeerState::kLost);
+    give_up(peer, StatusCode::kPeerDead, PeerState::kLost);
     return ~0ull;
   }
   if (now >= peer.next_ping_ns) {
@@ -241,7 +250,7 @@ void Core::tick(uint64_t now) {
         if (now >= peer.connect_until_ns) {
           note_error("the peer did not answer over " + (peer.protocol.empty() ? "any rail" : peer.protocol) +
                      " within " + std::to_string(config.connect_deadline_ns / 1'000'000) + " ms" + no_descriptor());
-          lose_peer(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
+          give_up(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
         } else {
           if (peer.wired && peer.active && now >= peer.next_hello_ns) say_hello(peer);
           next = std::min(next, now + kSoon);

@@ -129,6 +129,7 @@ struct RailEvent {
   uint64_t tag = 0;               // kDone
   uint32_t imm = 0;               // kImmediate: the bytes that came before it are visible to this thread
   RailPeer* peer = nullptr;       // kPeerLost, kPathDown, kPathUp
+  uint64_t connection = 0;        // kMessage: the connection of a peer's rail that brought it; 0: the rail cannot say
   const uint8_t* data = nullptr;  // kMessage: valid until the next poll
   uint32_t length = 0;
 };
@@ -174,6 +175,9 @@ class Rail {
   // [helm] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or
   // kUnsupported: the rail cannot promise that, and the requests stay outstanding until the transport reports them.
   virtual Status disconnect(RailPeer& peer) = 0;
+  // [helm] What this connection of a peer's rail still brings is not reported any more, whatever its sender does: the engine has
+  // lost the peer, which may live.
+  virtual void shut_out(uint64_t) {}
 
   // [helm]
   virtual PostResult post(std::span<const WorkRequest> requests) = 0;

@@ -44,6 +44,7 @@ class FaultRail final : public Rail {
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
+  void shut_out(uint64_t connection) override { inner_->shut_out(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override;
   size_t poll(std::span<RailEvent> events) override;

@@ -54,6 +54,7 @@ LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
   if (const uint64_t most = device_->profile().most_open_bytes; most != 0)
     capabilities_.max_request_bytes = std::min(capabilities_.max_request_bytes, most / kPartsOpen);
   capabilities_.max_send_bytes = kPayloadBytes;
+  names_connections_ = !device_->profile().traps_dead_keys && info.domain_attr->cq_data_size >= sizeof(uint64_t);
   handed_out_.reserve(256);
   backlogged_.reserve(256);
 }

@@ -213,6 +213,7 @@ void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
 void LibfabricRail::take_immediate(uint64_t data) {
   if (!device_->traps().empty() && device_->traps().holds(static_cast<uint32_t>(data >> 32)))
     return;  // its key was dead
+  if (names_connections_ && shut_out_.holds(static_cast<uint32_t>(data >> 32))) return;
   RailEvent event;
   event.kind = RailEventKind::kImmediate;
   event.imm = static_cast<uint32_t>(data);
@@ -255,8 +256,13 @@ void LibfabricRail::take_message(ReceiveSlot* slot, size_t length) {
     buffers_->repost(slot);
     return;
   }
+  if (shut_out_.holds(connection_tag(head.number))) {
+    buffers_->repost(slot);
+    return;
+  }
   RailEvent event;
   event.kind = RailEventKind::kMessage;
+  event.connection = head.number;
   event.data = body;
   event.length = static_cast<uint32_t>(body_bytes);
   emit(event, slot);

@@ -103,7 +103,7 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
     }
     context->acknowledges |= last.test(i) && peer.asks_in_flight == 0;
     if (request.kind == WorkKind::kSend) {
-      encode(MessageHead{}, context->payload);
+      encode(MessageHead{MessageKind::kPayload, peer.connection}, context->payload);
       std::memcpy(context->payload + kMessageHeadBytes, request.address, request.length);
     }
     if (!request.urgent && (peer.backlog != nullptr || budget == 0 || !has_room(peer, *context))) {
@@ -203,7 +203,10 @@ ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request
   const uint64_t key = remote != nullptr ? remote->key.key : peer.remote.scratch_key;
   const void* from = local != nullptr ? request.address : buffers_->scratch();
   void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
-  const uint64_t data = request.imm | (device_->profile().traps_dead_keys ? uint64_t{key_tag(key)} << 32 : 0);
+  const uint32_t tag = device_->profile().traps_dead_keys ? key_tag(key)
+                       : names_connections_               ? connection_tag(peer.connection)
+                                                          : 0;
+  const uint64_t data = request.imm | uint64_t{tag} << 32;
   if (!context.acknowledges) {  // these two are the shortest ways through libfabric
     return request.has_imm
                ? fi_writedata(peer.endpoint, from, request.length, descriptor, data, peer.address, to, key, &context.fi)

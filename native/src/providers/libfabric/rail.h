@@ -20,6 +20,7 @@
 #include "providers/libfabric/peer.h"
 #include "providers/libfabric/segment_guests.h"
 #include "providers/libfabric/segment_warden.h"
+#include "providers/libfabric/shut_out.h"
 
 namespace asyncfabric::libfabric {
 
@@ -44,6 +45,7 @@ class LibfabricRail final : public Rail {
   Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) override;
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
+  void shut_out(uint64_t connection) override { shut_out_.add(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override;
   size_t poll(std::span<RailEvent> events) override;
@@ -141,7 +143,9 @@ class LibfabricRail final : public Rail {
   bool any_broken_ = false;
   size_t doubts_ = 0;  // peers whose stream broke and that may be dead
   InboundList inbound_;
-  std::vector<std::string> dead_;  // names of senders that nobody listens at any more
+  ShutOut shut_out_;
+  bool names_connections_ = false;  // immediates have room for the tag of theirs
+  std::vector<std::string> dead_;   // names of senders that nobody listens at any more
   uint64_t fence_number_ = 0;
   std::chrono::steady_clock::time_point next_probe_;  // of the fence that waits
 };

@@ -28,7 +28,7 @@ struct MemoryKey {
 
 // First bytes of every two-sided message of this provider.
 enum class MessageKind : uint8_t {
-  kPayload = 1,      // the engine's bytes follow
+  kPayload = 1,      // number: the sender's connection; the engine's bytes follow
   kIntroduce = 2,    // the sender's RailAddress follows: it may write to us from now on
   kFenceAsk = 3,     // number: answer when everything you wrote to me before this has left
   kFenceAnswer = 4,  // number: of the ask

@@ -22,6 +22,13 @@ size_t Incoming::drain(std::span<RailEvent> events, MessageShelf& shelf, Regions
   while (count < events.size() && has_entry()) {
     EntryBody body;
     ring_.read(&body);
+    if (shut_out_) {
+      imms_taken_ = 0;
+      ring_.set_result(static_cast<uint32_t>(StatusCode::kPeerDead));
+      answered = true;
+      ring_.advance();
+      continue;
+    }
     if (body.kind == EntryKind::kImmediates && body.count > 0 && body.count <= kImmsPerEntry) {
       while (imms_taken_ < body.count && count < events.size()) events[count++] = immediate(body.imms[imms_taken_++]);
       if (imms_taken_ < body.count) break;
@@ -40,6 +47,7 @@ size_t Incoming::drain(std::span<RailEvent> events, MessageShelf& shelf, Regions
       event.kind = RailEventKind::kMessage;
       event.data = copy;
       event.length = body.length;
+      event.connection = number_;
       used_staging = used_staging || body.inlined == 0;
     } else if (body.kind == EntryKind::kBounceWrite || body.kind == EntryKind::kBounceRead) {
       const StatusCode code = bounce(body, regions, copier);

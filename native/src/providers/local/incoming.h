@@ -46,14 +46,16 @@ class Incoming {
     std::shared_ptr<Doorbell> producer;
     std::shared_ptr<ProcessWatch> process;
   };
-  Incoming(uint32_t index, Parts parts)
+  Incoming(uint32_t index, uint64_t number, Parts parts)
       : index_(index),
+        number_(number),
         socket_(std::move(parts.socket)),
         ring_(std::move(parts.segment), parts.entries),
         producer_(std::move(parts.producer)),
         process_(std::move(parts.process)) {}
 
   uint32_t index() const { return index_; }
+  uint64_t number() const { return number_; }  // of all connections to this rail: no later one has it
   int socket() const { return socket_.get(); }
   const ProcessWatch* process() const { return process_.get(); }
   void hang_up() const { shutdown(socket_.get(), SHUT_RDWR); }  // any thread: both ends learn of it
@@ -66,17 +68,21 @@ class Incoming {
   bool has_entry() const { return !broken_ && ring_.has_entry(); }
   // [helm] The peer wrote nonsense: the connection is to be closed.
   bool broken() const { return broken_; }
+  // [helm] Nothing that it brings counts, moves or is reported from here on.
+  void shut_out() { shut_out_ = true; }
 
  private:
   StatusCode bounce(const EntryBody& body, Regions& regions, const Copier& copier);
 
   uint32_t index_;
+  uint64_t number_;
   UniqueFd socket_;
   RingConsumer ring_;
   std::shared_ptr<Doorbell> producer_;
   std::shared_ptr<ProcessWatch> process_;
   uint32_t imms_taken_ = 0;  // of the entry at the head of the ring
   bool broken_ = false;
+  bool shut_out_ = false;
 };
 
 }  // namespace asyncfabric::local

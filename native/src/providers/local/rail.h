@@ -31,6 +31,7 @@ class LocalRail : public Rail {
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
+  void shut_out(uint64_t connection) override { rooms_->roster->shut_out(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override { return rooms_->poster.post(requests); }
   size_t poll(std::span<RailEvent> events) override;

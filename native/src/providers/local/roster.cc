@@ -20,7 +20,7 @@ std::shared_ptr<Incoming> Roster::seat(Incoming::Parts parts) {
   }
   const uint32_t index = free_.back();
   free_.pop_back();
-  owners_[index] = std::make_shared<Incoming>(index, std::move(parts));
+  owners_[index] = std::make_shared<Incoming>(index, ++numbers_, std::move(parts));
   seats_[index].store(owners_[index].get(), std::memory_order_release);
   return owners_[index];
 }
@@ -101,6 +101,16 @@ void Roster::retire(uint32_t index) {
   last = std::move(owners_[index]);
   seats_[index].store(nullptr, std::memory_order_release);
   free_.push_back(index);
+}
+
+// Its sender learns of it, as if this rail had closed.
+void Roster::shut_out(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& incoming : owners_)
+    if (incoming != nullptr && incoming->number() == number) {
+      incoming->shut_out();
+      incoming->hang_up();
+    }
 }
 
 RailPeer* Roster::handle_of(const Outgoing& link) const {

@@ -40,6 +40,7 @@ class Roster {
   bool has_news() const { return news_.load(std::memory_order_acquire); }
   void take_news(std::vector<std::shared_ptr<Incoming>>* leaving, std::vector<std::shared_ptr<Outgoing>>* lost);
   void retire(uint32_t index);
+  void shut_out(uint64_t number);
   RailPeer* handle_of(const Outgoing& link) const;  // null: forgotten
 
  private:
@@ -57,6 +58,7 @@ class Roster {
   std::array<std::shared_ptr<Incoming>, kMaxConnections> owners_;
   std::vector<uint32_t> free_;
   uint32_t seats_used_ = 0;
+  uint64_t numbers_ = 0;            // given to connections
   std::atomic<uint32_t> words_{0};  // bell words that can have bits. Partner: service stores, helm loads
   std::map<uint64_t, Contact> contacts_;
   std::vector<std::shared_ptr<Incoming>> leaving_;

@@ -177,6 +177,7 @@ void Exchange::take_jobs() {
         break;
       }
       case JobKind::kForgotten: retiring_.erase(job.qpn); break;
+      case JobKind::kShutOut: shut_out(job.id); break;
     }
   }
 }

@@ -6,6 +6,7 @@
 // dropped, so lost, doubled and crossing datagrams are harmless. A broken lane takes the same way with the next attempt number.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -78,7 +79,9 @@ class Exchange {
   void take_datagram(std::string_view bytes);
   void take_request(const Datagram& request);
   Status answer(Incoming& in, const Datagram& request, Datagram* reply);
-  void forget(QueuePair pair, bool posts_credits);
+  void forget(QueuePair pair);
+  void end_incoming(uint64_t connection);
+  void shut_out(uint64_t connection);
   void take_bye(const Datagram& bye);
   void post(const RailAddress& to, Datagram datagram);
 
@@ -91,7 +94,8 @@ class Exchange {
   UniqueFd epoll_;
   std::map<uint64_t, Outgoing> outgoing_;
   std::map<uint64_t, Incoming> incoming_;
-  std::map<uint32_t, QueuePair> retiring_;  // by number: the helm may still post to them
+  std::map<uint32_t, QueuePair> retiring_;  // by number: the helm may still know them
+  std::deque<uint64_t> shut_out_;           // connections that are refused, the newest last
   bool link_down_ = false;
   bool address_gone_ = false;
   bool failed_ = false;

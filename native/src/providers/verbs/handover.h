@@ -19,7 +19,8 @@ enum class JobKind : uint8_t {
   kConnect,    // build both lanes
   kRebuild,    // `lanes` broke and are empty; `old` are their queue pairs
   kClose,      // the connection is over: say goodbye
-  kForgotten,  // nobody posts to the incoming queue pair `qpn` any more
+  kForgotten,  // the helm is done with the incoming queue pair `qpn`
+  kShutOut,    // the incoming connection `id` brings nothing any more
 };
 
 struct Job {
@@ -27,14 +28,14 @@ struct Job {
   std::shared_ptr<Connection> connection;
   uint8_t lanes = 0;
   QueuePair old;
-  uint64_t id = 0;  // kClose: of the connection
+  uint64_t id = 0;  // of the connection
   uint32_t qpn = 0;
 };
 
 enum class NewsKind : uint8_t {
   kReady,         // `pairs` of `lanes` of `connection` carry
   kGivenUp,       // `connection` could not be made, or its peer is gone: `status`
-  kIncoming,      // `qp` receives what a peer sends, and takes our credits back to it
+  kIncoming,      // `qp` receives what a peer sends over its connection `id`, and takes our credits back to it
   kIncomingGone,  // `qpn` does not any more: answer with kForgotten
   kReceives,      // `block`: more room for messages
   kReceivesLow,   // the device says that receives run out
@@ -52,6 +53,7 @@ struct News {
   uint32_t credits = 0;
   ibv_qp* qp = nullptr;
   uint32_t qpn = 0;
+  uint64_t id = 0;
   std::shared_ptr<ReceiveBlock> block;
   Status status;
 };

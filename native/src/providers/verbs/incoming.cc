@@ -26,9 +26,11 @@ void Exchange::take_request(const Datagram& request) {
   reply.connection = request.connection;
   reply.attempt = request.attempt;
   reply.lanes = request.lanes;
-  if (request.target != address_.incarnation || request.sender.ethernet != address_.ethernet) {
+  const bool gone = request.target != address_.incarnation ||
+                    std::find(shut_out_.begin(), shut_out_.end(), request.connection) != shut_out_.end();
+  if (gone || request.sender.ethernet != address_.ethernet) {
     reply.kind = DatagramKind::kRefusal;
-    reply.code = request.target != address_.incarnation ? ESTALE : EPROTO;
+    reply.code = gone ? ESTALE : EPROTO;
     post(request.sender, reply);
     return;
   }
@@ -62,7 +64,7 @@ void Exchange::take_request(const Datagram& request) {
 Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) {
   for (size_t lane = 0; lane < kLanes; ++lane) {
     if ((request.lanes >> lane & 1) == 0) continue;
-    forget(std::exchange(in.pairs[lane], {}), lane == kSignalLane);
+    forget(std::exchange(in.pairs[lane], {}));
     QueuePair& pair = in.pairs[lane];
     const bool signals = lane == kSignalLane;
     Status status = make_queue_pair(device_, cq_, signals ? receives_.messages() : receives_.counts(),
@@ -74,7 +76,16 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
       return status;
     }
     reply->ends[lane] = {pair.qp->qp_num, pair.psn};
-    if (!signals) continue;
+    // Before the answer leaves: the helm knows whose it is before anything comes.
+    News news;
+    news.kind = NewsKind::kIncoming;
+    news.qp = pair.qp.get();
+    news.qpn = pair.qp->qp_num;
+    news.id = request.connection;
+    if (!signals) {
+      handover_->tell(std::move(news));
+      continue;
+    }
     if (!in.has_window && free_windows_ != 0) {
       --free_windows_;
       in.has_window = true;
@@ -87,11 +98,6 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
         in.has_window = true;
       }
     }
-    // Before the answer leaves: the first message finds the helm knowing whose it is.
-    News news;
-    news.kind = NewsKind::kIncoming;
-    news.qp = pair.qp.get();
-    news.qpn = pair.qp->qp_num;
     news.credits = in.has_window ? kWindow : 1;
     reply->credits = static_cast<uint16_t>(news.credits);
     handover_->tell(std::move(news));
@@ -99,9 +105,9 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
   return {};
 }
 
-// The helm may be about to give credits through it: it goes when the helm says so.
-void Exchange::forget(QueuePair pair, bool posts_credits) {
-  if (!pair.qp || !posts_credits) return;  // a bulk end goes at once: only the peer ever used it
+// The helm may be about to give credits through it, or to read what it brought: it goes when the helm says so.
+void Exchange::forget(QueuePair pair) {
+  if (!pair.qp) return;
   News news;
   news.kind = NewsKind::kIncomingGone;
   news.qpn = pair.qp->qp_num;
@@ -114,13 +120,23 @@ void Exchange::take_bye(const Datagram& bye) {
   Datagram reply;
   reply.kind = DatagramKind::kByeReply;
   reply.connection = bye.connection;
-  const auto found = incoming_.find(bye.connection);
-  if (found != incoming_.end() && bye.target == address_.incarnation) {
-    if (found->second.has_window) ++free_windows_;
-    for (size_t lane = 0; lane < kLanes; ++lane) forget(std::move(found->second.pairs[lane]), lane == kSignalLane);
-    incoming_.erase(found);
-  }
+  if (bye.target == address_.incarnation) end_incoming(bye.connection);
   post(bye.sender, reply);
+}
+
+void Exchange::end_incoming(uint64_t connection) {
+  const auto found = incoming_.find(connection);
+  if (found == incoming_.end()) return;
+  if (found->second.has_window) ++free_windows_;
+  for (QueuePair& pair : found->second.pairs) forget(std::move(pair));
+  incoming_.erase(found);
+}
+
+// Its sender may live, and would build it again as a lane that broke: it is refused, and begins anew with another connection.
+void Exchange::shut_out(uint64_t connection) {
+  end_incoming(connection);
+  shut_out_.push_back(connection);
+  if (shut_out_.size() > kMaxIncoming) shut_out_.pop_front();
 }
 
 }  // namespace asyncfabric::verbs

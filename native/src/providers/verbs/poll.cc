@@ -80,7 +80,7 @@ void VerbsRail::take(const ibv_wc& work) {
     }
     case Kind::kCount:
       receives_->count_used();
-      if (work.status == IBV_WC_SUCCESS) emit_immediate(ntohl(work.imm_data));
+      if (work.status == IBV_WC_SUCCESS && !is_shut_out(work.qp_num)) emit_immediate(ntohl(work.imm_data));
       return;
     case Kind::kMessage: take_message_receive(work); return;
     case Kind::kCredit: take_credit(work); return;
@@ -95,7 +95,7 @@ void VerbsRail::take(const ibv_wc& work) {
 
 void VerbsRail::take_message_receive(const ibv_wc& work) {
   const auto slot = static_cast<uint32_t>(work.wr_id);
-  if (work.status != IBV_WC_SUCCESS) {  // its queue pair broke while it came in
+  if (work.status != IBV_WC_SUCCESS || is_shut_out(work.qp_num)) {  // its queue pair broke while it came in
     receives_->repost(slot);
     return;
   }
@@ -108,6 +108,7 @@ void VerbsRail::take_message_receive(const ibv_wc& work) {
   event.kind = RailEventKind::kMessage;
   event.data = receives_->slot_bytes(slot);
   event.length = work.byte_len;
+  if (const auto from = incoming_.find(work.qp_num); from != incoming_.end()) event.connection = from->second.id;
   events_.push({event, slot, work.qp_num});
 }
 

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "provider/provider.h"
@@ -49,6 +50,7 @@ class VerbsRail final : public Rail {
   Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) override;
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
+  void shut_out(uint64_t connection) override;
 
   PostResult post(std::span<const WorkRequest> requests) override;
   size_t poll(std::span<RailEvent> events) override;
@@ -69,9 +71,10 @@ class VerbsRail final : public Rail {
     std::array<ibv_send_wr, kMaxChain> requests{};
     std::array<ibv_sge, kMaxChain> pieces{};
   };
-  // The receiving end of a peer's lane of messages.
+  // The receiving end of a peer's lane.
   struct Incoming {
     ibv_qp* qp = nullptr;
+    uint64_t id = 0;     // of the peer's connection
     uint32_t taken = 0;  // messages whose receive is posted again
     uint32_t told = 0;
     uint32_t window = 0;
@@ -99,6 +102,7 @@ class VerbsRail final : public Rail {
   void take(const ibv_wc& work);
   void take_message_receive(const ibv_wc& work);
   void take_credit(const ibv_wc& work);
+  bool is_shut_out(uint32_t qpn) const { return !shut_out_.empty() && shut_out_.contains(qpn); }
   void give_credits(Incoming& incoming);
   void give_slots_back();
   void emit_done(uint64_t tag, Status status);
@@ -149,6 +153,7 @@ class VerbsRail final : public Rail {
   std::vector<uint32_t> free_slots_;
   std::unordered_map<uint32_t, Connection*> by_credit_qpn_;
   std::unordered_map<uint32_t, Incoming> incoming_;
+  std::unordered_set<uint32_t> shut_out_;  // of those, until they are gone
   std::vector<Connection*> waiting_;
   std::vector<std::pair<Connection*, Lane*>> awaiting_;  // their failed requests wait for the peer's sign of life
   Chain chain_;

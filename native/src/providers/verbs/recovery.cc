@@ -110,9 +110,10 @@ void VerbsRail::take_news() {
     switch (news.kind) {
       case NewsKind::kReady: take_ready(news); break;
       case NewsKind::kGivenUp: take_given_up(*news.connection, news.status); break;
-      case NewsKind::kIncoming: incoming_[news.qpn] = {.qp = news.qp, .window = news.credits}; break;
+      case NewsKind::kIncoming: incoming_[news.qpn] = {.qp = news.qp, .id = news.id, .window = news.credits}; break;
       case NewsKind::kIncomingGone: {
         incoming_.erase(news.qpn);
+        shut_out_.erase(news.qpn);
         Job job;
         job.kind = JobKind::kForgotten;
         job.qpn = news.qpn;
@@ -217,6 +218,17 @@ void VerbsRail::take_device_failed(Status status) {
 Status VerbsRail::disconnect(RailPeer& peer) {
   close(connection_of(&peer), StatusCode::kPeerDead);
   return {};
+}
+
+// At once for what is reported, and for good when the service thread has destroyed its queue pairs and refuses others.
+void VerbsRail::shut_out(uint64_t connection) {
+  if (handover_->has_news()) take_news();
+  for (const auto& [qpn, incoming] : incoming_)
+    if (incoming.id == connection) shut_out_.insert(qpn);
+  Job job;
+  job.kind = JobKind::kShutOut;
+  job.id = connection;
+  handover_->ask(std::move(job));
 }
 
 // Destroying a queue pair takes its requests out of the device for good, so they may be reported at once.
