@@ -44,7 +44,7 @@ class TransferError(BrokenError):
     """One transfer failed; the peer and the fabric go on.
 
     Attributes:
-        bytes: bytes that had left when it failed.
+        bytes: bytes that had left for certain when it failed; more may have.
     """
 
     def __init__(self, message: str, *, remedy: str = "", raw: int = 0, bytes: int = 0) -> None:
@@ -56,7 +56,7 @@ class PeerError(BrokenError):
     """One peer died, stopped answering or could not be reached; others go on.
 
     Attributes:
-        bytes: bytes that had left when it failed.
+        bytes: bytes that had left for certain when it failed; more may have.
     """
 
     def __init__(self, message: str, *, remedy: str = "", raw: int = 0, bytes: int = 0) -> None:

@@ -6,6 +6,7 @@ stairwell and the peers it has names for.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
 from asyncfabric._api.address import FabricAddress
@@ -17,6 +18,7 @@ from asyncfabric._api.region_list import list_regions
 from asyncfabric._api.transfer import TransferT
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.faults import closed_meanwhile
+from asyncfabric.errors import ClosedError
 from asyncfabric.observe.why import format_waiting
 from asyncfabric.types import RailInfo, RailLeftOut, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
@@ -42,7 +44,13 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
 
     @property
     def address(self) -> FabricAddress:
-        """Where peers reach this fabric; carries a random incarnation."""
+        """Where peers reach this fabric; carries a random incarnation.
+
+        Another one after a failed device was opened again.
+        """
+        with suppress(ClosedError), closed_meanwhile("the fabric"):
+            if not self.closed:
+                self._address = FabricAddress(self._address.incarnation, self._stairwell.engine.address())
         return self._address
 
     @property

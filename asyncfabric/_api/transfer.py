@@ -67,8 +67,8 @@ class AnyTransfer(Pending):
     def cancel(self) -> None:
         """Stop posting what is not posted; what is posted drains. Harmless when the transfer has ended.
 
-        Whoever waits for the transfer gets TransferError with the number of bytes that had left, or the result when
-        everything was posted already.
+        Whoever waits for the transfer gets TransferError with the number of bytes that had left for certain, or
+        the result when everything was posted already.
         """
         if self.ended or self._stairwell.closed:
             return

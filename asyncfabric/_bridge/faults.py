@@ -87,7 +87,7 @@ class Scene:
     Attributes:
         what: the op and its objects, for example `write of 4096 bytes from region 3`.
         peer: the peer in words, empty when none is involved.
-        done, total: bytes that left, bytes that should have left; total -1 when bytes say nothing.
+        done, total: bytes that left for certain, bytes that should have left; total -1 when bytes say nothing.
     """
 
     what: str
@@ -262,7 +262,7 @@ def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
     elif detail:
         text = f"{text}: {detail}"
     to = f" to {scene.peer}" if scene.peer else ""
-    done = f"; {scene.done} of {scene.total} bytes had left" if scene.total >= 0 else ""
+    done = f"; at least {scene.done} of {scene.total} bytes had left" if scene.total >= 0 else ""
     # A detail that ends a call's name by its number says whose number it is: results of CUDA are no errno.
     number = f" [{_number(raw)}]" if raw and f"({raw})" not in detail else ""
     return f"{scene.what}{to}: {text}{number}{done}"

@@ -230,7 +230,7 @@ TEST_P(StoppedWriter, ThatGoesOnCountsForNoLaterOpening) {
     alone(*pair->b);
   }
   signal();
-  pair->a->engine->step();  // posts first, and hears of nothing before
+  pair->a->engine->step();  // posts before it receives anything
   ASSERT_TRUE(pair->until([&] { return !pair->a->others.empty(); })) << "the writer learns that it was lost";
   turns();
   EXPECT_EQ(owner().counter_value(counter), 0u);

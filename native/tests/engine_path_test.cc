@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/wire.h"
 #include "engine_pair.h"
 
 namespace asyncfabric::testing {
@@ -271,6 +272,24 @@ TEST_F(OneWay, SilenceCountsWhenSetUpIsOver) {
                        [](const Completion& c) { return c.kind == CompletionKind::kPeerLost; });
   }));
   here->hold(false);
+}
+
+// A fabric that connects from then on needs the newest address; to those that are connected the rail reports it.
+TEST(EngineTest, ARailThatComesBackElsewhereIsInTheAddress) {
+  Pair pair(Pair::manual({"loopback", "", {}}));
+  LoopbackRail& rail = *LoopbackHub::shared().rails.begin()->second;
+  Party& owner = *pair.a;
+  const std::string before = owner.engine->address();
+  rail.move("loop elsewhere");
+  rail.raise(RailEventKind::kRailDown);
+  owner.engine->step();
+  EXPECT_EQ(owner.engine->address(), before);
+  rail.raise(RailEventKind::kRailUp);
+  owner.engine->step();
+  AddressBlob blob;
+  ASSERT_TRUE(decode_address(owner.engine->address(), &blob));
+  EXPECT_EQ(blob.rails.at(0).address, "loop elsewhere");
+  EXPECT_EQ(blob.incarnation, owner.engine->incarnation());
 }
 
 }  // namespace

@@ -100,7 +100,10 @@ class LoopbackRail final : public Rail {
 
   const Capabilities& capabilities() const override { return capabilities_; }
   RailInfo info() const override { return info_; }
-  std::string address() const override { return "loop" + bytes_of(number_); }
+  std::string address() const override {
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    return moved_.empty() ? "loop" + bytes_of(number_) : moved_;
+  }
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override {
     if (!takes_) return StatusCode::kNoMemory;
@@ -298,6 +301,10 @@ class LoopbackRail final : public Rail {
       push(event);
     }
   }
+  void move(const std::string& address) {  // as if its device had been opened again, with this address
+    const std::lock_guard<std::mutex> guard(hub_.lock);
+    moved_ = address;
+  }
   uint64_t posted() const {  // requests ever accepted
     const std::lock_guard<std::mutex> guard(hub_.lock);
     return posted_;
@@ -445,6 +452,7 @@ class LoopbackRail final : public Rail {
   Capabilities capabilities_;
   RailInfo info_;
   uint64_t number_ = 0;
+  std::string moved_;
   uint64_t next_region_ = 1;
   std::map<uint64_t, LoopbackRegion> regions_;
   std::vector<LoopbackPeer*> peers_;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "asyncfabric/engine.h"
+#include "base/pin_table.h"
 #include "engine/counters.h"
 #include "engine/op.h"
 #include "engine/striping.h"
@@ -165,6 +166,23 @@ TEST(CountersTest, APickedImmIsOneWhoseCloseIsConfirmed) {
   table.confirm_closed(static_cast<uint32_t>(ids[9]) - 1);
   ASSERT_TRUE(table.open(kNoImm, &id, &imm).ok());
   EXPECT_EQ(imm, static_cast<uint32_t>(ids[9]) - 1);
+}
+
+// Both hold a pin, as two releases of a region at once do: only the one that closed it answers for the end.
+TEST(PinTableTest, OfTwoThatCloseAtOnceOneDid) {
+  PinTable<int> table;
+  const uint64_t handle = table.insert([](int&) {});
+  PinTable<int>::Slot* const one = table.pin(handle);
+  PinTable<int>::Slot* const other = table.pin(handle);
+  ASSERT_NE(other, nullptr);
+  bool closed = false;
+  EXPECT_FALSE(table.close(handle, &closed));
+  EXPECT_TRUE(closed);
+  EXPECT_FALSE(table.close(handle, &closed));
+  EXPECT_FALSE(closed);
+  EXPECT_FALSE(table.unpin(one));
+  EXPECT_TRUE(table.unpin(other)) << "the last pin owns the end";
+  table.erase(other);
 }
 
 // A thread that was held up between its look at an op and its word for the worker.

@@ -1,61 +1,9 @@
 // verbs_port_test.cc: a port as its rail sees it: which GID is chosen out of a tree like the kernel's, how fast the port is, and what becomes
-// of a rail whose port, address or device changes, over a library that this test replaces (replaced_verbs.h). Not run on a real mlx5.
-#include <filesystem>
-#include <fstream>
-
-#include "replaced_library.h"
-#include "replaced_verbs.h"
-#include "verbs_rig.h"
+// of a rail whose port or address changes, over a library that this test replaces (replaced_port.h). Not run on a real mlx5.
+#include "replaced_port.h"
 
 namespace asyncfabric::verbs_rig {
 namespace {
-
-using testing::ReplacedLibrary;
-using testing::ReplacedVerbs;
-
-constexpr const char* kLinkLocal = "fe80:0000:0000:0000:0202:c9ff:fe12:3456";
-constexpr const char* kIpv4 = "0000:0000:0000:0000:0000:ffff:0a00:0102";
-constexpr const char* kOtherIpv4 = "0000:0000:0000:0000:0000:ffff:0a00:0203";
-constexpr const char* kGlobal = "2001:0db8:0000:0000:0000:0000:0000:0001";
-
-// /sys/class as the kernel shows it, in a folder of its own.
-struct SysTree {
-  SysTree() {
-    root = std::filesystem::path(::testing::TempDir()) / ("asyncfabric_sys_" + std::to_string(getpid()));
-    std::filesystem::remove_all(root);
-    for (const char* folder : {"gids", "gid_attrs/types", "gid_attrs/ndevs"})
-      std::filesystem::create_directories(root / port / folder);
-  }
-  ~SysTree() { std::filesystem::remove_all(root); }
-  void write(const std::filesystem::path& file, const std::string& text) const {
-    std::filesystem::create_directories((root / file).parent_path());
-    std::ofstream(root / file) << text << "\n";
-  }
-  void gid(uint32_t index, const std::string& gid, const std::string& type, const std::string& netdev = "") const {
-    write(port / "gids" / std::to_string(index), gid);
-    write(port / "gid_attrs/types" / std::to_string(index), type);
-    if (!netdev.empty()) write(port / "gid_attrs/ndevs" / std::to_string(index), netdev);
-  }
-  void no_gid(uint32_t index) const { std::filesystem::remove(root / port / "gids" / std::to_string(index)); }
-  void netdev(const std::string& name, const std::string& state, const std::string& type = "") const {
-    write(std::filesystem::path("net") / name / "operstate", state);
-    write(std::filesystem::path("net") / name / "uevent",
-          (type.empty() ? "" : "DEVTYPE=" + type + "\n") + "INTERFACE=" + name);
-  }
-  int chosen(const std::string& wish = "", bool ethernet = true) {
-    verbs::GidWish parsed;
-    verbs::GidChoice choice;
-    detail.clear();
-    EXPECT_TRUE(wish.empty() || verbs::parse_gid_wish(wish, &parsed)) << wish;
-    if (!verbs::choose_gid(root, "mlx5_7", 1, 8, ethernet, parsed, &choice, &detail)) return -1;
-    text = choice.text();
-    return static_cast<int>(choice.index);
-  }
-  std::filesystem::path root;
-  const std::filesystem::path port = "infiniband/mlx5_7/ports/1";
-  std::string detail;
-  std::string text;
-};
 
 TEST(VerbsPort, PrefersRoceV2OverIpv4) {
   SysTree tree;
@@ -119,38 +67,6 @@ TEST(VerbsPort, NoneIsAnErrorThatNamesThePort) {
 }
 
 // ---- a rail over the replaced library
-
-struct ReplacedPort : ::testing::Test {
-  ReplacedPort() : replaced(ASYNCFABRIC_REPLACED_VERBS), library(replaced.decisions<ReplacedVerbs>("replaced_verbs")) {
-    tree.netdev("eth1", "up");
-    tree.gid(3, kIpv4, "RoCE v2", "eth1");
-    options.sysfs = tree.root;
-  }
-  void open() {
-    std::string detail;
-    const verbs::Library* loaded = verbs::open_library(replaced.path(), &detail);
-    ASSERT_NE(loaded, nullptr) << detail;
-    ASSERT_TRUE(verbs::VerbsRail::open(*loaded, options, &rail, &detail).ok()) << detail;
-  }
-  // The next thing that the rail reports.
-  RailEvent next() {
-    RailEvent event;
-    const uint64_t until = now_ns() + 20 * kSecond;
-    while (rail->poll({&event, 1}) == 0)
-      if (now_ns() > until) {
-        ADD_FAILURE() << "nothing was reported";
-        break;
-      }
-    return event;
-  }
-  bool says(const std::string& text) const { return rail->info().version.find(text) != std::string::npos; }
-
-  SysTree tree;
-  ReplacedLibrary replaced;
-  ReplacedVerbs* library;
-  verbs::Options options;
-  std::unique_ptr<Rail> rail;
-};
 
 TEST_F(ReplacedPort, NamesItsGid) {
   open();
@@ -241,18 +157,6 @@ TEST_F(ReplacedPort, AnAddressThatMovedInTheTableIsFollowed) {
   rail.reset();  // the service thread makes the path after that news, for its goodbye, and ends here
   EXPECT_EQ(library->newest_path().grh.sgid_index, 6);
   EXPECT_EQ(library->newest_path().grh.traffic_class, 104);
-}
-
-TEST_F(ReplacedPort, AFailedDeviceClosesTheRailByName) {
-  open();
-  library->happens(IBV_EVENT_DEVICE_FATAL, 1);
-  const RailEvent event = next();
-  EXPECT_EQ(event.kind, RailEventKind::kRailDown);
-  EXPECT_EQ(event.status.raw, IBV_EVENT_DEVICE_FATAL);
-  library->happens(IBV_EVENT_PORT_ACTIVE,
-                   1);  // of a driver that resets itself: this rail's objects are gone all the same
-  while (library->unacknowledged != 0) {}
-  EXPECT_TRUE(says("the device failed")) << rail->info().version;
 }
 
 }  // namespace

@@ -289,7 +289,7 @@ Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offse
     blob.offset = offset;
     blob.length = length;
     blob.access = access;
-    blob.address = core_.address;
+    blob.address = core_.address();
     const std::lock_guard lock(core_.keys_mutex);
     entry.exported = true;
     blob.generation = entry.generation;

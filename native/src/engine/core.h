@@ -87,7 +87,8 @@ struct Core {
   const EngineConfig config;
   const uint64_t incarnation;
   const uint64_t host;
-  std::string address;
+  std::string address() const;
+  Status note_address();  // when rails open, and after one of them opened its device again: helm
   std::vector<std::unique_ptr<RailState>> rails;
   std::vector<LeftOutRail> left_out;  // optional rails that could not be opened
   bool any_synchronous = false;
@@ -111,6 +112,8 @@ struct Core {
   std::atomic<bool> writable_wanted{false};  // partner: arm_writable sets, the helm clears
   std::mutex writable_mutex;
   std::vector<uint64_t> writable_cookies;  // who waits for room; guarded by writable_mutex
+  mutable std::mutex address_mutex;
+  std::string own_address;  // guarded by address_mutex
   mutable std::mutex error_mutex;
   std::string last_error;                   // newest failed control call, in words; guarded by error_mutex
   std::map<uint64_t, std::string> reasons;  // why data calls failed, by cookie; the newest few; guarded by error_mutex

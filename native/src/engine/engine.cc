@@ -34,6 +34,23 @@ Core::~Core() {
   rails.clear();
 }
 
+std::string Core::address() const {
+  const std::lock_guard lock(address_mutex);
+  return own_address;
+}
+
+Status Core::note_address() {
+  AddressBlob blob;
+  blob.incarnation = incarnation;
+  blob.host = host;
+  for (const auto& rail : rails) blob.rails.push_back({rail->protocol, rail->rail->address()});
+  std::string made = encode_address(blob);
+  if (made.size() > kMaxAddressBytes) return StatusCode::kInvalidArgument;
+  const std::lock_guard lock(address_mutex);
+  own_address = std::move(made);
+  return {};
+}
+
 Status Engine::open(const EngineConfig& config, std::unique_ptr<Engine>* out, std::string* detail) {
   if (config.rails.empty() || config.rails.size() > 32 || config.max_ops == 0 || config.max_ops > 1u << 20) {
     *detail = "an engine needs 1 to 32 rails and 1 to 1048576 ops";
@@ -73,9 +90,6 @@ Status NativeEngine::start(std::string* detail) {
     *detail = "there is no event descriptor";
     return {StatusCode::kNoMemory, descriptors_ran_out() ? EMFILE : 0};
   }
-  AddressBlob blob;
-  blob.incarnation = core_.incarnation;
-  blob.host = core_.host;
   Status refused;
   for (const RailSpec& spec : core_.config.rails) {
     auto state = std::make_unique<RailState>();
@@ -87,7 +101,6 @@ Status NativeEngine::start(std::string* detail) {
       continue;
     }
     core_.any_synchronous = core_.any_synchronous || state->capabilities.synchronous;
-    blob.rails.push_back({state->protocol, state->rail->address()});
     core_.rails.push_back(std::move(state));
   }
   if (core_.rails.empty()) {
@@ -99,8 +112,7 @@ Status NativeEngine::start(std::string* detail) {
   // What a rail could not pin it reads with the processor.
   if (std::any_of(core_.rails.begin(), core_.rails.end(), takes_lists) && core_.page_room.open())
     for (const auto& rail : core_.rails) (void)rail->rail->share_words(core_.page_room.base(), PageRoom::kBytes);
-  core_.address = encode_address(blob);
-  if (core_.address.size() > kMaxAddressBytes) {
+  if (!core_.note_address().ok()) {
     *detail = "the address of " + std::to_string(core_.rails.size()) + " rails is longer than " +
               std::to_string(kMaxAddressBytes) + " bytes";
     return StatusCode::kInvalidArgument;

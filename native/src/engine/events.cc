@@ -31,7 +31,10 @@ size_t Core::poll(uint32_t rail_index) {
                 lose_peer(*peer, event.status.ok() ? Status(StatusCode::kPeerDead) : event.status, PeerState::kLost);
           break;
         case RailEventKind::kRailDown: rail_down(rail_index, event.status); break;
-        case RailEventKind::kRailUp: rails[rail_index]->up.store(true, std::memory_order_relaxed); break;
+        case RailEventKind::kRailUp:
+          (void)note_address();  // its device may have been opened again
+          rails[rail_index]->up.store(true, std::memory_order_relaxed);
+          break;
         case RailEventKind::kPathDown: path_changed(event.peer, true); break;
         case RailEventKind::kPathUp: path_changed(event.peer, false); break;
       }

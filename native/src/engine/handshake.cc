@@ -153,8 +153,8 @@ void Core::say_hello(Peer& peer) {
   const uint64_t now = now_ns();
   peer.hello_gap_ns = peer.hello_gap_ns == 0 ? 20'000'000 : std::min<uint64_t>(peer.hello_gap_ns * 2, 500'000'000);
   peer.next_hello_ns = now + peer.hello_gap_ns;
-  std::string payload = address;
-  const uint16_t length = static_cast<uint16_t>(address.size());
+  std::string payload = address();
+  const uint16_t length = static_cast<uint16_t>(payload.size());
   payload.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
   payload += generations.slice(0, kMaxMessageBytes - payload.size());
   for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)

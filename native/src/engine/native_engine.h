@@ -17,7 +17,7 @@ class NativeEngine final : public Engine {
   ~NativeEngine() override;
   Status start(std::string* detail);
 
-  std::string address() const override { return core_.address; }
+  std::string address() const override { return core_.address(); }
   uint64_t incarnation() const override { return core_.incarnation; }
   std::vector<RailInfo> rails() const override;
   std::vector<LeftOutRail> rails_left_out() const override { return core_.left_out; }

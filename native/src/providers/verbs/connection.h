@@ -24,8 +24,8 @@ struct Connection {
   Connection(uint64_t number, const RailAddress& address, uint64_t deadline)
       : id(number), remote(address), connect_until_ns(deadline) {}
 
-  const uint64_t id;  // random; names the connection in datagrams
-  const RailAddress remote;
+  const uint64_t id;         // random; names the connection in datagrams
+  const RailAddress remote;  // as it was when we connected
   const uint64_t connect_until_ns;
 
   std::array<Lane, kLanes> lanes;
@@ -36,6 +36,7 @@ struct Connection {
   uint32_t window = 0;                 // how many may be under way
   uint32_t slot = kNoSlot;             // in the rail's table, once there is a queue pair
   bool met = false;                    // it was ready once
+  uint32_t life = 0;                   // of the peer's device, that the queue pairs belong to
   bool closed = false;                 // disconnected: new requests fail at once
   bool path_down = false;              // the engine was told that nothing gets through
   bool unproven = false;               // the port came back, and nothing was answered since

@@ -14,10 +14,6 @@
 namespace asyncfabric::verbs {
 namespace {
 
-constexpr uint32_t kSendSlots = 128;
-constexpr uint32_t kMostInDevice = 4096;
-// Completions of credits, given and received, of as many peers as have receives of their own, each connected in both directions.
-constexpr uint32_t kCreditEntries = kMaxWindows * (kCreditReceives + kCreditSends);
 constexpr uint64_t kLongestRequest = 1ull << 30;
 
 const char* trouble_text(Trouble trouble) {
@@ -25,7 +21,7 @@ const char* trouble_text(Trouble trouble) {
     case Trouble::kNone: return "";
     case Trouble::kPort: return "; down: its port is not active";
     case Trouble::kAddress: return "; down: the port has lost the address that peers know";
-    case Trouble::kDevice: return "; down: the device failed, open the fabric again";
+    case Trouble::kDevice: return "; down: the device failed, trying to open it again";
   }
   return "";
 }
@@ -33,7 +29,7 @@ const char* trouble_text(Trouble trouble) {
 }  // namespace
 
 VerbsRail::VerbsRail(std::shared_ptr<Device> device)
-    : device_(std::move(device)), handover_(std::make_shared<Handover>()) {
+    : device_(std::move(device)), handover_(std::make_shared<Handover>()), ethernet_(device_->ethernet()) {
   capabilities_.ordered = true;
   capabilities_.read = true;
   capabilities_.concurrent_control = true;
@@ -57,52 +53,30 @@ Status VerbsRail::make(std::string* detail) {
     *detail = std::string("verbs: eventfd: ") + std::strerror(errno);
     return {StatusCode::kInternal, errno};
   }
-  if (const Status status = make_queues(detail); !status.ok()) return status;
-  std::shared_ptr<ReceiveBlock> spare;
-  Status status = ReceiveBlock::make(*device_, kSpareSlots, &spare);
-  if (status.ok()) status = ReceiveBlock::make(*device_, kSendSlots, &send_block_);
-  if (!status.ok()) {
-    *detail = std::string("verbs: memory for messages cannot be registered (") + std::strerror(status.raw) +
-              "); is `ulimit -l` large enough?";
+  registry_ = std::make_shared<Registry>(device_, random_word());
+  if (const Status status = Queues::open(*device_, &queues_, detail); !status.ok()) return status;
+  if (const Status status = ReceiveBlock::make(*device_, kSendSlots, &send_block_); !status.ok()) {
+    *detail = no_memory_for_messages(status);
     return status;
   }
-  receives_->add(std::move(spare));
   for (uint32_t slot = 0; slot < kSendSlots; ++slot) free_sends_.push_back(slot);
   std::unique_ptr<Postbox> box;
-  if (status = Postbox::open(*device_, &box, detail); !status.ok()) return status;
-  exchange_ = std::make_unique<Exchange>(*device_, cq_.get(), *receives_, std::move(box), handover_);
+  if (const Status status = Postbox::open(*device_, &box, detail); !status.ok()) return status;
+  wait_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!wait_ || !watch(handover_->news_fd()) || !watch(queues_->channel->fd)) {
+    *detail = std::string("verbs: epoll: ") + std::strerror(errno);
+    return {StatusCode::kNoProvider, errno};
+  }
+  exchange_ = std::make_unique<Exchange>(*device_, *queues_, std::move(box), registry_, send_block_, handover_);
   address_ = exchange_->address();
   return exchange_->start(detail);
 }
 
-Status VerbsRail::make_queues(std::string* detail) {
-  const Library& library = device_->library();
-  const auto fail = [&](const char* what) {
-    *detail = "verbs: " + device_->name() + ": " + what + " failed (" + std::strerror(errno) + ")";
-    return Status{StatusCode::kNoProvider, errno};
-  };
-  const uint32_t most_messages = kSpareSlots + kWindow * kMaxWindows;
-  if (const Status status = Receives::open(*device_, most_messages, &receives_, detail); !status.ok()) return status;
-  channel_ = own(library.ibv_create_comp_channel(device_->context()), library.ibv_destroy_comp_channel);
-  if (!channel_) return fail("ibv_create_comp_channel");
-  (void)fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
-  // Everything that may complete at the same time fits: each request of each send queue (all of them complete when a queue pair
-  // breaks), each posted receive, and the credits.
-  const uint32_t others = receives_->count_depth() + receives_->message_depth() + kCreditEntries;
-  const uint32_t wanted = std::min(kMostInDevice + others, static_cast<uint32_t>(device_->limits().max_cqe));
-  cq_ = own(library.ibv_create_cq(device_->context(), static_cast<int>(wanted), nullptr, channel_.get(), 0),
-            library.ibv_destroy_cq);
-  if (!cq_) return fail("ibv_create_cq");
-  if (static_cast<uint32_t>(cq_->cqe) < others + 64) return fail("a completion queue that is large enough");
-  most_in_device_ = std::min(kMostInDevice, static_cast<uint32_t>(cq_->cqe) - others);
-  wait_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  for (const int fd : {channel_->fd, handover_->news_fd()}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (!wait_ || epoll_ctl(wait_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return fail("epoll");
-  }
-  return {};
+bool VerbsRail::watch(int fd) const {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  return epoll_ctl(wait_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 // Queue pairs first, since receives, completion queue and memory are in use while one exists. Handles and registrations that the
@@ -116,9 +90,10 @@ VerbsRail::~VerbsRail() {
   for (const std::shared_ptr<Connection>& connection : table_)
     if (connection != nullptr)
       for (Lane& lane : connection->lanes) lane.pair.qp.reset();
-  if (cq_) cancel_wait();
-  if (unacked_events_ != 0) device_->library().ibv_ack_cq_events(cq_.get(), unacked_events_);
-  cq_.reset();
+  if (!queues_) return;
+  cancel_wait();
+  if (unacked_events_ != 0) device_->library().ibv_ack_cq_events(queues_->cq.get(), unacked_events_);
+  queues_.reset();
 }
 
 RailInfo VerbsRail::info() const {
@@ -126,8 +101,9 @@ RailInfo VerbsRail::info() const {
   out.provider = "verbs";
   out.device = device_->name();
   out.library = device_->library().path;
-  out.version = "port " + std::to_string(device_->port()) + ", GID " + device_->gid().text() + ", firmware " +
-                device_->limits().fw_ver + trouble_text(device_->trouble());
+  out.version = device_->description() + trouble_text(device_->trouble());
+  if (const uint32_t again = openings_.load(std::memory_order_relaxed) - 1; again != 0)
+    out.version += "; opened again after failures: " + std::to_string(again);
   out.gbits_per_s = device_->gbits_per_s();
   out.ordered = capabilities_.ordered;
   out.can_read = capabilities_.read;
@@ -138,26 +114,24 @@ std::string VerbsRail::address() const { return encode(address_); }
 
 Figures VerbsRail::figures() const {
   Figures now = figures_;
-  now.receive_posts = receives_->posts();
+  if (queues_) now.receive_posts = queues_->receives->posts();
   return now;
 }
 
 Status VerbsRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) {
   std::unique_ptr<Registration> registration;
-  if (const Status status = Registration::create(device_, address_.incarnation, memory, &registration, key);
-      !status.ok())
-    return status;
+  if (const Status status = registry_->add(memory, &registration, key); !status.ok()) return status;
   *out = std::move(registration);
   return {};
 }
 
 // Deregistering waits for the device: on return it touches nothing through the old key. Writes that meet it on the way are refused.
 Status VerbsRail::revoke_memory(LocalMemory& memory, uint64_t, std::string* new_key) {
-  return static_cast<Registration&>(memory).renew(new_key);
+  return registry_->renew(static_cast<Registration&>(memory), new_key);
 }
 
 Status VerbsRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t) {
-  if (const Status status = static_cast<Registration&>(*memory).close(); !status.ok()) return status;
+  if (const Status status = registry_->close(static_cast<Registration&>(*memory)); !status.ok()) return status;
   memory.reset();
   return {};
 }
@@ -167,7 +141,7 @@ Status VerbsRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t)
 Status VerbsRail::connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) {
   RailAddress remote;
   if (!parse(address, &remote)) return StatusCode::kInvalidArgument;
-  if (remote.ethernet != address_.ethernet) return StatusCode::kPeerUnreachable;
+  if ((remote.ethernet != 0) != ethernet_) return StatusCode::kPeerUnreachable;
   const uint64_t now = now_ns();
   const uint64_t until = patience_ns < ~0ull - now ? now + patience_ns : ~0ull;
   auto connection = std::make_shared<Connection>(random_word(), remote, until);

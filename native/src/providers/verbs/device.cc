@@ -99,6 +99,7 @@ Status Device::open_context(ibv_device* device, std::string* detail) {
   }
   gid_index_.store(gid_.index, std::memory_order_relaxed);
   gbits_per_s_ = rate_of_port(options_.sysfs, name_, port_);
+  if (gbits_per_s_ <= 0) gbits_per_s_ = lane_gbits(attributes_.active_speed) * lane_count(attributes_.active_width);
   if (options_.pkey >= attributes_.pkey_tbl_len)
     return refuse("there is no pkey at index " + std::to_string(options_.pkey), 0, detail);
   mtu_ = std::min(attributes_.active_mtu, mtu_of(options_.mtu));
@@ -141,9 +142,31 @@ bool Device::has_its_address() {
   return true;
 }
 
-double Device::gbits_per_s() const {
-  if (gbits_per_s_ > 0) return gbits_per_s_;
-  return lane_gbits(attributes_.active_speed) * lane_count(attributes_.active_width);
+std::string Device::description() const {
+  const std::lock_guard lock(mutex_);
+  return "port " + std::to_string(port_) + ", GID " + gid_.text() + ", firmware " + limits_.fw_ver;
+}
+
+void Device::close() {
+  pd_.reset();
+  context_.reset();
+}
+
+Status Device::reopen(std::string* detail) {
+  Options same = options_;
+  same.device = name_;
+  same.port = port_;
+  std::unique_ptr<Device> fresh;
+  if (const Status status = open(library_, same, &fresh, detail); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  context_ = std::move(fresh->context_);
+  pd_ = std::move(fresh->pd_);
+  limits_ = fresh->limits_;
+  attributes_ = fresh->attributes_;
+  gid_ = fresh->gid_;
+  gid_index_.store(gid_.index, std::memory_order_relaxed);
+  mtu_ = fresh->mtu_;
+  return {};
 }
 
 ibv_ah_attr Device::path_to(const RailAddress& remote) const {

@@ -1,10 +1,11 @@
 // device.h: one opened device: context, protection domain, port, GID, and what they can do. Chosen and opened on the thread that
-// opens the rail, constant afterwards but for what the service thread learns of the port, so any thread may read it. Registrations keep
-// it alive.
+// opens the rail. Afterwards the service thread alone changes it: where the GID stands, and all of it when a failed device is opened again;
+// then no other thread has anything in it. Registrations keep it alive.
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "asyncfabric/status.h"
@@ -20,7 +21,7 @@ enum class Trouble : uint8_t {
   kNone,
   kPort,     // its port is not active
   kAddress,  // the GID or LID that peers know is not the port's any more
-  kDevice,   // the device, or a queue of the rail, failed for good
+  kDevice,   // the device, or a queue of the rail, failed; it is opened again
 };
 
 class Device {
@@ -33,13 +34,19 @@ class Device {
   ibv_pd* pd() const { return pd_.get(); }
   const ibv_device_attr& limits() const { return limits_; }
   const std::string& name() const { return name_; }
+  std::string description() const;  // its port, GID and firmware; any thread
   uint8_t port() const { return port_; }
   const GidChoice& gid() const { return gid_; }
   uint16_t lid() const { return attributes_.lid; }
   bool ethernet() const { return attributes_.link_layer == IBV_LINK_LAYER_ETHERNET; }
   ibv_mtu mtu() const { return mtu_; }
   uint64_t max_message_bytes() const { return attributes_.max_msg_sz; }
-  double gbits_per_s() const;
+  double gbits_per_s() const { return gbits_per_s_; }  // when it was opened first
+
+  // Service thread. Nothing of ours may be in the device when it closes. Opened again it is the same port of the same device, as it
+  // is then.
+  void close();
+  Status reopen(std::string* detail);
 
   // Service thread. Looks again for the address that peers know; true: the port has it. Its GID may have moved in the table.
   bool has_its_address();
@@ -58,6 +65,7 @@ class Device {
   const Library& library_;
   const Options options_;
   std::string name_;
+  mutable std::mutex mutex_;  // what description() reads
   Owned<ibv_context> context_;
   Owned<ibv_pd> pd_;  // after context_, so it goes first
   ibv_device_attr limits_{};

@@ -14,7 +14,8 @@ class EventQueue {
   struct Item {
     RailEvent event;
     uint32_t receive_slot = 0;
-    uint32_t qpn = 0;  // that a message came through
+    uint32_t qpn = 0;   // that a message came through
+    uint32_t life = 0;  // of the device, that both belong to
   };
 
   EventQueue() : items_(1024) {}

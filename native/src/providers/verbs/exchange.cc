@@ -19,14 +19,26 @@ constexpr uint64_t kFirstGapNs = 20'000'000;
 constexpr uint64_t kLongestGapNs = 500'000'000;
 constexpr uint32_t kByes = 4;
 constexpr uint64_t kLookAgainNs = 1'000'000'000;  // should the event that an address is back be lost
-constexpr uint64_t kFarewellNs = 100'000'000;     // what closing a rail may wait for its last datagrams to leave
+constexpr uint64_t kAskAgainNs = 50'000'000;
+constexpr uint64_t kFarewellNs = 100'000'000;  // what closing a rail may wait for its last datagrams to leave
 
 }  // namespace
 
-Exchange::Exchange(Device& device, ibv_cq* cq, const Receives& receives, std::unique_ptr<Postbox> box,
+Exchange::Exchange(Device& device, const Queues& queues, std::unique_ptr<Postbox> box,
+                   std::shared_ptr<Registry> registry, std::shared_ptr<ReceiveBlock> sends,
                    std::shared_ptr<Handover> handover)
-    : device_(device), cq_(cq), receives_(receives), box_(std::move(box)), handover_(std::move(handover)) {
-  address_.incarnation = random_word();
+    : device_(device),
+      queues_(&queues),
+      box_(std::move(box)),
+      registry_(std::move(registry)),
+      sends_(std::move(sends)),
+      handover_(std::move(handover)) {
+  address_.incarnation = registry_->incarnation();
+  move_in();
+}
+
+// Where this end is reached in the present life of the device.
+void Exchange::move_in() {
   address_.gid = device_.gid().gid;
   address_.lid = device_.lid();
   address_.mtu = static_cast<uint8_t>(device_.mtu());
@@ -40,16 +52,22 @@ Exchange::~Exchange() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status Exchange::start(std::string* detail) {
-  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  for (const int fd : {box_->fd(), handover_->jobs_fd(), device_.context()->async_fd}) {
+// What is watched closes with the device, and leaves the set by that.
+bool Exchange::watch(std::initializer_list<int> descriptors) const {
+  for (const int fd : descriptors) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = fd;
-    if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      *detail = std::string("verbs: epoll: ") + std::strerror(errno);
-      return {epoll_ ? StatusCode::kInternal : StatusCode::kNoMemory, errno};
-    }
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return false;
+  }
+  return true;
+}
+
+Status Exchange::start(std::string* detail) {
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_ || !watch({box_->fd(), handover_->jobs_fd(), device_.context()->async_fd})) {
+    *detail = std::string("verbs: epoll: ") + std::strerror(errno);
+    return {epoll_ ? StatusCode::kInternal : StatusCode::kNoMemory, errno};
   }
   if (const Status status = start_thread([this] { run(); }, &thread_, detail); !status.ok()) return status;
   pthread_setname_np(thread_.native_handle(), "af-verbs");
@@ -67,9 +85,9 @@ void Exchange::run() {
     }
     std::array<epoll_event, 4> events;
     (void)epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), limit_ms);
-    take_device_events();
+    if (!failed_) take_device_events();
     take_jobs();
-    box_->collect(take);
+    if (box_) box_->collect(take);
     next = do_timers(now_ns());
   }
   for (auto& [id, out] : outgoing_)
@@ -77,14 +95,14 @@ void Exchange::run() {
       Datagram bye;
       bye.kind = DatagramKind::kBye;
       bye.connection = id;
-      post(out.connection->remote, bye);
+      post(out.to, bye);
     }
-  for (const uint64_t until = now_ns() + kFarewellNs; !box_->idle() && now_ns() < until;) box_->collect(take);
+  for (const uint64_t until = now_ns() + kFarewellNs; box_ && !box_->idle() && now_ns() < until;) box_->collect(take);
 }
 
 void Exchange::take_device_events() {
   ibv_async_event event{};
-  while (device_.library().ibv_get_async_event(device_.context(), &event) == 0) {
+  while (!failed_ && device_.library().ibv_get_async_event(device_.context(), &event) == 0) {
     const bool ours = event.element.port_num == device_.port();
     const Status down{StatusCode::kRailDown, event.event_type};
     switch (event.event_type) {
@@ -153,7 +171,11 @@ void Exchange::take_jobs() {
       case JobKind::kConnect: {
         Outgoing& out = outgoing_[job.connection->id];
         out.connection = job.connection;
-        begin(out, (1u << kLanes) - 1);
+        out.to = job.connection->remote;
+        if (outgoing_.size() > kMaxPeers)
+          give_up(out, {StatusCode::kPeerRejected, ENOSPC});
+        else
+          begin(out, kAllLanes);
         break;
       }
       case JobKind::kRebuild: {
@@ -172,31 +194,43 @@ void Exchange::take_jobs() {
         Outgoing& out = found->second;
         out.closing = true;
         out.asked = out.wanted = 0;
+        out.asking.clear();
+        out.next_ask_ns = ~0ull;
         for (QueuePair& pair : out.pairs) pair.qp.reset();
         out.next_try_ns = out.gap_ns = 0;
         break;
       }
       case JobKind::kForgotten: retiring_.erase(job.qpn); break;
       case JobKind::kShutOut: shut_out(job.id); break;
+      case JobKind::kWreck: bury(job); break;
+      case JobKind::kAskKey:
+        if (const auto found = outgoing_.find(job.connection->id); found != outgoing_.end() && !found->second.closing) {
+          found->second.asking.push_back(job.key);
+          found->second.next_ask_ns = 0;
+        }
+        break;
     }
   }
 }
 
 uint64_t Exchange::do_timers(uint64_t now) {
+  if (now >= open_at_ns_) try_to_open(now);
   if (now >= look_again_ns_) {
     look_at_address();
     judge_rail({StatusCode::kRailDown, IBV_EVENT_GID_CHANGE});
   }
-  uint64_t next = look_again_ns_;
+  uint64_t next = std::min(look_again_ns_, open_at_ns_);
+  say_moved(now, &next);
   for (auto at = outgoing_.begin(); at != outgoing_.end();) {
     Outgoing& out = at->second;
     if (!out.closing && !out.met && now >= out.connection->connect_until_ns) give_up(out, StatusCode::kPeerUnreachable);
     if (now >= out.next_try_ns) try_again(out, now);
-    if (out.closing && out.byes > kByes) {
+    if (now >= out.next_ask_ns) ask_keys(out, now);
+    if (out.closing && (out.byes > kByes || failed_)) {
       at = outgoing_.erase(at);
       continue;
     }
-    next = std::min(next, out.next_try_ns);
+    next = std::min({next, out.next_try_ns, out.next_ask_ns});
     if (!out.met && !out.closing) next = std::min(next, out.connection->connect_until_ns);
     ++at;
   }
@@ -207,6 +241,7 @@ void Exchange::begin(Outgoing& out, uint8_t lanes) {
   out.asked = lanes;
   out.wanted = static_cast<uint8_t>(out.wanted & ~lanes);
   ++out.attempt;
+  if (failed_) return;  // when the device is open again
   out.next_try_ns = out.gap_ns = 0;
   if (const Status status = build(out, lanes); !status.ok()) give_up(out, status);
 }
@@ -220,7 +255,8 @@ Status Exchange::build(Outgoing& out, uint8_t lanes) {
     wanted.receives = lane == kSignalLane ? kCreditReceives : 0;
     wanted.inline_bytes = kInlineBytes;
     out.pairs[lane] = {};
-    if (const Status status = make_queue_pair(device_, cq_, nullptr, wanted, &out.pairs[lane]); !status.ok())
+    if (const Status status = make_queue_pair(device_, queues_->cq.get(), nullptr, wanted, &out.pairs[lane]);
+        !status.ok())
       return status;
   }
   return {};
@@ -243,7 +279,7 @@ void Exchange::try_again(Outgoing& out, uint64_t now) {
     out.next_try_ns = ~0ull;
     return;
   }
-  post(out.connection->remote, datagram);
+  post(out.to, datagram);
 }
 
 void Exchange::take_reply(const Datagram& reply) {
@@ -254,7 +290,8 @@ void Exchange::take_reply(const Datagram& reply) {
     if (out.closing) outgoing_.erase(found);
     return;
   }
-  if (out.asked == 0 || reply.attempt != out.attempt) return;  // an answer that came twice or too late
+  // An answer that came twice or too late, or out of an earlier life.
+  if (failed_ || out.asked == 0 || reply.attempt != out.attempt || reply.sender.life != out.to.life) return;
   if (reply.kind == DatagramKind::kRefusal) {
     give_up(out, {reply.code == ESTALE ? StatusCode::kPeerDead : StatusCode::kPeerRejected, reply.code});
     return;
@@ -262,7 +299,7 @@ void Exchange::take_reply(const Datagram& reply) {
   if (reply.lanes != out.asked) return;
   for (size_t lane = 0; lane < kLanes; ++lane) {
     if ((out.asked >> lane & 1) == 0) continue;
-    Status status = ready_to_receive(device_, out.pairs[lane], out.connection->remote, reply.ends[lane]);
+    Status status = ready_to_receive(device_, out.pairs[lane], out.to, reply.ends[lane]);
     if (status.ok()) status = ready_to_send(device_, out.pairs[lane]);
     if (status.ok()) continue;
     give_up(out, status);
@@ -273,6 +310,7 @@ void Exchange::take_reply(const Datagram& reply) {
   news.connection = out.connection;
   news.lanes = out.asked;
   news.credits = reply.credits;
+  news.life = reply.sender.life;
   for (size_t lane = 0; lane < kLanes; ++lane) news.pairs[lane] = std::exchange(out.pairs[lane], {});
   out.met = true;
   out.asked = 0;
@@ -293,10 +331,49 @@ void Exchange::give_up(Outgoing& out, Status status) {
   out.next_try_ns = out.gap_ns = 0;
 }
 
+// The peer's device was opened again. What we sent to the old one nobody knows of: the helm ends it as for lanes that broke.
+void Exchange::take_moved(const Datagram& moved) {
+  const auto found = outgoing_.find(moved.connection);
+  if (found == outgoing_.end() || found->second.closing) return;
+  Outgoing& out = found->second;
+  if (moved.sender.incarnation != out.to.incarnation || moved.sender.ethernet != out.to.ethernet) return;
+  if (moved.sender.life <= out.to.life) return;  // said again: our request answers it
+  out.to = moved.sender;
+  if (out.asked != 0) out.next_try_ns = out.gap_ns = 0;
+  if (!out.asking.empty()) out.next_ask_ns = 0;
+  News news;
+  news.kind = NewsKind::kPeerMoved;
+  news.connection = out.connection;
+  handover_->tell(std::move(news));
+}
+
+void Exchange::ask_keys(Outgoing& out, uint64_t now) {
+  out.next_ask_ns = out.asking.empty() ? ~0ull : now + kAskAgainNs;
+  for (const auto& key : out.asking) {
+    Datagram question;
+    question.kind = DatagramKind::kAskKey;
+    question.connection = out.connection->id;
+    question.key = key->id;
+    post(out.to, question);
+  }
+}
+
+void Exchange::take_number(const Datagram& reply) {
+  const auto found = outgoing_.find(reply.connection);
+  if (found == outgoing_.end() || reply.sender.life != found->second.to.life) return;
+  std::erase_if(found->second.asking, [&](const auto& key) {
+    if (key->id != reply.key) return false;
+    key->newest.store(KeyNumber::pack(reply.sender.life, reply.number), std::memory_order_release);
+    key->gone.store(reply.code == 0, std::memory_order_release);
+    key->asked.store(false, std::memory_order_release);
+    return true;
+  });
+}
+
 void Exchange::post(const RailAddress& to, Datagram datagram) {
   datagram.target = to.incarnation;
   datagram.sender = address_;
-  (void)box_->send(to, encode(datagram));
+  if (box_) (void)box_->send(to, encode(datagram));
 }
 
 }  // namespace asyncfabric::verbs

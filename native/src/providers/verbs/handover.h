@@ -13,6 +13,8 @@
 namespace asyncfabric::verbs {
 
 struct Connection;
+struct KeyNumber;
+struct Queues;
 struct ReceiveBlock;
 
 enum class JobKind : uint8_t {
@@ -21,6 +23,8 @@ enum class JobKind : uint8_t {
   kClose,      // the connection is over: say goodbye
   kForgotten,  // the helm is done with the incoming queue pair `qpn`
   kShutOut,    // the incoming connection `id` brings nothing any more
+  kWreck,      // `queues` are the last that the helm has in a device that failed
+  kAskKey,     // which number has `key` in the present life of the peer's device?
 };
 
 struct Job {
@@ -28,6 +32,8 @@ struct Job {
   std::shared_ptr<Connection> connection;
   uint8_t lanes = 0;
   QueuePair old;
+  std::shared_ptr<Queues> queues;
+  std::shared_ptr<KeyNumber> key;
   uint64_t id = 0;  // of the connection
   uint32_t qpn = 0;
 };
@@ -42,7 +48,9 @@ enum class NewsKind : uint8_t {
   kAbandoned,     // the engine dropped the handle of `connection`
   kPortDown,      // `status`
   kPortUp,
-  kDeviceFailed,  // `status`, for good
+  kDeviceFailed,  // `status`; answer with kWreck
+  kDeviceOpen,    // again: `queues`, and the rail's address there
+  kPeerMoved,     // the peer's device was opened again: `connection` is to be built anew
 };
 
 struct News {
@@ -51,6 +59,9 @@ struct News {
   uint8_t lanes = 0;
   std::array<QueuePair, kLanes> pairs;
   uint32_t credits = 0;
+  std::shared_ptr<Queues> queues;
+  RailAddress address;
+  uint32_t life = 0;  // kReady: of the peer's device
   ibv_qp* qp = nullptr;
   uint32_t qpn = 0;
   uint64_t id = 0;

@@ -5,6 +5,11 @@
 #include "providers/verbs/exchange.h"
 
 namespace asyncfabric::verbs {
+namespace {
+
+constexpr size_t kMostShutOut = 4096;
+
+}  // namespace
 
 void Exchange::take_datagram(std::string_view bytes) {
   Datagram datagram;
@@ -12,10 +17,17 @@ void Exchange::take_datagram(std::string_view bytes) {
   switch (datagram.kind) {
     case DatagramKind::kRequest: take_request(datagram); break;
     case DatagramKind::kBye: take_bye(datagram); break;
+    case DatagramKind::kAskKey: answer_key(datagram); break;
     case DatagramKind::kReply:
     case DatagramKind::kRefusal:
     case DatagramKind::kByeReply:
       if (datagram.target == address_.incarnation) take_reply(datagram);
+      break;
+    case DatagramKind::kMoved:
+      if (datagram.target == address_.incarnation) take_moved(datagram);
+      break;
+    case DatagramKind::kKey:
+      if (datagram.target == address_.incarnation) take_number(datagram);
       break;
   }
 }
@@ -37,7 +49,7 @@ void Exchange::take_request(const Datagram& request) {
   if (request.lanes == 0) return;
   auto found = incoming_.find(request.connection);
   if (found == incoming_.end()) {
-    if (incoming_.size() >= kMaxIncoming) {
+    if (incoming_.size() >= kMaxPeers) {
       reply.kind = DatagramKind::kRefusal;
       reply.code = ENOSPC;
       post(request.sender, reply);
@@ -48,6 +60,8 @@ void Exchange::take_request(const Datagram& request) {
   Incoming& in = found->second;
   if (request.attempt < in.attempt) return;  // late: a newer one was answered already
   if (request.attempt > in.attempt) {
+    in.sender = request.sender;
+    moved_.erase(request.connection);
     const Status status = answer(in, request, &reply);
     if (!status.ok()) {
       reply.kind = DatagramKind::kRefusal;
@@ -62,12 +76,13 @@ void Exchange::take_request(const Datagram& request) {
 }
 
 Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) {
+  const Receives& receives = *queues_->receives;
   for (size_t lane = 0; lane < kLanes; ++lane) {
     if ((request.lanes >> lane & 1) == 0) continue;
     forget(std::exchange(in.pairs[lane], {}));
     QueuePair& pair = in.pairs[lane];
     const bool signals = lane == kSignalLane;
-    Status status = make_queue_pair(device_, cq_, signals ? receives_.messages() : receives_.counts(),
+    Status status = make_queue_pair(device_, queues_->cq.get(), signals ? receives.messages() : receives.counts(),
                                     {signals ? kCreditSends : 1, 0, 0}, &pair);
     if (status.ok()) status = ready_to_receive(device_, pair, request.sender, request.ends[lane]);
     if (status.ok() && signals) status = ready_to_send(device_, pair);
@@ -105,7 +120,7 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
   return {};
 }
 
-// The helm may be about to give credits through it, or to read what it brought: it goes when the helm says so.
+// The helm may be about to give credits through it, or to read what it brought: it goes when the helm has answered.
 void Exchange::forget(QueuePair pair) {
   if (!pair.qp) return;
   News news;
@@ -125,6 +140,7 @@ void Exchange::take_bye(const Datagram& bye) {
 }
 
 void Exchange::end_incoming(uint64_t connection) {
+  moved_.erase(connection);
   const auto found = incoming_.find(connection);
   if (found == incoming_.end()) return;
   if (found->second.has_window) ++free_windows_;
@@ -136,7 +152,18 @@ void Exchange::end_incoming(uint64_t connection) {
 void Exchange::shut_out(uint64_t connection) {
   end_incoming(connection);
   shut_out_.push_back(connection);
-  if (shut_out_.size() > kMaxIncoming) shut_out_.pop_front();
+  if (shut_out_.size() > kMostShutOut) shut_out_.pop_front();
+}
+
+// Whoever names the key was given it, and may know its number as well.
+void Exchange::answer_key(const Datagram& question) {
+  if (question.target != address_.incarnation) return;
+  Datagram reply;
+  reply.kind = DatagramKind::kKey;
+  reply.connection = question.connection;
+  reply.key = question.key;
+  reply.code = registry_->find(question.key, &reply.number) ? 1 : 0;
+  post(question.sender, reply);
 }
 
 }  // namespace asyncfabric::verbs

@@ -26,6 +26,7 @@ struct Options {
   uint32_t chain = 32;             // chain=<1..64>: requests per doorbell
   uint32_t silence_ms = 10000;     // silence=<100..>: a device that reports nothing for so long is not waited for
   bool relaxed_ordering = true;    // relaxed_ordering=0|1
+  uint32_t reopen_ms = 1000;       // not an option: until a failed device is opened again, doubled with each try
   std::string sysfs = kSysfsRoot;  // not an option: tests have trees of their own
 };
 

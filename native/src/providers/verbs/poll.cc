@@ -41,12 +41,15 @@ void VerbsRail::end_records(Lane& lane, uint32_t until, Status status) {
 
 size_t VerbsRail::poll(std::span<RailEvent> events) {
   give_slots_back();
+  if (!old_blocks_.empty() && events_.empty()) old_blocks_.clear();
   if (handover_->has_news()) take_news();
   if (!awaiting_.empty()) look_at_verdicts();
-  while (events_.size() < events.size() && read_cq() == kReadAtOnce) {}
-  if (in_device_ != 0 || !waiting_.empty()) look_for_silence();
-  receives_->refill(false);
-  advance_waiting();
+  if (queues_) {
+    while (events_.size() < events.size() && read_cq() == kReadAtOnce) {}
+    if (in_device_ != 0 || !waiting_.empty()) look_for_silence();
+    if (queues_) queues_->receives->refill(false);
+    advance_waiting();
+  }
   size_t count = 0;
   for (; count < events.size() && !events_.empty(); ++count) {
     const EventQueue::Item item = events_.pop();
@@ -58,10 +61,11 @@ size_t VerbsRail::poll(std::span<RailEvent> events) {
 
 size_t VerbsRail::read_cq() {
   std::array<ibv_wc, kReadAtOnce> work;
-  const int count = ibv_poll_cq(cq_.get(), static_cast<int>(work.size()), work.data());
+  const int count = ibv_poll_cq(queues_->cq.get(), static_cast<int>(work.size()), work.data());
   if (count < static_cast<int>(work.size())) stale_ = 0;
   if (count <= 0) return 0;
   if (handover_->has_news()) take_news();  // who these came from was told before they could come
+  if (!queues_) return 0;                  // ... and that their device failed: their requests have ended
   figures_.completions += static_cast<uint64_t>(count);
   for (int i = 0; i < count; ++i) take(work[static_cast<size_t>(i)]);
   return static_cast<size_t>(count);
@@ -79,7 +83,7 @@ void VerbsRail::take(const ibv_wc& work) {
       return;
     }
     case Kind::kCount:
-      receives_->count_used();
+      queues_->receives->count_used();
       if (work.status == IBV_WC_SUCCESS && !is_shut_out(work.qp_num)) emit_immediate(ntohl(work.imm_data));
       return;
     case Kind::kMessage: take_message_receive(work); return;
@@ -96,26 +100,27 @@ void VerbsRail::take(const ibv_wc& work) {
 void VerbsRail::take_message_receive(const ibv_wc& work) {
   const auto slot = static_cast<uint32_t>(work.wr_id);
   if (work.status != IBV_WC_SUCCESS || is_shut_out(work.qp_num)) {  // its queue pair broke while it came in
-    receives_->repost(slot);
+    queues_->receives->repost(slot);
     return;
   }
   if (work.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-    receives_->repost(slot);
+    queues_->receives->repost(slot);
     emit_immediate(ntohl(work.imm_data));
     return;
   }
   RailEvent event;
   event.kind = RailEventKind::kMessage;
-  event.data = receives_->slot_bytes(slot);
+  event.data = queues_->receives->slot_bytes(slot);
   event.length = work.byte_len;
   if (const auto from = incoming_.find(work.qp_num); from != incoming_.end()) event.connection = from->second.id;
-  events_.push({event, slot, work.qp_num});
+  events_.push({event, slot, work.qp_num, openings_.load(std::memory_order_relaxed)});
 }
 
 // The engine is done with the messages of the last poll.
 void VerbsRail::give_slots_back() {
   for (const EventQueue::Item& item : handed_out_) {
-    receives_->repost(item.receive_slot);
+    if (!queues_ || item.life != openings_.load(std::memory_order_relaxed)) continue;  // its slot went with the device
+    queues_->receives->repost(item.receive_slot);
     const auto found = incoming_.find(item.qpn);
     if (found == incoming_.end()) continue;
     ++found->second.taken;
@@ -159,17 +164,19 @@ void VerbsRail::post_credit_receive(ibv_qp* qp) const {
 
 bool VerbsRail::prepare_wait() {
   if (!events_.empty() || !handed_out_.empty() || handover_->has_news()) return false;
-  receives_->refill(true);
-  if (ibv_req_notify_cq(cq_.get(), 0) != 0) return false;
+  if (!queues_) return true;
+  queues_->receives->refill(true);
+  if (ibv_req_notify_cq(queues_->cq.get(), 0) != 0) return false;
   return read_cq() == 0;  // what came before the arming rings nobody
 }
 
 void VerbsRail::cancel_wait() {
+  if (!queues_) return;
   ibv_cq* cq = nullptr;
   void* unused = nullptr;
-  while (device_->library().ibv_get_cq_event(channel_.get(), &cq, &unused) == 0) ++unacked_events_;
+  while (device_->library().ibv_get_cq_event(queues_->channel.get(), &cq, &unused) == 0) ++unacked_events_;
   if (unacked_events_ < kAckAtOnce) return;
-  device_->library().ibv_ack_cq_events(cq_.get(), std::exchange(unacked_events_, 0));
+  device_->library().ibv_ack_cq_events(queues_->cq.get(), std::exchange(unacked_events_, 0));
 }
 
 }  // namespace asyncfabric::verbs

@@ -47,7 +47,13 @@ PostResult VerbsRail::post(std::span<const WorkRequest> requests) {
     if (request.kind == WorkKind::kSend) {
       taken = take_message(connection, request);
     } else if (Lane& lane = lane_for(connection, request); has_room(lane)) {
-      post_work(connection, lane, request);
+      uint32_t rkey = 0;
+      status = number_of(connection, request, &rkey);
+      taken = status.code != StatusCode::kBusy;
+      if (status.ok())
+        post_work(connection, lane, request, rkey);
+      else if (taken)
+        emit_done(request.tag, status);
     } else {
       taken = false;
     }
@@ -57,6 +63,23 @@ PostResult VerbsRail::post(std::span<const WorkRequest> requests) {
   }
   ring_doorbell();
   return {requests.size(), StatusCode::kOk};
+}
+
+// A key has a number in each life of its owner's device; the first request in a new one waits for it.
+Status VerbsRail::number_of(Connection& connection, const WorkRequest& request, uint32_t* rkey) {
+  if (request.remote == nullptr) return {};
+  const std::shared_ptr<KeyNumber>& number = static_cast<const RemoteRegion*>(request.remote)->number;
+  const uint64_t newest = number->newest.load(std::memory_order_acquire);
+  *rkey = static_cast<uint32_t>(newest);
+  if (newest >> 32 == connection.life)
+    return number->gone.load(std::memory_order_acquire) ? StatusCode::kStaleKey : StatusCode::kOk;
+  if (number->asked.exchange(true, std::memory_order_acq_rel)) return StatusCode::kBusy;
+  Job job;
+  job.kind = JobKind::kAskKey;
+  job.connection = table_[connection.slot];
+  job.key = number;
+  handover_->ask(std::move(job));
+  return StatusCode::kBusy;
 }
 
 // Room was looked for before.
@@ -76,7 +99,7 @@ ibv_send_wr& VerbsRail::append(Connection& connection, Lane& lane, const Record&
   return made;
 }
 
-void VerbsRail::post_work(Connection& connection, Lane& lane, const WorkRequest& request) {
+void VerbsRail::post_work(Connection& connection, Lane& lane, const WorkRequest& request, uint32_t rkey) {
   const Record record{.tag = request.tag, .length = static_cast<uint32_t>(request.length), .quiet = !request.signalled};
   ibv_send_wr& made = append(connection, lane, record);
   made.opcode = request.kind == WorkKind::kRead ? IBV_WR_RDMA_READ
@@ -86,7 +109,7 @@ void VerbsRail::post_work(Connection& connection, Lane& lane, const WorkRequest&
   if (request.remote != nullptr) {
     const MemoryKey& key = static_cast<const RemoteRegion*>(request.remote)->key;
     made.wr.rdma.remote_addr = key.base + request.remote_offset;
-    made.wr.rdma.rkey = key.rkey;
+    made.wr.rdma.rkey = rkey;
   }
   if (request.length == 0) return;
   const auto* local = static_cast<const Registration*>(request.local);

@@ -1,6 +1,6 @@
 // rail.h: the rail over libibverbs. Rooms: control.cc (opening, memory, connecting), post.cc (requests to doorbells), poll.cc
-// (completions, immediates, messages, sleeping), recovery.cc (news of the service thread, broken lanes, ends of connections), silence.cc
-// (devices that report nothing, ports that came back).
+// (completions, immediates, messages, sleeping), recovery.cc (broken lanes, ends of connections), news.cc (what the service thread reports),
+// silence.cc (devices that report nothing, ports that came back).
 // Control calls may overlap the helm: they touch only registrations, which the library locks, and the letter boxes.
 //
 // Lanes: data goes over the bulk queue pair, messages and empty signals over the other one, so that a count does not wait behind
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,7 +22,8 @@
 #include "providers/verbs/device.h"
 #include "providers/verbs/event_queue.h"
 #include "providers/verbs/exchange.h"
-#include "providers/verbs/receives.h"
+#include "providers/verbs/memory.h"
+#include "providers/verbs/queues.h"
 
 namespace asyncfabric::verbs {
 
@@ -83,14 +85,15 @@ class VerbsRail final : public Rail {
 
   explicit VerbsRail(std::shared_ptr<Device> device);
   Status make(std::string* detail);
-  Status make_queues(std::string* detail);
+  bool watch(int fd) const;
 
   // post.cc
   Status check(const WorkRequest& request) const;
   Lane& lane_for(Connection& connection, const WorkRequest& request) const;
-  bool has_room(const Lane& lane) const { return lane.has_room() && in_device_ + stale_ < most_in_device_; }
+  bool has_room(const Lane& lane) const { return lane.has_room() && in_device_ + stale_ < queues_->most_in_device; }
   ibv_send_wr& append(Connection& connection, Lane& lane, const Record& record);
-  void post_work(Connection& connection, Lane& lane, const WorkRequest& request);
+  Status number_of(Connection& connection, const WorkRequest& request, uint32_t* rkey);
+  void post_work(Connection& connection, Lane& lane, const WorkRequest& request, uint32_t rkey);
   bool take_message(Connection& connection, const WorkRequest& request);
   void post_message(Connection& connection, const WaitingMessage& message);
   void advance_waiting();
@@ -124,6 +127,9 @@ class VerbsRail final : public Rail {
   void take_port_down(Status status);
   void take_port_up();
   void take_device_failed(Status status);
+  void take_device_open(News& news);
+  void take_moved(Connection& connection);
+  void leave_device(Connection& connection, Status status);
   void close(Connection& connection, Status status);
   void post_credit_receive(ibv_qp* qp) const;
   uint32_t table_slot(const std::shared_ptr<Connection>& connection);
@@ -139,14 +145,16 @@ class VerbsRail final : public Rail {
   std::shared_ptr<Device> device_;
   std::shared_ptr<Handover> handover_;
   Capabilities capabilities_;
-  Owned<ibv_comp_channel> channel_;
-  Owned<ibv_cq> cq_;
-  UniqueFd wait_;  // epoll set of the channel and the news
-  std::unique_ptr<Receives> receives_;
-  std::shared_ptr<ReceiveBlock> send_block_;  // copies of messages under way
+  std::shared_ptr<Registry> registry_;
+  std::shared_ptr<Queues> queues_;  // none while the device has failed
+  const bool ethernet_;
+  UniqueFd wait_;                                          // epoll set of their channel and the news
+  std::vector<std::shared_ptr<ReceiveBlock>> old_blocks_;  // of an earlier life, which messages in events_ lie in
+  std::shared_ptr<ReceiveBlock> send_block_;               // copies of messages under way
   std::vector<uint32_t> free_sends_;
   std::unique_ptr<Exchange> exchange_;
-  RailAddress address_;
+  RailAddress address_;                // helm
+  std::atomic<uint32_t> openings_{1};  // partner: the helm stores, info() loads
 
   std::vector<std::shared_ptr<Connection>> table_;  // by the slot number in work-request ids
   std::vector<uint8_t> generations_;                // newest of each slot
@@ -161,7 +169,6 @@ class VerbsRail final : public Rail {
   std::vector<EventQueue::Item> handed_out_;  // messages of the last poll
   uint32_t in_device_ = 0;                    // requests in all send queues: each may become a completion
   uint32_t stale_ = 0;                        // completions of destroyed queue pairs that may still stand in the CQ
-  uint32_t most_in_device_ = 0;
   unsigned unacked_events_ = 0;
   uint64_t looked_ns_ = 0;  // last look for silence
   uint64_t next_look_ns_ = 0;

@@ -19,12 +19,16 @@ Status ReceiveBlock::make(const Device& device, uint32_t slots, std::shared_ptr<
   if (mapped == MAP_FAILED) return {StatusCode::kNoMemory, errno};
   block->bytes = static_cast<uint8_t*>(mapped);
   block->slots = slots;
-  block->mr = own(device.library().ibv_reg_mr_iova2(device.pd(), mapped, length, reinterpret_cast<uint64_t>(mapped),
-                                                    IBV_ACCESS_LOCAL_WRITE),
-                  device.library().ibv_dereg_mr);
-  if (!block->mr) return status_of_call(errno);
-  *out = std::move(block);
-  return {};
+  const Status status = block->enter(device);
+  if (status.ok()) *out = std::move(block);
+  return status;
+}
+
+Status ReceiveBlock::enter(const Device& device) {
+  mr = own(device.library().ibv_reg_mr_iova2(device.pd(), bytes, size_t{slots} * kSlotBytes,
+                                             reinterpret_cast<uint64_t>(bytes), IBV_ACCESS_LOCAL_WRITE),
+           device.library().ibv_dereg_mr);
+  return mr ? Status() : status_of_call(errno);
 }
 
 ReceiveBlock::~ReceiveBlock() {

@@ -21,6 +21,7 @@ constexpr Kind kind_of(uint64_t id) { return static_cast<Kind>(id >> 60); }
 // Slots for received messages (or, likewise, for copies of sent ones): one mapping, one registration.
 struct ReceiveBlock {
   static Status make(const Device& device, uint32_t slots, std::shared_ptr<ReceiveBlock>* out);
+  Status enter(const Device& device);  // registers the mapping
   ~ReceiveBlock();
 
   uint8_t* bytes = nullptr;
@@ -43,6 +44,7 @@ class Receives {
   void rearm_limit();     // tell us again when receives run out
   void add(std::shared_ptr<ReceiveBlock> block);
   const uint8_t* slot_bytes(uint32_t slot) const;
+  const std::vector<std::shared_ptr<ReceiveBlock>>& blocks() const { return blocks_; }
   void repost(uint32_t slot);
   uint64_t posts() const { return posts_; }
 

@@ -9,13 +9,14 @@ namespace {
 constexpr uint8_t kAddressMagic = 0xa9;
 constexpr uint8_t kKeyMagic = 0xb9;
 constexpr uint8_t kDatagramMagic = 0xd9;
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr uint32_t k24Bits = 0xffffff;
 
 void put(ByteWriter* out, const RailAddress& address) {
   out->put(kAddressMagic);
   out->put(kVersion);
   out->put(address.incarnation);
+  out->put(address.life);
   out->put_raw({reinterpret_cast<const char*>(address.gid.data()), address.gid.size()});
   out->put(address.lid);
   out->put(address.mtu);
@@ -28,6 +29,7 @@ bool get(ByteReader* in, RailAddress* out) {
   const auto magic = in->get<uint8_t>();
   const auto version = in->get<uint8_t>();
   out->incarnation = in->get<uint64_t>();
+  out->life = in->get<uint32_t>();
   for (uint8_t& byte : out->gid) byte = in->get<uint8_t>();
   out->lid = in->get<uint16_t>();
   out->mtu = in->get<uint8_t>();
@@ -59,6 +61,8 @@ std::string encode(const MemoryKey& key) {
   out.put(key.base);
   out.put(key.length);
   out.put(key.access);
+  out.put(key.id);
+  out.put(key.life);
   out.put(key.rkey);
   return out.text();
 }
@@ -71,6 +75,8 @@ bool parse(std::string_view bytes, MemoryKey* out) {
   out->base = in.get<uint64_t>();
   out->length = in.get<uint64_t>();
   out->access = in.get<uint32_t>();
+  out->id = in.get<uint64_t>();
+  out->life = in.get<uint32_t>();
   out->rkey = in.get<uint32_t>();
   return in.done() && magic == kKeyMagic && version == kVersion && out->access <= 3 &&
          out->base + out->length >= out->base;  // no wrap around the address space
@@ -91,6 +97,8 @@ std::string encode(const Datagram& datagram) {
   }
   out.put(datagram.credits);
   out.put(datagram.code);
+  out.put(datagram.key);
+  out.put(datagram.number);
   put(&out, datagram.sender);
   out.put(checksum(out.text()));
   return out.text();
@@ -118,10 +126,12 @@ bool parse(std::string_view bytes, Datagram* out) {
   }
   out->credits = in.get<uint16_t>();
   out->code = in.get<uint16_t>();
+  out->key = in.get<uint64_t>();
+  out->number = in.get<uint32_t>();
   valid = get(&in, &out->sender) && valid;
   return valid && in.done() && magic == kDatagramMagic && version == kVersion &&
-         kind >= static_cast<uint8_t>(DatagramKind::kRequest) &&
-         kind <= static_cast<uint8_t>(DatagramKind::kByeReply) && out->lanes < 1u << kLanes;
+         kind >= static_cast<uint8_t>(DatagramKind::kRequest) && kind <= static_cast<uint8_t>(DatagramKind::kKey) &&
+         out->lanes < 1u << kLanes;
 }
 
 }  // namespace asyncfabric::verbs

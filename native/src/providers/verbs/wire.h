@@ -18,6 +18,7 @@ constexpr size_t kSignalLane = 1;
 // What a peer needs to talk to this rail's service queue pair.
 struct RailAddress {
   uint64_t incarnation = 0;  // random, of the opened rail: a rail that took over the same queue pair number is not it
+  uint32_t life = 1;         // grows with each opening of its device; what is below belongs to it
   Gid gid{};
   uint16_t lid = 0;
   uint8_t mtu = 0;       // ibv_mtu
@@ -31,6 +32,8 @@ struct MemoryKey {
   uint64_t base = 0;
   uint64_t length = 0;
   uint32_t access = 0;
+  uint64_t id = 0;    // random, of the key
+  uint32_t life = 0;  // of the device, that `rkey` belongs to; 0: none does
   uint32_t rkey = 0;
 };
 
@@ -40,6 +43,9 @@ enum class DatagramKind : uint8_t {
   kRefusal = 3,   // they are not, and `code` (errno) says why; ESTALE: you look for a rail that is gone
   kBye = 4,       // the connection is over
   kByeReply = 5,  // understood
+  kMoved = 6,     // the target of this connection has the address `sender` now: build it again there
+  kAskKey = 7,    // which number has the key `key` now?
+  kKey = 8,       // `number`, in the life of `sender`; `code` 0: there is no such key
 };
 
 struct QueueEnd {
@@ -58,6 +64,8 @@ struct Datagram {
   std::array<QueueEnd, kLanes> ends;
   uint16_t credits = 0;  // kReply: messages that may be under way
   uint16_t code = 0;
+  uint64_t key = 0;
+  uint32_t number = 0;
   RailAddress sender;
 };
 
