@@ -55,6 +55,7 @@ async def test_boxes_are_not_written_over_the_rail_of_a_gpu() -> None:
             exposed = await target.allocate(MIB, device=device)
             with pytest.raises(af.TransferError, match="can_gather"):
                 writer.write_boxes(source, np.array([[0, 0, 4096]], np.int64), exposed.key())
+            await exposed.release()
         landed = await target.allocate(MIB, device="cuda:0")
         await writer.write(source, landed.key(), 0)
         assert int(landed.tensor(torch.uint8).sum()) == 0
@@ -86,4 +87,5 @@ async def test_a_rail_that_knows_no_gpu_refuses_the_region_whole() -> None:
     async with af.open_fabric(af.FabricConfig(rails=("cuda:0", "local"))) as fabric:
         with pytest.raises(af.DeviceError, match="on rail 1"):
             await fabric.allocate(MIB, device="cuda:0")
-        assert len(await fabric.allocate(MIB)) == MIB
+        region = await fabric.allocate(MIB)
+        assert len(region) == MIB
