@@ -177,7 +177,8 @@ class DirectoryClient:
         """Wait until the directory refused this node for good, and return why.
 
         That is: another process lives under its name in another role, under another key or as a later start, or the
-        directory does not trust its key, and MOST_REFUSALS attempts met with that; or a later start replaced it.
+        directory does not trust its key, and MOST_REFUSALS attempts met with that; or a later start replaced it, or
+        either side's trust list binds the other's key to another role, which holds at once: lists are read at a start.
 
         Cancellation: only this wait ends.
         """
@@ -218,7 +219,8 @@ class DirectoryClient:
                 self._trouble = str(error)
                 if isinstance(error, RefusedError):
                     refusals += 1
-                    if refusals >= MOST_REFUSALS or (error.code == "retired" and self._was_in_session):
+                    replaced = error.code == "retired" and self._was_in_session
+                    if replaced or error.code == "key_role" or refusals >= MOST_REFUSALS:
                         self._refuse(str(error))
                 failures += 1
                 if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th: whoever waits for hours fills no disk

@@ -7,9 +7,10 @@ we, before the new one begins. We dialed it: then both dialed at once, and the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from asyncfabric._control.events import Action, Change, Dial, Dialed, Emit, Path, Received, SessionChange
+from asyncfabric._control.keys import NOBODY, Roles, spoken_roles
 from asyncfabric._control.messages import (
     ENVELOPE_BYTES,
     Envelope,
@@ -39,6 +40,7 @@ class Handshake:
         capabilities: tuple[str, ...],
         nonce: Callable[[], int],
         role: str,
+        trusted: Mapping[str, Roles] = NOBODY,
     ) -> None:
         self.me = me
         self.role = role
@@ -46,7 +48,7 @@ class Handshake:
         self.address = address
         self.capabilities = capabilities
         self.sessions: dict[Path, Session] = {}
-        self.roster = Roster(me)
+        self.roster = Roster(me, trusted)
         self.errors = ProtocolErrors(str(me))
         self.now_ns = 0
         self.actions: list[Action] = []
@@ -101,7 +103,7 @@ class Handshake:
                 self.errors.count("replayed", f"Hello of {sender}")
             return
         if objection := self.roster.objection(sender, hello.role, event.key):
-            self._refuse(event.path, nonce, objection, f"Hello of {sender} as {hello.role or 'no node'}")
+            self._refuse(event.path, nonce, objection, f"Hello of {self._stated(sender, hello.role, event.key)}")
             return
         if not self.roster.opens(sender, nonce):
             self._refuse(event.path, nonce, "replayed", f"Hello of {sender}")
@@ -123,13 +125,20 @@ class Handshake:
             return
         session.unanswered -= 1
         if objection := self.roster.objection(envelope.sender, welcome.role, session.key):
-            self.errors.count(objection, f"Welcome of {envelope.sender}")
-            self._end(session, f"{envelope.sender} answered, but {REASONS[objection]}")
+            stated = self._stated(envelope.sender, welcome.role, session.key)
+            self.errors.count(objection, f"Welcome of {stated}")
+            self._end(session, f"{stated} answered, but {REASONS[objection]}", code=objection)
             return
         self._replace(envelope.sender)
         self._ready(session, envelope.sender, welcome)
         assert isinstance(session.path, int)
         self.actions.append(Dialed(session.path, envelope.sender))
+
+    def _stated(self, sender: Identity, role: str, key: str) -> str:
+        """Return who a peer claims to be, and what our trust list knows of its key."""
+        bound = self.roster.bound(key)
+        known = f" under the key {key[:8]}..., which is trusted as {spoken_roles(bound)}" if bound else ""
+        return f"{sender} as {role or 'no node'}{known}"
 
     def _replace(self, sender: Identity) -> None:
         """A new incarnation of a known name: the old one is lost, and never heard again."""

@@ -1,5 +1,7 @@
 """Keys of links: values, key files and trust lists. Raw Curve25519 keys of 32 bytes, written as 64 hex digits.
 
+A key may be bound to roles: then a link that has it states one of them, or is refused (`roster`). A key that is bound
+to none may state any role, and `unbound` names it.
 Blocking file calls: for programs that start, not for tasks. Making a key pair needs libsodium's arithmetic, so it is in
 `zmq_wire`, the only importer of zmq. Secret files have mode 0600; others are refused.
 """
@@ -9,14 +11,20 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+from asyncfabric._control.messages import checked_name
 from asyncfabric.errors import DeviceError
 
 SECRET_MODE: Final = 0o600
+Roles = frozenset[str]
+"""Roles that a key is bound to; empty for a key that may state any."""
+ANY_ROLE: Final[Roles] = frozenset()
+NOBODY: Final[Mapping[str, Roles]] = MappingProxyType({})
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -27,20 +35,31 @@ class LinkKeys:
     Attributes:
         public: our public key, 64 hex digits.
         secret: our secret key; never printed.
-        trusted: public keys of the peers that may connect and be connected to. Our own is always among them, so nodes
-            that share one key file trust each other.
+        trusted: public keys of the peers that may connect and be connected to, each with the roles that it is bound
+            to. Our own is always among them, so nodes that share one key file trust each other.
     """
 
     public: str
     secret: str = field(repr=False)
-    trusted: frozenset[str] = frozenset()
+    trusted: Mapping[str, Roles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the form of each key."""
         for name, value in (("public", self.public), ("secret", self.secret)):
             if not _HEX.fullmatch(value):
                 raise ValueError(f"{name} must be 64 hex digits, got {len(value)} characters")
-        object.__setattr__(self, "trusted", frozenset(map(parse_public, self.trusted)) | {self.public})
+        trusted = {self.public: ANY_ROLE} | {parse_public(key): roles for key, roles in self.trusted.items()}
+        object.__setattr__(self, "trusted", MappingProxyType(trusted))
+
+    @property
+    def roles(self) -> Roles:
+        """The roles that our own key is bound to."""
+        return self.trusted[self.public]
+
+    @property
+    def unbound(self) -> list[str]:
+        """The trusted keys that are bound to no role, in order: a node that has one may register as anything."""
+        return sorted(key for key, roles in self.trusted.items() if not roles)
 
 
 def parse_public(text: str) -> str:
@@ -51,8 +70,40 @@ def parse_public(text: str) -> str:
     return key
 
 
-def write_keys(path: Path, public: str, secret: str) -> None:
-    """Write a new key file (mode 0600) and its public half beside it (`.pub`).
+def parse_trusted(text: str) -> tuple[str, Roles] | None:
+    """Return the key of one line of a trust list and the roles that it is bound to, None for an empty line.
+
+    A line is `KEY`, `KEY role=decode` or `KEY role=prefill,decode`; after `#`, and in words without `=`, it may remark
+    anything.
+
+    Raises:
+        ValueError: the key, or what it is bound to, has another form; the text names it.
+    """
+    parts = text.partition("#")[0].split()
+    if not parts:
+        return None
+    bound = ANY_ROLE
+    for part in parts[1:]:
+        name, equals, value = part.partition("=")
+        if equals and name != "role":
+            raise ValueError(f"{part[:80]!a} binds a key to nothing known: expected role=ROLE, or # before a remark")
+        if equals:
+            bound |= parse_roles(value)
+    return parse_public(parts[0]), bound
+
+
+def parse_roles(text: str) -> Roles:
+    """Return roles that are joined by commas; raises ValueError where one is none, or there is none at all."""
+    return frozenset(checked_name("role", part.strip()) for part in text.split(","))
+
+
+def spoken_roles(roles: Roles) -> str:
+    """Return roles for people."""
+    return " or ".join(sorted(roles)) or "any role"
+
+
+def write_keys(path: Path, public: str, secret: str, roles: Roles = ANY_ROLE) -> None:
+    """Write a new key file (mode 0600) and its public half beside it (`.pub`), both with the roles it is bound to.
 
     Raises:
         FileExistsError: there is a key file already; it is never overwritten.
@@ -61,7 +112,8 @@ def write_keys(path: Path, public: str, secret: str) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, SECRET_MODE)
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(f"# secret key of an asyncfabric node: keep it to yourself\npublic {public}\nsecret {secret}\n")
-    public_file(path).write_text(f"{public}\n", encoding="ascii")
+        file.write(f"role {','.join(sorted(roles))}\n" if roles else "")
+    public_file(path).write_text(f"{_line(public, roles)}\n", encoding="ascii")
 
 
 def public_file(path: Path) -> Path:
@@ -99,7 +151,8 @@ def read_keys(path: Path, trust: Path | None = None) -> LinkKeys:
         words = dict(line.split(maxsplit=1) for line in file if line[:1] != "#" and len(line.split()) == 2)
     try:
         public, secret = words["public"].strip(), words["secret"].strip()
-        return LinkKeys(public, secret, read_trusted(trust or trust_file(path)))
+        own = {public: parse_roles(words["role"])} if "role" in words else {}
+        return LinkKeys(public, secret, own | read_trusted(trust or trust_file(path)))
     except KeyError as missing:
         raise DeviceError(
             f"{path} is no key file: it has no line {missing.args[0]!r}",
@@ -109,8 +162,10 @@ def read_keys(path: Path, trust: Path | None = None) -> LinkKeys:
         raise DeviceError(f"{path}: {error}", remedy="make a new one: asyncfabric keys new") from None
 
 
-def read_trusted(path: Path) -> frozenset[str]:
-    """Read a trust list: one public key in each line, then anything; a missing file trusts nobody.
+def read_trusted(path: Path) -> dict[str, Roles]:
+    """Read a trust list: a key and its roles in each line, see `parse_trusted`; a missing file trusts nobody.
+
+    Of two lines for one key the later one holds.
 
     Raises:
         DeviceError: it cannot be read, others may write it, or a line is wrong.
@@ -119,7 +174,7 @@ def read_trusted(path: Path) -> frozenset[str]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         mode = stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
-        return frozenset()
+        return {}
     except OSError as error:
         raise DeviceError(f"cannot read {path}: {error.strerror}", raw=error.errno or 0) from None
     if mode & 0o022:
@@ -127,23 +182,31 @@ def read_trusted(path: Path) -> frozenset[str]:
             f"{path} says who may join and has mode {mode:04o}: others on this machine can add themselves",
             remedy=f"look through it, then chmod 600 {path}",
         )
-    return frozenset(_parse_lines(path, lines))
+    return dict(_parse_lines(path, lines))
 
 
-def _parse_lines(path: Path, lines: Iterable[str]) -> Iterable[str]:
+def _parse_lines(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, Roles]]:
     for number, line in enumerate(lines, 1):
-        key = line.partition("#")[0].split(maxsplit=1)
-        if key:
-            try:
-                yield parse_public(key[0])
-            except ValueError as error:
-                raise DeviceError(f"{path}, line {number}: {error}", remedy="correct or remove the line") from None
+        try:
+            found = parse_trusted(line)
+        except ValueError as error:
+            raise DeviceError(f"{path}, line {number}: {error}", remedy="correct or remove the line") from None
+        if found is not None:
+            yield found
 
 
-def add_trusted(path: Path, key: str, note: str = "") -> bool:
-    """Add a public key to a trust list; return whether it was new."""
+def _line(key: str, roles: Roles) -> str:
+    return f"{key} role={','.join(sorted(roles))}" if roles else key
+
+
+def add_trusted(path: Path, key: str, note: str = "", roles: Roles = ANY_ROLE) -> bool:
+    """Add a public key to a trust list, or bind one that is in to other roles; return whether the list changed.
+
+    A key that is in and is given without roles keeps those that it has.
+    """
     key = parse_public(key)
-    if key in read_trusted(path):
+    known = read_trusted(path).get(key)
+    if known is not None and roles in (ANY_ROLE, known):
         return False
     remark = f" # {' '.join(note.split())}" if note.strip() else ""
     with path.open("ab+") as file:
@@ -151,5 +214,5 @@ def add_trusted(path: Path, key: str, note: str = "") -> bool:
         if file.tell():
             file.seek(-1, os.SEEK_END)
         begun = file.read(1) not in (b"", b"\n")  # a line without its end: the key would become part of its remark
-        file.write((b"\n" if begun else b"") + f"{key}{remark}\n".encode())
+        file.write((b"\n" if begun else b"") + f"{_line(key, roles)}{remark}\n".encode())
     return True

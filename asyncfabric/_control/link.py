@@ -19,7 +19,7 @@ from asyncfabric._control.events import Arrival, Leave, PathLost, Post, SessionC
 from asyncfabric._control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric._control.listeners import Outlet
 from asyncfabric._control.messages import ENVELOPE_BYTES, Identity, checked_text
-from asyncfabric._control.protocol_errors import REFUSALS, RefusedError
+from asyncfabric._control.protocol_errors import REFUSALS, REMEDIES, RefusedError
 from asyncfabric._control.switchboard import Switchboard
 from asyncfabric._control.window import MAX_CHANNELS, SendWindow, cost_of, largest_body
 from asyncfabric.errors import ClosedError, PeerError
@@ -79,7 +79,9 @@ class Link:
             if dialing.waiters == 0 and not dialing.ended.is_set():
                 self._board.feed(PathLost(dialing.path, "the caller gave up"))
         if dialing.code in REFUSALS:
-            raise RefusedError(f"no session with {address}: {dialing.reason}", code=dialing.code)
+            raise RefusedError(
+                f"no session with {address}: {dialing.reason}", code=dialing.code, remedy=REMEDIES.get(dialing.code, "")
+            )
         if dialing.peer is None:
             raise PeerError(
                 f"no session with {address}: {dialing.reason}",

@@ -24,6 +24,7 @@ REASONS: Final = {
     "sender": "the frame names another sender than its session",
     "own_name": "the peer has the name of this process",
     "name_taken": "a live peer of this name has another role or another key",
+    "key_role": "the key is trusted in another role",
     "retired": "the sender is an earlier incarnation of its name",
     "unknown_session": "there is no such session, it may have been lost",
     "unexpected": "the kind of message does not belong into this state",
@@ -37,8 +38,14 @@ REASONS: Final = {
 """Reason -> what it means; the keys of `LinkStatistics.protocol_errors`."""
 
 
-REFUSALS: Final = frozenset(("unauthenticated", "own_name", "name_taken", "retired"))
+REFUSALS: Final = frozenset(("unauthenticated", "own_name", "name_taken", "key_role", "retired"))
 """Reasons that lie in who the dialer is: dialing again helps only when the peer changes its mind."""
+
+REMEDIES: Final = {
+    "key_role": "start the process with a key of its role, or bind its key anew where it is refused: "
+    "asyncfabric keys trust KEY --role ROLE, then start that node again",
+}
+"""What to do about a refusal, where the reason alone does not teach it."""
 
 
 class RefusedError(PeerError):

@@ -1,5 +1,7 @@
 """Who may hold a name: the newest living incarnation, in the role and under the key that it came with. Pure, bounded.
 
+A key that the trust list binds to roles brings no session in another role, under whatever name.
+
 Incarnations are wall-clock times of process starts. A higher one replaces a lower one at once. A lower one is refused
 while the higher lives, and for good once it was replaced; a lower one that was never replaced is taken when nobody
 else lives under the name, since a machine's clock may have gone back between two starts.
@@ -8,8 +10,10 @@ else lives under the name, since a machine's clock may have gone back between tw
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
+from asyncfabric._control.keys import ANY_ROLE, NOBODY, Roles
 from asyncfabric._control.messages import Identity
 from asyncfabric._control.session import Peer
 
@@ -21,8 +25,9 @@ _Value = TypeVar("_Value")
 class Roster:
     """Living peers by identity and name, and what is remembered of the dead."""
 
-    def __init__(self, me: Identity) -> None:
+    def __init__(self, me: Identity, trusted: Mapping[str, Roles] = NOBODY) -> None:
         self._me = me
+        self._trusted = trusted
         self._retired: OrderedDict[Identity, None] = OrderedDict()
         self._opened: OrderedDict[tuple[Identity, int], None] = OrderedDict()
         self._by_name: dict[str, Peer] = {}
@@ -33,10 +38,16 @@ class Roster:
         """Return the reason for which no session with this sender may begin, "" when there is none."""
         if sender.name == self._me.name:
             return "own_name"
+        if role not in (self.bound(key) or (role,)):
+            return "key_role"
         living = self._by_name.get(sender.name)
         if living is not None and (living.role, living.key) != (role, key):
             return "name_taken"
         return "retired" if self.is_retired(sender) else ""
+
+    def bound(self, key: str) -> Roles:
+        """Return the roles that the trust list binds a key to; empty for none, and where there are no keys."""
+        return self._trusted.get(key, ANY_ROLE)
 
     def is_retired(self, identity: Identity) -> bool:
         """Return whether a later incarnation replaced this one."""

@@ -9,7 +9,7 @@ CS-3 no bytes from outside raise: they are counted by reason, and answered where
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from asyncfabric._control.events import (
     Action,
@@ -31,6 +31,7 @@ from asyncfabric._control.events import (
     Tick,
 )
 from asyncfabric._control.handshake import Handshake
+from asyncfabric._control.keys import NOBODY, Roles
 from asyncfabric._control.messages import (
     Credit,
     Drain,
@@ -66,8 +67,9 @@ class SessionTable(Handshake):
         capabilities: tuple[str, ...] = (),
         nonce: Callable[[], int] = lambda: secrets.randbits(63),
         role: str = "",
+        trusted: Mapping[str, Roles] = NOBODY,
     ) -> None:
-        super().__init__(me, config or SessionConfig(), address, capabilities, nonce, role)
+        super().__init__(me, config or SessionConfig(), address, capabilities, nonce, role, trusted)
 
     # ---- questions
 

@@ -6,6 +6,7 @@ On the event loop's thread. Knows no sockets: a `Wire` moves frames (`zmq_wire`)
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from math import inf
 from types import MappingProxyType
 from typing import Protocol
@@ -28,6 +29,7 @@ from asyncfabric._control.events import (
     Room,
     Tick,
 )
+from asyncfabric._control.keys import NOBODY, Roles
 from asyncfabric._control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric._control.listeners import Inbox, Outlet
 from asyncfabric._control.messages import Identity
@@ -71,11 +73,19 @@ class Dialing:
 class Switchboard:
     """The table of one link, and who waits for what it says."""
 
-    def __init__(self, identity: Identity, role: str, address: str, config: LinkConfig, wire: Wire) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        role: str,
+        address: str,
+        config: LinkConfig,
+        wire: Wire,
+        trusted: Mapping[str, Roles] = NOBODY,
+    ) -> None:
         self.identity = identity
         self.address = address
         self.wire = wire
-        self.table = SessionTable(identity, config.session_config(), address=address, role=role)
+        self.table = SessionTable(identity, config.session_config(), address=address, role=role, trusted=trusted)
         self.outlets: list[Outlet] = []
         self._events: deque[Event] = deque()
         self._feeding = False

@@ -7,7 +7,7 @@ the event loop, since pyzmq's own handler runs in a thread of its own or needs a
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,7 @@ class Verdict:
     refused: str
 
 
-def judge(request: Sequence[bytes], trusted: frozenset[str]) -> Verdict:
+def judge(request: Sequence[bytes], trusted: Container[str]) -> Verdict:
     """Answer one request: 200 for a trusted CURVE key of our domain, 400 for everything else. Never raises."""
     version, number = (*request[:2], b"", b"")[:2]
     refused = ""

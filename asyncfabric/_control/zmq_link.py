@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from asyncfabric._control.endpoint import Endpoint, new_incarnation
-from asyncfabric._control.keys import LinkKeys
+from asyncfabric._control.keys import NOBODY, LinkKeys, spoken_roles
 from asyncfabric._control.link import Link
 from asyncfabric._control.link_values import LinkConfig
 from asyncfabric._control.messages import Identity, checked_name
@@ -39,7 +39,7 @@ async def open_link(
     Args:
         name: what others call this process: 1..64 letters, digits, `.`, `_` and `-`. A later start under the same name
             replaces this one where its role and key are the same, and is refused by all who know this one else.
-        role: what a node does, in the same letters; empty for a process that is no node.
+        role: what a node does, in the same letters; empty for a process that is no node. One that our key is bound to.
         bind: "ipc" for a socket in a private folder; "ipc:///folder/name.sock" for a place that stays the same;
             "tcp" for 127.0.0.1 and any port; "tcp://host:port".
         keys: for tcp: our keys and whom we trust.
@@ -47,7 +47,7 @@ async def open_link(
         config: times and bounds.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or tcp has neither keys nor `insecure`.
+        TypeError, ValueError: an argument is wrong, tcp has neither keys nor `insecure`, or the key is of another role.
         DeviceError: the endpoint cannot be bound.
 
     Cancellation: closing is shielded, and bounded as told above.
@@ -55,13 +55,20 @@ async def open_link(
     identity = Identity(checked_name("name", name), new_incarnation())
     if role:
         checked_name("role", role)
+    if keys is not None and keys.roles and role not in keys.roles:
+        raise ValueError(
+            f"the key {keys.public[:8]}... is bound to {spoken_roles(keys.roles)}, and {name} is "
+            f"{role or 'no node'}: use a key of its role, made by `asyncfabric keys new FILE --role {role or 'ROLE'}`"
+        )
     endpoint = Endpoint.parse(bind, identity, keys, insecure=insecure, config=config)
     wire = ZmqWire(config, keys, insecure)
     try:
         async with anyio.create_task_group() as tasks:
             try:
                 got = wire.bind(endpoint.text, tasks)
-                switchboard = Switchboard(identity, role, endpoint.published(got), config, wire)
+                switchboard = Switchboard(
+                    identity, role, endpoint.published(got), config, wire, keys.trusted if keys is not None else NOBODY
+                )
                 wire.switchboard = switchboard
                 tasks.start_soon(switchboard.keep_time)
                 link = Link(switchboard, config, tasks)

@@ -19,6 +19,7 @@ from asyncfabric_services.doctor.gpu import check_gpu, read_gpu
 from asyncfabric_services.doctor.kernel import check_kernel, read_kernel
 from asyncfabric_services.doctor.libraries import check_libraries, read_libraries
 from asyncfabric_services.doctor.limits import check_limits, read_limits
+from asyncfabric_services.doctor.link_keys import check_link_keys, read_link_keys
 from asyncfabric_services.doctor.memory import check_memory, read_memory
 from asyncfabric_services.doctor.pcie import check_pcie, read_pcie
 from asyncfabric_services.doctor.ptrace import check_ptrace, read_ptrace
@@ -50,6 +51,7 @@ GROUPS = (
     Group("pcie", read_pcie, check_pcie, NICS | {"cuda"}),
     Group("gpu", read_gpu, check_gpu, NICS | {"cuda"}),
     Group("automatic", read_automatic, check_automatic, ALL),
+    Group("link keys", read_link_keys, check_link_keys, NICS | {"tcp"}),
 )
 
 

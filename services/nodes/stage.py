@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from asyncfabric import DeviceError, PeerError
-from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, read_keys
+from asyncfabric._control import DirectoryClient, Link, LinkConfig, LinkKeys, open_link, read_keys
 from asyncfabric._control.address import LinkAddress
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.exits import EnvironmentUnfit
@@ -109,15 +109,25 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
     """
     cluster = stage.settings.cluster
     link: Link | None = None
+    keys: LinkKeys | None = None
     bind, folder = cluster.bind, ""
     if bind.startswith("ipc:///") and bind.endswith("/"):
         bind, folder = "ipc", bind.removeprefix("ipc://")
     try:
+        if cluster.keys is not None:
+            keys = read_keys(cluster.keys)
+        if keys is not None and keys.unbound and stage.condition.role == "directory":
+            _log.warning(
+                "keys %s are trusted without a role: a node that has one may register as any; "
+                "asyncfabric keys trust KEY --role ROLE --file %s binds it",
+                ", ".join(f"{key[:8]}..." for key in keys.unbound),
+                cluster.keys,
+            )
         async with open_link(
             stage.condition.name,
             role=stage.condition.role,
             bind=bind,
-            keys=read_keys(cluster.keys) if cluster.keys is not None else None,
+            keys=keys,
             insecure=cluster.plain_tcp == "allow",
             config=LinkConfig(ipc_folder=folder, advertise_host=cluster.advertise),
         ) as link:

@@ -19,6 +19,7 @@ from asyncfabric_services.doctor.gpu import Asking, GpuFacts
 from asyncfabric_services.doctor.kernel import KernelFacts
 from asyncfabric_services.doctor.libraries import Library, LibraryFacts
 from asyncfabric_services.doctor.limits import UNLIMITED, LimitFacts
+from asyncfabric_services.doctor.link_keys import LinkKeyFacts
 from asyncfabric_services.doctor.memory import MemoryFacts
 from asyncfabric_services.doctor.pcie import PcieFacts
 from asyncfabric_services.doctor.ptrace import PtraceFacts
@@ -206,6 +207,13 @@ CASES = [
     _case("automatic", _auto(left=("tcp", "not named")), "auto leaves out", "ok", "tcp: not named"),
     _case("automatic", _auto(left=("verbs", NOT_BUILT)), "auto leaves out", "ok", "verbs: not in this build"),
     _case("automatic", _auto(left=("verbs:mlx5_0", NOT_BUILT)), "auto leaves out", "warn", "not in this build"),
+    _case("link keys", LinkKeyFacts("k", there=False), "link keys", "n.a.", "no key file"),
+    _case("link keys", LinkKeyFacts("k", named=True, there=False), "link keys", "fail", "cluster.keys names k"),
+    _case("link keys", LinkKeyFacts("k", error="k has mode 0644"), "link keys", "fail", "mode 0644"),
+    _case("link keys", LinkKeyFacts("k", trusted=5, unbound=("ab" * 32,) * 4), "link keys", "warn",
+          "4 of 5 keys without a role, nodes with them may register as any: abababab..., abababab..., "
+          "abababab... and 1 more"),
+    _case("link keys", LinkKeyFacts("k", trusted=2), "link keys", "ok", "2 trusted, each bound"),
     _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "warn", "room for 24 MiB"),
     _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "fail", "room for 24 MiB", "shm"),
     _case("trials", TRIALS, "usable", "ok", "local"),

@@ -18,6 +18,7 @@ import zmq
 
 from asyncfabric._control import Identity, Link, LinkConfig, LinkKeys, make_keys, open_link, zmq_wire
 from asyncfabric._control.ipc_folder import sweep
+from asyncfabric._control.keys import ANY_ROLE
 from asyncfabric.errors import BusyError, ClosedError, DeviceError, PeerError
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,7 @@ def config(tmp_path: Path) -> LinkConfig:
 
 def key_pairs(count: int, *, trusting: bool = True) -> list[LinkKeys]:
     pairs = [make_keys() for _ in range(count)]
-    trusted = frozenset(public for public, _ in pairs) if trusting else frozenset()
+    trusted = {public: ANY_ROLE for public, _ in pairs} if trusting else {}
     return [LinkKeys(public, secret, trusted) for public, secret in pairs]
 
 
@@ -216,7 +217,7 @@ async def send_numbers(link: Link, to: Identity, count: int) -> None:
 
 async def test_a_key_that_is_not_trusted_is_refused_on_either_side(config: LinkConfig) -> None:
     a_keys, b_keys = key_pairs(2, trusting=False)
-    knows_b = LinkKeys(a_keys.public, a_keys.secret, frozenset([b_keys.public]))
+    knows_b = LinkKeys(a_keys.public, a_keys.secret, {b_keys.public: ANY_ROLE})
     async with open_link("b", bind="tcp", keys=b_keys, config=config) as b:
         async with open_link("a", bind="tcp", keys=a_keys, config=config) as a:
             with pytest.raises(PeerError, match=r"not trusted here.*keys trust"):

@@ -11,12 +11,15 @@ import pytest
 from machine_tree import DOWN, MachineTree, Port
 from machines import MELLANOX, ROCE_GIDS, dgx_h100, flat_vm, p5en_48xlarge
 
+from asyncfabric._control import make_keys
+from asyncfabric._control.keys import add_trusted, trust_file, write_keys
 from asyncfabric.observe.topology import read_topology
 from asyncfabric_services.doctor.child import answer_of, ask_child
 from asyncfabric_services.doctor.cores import read_cores
 from asyncfabric_services.doctor.gpu import asking_of, read_gpu
 from asyncfabric_services.doctor.library_trial import cached_files, look, mapped_file, version_in
 from asyncfabric_services.doctor.limits import read_limits
+from asyncfabric_services.doctor.link_keys import read_link_keys
 from asyncfabric_services.doctor.memory import read_memory
 from asyncfabric_services.doctor.pcie import read_pcie, redirects_peers, relaxed_ordering
 from asyncfabric_services.doctor.proc_text import has_capability
@@ -39,6 +42,25 @@ def config_space(*, relaxed: bool = False, acs_control: int | None = None, lengt
     if acs_control is not None:
         struct.pack_into("<IHH", space, 0x148, 0x000D | 1 << 16, 0x7F, acs_control)
     return bytes(space[:length])
+
+
+def test_the_key_file_of_the_settings_is_looked_at_and_else_the_user_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_keys(tmp_path / "etc/node.key", *make_keys(), frozenset(["decode"]))
+    add_trusted(trust_file(tmp_path / "etc/node.key"), "ab" * 32)
+    monkeypatch.setenv("ASYNCFABRIC_CLUSTER__KEYS", "/etc/node.key")
+    facts = read_link_keys(tmp_path)
+    assert (facts.file, facts.named, facts.trusted, facts.unbound) == ("/etc/node.key", True, 2, ("ab" * 32,))
+    (tmp_path / "etc/node.key").chmod(0o644)
+    assert "others on this machine can read it" in read_link_keys(tmp_path).error
+    monkeypatch.setenv("ASYNCFABRIC_CLUSTER__KEY", "x")
+    assert "ASYNCFABRIC_CLUSTER__KEY" in read_link_keys(tmp_path).error
+    monkeypatch.delenv("ASYNCFABRIC_CLUSTER__KEY")
+    monkeypatch.delenv("ASYNCFABRIC_CLUSTER__KEYS")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/home/me/c")
+    facts = read_link_keys(tmp_path)
+    assert (facts.file, facts.named, facts.there) == ("/home/me/c/asyncfabric/link.key", False, False)
 
 
 @pytest.mark.parametrize(("relaxed", "length", "says"), [(True, 4096, True), (False, 256, False), (True, 64, None)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,15 +16,18 @@ pytest.importorskip("starlette", reason="node services need starlette")
 pytest.importorskip("hypercorn", reason="node services need hypercorn")
 
 import trio
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from asyncfabric._control import LinkConfig, directory_client, make_keys, open_link, serve_directory
-from asyncfabric._control.keys import LinkKeys, write_keys
+from asyncfabric._control.keys import LinkKeys, add_trusted, read_keys, trust_file, write_keys
 from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.look.asking import exchange
 from asyncfabric_services.nodes import stage as stages
 from asyncfabric_services.nodes.stage import Stage, open_control, open_directory, serve_process
+from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.settings.schema import Settings
 
@@ -188,6 +192,47 @@ async def test_a_key_that_the_directory_does_not_trust_ends_the_node(tmp_path: P
             await node.run()
             assert isinstance(node.failure, EnvironmentUnfit)
             assert "does not trust our key" in str(node.failure)
+
+
+async def test_a_key_of_another_role_ends_the_node_at_its_first_attempt_and_the_directory_names_loose_keys(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(directory_client, "MOST_REFUSALS", 10**9)  # it is not counted
+    for name in ("d", "n"):
+        write_keys(tmp_path / name, *make_keys())
+    ours, theirs = (read_keys(tmp_path / name).public for name in "dn")
+    add_trusted(trust_file(tmp_path / "n"), ours)
+    add_trusted(trust_file(tmp_path / "d"), theirs, roles=frozenset(["decode", "prefill"]))
+    condition = Condition("d", "directory")
+    settings = settings_of("d", folder, "", bind="tcp", keys=tmp_path / "d")
+    directory = Stage(settings, condition, CollectorRegistry(), Desk(condition, 1))
+    with trio.fail_after(PATIENCE_S):
+        async with open_control(directory) as link, serve_directory(link) as served, trio.open_nursery() as nursery:
+            assert f"keys {ours[:8]}... are trusted without a role" in caplog.text  # its own: it could be any
+            settings = settings_of("n", folder, link.address, bind="tcp", keys=tmp_path / "n")
+            thief = Standing(settings, "router")
+            await thief.run()
+            assert isinstance(thief.failure, EnvironmentUnfit) and thief.failure.exit_code == 3
+            told = str(thief.failure)
+            assert re.search(
+                r"n@\w+ as router under the key .{8}\.\.\., which is trusted as decode or prefill", told
+            ), told
+            assert "asyncfabric keys trust KEY --role ROLE" in told and not served.table.nodes
+            assert link.statistics().protocol_errors["key_role"] == 1
+            holder = Standing(settings, "decode")
+            nursery.start_soon(holder.run)
+            await holder.listening.wait()
+            await holder.until("ready")
+            assert served.table.nodes["n"].role == "decode"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_key_that_is_bound_to_another_role_starts_no_node(tmp_path: Path, folder: Path) -> None:
+    write_keys(tmp_path / "key", *make_keys(), frozenset(["decode"]))
+    node = Standing(settings_of("n", folder, "tcp://x:1#curve=00", bind="tcp", keys=tmp_path / "key"), "router")
+    await node.run()
+    assert isinstance(node.failure, StartError)
+    assert re.search(r"bound to decode, and n is router: .*keys new FILE --role router", str(node.failure))
 
 
 @pytest.mark.parametrize("name", ["a b", "a\x1b[2J", "é", "a/b", "a\n", "a" * 65])

@@ -19,6 +19,7 @@ import trio
 from json_lines import answer, lines
 
 from asyncfabric._control import DirectoryClient, Identity, LinkConfig, LinkKeys, open_link, serve_directory
+from asyncfabric._control.keys import ANY_ROLE
 
 PR_SET_PDEATHSIG = 1
 
@@ -122,7 +123,7 @@ def plain(identity: Identity) -> tuple[str, int]:
 async def main() -> None:
     commands = lines()
     first = json.loads(await anext(commands))
-    keys = LinkKeys(*first["keys"], frozenset(first["trusted"])) if first.get("keys") else None
+    keys = LinkKeys(*first["keys"], dict.fromkeys(first["trusted"], ANY_ROLE)) if first.get("keys") else None
     config = LinkConfig(**first.get("config", {}))
     async with open_link(first["name"], bind=first["bind"], keys=keys, config=config) as link:
         async with AsyncExitStack() as stack:
