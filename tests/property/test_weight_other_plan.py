@@ -12,12 +12,13 @@ from weight_scene import SHAPE, Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
+from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Stopped
 from asyncfabric.weights.outline import Outline
 from asyncfabric.weights.update import COORDINATOR, catching_up, open_coordinator, open_replica
 from asyncfabric.weights.update import replica as replica_module
 from asyncfabric.weights.update.backoff import MOST_S, Backoff
 from asyncfabric.weights.update.copies import Copy
-from asyncfabric.weights.update.messages import Given, Want, decode_message
+from asyncfabric.weights.update.messages import Given, Offered, Refused, Want, decode_message
 from asyncfabric.weights.update.messenger import AGAIN_S
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
@@ -107,6 +108,41 @@ def test_a_replica_with_another_plan_is_refused_and_the_others_go_on(tmp_path: P
                 assert found[OTHER, COORDINATOR, "Standing"] <= 3 + rests
                 assert {name for _, _, name in found} == {"Standing", "Refused"}
                 scene.post.close(OTHER)
+            await anyio.wait_all_tasks_blocked()
+            assert scene.coordinator.refused == {}
+
+    run(body)
+
+
+STRANGE = ("x", "trainer-7", "a/b", "/0", "a/", "a/\u0663", "a/00", "a/2", "a/+1", "a/" + "1" * 5000)
+
+
+def test_a_participant_whose_name_is_no_receiver_s_is_refused_alone(tmp_path: Path) -> None:
+    """Whatever it sends: the coordinator goes on, and so do the others."""
+
+    async def body() -> None:
+        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+            await scene.bring(1)
+            strangers = {name: scene.post.open(name) for name in STRANGE}
+            right = scene.plan.with_replicas(()).digest
+            for stranger in strangers.values():
+                for message in (
+                    Offered(2),
+                    Standing(0, 0, manifest=right),
+                    Fetched(1),
+                    Stopped(1),
+                    Ready(2),
+                    Failed(2, "x"),
+                ):
+                    await stranger.send(COORDINATOR, message)
+            scene.change(2)
+            assert set((await scene.bring(2)).receivers) == set(scene.replicas)
+            assert set(scene.coordinator.refused) == set(STRANGE)
+            for name, stranger in strangers.items():
+                refused = [event for _, event in stranger.take_nowait() if isinstance(event, Refused)]
+                assert [one.reason for one in refused] == [scene.coordinator.refused[name]]
+                assert ("receivers 0 to 1" if name == "a/2" else "replica/number") in refused[0].reason
+                scene.post.close(name)
             await anyio.wait_all_tasks_blocked()
             assert scene.coordinator.refused == {}
 

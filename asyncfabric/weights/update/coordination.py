@@ -24,7 +24,7 @@ from asyncfabric.weights.plan import Plan
 from asyncfabric.weights.update.admission import Admission
 from asyncfabric.weights.update.attendance import Attendance
 from asyncfabric.weights.update.messages import Gone, Offered, Outcome, Unreachable, Wrote
-from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, receiver_of, trainer_name
+from asyncfabric.weights.update.messenger import Event, Found, Lost, Messenger, trainer_name
 from asyncfabric.weights.update.pace import QUICK_BEATS_PER_S, Pace
 from asyncfabric.weights.update.progress import Progress
 from asyncfabric.weights.update.reports import UpdateReport
@@ -224,7 +224,6 @@ class WeightCoordinator(Attendance):
                     update.silent.add(sender)
                     self._carry_out(self._machine.sender_failed(sender, reason))
             case Standing() if sender not in self._ranks:
-                receiver_of(sender)
                 self._stands(sender, event)
             case Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
                 self._carry_out(self._machine.heard(sender, event))

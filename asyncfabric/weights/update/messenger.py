@@ -33,10 +33,10 @@ def receiver_name(replica: str, receiver: int) -> str:
 
 
 def receiver_of(name: str) -> tuple[str, int]:
-    """Return (replica, receiver) of a receiver's name; raises ValueError for other names."""
-    replica, slash, receiver = name.rpartition("/")
-    if not slash or not receiver.isdecimal():
-        raise ValueError(f"{name!r} is no receiver's name, which is replica/number")
+    """Return (replica, receiver) of a receiver's name; raises ValueError for other names and other spellings."""
+    replica, _, receiver = name.rpartition("/")
+    if not (replica and receiver.isdecimal() and receiver_name(replica, int(receiver[:9])) == name):
+        raise ValueError(f"{name[:80]!a} is no receiver's name, which is replica/number")
     return replica, int(receiver)
 
 
