@@ -9,11 +9,11 @@ _MOST = 64 * 1024
 
 
 def read_text(root: Path, name: str) -> str | None:
-    """Return a file's text without white space at its ends."""
+    """Return a file's text without white space at its ends; a name that no file can have is that of no file."""
     try:
         with (root / name).open(encoding="utf-8", errors="replace") as file:
             return file.read(_MOST).strip()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name, which may come from another such file
         return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import resource
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asyncfabric_services.router.bodies import dropping, fault_of_head
 from asyncfabric_services.router.fault import ApiFault
@@ -31,6 +32,7 @@ from asyncfabric_services.router.fault import ApiFault
 VERSIONS = ("1.0", "1.1")
 PLENTY = 16384  # descriptors that a process asks for; a rail does the same
 LINGER_SECONDS = 2.0
+CONTINUE = b"HTTP/1.1 100 "
 MOST_AHEAD = 16  # pieces of at most MAX_RECV bytes that came while a request is answered
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,6 @@ async def serve_connections(
     Cancellation: closes listener and connections at once.
     """
     context = WorkerContext(None)
-    served = wrap_app(partial(_guarded, app), config.wsgi_max_body_size, "asgi")
     most, inside, refused = _descriptors() // 2, 0, 0
 
     async def serve_one(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
@@ -62,7 +63,7 @@ async def serve_connections(
             return
         inside += 1
         try:
-            await _Connection(served, config, context, ConnectionState({}), stream).run()  # type: ignore[arg-type]
+            await _Connection(app, config, context, stream).run()
         except* Exception as failures:
             reasons = "; ".join(repr(failure) for failure in _leaves(failures))
             _log.warning("a connection was dropped: %s", reasons, exc_info=_log.isEnabledFor(logging.DEBUG))
@@ -94,11 +95,29 @@ class _Connection(TCPServer):
     """A connection that is also read while a request of it is answered.
 
     hypercorn leaves what comes after a request unread until that is answered, be it one more line end, and so does not
-    hear that the client has gone.
+    hear that the client has gone. And it tells a client that waits for `100 Continue` to send its body before the
+    application has seen the request; here that leaves when the application first asks for the body, and not at all when
+    it answers without.
     """
 
     _reading: trio.CancelScope | None = None
     _dropping = False
+    _continue: RawData | None = None
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: Config,
+        context: WorkerContext,
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+    ) -> None:
+        served = wrap_app(partial(_guarded, app, self._ask_for_body), config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
+        super().__init__(served, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+
+    async def _ask_for_body(self) -> None:
+        held, self._continue = self._continue, None
+        if held is not None:
+            await super().protocol_send(held)
 
     async def _read_data(self) -> None:
         put, pieces = trio.open_memory_channel[bytes](MOST_AHEAD)
@@ -123,6 +142,11 @@ class _Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         """Send; bytes that are no request end a connection after the answer that is being sent, not in its middle."""
+        if isinstance(event, RawData):
+            before_answer = self._h11("our_state") is h11.SEND_RESPONSE
+            self._continue = event if before_answer and event.data.startswith(CONTINUE) else None
+            if self._continue is not None:
+                return
         if (
             isinstance(event, Closed)
             and self._protocol("stream") is not None
@@ -152,7 +176,9 @@ class _Connection(TCPServer):
         return getattr(self._protocol("connection"), name, None)
 
 
-async def _guarded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def _guarded(
+    app: ASGIApp, ask_for_body: Callable[[], Awaitable[None]], scope: Scope, receive: Receive, send: Send
+) -> None:
     """Refuse what is not HTTP/1: the kernel does not see that a stream of HTTP/2 takes no bytes, and ends none.
 
     Refuses also what `fault_of_head` does. A body that is left unread holds nobody.
@@ -168,8 +194,13 @@ async def _guarded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> 
     fault = fault_of_head(scope)
     if fault is not None:
         await JSONResponse(fault.plain(), fault.status, {"connection": "close"})(scope, receive, send)
-    else:
-        await app(scope, receive, send)
+        return
+
+    async def receive_asked() -> Message:
+        await ask_for_body()
+        return await receive()
+
+    await app(scope, receive_asked, send)
 
 
 def _leaves(failures: ExceptionGroup[Exception]) -> list[Exception]:

@@ -25,7 +25,14 @@ from asyncfabric_services.router.bodies import SHORT_BODY_BYTES, BodyRoom
 from asyncfabric_services.router.desk import Desk, Place
 from asyncfabric_services.router.fault import ApiFault, deadline_passed, drained, fault_of
 from asyncfabric_services.router.form import DONE, Form, event, fault_event
-from asyncfabric_services.router.incoming import ClientGone, read_body, read_deadline, read_trace, wait_gone
+from asyncfabric_services.router.incoming import (
+    ClientGone,
+    read_body,
+    read_deadline,
+    read_trace,
+    unless_gone,
+    wait_gone,
+)
 from asyncfabric_services.router.meter import RouterMeter
 from asyncfabric_services.router.spoken import Spoken
 
@@ -81,7 +88,7 @@ class Generation:
             self._desk.check()  # before a long body is read
             deadline = read_deadline(scope, self._limits.deadline_seconds)
             with self._room.body() as held:
-                ask = await self._read(await read_body(receive, deadline, held), deadline)
+                ask = await self._read(await read_body(receive, deadline, held), deadline, receive)
             with (
                 self._desk.admit() as place,
                 self._spans.open("request", read_trace(scope), request=ask.request.id) as span,
@@ -96,10 +103,11 @@ class Generation:
         finally:
             self._meter.answered(self._endpoint, status, trio.current_time() - started)
 
-    async def _read(self, body: bytes, deadline: float) -> Ask:
+    async def _read(self, body: bytes, deadline: float, receive: Receive) -> Ask:
         """Read a body: a short one here, in some 20 ms, others on a thread, so that answers and heartbeats go on.
 
-        Bodies up to MIDDLE_BODY_BYTES have a thread of their own: they take parts of a second, longer ones seconds.
+        Bodies up to MIDDLE_BODY_BYTES have a thread of their own: they take parts of a second, longer ones seconds. One
+        whose client leaves does not wait for the thread any more.
         """
         read = partial(
             read_ask,
@@ -112,7 +120,7 @@ class Generation:
         if len(body) <= SHORT_BODY_BYTES:
             return read()
         limiter = self._middle if len(body) <= MIDDLE_BODY_BYTES else self._long
-        return await trio.to_thread.run_sync(read, limiter=limiter)
+        return await unless_gone(receive, partial(trio.to_thread.run_sync, read, limiter=limiter))
 
     async def _refuse(self, fault: ApiFault, scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse(fault.plain(), fault.status, fault.headers())(scope, receive, send)

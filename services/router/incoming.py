@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import trio
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
@@ -12,6 +15,8 @@ from asyncfabric_services.router.bodies import HeldBody
 from asyncfabric_services.router.fault import ApiFault, body_late
 
 DEADLINE_HEADER = "x-asyncfabric-deadline"
+
+_Result = TypeVar("_Result")
 
 
 class ClientGone(Exception):
@@ -61,6 +66,28 @@ def read_trace(scope: Scope) -> str:
     """Return the W3C trace context that the request came with, or a new one when it has none that can be used."""
     given = Headers(scope=scope).get("traceparent", "")
     return given if parse_context(given) is not None else new_context()
+
+
+async def unless_gone(receive: Receive, call: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Return what `call` returns, once the body was read; raises what it raises, and ClientGone when the client leaves.
+
+    A call that cannot be cancelled is waited for all the same.
+
+    Cancellation: cancels the call.
+    """
+    watching, failure = trio.CancelScope(), None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_gone, receive, watching, nursery.cancel_scope)
+        try:
+            result = await call()
+        except Exception as error:
+            failure = error  # raised outside: a nursery would wrap it
+        watching.cancel()
+    if nursery.cancel_scope.cancel_called:
+        raise ClientGone
+    if failure is not None:
+        raise failure
+    return result
 
 
 async def wait_gone(receive: Receive, watching: trio.CancelScope, scope: trio.CancelScope) -> None:

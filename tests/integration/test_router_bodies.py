@@ -96,14 +96,42 @@ async def status_of(site: Site, body: object) -> int:
         return int((await receive_until(stream, b"\r\n")).split()[1])
 
 
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ([f"content-length: {MOST_BODY_BYTES + 1}"], b"body_too_long"),
+        (["content-length: 4", "transfer-encoding: chunked"], b"ambiguous_length"),
+        (["content-length: 4", "x-asyncfabric-deadline: never"], b"expected"),
+    ],
+)
+async def test_who_waits_for_100_continue_is_refused_without_it(headers: list[str], code: bytes) -> None:
+    async with open_site() as site, await site.connect() as stream:
+        await stream.send_all(head_of("/v1/completions", "expect: 100-continue", *headers))
+        answers = await receive_all(stream)
+        assert answers.count(b"HTTP/1.1 ") == 1 and code in answers, answers
+
+
+async def test_who_waits_for_100_continue_gets_it_when_the_body_is_read_and_again_for_the_next_request() -> None:
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 2}).encode()
+    head = head_of("/v1/completions", "expect: 100-continue", f"content-length: {len(body)}")
+    async with open_site() as site, await site.connect() as stream:
+        for _ in range(2):
+            await stream.send_all(head)
+            assert (await receive_until(stream, b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            await stream.send_all(body)
+            answer = await receive_until(stream, b"}}")
+            assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
+
+
 class Gated(ByteTokenizer):
     """Makes tokens of long prompts when the test lets it."""
 
     def __init__(self) -> None:
         self.begun, self.going_on = threading.Event(), threading.Event()
+        self.gated = MIDDLE_BODY_BYTES
 
     def encode(self, text: str) -> list[int]:
-        if len(text) > MIDDLE_BODY_BYTES:
+        if len(text) > self.gated:
             self.begun.set()
             assert self.going_on.wait(PATIENCE)
         return super().encode(text)
@@ -121,6 +149,26 @@ async def test_no_body_waits_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -
                     assert await status_of(site, ask | {"prompt": "x" * length}) == 200
             tokenizer.going_on.set()
             assert b" 200 " in await receive_until(longest, b"\r\n")
+
+
+@pytest.mark.parametrize("length", [MIDDLE_BODY_BYTES + 1, 4 * SHORT_BODY_BYTES])
+async def test_a_client_that_leaves_waits_for_no_body_thread(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    room, tokenizer = BodyRoom(), Gated()
+    monkeypatch.setattr(router_application, "BodyRoom", lambda: room)
+    async with open_site() as site:
+        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", tokenizer, 1 << 20)])
+        monkeypatch.setattr(tokenizer, "gated", length - 1)
+        ask = {"model": "tiny", "max_tokens": 2, "prompt": "x" * length}
+        async with await site.post("/v1/completions", ask) as first:
+            assert await in_thread(tokenizer.begun.wait, PATIENCE)
+            one = room.held
+            second = await site.post("/v1/completions", ask)
+            await site.until(lambda: room.held == 2 * one)
+            await second.aclose()
+            await site.until(lambda: room.held == one)
+            assert samples(site)["asyncfabric_router_requests_total completions 499"] == 1
+            tokenizer.going_on.set()
+            assert b" 200 " in await receive_until(first, b"\r\n")
 
 
 async def test_a_prompt_that_cannot_fit_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

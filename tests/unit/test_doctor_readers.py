@@ -294,6 +294,7 @@ def test_other_copies_of_a_library_are_named() -> None:
         ("0::/a/b", {"sys/fs/cgroup/a/pids.max": "10", "sys/fs/cgroup/a/pids.current": "12"}, 0),
         ("0::/", {"sys/fs/cgroup/pids.max": "max", "sys/fs/cgroup/pids.current": "60"}, None),
         ("8:pids:/x\n4:memory:/", {"sys/fs/cgroup/pids/pids.max": "64", "sys/fs/cgroup/pids/pids.current": "4"}, 60),
+        ("0::/a\0b/c", {"sys/fs/cgroup/pids.max": "100", "sys/fs/cgroup/pids.current": "60"}, 40),
         ("4:memory:/", {"sys/fs/cgroup/memory/pids.max": "5", "sys/fs/cgroup/pids.max": "5"}, None),
     ],
 )
