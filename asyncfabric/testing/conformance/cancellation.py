@@ -20,6 +20,7 @@ from asyncfabric.testing.conformance.setting import (
     Pair,
     assert_bytes,
     awaiting,
+    cancelled_after,
     carried_address,
     carried_key,
     memory_of,
@@ -59,12 +60,7 @@ async def check_cancelled_transfers_are_drained(factory: FabricFactory) -> None:
             view_of(region)[:] = safe
             memory[:] = bytes([POISON]) * len(memory)
             transfers = [pair.writer.write(region, key, number * PIECE) for number in range(PIECES)]
-            async with anyio.create_task_group() as tasks:
-                for transfer in transfers:
-                    tasks.start_soon(awaiting, transfer)
-                for _ in range(patience):
-                    await anyio.lowlevel.checkpoint()
-                tasks.cancel_scope.cancel()
+            await cancelled_after(patience, [partial(awaiting, transfer) for transfer in transfers])
             _scorch(view_of(region))
             left = sum(transfer.bytes for transfer in transfers)
             await _settle(pair)
@@ -154,11 +150,7 @@ async def check_cancelled_at_each_await(factory: FabricFactory) -> None:
         ]  # fmt: skip
         for call in calls:
             for patience in (0, 1, 2, 4):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(call)
-                    for _ in range(patience):
-                        await anyio.lowlevel.checkpoint()
-                    tasks.cancel_scope.cancel()
+                await cancelled_after(patience, [call])
         exposed_again, memory = await pair.poisoned(MIB)
         content = bytes(view_of(region))
         await fabric.write(region, carried_key(exposed_again), 0, imm=counter.imm)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
-
-import anyio
 
 import asyncfabric as af
 from asyncfabric.testing.conformance.setting import (
@@ -16,6 +15,7 @@ from asyncfabric.testing.conformance.setting import (
     Pair,
     assert_bytes,
     awaiting,
+    cancelled_after,
     carried_key,
     open_pair,
     skip,
@@ -123,12 +123,7 @@ async def check_cancelled_reads_write_nothing_more(factory: FabricFactory) -> No
                 pair.writer.read(key, 0, region),
                 *(pair.writer.read_pages(key, pages, region, pages[::-1], page_bytes=page_bytes) for _ in range(3)),
             ]
-            async with anyio.create_task_group() as tasks:
-                for read in reads:
-                    tasks.start_soon(awaiting, read)
-                for _ in range(patience):
-                    await anyio.lowlevel.checkpoint()
-                tasks.cancel_scope.cancel()
+            await cancelled_after(patience, [partial(awaiting, read) for read in reads])
             view_of(region)[:] = bytes([POISON]) * len(memory)
             settling, _ = await pair.source(4096)
             for _ in range(5):

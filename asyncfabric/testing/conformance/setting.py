@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import unittest
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn
 from weakref import WeakKeyDictionary
 
 import anyio
+import anyio.lowlevel
 
 from asyncfabric import Fabric, FabricAddress, Peer, Region, RegionKey
 from asyncfabric.testing.conformance.gpu_view import GpuView
@@ -159,6 +160,21 @@ async def awaiting(transfer: Awaitable[object]) -> None:
     Cancellation: that of the transfer.
     """
     await transfer
+
+
+async def cancelled_after(turns: int, calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Make each call as a task of its own, let all run for `turns` turns of the event loop, then cancel them.
+
+    Returns when all have ended.
+
+    Cancellation: that of the calls.
+    """
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(call)
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
 
 
 async def until(condition: Callable[[], bool]) -> None:
