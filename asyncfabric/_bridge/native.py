@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
 from asyncfabric._bridge.choice import choose_rails
@@ -34,7 +34,7 @@ def open_native_engine(config: FabricConfig, root: str = "/") -> Engine:
     except ImportError as error:
         raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
     if not config.automatic:
-        return cast(Engine, _native.Engine(config))
+        return _native.Engine(config)
     named = config.rail_specs()
     providers = {spec.provider.rpartition("+")[2] for spec in named}
     # Reading a machine costs milliseconds, and only NICs have to be chosen by where they sit.
@@ -44,7 +44,7 @@ def open_native_engine(config: FabricConfig, root: str = "/") -> Engine:
     if not rails:
         why = "; ".join(f"{rail.rail}: {rail.reason}" for rail in choice.left_out)
         raise DeviceError(f"no rail could be chosen: {why}", remedy="name the rails: FabricConfig(rails=(...))")
-    return cast(Engine, _native.Engine(config, rails, [asdict(rail) for rail in choice.left_out]))
+    return _native.Engine(config, rails, [asdict(rail) for rail in choice.left_out])
 
 
 def _has_rdma_devices(root: str) -> bool:

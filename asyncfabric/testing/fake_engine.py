@@ -33,9 +33,10 @@ class FakeEngine(ControlCalls):
     # Data ops.
 
     def submit_write(
-        self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int, imm: int
+        self, cookie: int, region: int, offset: int, length: int, key: int, target_offset: int, imm: int, after: int = 0
     ) -> int:
         """Write a range; counts 1 at the target."""
+        del after  # a fake makes no marks, and one that is not there has passed
         with self.network.lock:
             source, target = self._open().regions.find(region), self._key(key)
             self.regions.check(source, offset, length)
@@ -66,8 +67,10 @@ class FakeEngine(ControlCalls):
         source_offset: int,
         target_offset: int,
         imm: int,
+        after: int = 0,
     ) -> int:
         """Write pages by two lists of numbers, copied before this returns; counts one per page."""
+        del after  # a fake makes no marks, and one that is not there has passed
         shape = (page_bytes, source_stride, target_stride, source_offset, target_offset)
         pages = fake_plan.read_pages(source_pages, target_pages, *shape)
         with self.network.lock:

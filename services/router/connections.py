@@ -111,7 +111,7 @@ class _Connection(TCPServer):
         context: WorkerContext,
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
     ) -> None:
-        served = wrap_app(partial(_guarded, app, self._ask_for_body), config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
+        served = wrap_app(partial(_guarded, app, self._ask_for_body), config.wsgi_max_body_size, "asgi")
         super().__init__(served, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
 
     async def _ask_for_body(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import gc
+import inspect
 import linecache
 import os
 import signal
@@ -21,8 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncfabric._bridge.engine import Completion, CompletionKind, EngineStatusError, StatusKind
+from asyncfabric._bridge.engine import Completion, CompletionKind, Engine, EngineStatusError, StatusKind
 from asyncfabric.config import FabricConfig
+from asyncfabric.testing import FakeEngine
 
 native = pytest.importorskip("asyncfabric._native", reason="THE BORDER WAS NOT TESTED: run `make build`")
 
@@ -149,6 +151,7 @@ import numpy as np
 from asyncfabric._native import Engine
 from asyncfabric._bridge.engine import EngineStatusError, StatusKind
 from asyncfabric.config import FabricConfig
+from asyncfabric.testing import FakeEngine
 
 PAGES = np.zeros(2_000_000, np.int64)  # such a call is long enough to be in the middle when close() comes
 
@@ -276,6 +279,18 @@ def test_page_lists_must_be_int64_buffers_of_one_length(engine: Any) -> None:
         write([1, 2], [1, 2])
     with pytest.raises(EngineStatusError):  # well formed, and then refused by the engine: there is no such region
         write(array.array("q", [1]), array.array("q", [1]))
+
+
+def test_the_compiled_engine_and_the_fake_have_the_calls_of_the_protocol() -> None:
+    """Type checkers cannot look into compiled code: names, their order, and what may be left out."""
+    calls = {name: call for name, call in vars(Engine).items() if callable(call) and not name.startswith("_")}
+    assert "submit_read_pages" in calls
+    for name, call in calls.items():
+        wanted = [(one.name, one.default) for one in inspect.signature(call).parameters.values()]
+        for kind in (native.Engine, FakeEngine):
+            had = [(one.name, one.default) for one in inspect.signature(getattr(kind, name)).parameters.values()]
+            assert had[: len(wanted)] == wanted, f"{kind}.{name}"
+            assert all(default is not inspect.Parameter.empty for _, default in had[len(wanted) :]), f"{kind}.{name}"
 
 
 def test_an_engine_is_opened_once(engine: Any) -> None:

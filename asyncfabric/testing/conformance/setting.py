@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import unittest
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -162,7 +162,7 @@ async def awaiting(transfer: Awaitable[object]) -> None:
     await transfer
 
 
-async def cancelled_after(turns: int, calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+async def cancelled_after(turns: int, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
     """Make each call as a task of its own, let all run for `turns` turns of the event loop, then cancel them.
 
     Returns when all have ended.
