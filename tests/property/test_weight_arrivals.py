@@ -17,6 +17,7 @@ import asyncfabric as af
 from asyncfabric.weights.commit.messages import Abort, CatchUp, Prepare
 from asyncfabric.weights.update import COORDINATOR, WeightReplica, catching_up, open_replica
 from asyncfabric.weights.update.messages import Given, Want, WeightMessage, decode_message, encode_message
+from asyncfabric.weights.update.messenger import LocalPost
 from asyncfabric.weights.update.words import Words
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
@@ -202,6 +203,20 @@ def test_a_version_that_begins_without_its_roster_is_refused_by_that_name(tmp_pa
                 "the last roster here is that of version 1"
             )
             await scene.bring(3)
+
+    run(body)
+
+
+def test_what_is_sent_when_the_senders_have_ended_is_dropped() -> None:
+    async def body() -> None:
+        post = LocalPost()
+        words, other = Words(post.open("a"), "a"), post.open("b")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(words.run)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        words.say("b", Abort(1, "late"))
+        assert [event for _, event in other.take_nowait() if isinstance(event, Abort)] == []
 
     run(body)
 

@@ -20,6 +20,7 @@ from asyncfabric.weights.update.backoff import MOST_S, Backoff
 from asyncfabric.weights.update.copies import Copy
 from asyncfabric.weights.update.messages import Given, Offered, Refused, Want, decode_message
 from asyncfabric.weights.update.messenger import AGAIN_S
+from asyncfabric.weights.update.refusal import Refusal
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
@@ -69,6 +70,18 @@ def test_rests_double_up_to_a_bound() -> None:
     assert rests[-1] == MOST_S == max(rests)
     backoff.reset()
     assert backoff.next_s() == AGAIN_S
+
+
+def test_a_new_session_forgets_what_differed_from_another_coordinator() -> None:
+    async def body() -> None:
+        reports: list[None] = []
+        refusal = Refusal("a/0", plan_of(), lambda: reports.append(None))
+        await refusal.take(Refused("m", "another plan", Outline(plan_of(trainers=4)).hashes))
+        assert refusal.reason == "another plan" and refusal.differs is not None and refusal.differs.part == 0
+        refusal.session_began()
+        assert (refusal.reason, refusal.differs, len(reports)) == ("", None, 1)
+
+    run(body)
 
 
 def counted(scene: Scene) -> Counter[tuple[str, str, str]]:

@@ -103,7 +103,9 @@ async def test_what_is_in_use_or_given_back_is_not_dropped() -> None:
             p.network.release()
             await transfer
             await part.region.release()
-        del p, part, transfer
+            del part, transfer
+            gc.collect()
+        del p
         gc.collect()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -10,11 +10,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-import trio
 from fabrics import Pair, open_fake, open_pair
 
 import asyncfabric as af
-from asyncfabric.testing import FakeNetwork
+from asyncfabric.testing import FakeEngine, FakeNetwork
 
 pytestmark = pytest.mark.anyio
 
@@ -72,25 +71,28 @@ async def test_a_transfer_awaited_in_another_loop_goes_on() -> None:
         assert (await transfer).bytes == 8
 
 
-@pytest.mark.parametrize("name", ["aclose", "release"])
-def test_a_later_loop_of_the_same_thread_is_another_one(name: str) -> None:
-    """Under both: the fabric of a loop that ended is no other loop's."""
-    for run in (trio.run, lambda call: asyncio.run(call())):
-        kept: list[Pair] = []
+@pytest.mark.parametrize("later", ["trio", "asyncio"])
+@pytest.mark.parametrize("first", ["trio", "asyncio"])
+def test_a_later_loop_of_the_same_thread_is_another_one(first: str, later: str) -> None:
+    """A fabric whose loop has ended is no other loop's."""
+    engine, kept = FakeEngine(network=FakeNetwork()), list[af.Fabric]()
 
-        async def left_open(kept: list[Pair] = kept) -> None:
-            async with open_pair() as p:
-                kept.append(p)
+    async def leave_open() -> None:
+        kept.append(await af.open_fabric(engine_factory=lambda config: engine).__aenter__())
 
-                async def refused() -> None:
-                    with pytest.raises(RuntimeError, match=name):
-                        await WAITS[name](p)
+    async def refused() -> None:
+        with pytest.raises(RuntimeError, match=ELSEWHERE.format("aclose")):
+            await kept[0].aclose()
+        with pytest.raises(RuntimeError, match=ELSEWHERE.format("allocate")):
+            await kept[0].allocate(64)
+        assert not kept[0].closed and kept[0].regions() == ()
 
-                await anyio.to_thread.run_sync(trio.run, refused)
-                assert not p.writer.closed and not p.source.released
-
-        run(left_open)
-        assert kept[0].writer.closed
+    anyio.run(leave_open, backend=first)
+    anyio.run(refused, backend=later)
+    engine.close()
+    with pytest.warns(ResourceWarning, match="never closed"):
+        kept.clear()
+        gc.collect()
 
 
 CALLS: dict[str, Callable[[Pair, af.Peer, af.ImmCounter], Any]] = {
