@@ -73,7 +73,7 @@ def parse_public(text: str) -> str:
 def parse_trusted(text: str) -> tuple[str, Roles] | None:
     """Return the key of one line of a trust list and the roles that it is bound to, None for an empty line.
 
-    A line is `KEY`, `KEY role=decode` or `KEY role=prefill,decode`; after `#`, and in words without `=`, it may remark
+    A line is `KEY`, `KEY role=decode` or `KEY role=prefill,decode`; after `#`, and in parts without `=`, it may remark
     anything.
 
     Raises:
@@ -148,10 +148,10 @@ def read_keys(path: Path, trust: Path | None = None) -> LinkKeys:
                 f"{path} holds a secret key and has mode {mode:04o}: others on this machine can read it",
                 remedy=f"chmod 600 {path}; if others may have read it, make a new key",
             )
-        words = dict(line.split(maxsplit=1) for line in file if line[:1] != "#" and len(line.split()) == 2)
+        fields = dict(line.split(maxsplit=1) for line in file if line[:1] != "#" and len(line.split()) == 2)
     try:
-        public, secret = words["public"].strip(), words["secret"].strip()
-        own = {public: parse_roles(words["role"])} if "role" in words else {}
+        public, secret = fields["public"].strip(), fields["secret"].strip()
+        own = {public: parse_roles(fields["role"])} if "role" in fields else {}
         return LinkKeys(public, secret, own | read_trusted(trust or trust_file(path)))
     except KeyError as missing:
         raise DeviceError(

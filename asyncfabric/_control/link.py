@@ -57,7 +57,7 @@ class Link:
         Raises:
             TypeError, ValueError: address is none, or is plain TCP where CURVE is used, or the reverse.
             PeerError: nobody answered within `connect_deadline_s`.
-            RefusedError: the peer takes no session with us (a PeerError); its code and text say why.
+            RefusedError: the peer takes no session with us (a PeerError); its code and text have the reason.
             ClosedError: the link is closed.
 
         Cancellation: the attempt ends, unless another task waits for it too.

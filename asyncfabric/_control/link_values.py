@@ -66,7 +66,7 @@ class LinkPeer:
 
     Attributes:
         identity: who it is.
-        role: what it is in the cluster, as it said; empty for one that is no node.
+        role: what it is in the cluster, as it stated; empty for one that is no node.
         state: ready, or draining: it leaves, or we do.
         address: where its link is reached, as it said.
         sessions: paths to it; two when both dialed at the same moment.

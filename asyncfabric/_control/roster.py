@@ -1,4 +1,4 @@
-"""Who may hold a name: the newest living incarnation, in the role and under the key that it came with. Pure, bounded.
+"""Holders of names: the newest living incarnation, in the role and under the key that it came with. Pure, bounded.
 
 A key that the trust list binds to roles brings no session in another role, under whatever name.
 

@@ -52,7 +52,7 @@ class Report:
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Say something about a row, below the table; rows of JSON have it as keys."""
+        """Print a note about a row below the table; rows of JSON have it as keys."""
         self._notes.append(text)
 
     def check(self, what: str, verdict: str) -> bool:

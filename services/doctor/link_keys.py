@@ -61,7 +61,7 @@ def _default() -> Path:
 
 
 def check_link_keys(facts: LinkKeyFacts, asked: Asked) -> list[Finding]:
-    """Say whether nodes can use the keys, and which of them may register as anything."""
+    """Return whether nodes can use the keys, and which of them may register as anything."""
     del asked  # which rails are used changes nothing: links go over tcp beside each of them
     name = "link keys"
     if not facts.there:

@@ -22,7 +22,7 @@ class Condition:
     Attributes:
         name: of the node.
         role: router, prefill, decode, directory or local.
-        state: changed by the node itself; "ready" says that its own part is done.
+        state: changed by the node itself; "ready" means that its own part is done.
         reason: why it is draining or has failed, for people.
         needs: by name, what the node needs of others besides: each returns what is missing, "" for nothing.
     """
@@ -65,8 +65,8 @@ class Condition:
         """Return what `/health` answers; a node that only lacks something is "waiting"."""
         missing = self.missing()
         state = "waiting" if missing and self.takes_work else self.state
-        told = {"state": state, "role": self.role, "name": self.name}
-        return told | ({"reason": self.reason} if self.reason else {}) | ({"missing": missing} if missing else {})
+        answer = {"state": state, "role": self.role, "name": self.name}
+        return answer | ({"reason": self.reason} if self.reason else {}) | ({"missing": missing} if missing else {})
 
 
 def node_name(given: str) -> str:

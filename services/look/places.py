@@ -54,7 +54,9 @@ class Places:
             raise click.UsageError(f"{self.directory} is no directory: it does not say which nodes are in") from None
         for name, url in found:
             if not url:
-                click.echo(f"{plain(str(name))} did not say where its HTTP endpoint is, so it is not asked", err=True)
+                click.echo(
+                    f"{plain(str(name))} did not report where its HTTP endpoint is, so it is not asked", err=True
+                )
         return dict.fromkeys(self.nodes, "") | {url: name for name, url in found if url}
 
     async def ask(self, path: str) -> list[dict[str, Any]]:

@@ -103,7 +103,7 @@ def update_line(node: str, row: Told) -> str:
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Told]) -> Table:
-    """Return the rows as a table; what nodes say is neither markup nor commands of the terminal."""
+    """Return the rows as a table; what nodes report is neither markup nor commands of the terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, _ in columns:
         table.add_column(name, overflow="fold")

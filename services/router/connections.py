@@ -95,9 +95,9 @@ class _Connection(TCPServer):
     """A connection that is also read while a request of it is answered.
 
     hypercorn leaves what comes after a request unread until that is answered, be it one more line end, and so does not
-    hear that the client has gone. And it tells a client that waits for `100 Continue` to send its body before the
-    application has seen the request; here that leaves when the application first asks for the body, and not at all when
-    it answers without.
+    notice that the client has gone. And it asks a client that waits for `100 Continue` for its body before the
+    application has seen the request; here that leaves when the application first asks for the body, and not at all
+    when it answers without.
     """
 
     _reading: trio.CancelScope | None = None

@@ -80,7 +80,7 @@ class Gate:
         return True
 
     def _has_key(self, authorization: str) -> bool:
-        """Compare with every key, in a time that tells neither which one is nearest nor how long any is."""
+        """Compare with every key, in a time that shows neither which one is nearest nor how long any is."""
         scheme, _, given = authorization.partition(" ")
         digest = _digest(given.strip().encode(errors="replace"))
         matches = [hmac.compare_digest(digest, key) for key in self._keys]

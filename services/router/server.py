@@ -95,7 +95,7 @@ async def serve_until(
         condition.state = "ready"
         on_listening(address)
         await stop.wait()
-        condition.drain("the node was told to stop")
+        condition.drain("the node is to stop")
         _log.info("draining", extra={"fields": {"requests": desk.count, "seconds": doorway.drain_seconds}})
         with trio.move_on_after(doorway.drain_seconds * FINISH_SHARE):
             await desk.wait_empty()

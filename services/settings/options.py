@@ -79,7 +79,7 @@ def settings_options(command: str | None = None) -> Decorator:
 
 
 def help_of(key: Key) -> str:
-    """Return what a flag's help says: the meaning, the range and the default as they are written."""
+    """Return the help of a flag: the meaning, the range and the default as they are written."""
     facts = [key.range] if key.range else []
     if key.default not in (None, "", ()):
         facts.append(f"default: {key.written}")

@@ -41,7 +41,7 @@ def record(places: Places, seconds: float, output: Path, keep: Path | None) -> i
         for number, one in enumerate(recordings):
             one.save(keep / f"{number}-{re.sub(r'[^A-Za-z0-9._-]', '_', one.name)}.json")
     output.write_text(json.dumps(merge(recordings)), encoding="utf-8")
-    click.echo(told(recordings, "nodes", output))
+    click.echo(summary(recordings, "nodes", output))
     for one in recordings:
         if one.gaps:
             click.echo(f"{plain(one.name)} lost events {one.gaps} times: its engine's ring was full", err=True)
@@ -62,11 +62,11 @@ def merge_files(files: tuple[Path, ...], output: Path) -> int:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     output.write_text(json.dumps(merge(recordings)), encoding="utf-8")
-    click.echo(told(recordings, "processes", output))
+    click.echo(summary(recordings, "processes", output))
     return FINE
 
 
-def told(recordings: Sequence[Recording], of: str, output: Path) -> str:
+def summary(recordings: Sequence[Recording], of: str, output: Path) -> str:
     """Return how much was drawn, and where."""
     events, spans = sum(len(one.events) for one in recordings), sum(len(one.spans) for one in recordings)
     return f"{spans} spans and {events} events of {len(recordings)} {of} in {output}"

@@ -78,7 +78,7 @@ def test_a_directory_names_all_nodes_and_a_silent_one_is_told_by_name() -> None:
     assert status_of(result) == 0
     assert [json.loads(line)["node"] for line in result.stdout.splitlines()] == ["decode-1", "decode-2"]
     assert f"prefill-9 at {dead} does not answer" in result.stderr
-    assert "old did not say where its HTTP endpoint is" in result.stderr
+    assert "old did not report where its HTTP endpoint is" in result.stderr
 
 
 def test_peers_and_regions_have_their_tables() -> None:
