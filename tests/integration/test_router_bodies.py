@@ -11,13 +11,19 @@ import pytest
 pytest.importorskip("hypercorn", reason="the router needs hypercorn")
 
 import trio
+import trio.testing
 from scripted_backend import PATIENCE, Site, in_thread, open_site, receive_all, receive_until
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 from test_router_http import samples
 
+from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router import app as router_application
 from asyncfabric_services.router.backend import ModelCard
 from asyncfabric_services.router.bodies import MOST_BODY_BYTES, SHORT_BODY_BYTES, BodyRoom
+from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.generation import MIDDLE_BODY_BYTES
+from asyncfabric_services.router.server import Doorway, serve_until
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
@@ -68,6 +74,32 @@ async def test_a_client_that_sends_more_than_is_read_gets_its_answer_and_is_let_
         assert await in_thread(post, site.port) == (405 if path == "/health" else 413)
         if path != "/health":
             await site.until(lambda: samples(site)["asyncfabric_router_requests_total completions 413"] == 1)
+
+
+async def test_an_answer_ends_although_nobody_reads_the_body_that_came() -> None:
+    """The queue of the body is full before the answer begins, and hypercorn puts the end of the stream behind it."""
+    answer, ended, stop = trio.Event(), trio.Event(), trio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer.wait()
+        await JSONResponse({})(scope, receive, send)
+        ended.set()
+
+    condition = Condition("n", "router")
+    put, listening = trio.open_memory_channel[str](1)
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery, put, listening:
+            way = Doorway(drain_seconds=1.0)
+            nursery.start_soon(serve_until, app, Desk(condition, 8), condition, way, stop, put.send_nowait)
+            port = int((await listening.receive()).rpartition(":")[2])
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(head_of("/", f"content-length: {MOST_BODY_BYTES}"))
+                nursery.start_soon(stream.send_all, bytes(MOST_BODY_BYTES))
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                answer.set()
+                await ended.wait()
+                assert (await receive_until(stream, b"{}")).startswith(b"HTTP/1.1 200 ")
+                nursery.cancel_scope.cancel()
 
 
 async def test_long_bodies_beyond_the_sum_are_refused_while_short_ones_are_answered(
