@@ -1,5 +1,6 @@
 # _engine.pyi: types of the compiled border, the twin of cython_ext/*.pxi. What Engine has is written once, in the
 # protocol of asyncfabric._bridge.engine; a test compares the compiled class with it.
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 from asyncfabric._bridge.converting import Converting
