@@ -176,11 +176,13 @@ def test_telemetry_of_a_transfer(face: Face) -> None:
         with pytest.raises(face.error("NotPosted")):
             two.a.get_xfer_telemetry(handle)
         assert two.ran(handle) == "DONE"
-        told = two.a.get_xfer_telemetry(handle)
-        assert isinstance(told, face.bindings.nixlXferTelemetry)
-        assert told.totalBytes == 8192 and told.descCount in (1, 2)
-        assert all(isinstance(one, int) for one in (told.startTime, told.postDuration, told.xferDuration))
-        assert told.startTime > 0 and told.xferDuration >= 0
+        telemetry = two.a.get_xfer_telemetry(handle)
+        assert isinstance(telemetry, face.bindings.nixlXferTelemetry)
+        assert telemetry.totalBytes == 8192 and telemetry.descCount in (1, 2)
+        assert all(
+            isinstance(one, int) for one in (telemetry.startTime, telemetry.postDuration, telemetry.xferDuration)
+        )
+        assert telemetry.startTime > 0 and telemetry.xferDuration >= 0
         del handle
 
 
