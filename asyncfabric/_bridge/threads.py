@@ -14,7 +14,7 @@ import os
 import select
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from inspect import CORO_CLOSED, getcoroutinestate
 from math import ceil
 from threading import Lock, RLock, current_thread, main_thread
@@ -58,6 +58,7 @@ _NOTHING = _Nothing()
 class ThreadDispatcher(Stairwell):
     """The completion dispatcher of a fabric of threads; whoever reads or changes what it keeps holds `lock`."""
 
+    lock: AbstractContextManager[object]
     landing: ThreadLanding
     unclosed = "a fabric was never closed: leave its `with blocking.open_fabric()`, or call fabric.close()"
 
