@@ -36,6 +36,7 @@ class MovingStation(Station):
         self._tensor: Any = None
         self._moves: list[Any] = []
         self._expiry = 0.0
+        self._spins = False
 
     # ---- what each contender does in its own way ----
 
@@ -111,7 +112,9 @@ class MovingStation(Station):
         self._expiry = time.monotonic() + PATIENCE_S
 
     def check_patience(self) -> None:
-        """Raise when the other end does not answer."""
+        """Raise when the other end does not answer; between two looks others may have the core, unless polls spin."""
+        if not self._spins:
+            os.sched_yield()
         if time.monotonic() > self._expiry:
             raise CheckFailed(f"the other end of {self.name} did not answer within {PATIENCE_S:g} s")
 
@@ -120,8 +123,9 @@ class MovingStation(Station):
     def place(self, place: dict[str, Any]) -> list[str]:
         """Enter the namespace, make the memory, and return the rails; before anything opens a NIC or a GPU.
 
-        A place has `rails`, `namespace`, `memory` and `length_bytes`; "last" in rails and memory is the last GPU.
+        A place has `rails`, `namespace`, `memory`, `length_bytes` and `spins`; "last" in them is the last GPU.
         """
+        self._spins = place["spins"]
         self._enter(place["namespace"])
         last = 0
         if place["memory"] != "host":

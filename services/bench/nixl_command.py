@@ -23,9 +23,15 @@ REGION_BYTES = {"host": 256 * MIB, "cuda": 1024 * MIB}
 )
 @click.option("--namespaces", help="Two network namespaces of `ip netns`, A,B: the ends run in them, for --rails tcp.")
 @click.option(
+    "--polls", type=click.Choice(["yield", "spin"]), default="yield", show_default=True,
+    help="Between two looks the polling programs of all contenders let others have the core, or do not.",
+)  # fmt: skip
+@click.option(
     "--operation", type=click.Choice(["write", "read", "both"]), help="Default: write, of GPUs both.",
 )  # fmt: skip
-def nixl(memory: str, rails: str | None, namespaces: str | None, operation: str | None, **arguments: Any) -> int:
+def nixl(
+    memory: str, rails: str | None, namespaces: str | None, polls: str, operation: str | None, **arguments: Any
+) -> int:
     """Measure our NIXL face beside our bare calls, and beside the real NIXL where it is installed."""
     from asyncfabric_services.bench.nixl_run import Workplace, run_nixl
 
@@ -39,6 +45,7 @@ def nixl(memory: str, rails: str | None, namespaces: str | None, operation: str 
         memories=("cuda:0", "cuda:last") if memory == "cuda" else ("host", "host"),
         namespaces=(ends[0], ends[1]),
         operations=("WRITE", "READ") if both else ("READ",) if operation == "read" else ("WRITE",),
+        spins=polls == "spin",
     )
     title = f"NIXL's interface over {','.join(place.rails)}, {memory} memory"
     return measured(title, lambda report: run_nixl(options, report, place), arguments)

@@ -66,12 +66,13 @@ TCP = (Figure(MIB, window=16, note=True), Figure(64 * KIB, pages=1024, note=True
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Where the pairs run: rails of ours, memory at both ends, and a network namespace for each end or None."""
+    """Where the pairs run: rails of ours, memory and a network namespace, or None, of each end; polls spin or yield."""
 
     rails: tuple[str, ...]
     memories: tuple[str, str]
     namespaces: tuple[str | None, str | None]
     operations: tuple[Operation, ...]
+    spins: bool = False
 
     def ends(self, length_bytes: int) -> list[dict[str, Any]]:
         """Return the place of each end: a target on the last GPU has its rails there too."""
@@ -81,6 +82,7 @@ class Workplace:
                 "namespace": namespace,
                 "memory": memory,
                 "length_bytes": length_bytes,
+                "spins": self.spins,
             }
             for memory, namespace in zip(self.memories, self.namespaces, strict=True)
         ]
@@ -183,6 +185,7 @@ def measure(
             "operation": operation.lower(),
             "memory": "/".join(sorted(set(place.memories))),
             "rails": ",".join(place.rails),
+            "polls": "spin" if place.spins else "yield",
             "us": significant(statistics.median(one.costs) * 1e6),
         }
         if name == "face":
