@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncfabric as af
 from asyncfabric import blocking
-from asyncfabric_services.bench.moving_station import PATIENCE_S, Lists, MovingStation, Operation
+from asyncfabric_services.bench.moving_station import Lists, MovingStation, Operation
 
 Move = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -84,18 +84,23 @@ class NixlBareStation(MovingStation):
     def await_answer(self) -> None:
         """Wait for one more arrival at the own counter."""
         self._seen += 1
-        self._counter.spin(self._seen, PATIENCE_S)
+        self._await_count()
+
+    def _await_count(self) -> None:
+        while self._counter.value < self._seen:
+            self.check_patience()
 
     async def do_answer(self, count: int, note: bool, each: bool, worth: int) -> None:
         """Wait for the arrivals of a run, of which each move is worth so many; answer each, or the last."""
+        self.be_patient()
         if note:
             for _ in range(count):
                 self._seen += worth
                 if each:
-                    self._counter.spin(self._seen, PATIENCE_S)
+                    self._await_count()
                     self._fabric.signal(self._peer, self._imm)
         self._seen += 1
-        self._counter.spin(self._seen, PATIENCE_S)
+        self._await_count()
         self._fabric.signal(self._peer, self._imm)
 
     async def aclose(self) -> None:
