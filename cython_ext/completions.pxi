@@ -66,6 +66,15 @@ cdef class _CompletionRoom(_CounterRoom):
         """Clear the fd after a wake-up, and do what a sleeping worker was not woken for; a clear fd is no error."""
         self.get().disarm()
 
+    def assist(self):
+        """Bring on what is under way, in a thread that polls; copies at most 1 ms, with the GIL released."""
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                engine.assist()
+        finally:
+            self.leave()
+
     def poll(self, Py_ssize_t limit):
         """Return up to `limit` completions, oldest first; never blocks."""
         cdef Completion batch[POLL_BATCH]

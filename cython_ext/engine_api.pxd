@@ -207,6 +207,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         cpp_bool arm() except +
         void disarm() except +
         size_t poll(Completion*, size_t) except +
+        void assist() except +
         void take_messages(size_t, vector[ReceivedMessage]*) except +
         Status spin_messages(size_t, uint64_t, vector[ReceivedMessage]*) except +
         size_t step() except +

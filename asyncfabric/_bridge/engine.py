@@ -235,6 +235,7 @@ class Engine(Protocol):
     def arm(self) -> bool: ...  # False: completions are waiting already
     def disarm(self) -> None: ...  # clears the fd after a wake-up
     def poll(self, limit: int) -> list[Completion]: ...
+    def assist(self) -> None: ...  # any thread that polls: brings on what is under way
     def take_messages(self, limit: int) -> list[tuple[int, bytes]]: ...  # (peer id, payload); any thread, never waits
     def spin_messages(
         self, limit: int, deadline_ns: int

@@ -29,6 +29,15 @@ class Transfer(AnyTransfer):
 
     _stairwell: ThreadDispatcher
 
+    @property
+    def done(self) -> bool:
+        """Whether the transfer has ended, well or badly; a look brings on what is under way."""
+        if self.completion is not None:
+            return True
+        if not self.abandoned:
+            self._stairwell.look()
+        return self.ended
+
     def wait(self, deadline: float | None = None) -> TransferResult:
         """Block until the transfer has ended and return its result; any number of threads, any number of times.
 

@@ -300,6 +300,9 @@ class FakeEngine(ControlCalls):
         with self.network.lock:
             return list(self.trace.events)
 
+    def assist(self) -> None:
+        """Do nothing: a fake moves bytes in the calls that submit, or in step()."""
+
     def step(self) -> int:
         """Do one pass: post, look at words, deliver. Needed when polling is manual."""
         with self.network.lock:

@@ -19,7 +19,7 @@ PLACES = ["DRAM", "VRAM"]
 
 @pytest.fixture
 def agents() -> Iterator[tuple[nixl_agent, nixl_agent]]:
-    config = af.FabricConfig(rails=("cuda:0", "local"))
+    config = af.FabricConfig(rails=("auto", "cuda:0"))
     a, b = (nixl_agent(name, nixl_agent_config(fabric=config)) for name in ("a", "b"))
     yield a, b
     a._close()

@@ -111,6 +111,8 @@ class Engine {
   virtual bool arm() = 0;                                     // false: completions are already there, do not sleep
   virtual void disarm() = 0;                                  // after a wake-up: empties the fd
   virtual size_t poll(Completion* out, size_t capacity) = 0;  // never blocks
+  // Any thread that polls: brings on what is under way, so that what it polls for needs no other thread to be scheduled.
+  virtual void assist() = 0;
 
   // Two-sided messages, any thread: appends up to `capacity` that are here, in the order of each sender. Never waits.
   virtual void take_messages(size_t capacity, std::vector<ReceivedMessage>* out) = 0;

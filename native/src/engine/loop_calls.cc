@@ -1,11 +1,14 @@
 // loop_calls.cc: how the event loop goes to sleep and wakes up. Event loop's thread (one thread at a time), as a guest at the helm while the worker sleeps.
+#include <sched.h>
+
 #include "engine/native_engine.h"
 
 namespace asyncfabric {
 
 namespace {
 
-constexpr int kGuestPasses = 4;       // of the event loop, before it calls the worker for what keeps coming
+constexpr int kGuestPasses = 4;  // of the event loop, before it calls the worker for what keeps coming
+constexpr uint64_t kAssistNs = 1'000'000;
 constexpr uint32_t kVainSleeps = 16;  // of the worker, after the rails woke the loop for nothing
 
 }  // namespace
@@ -44,6 +47,27 @@ void NativeEngine::disarm() {
     }
     guest.unlock();
   }
+  if (!quiet) core_.gate.notify();
+}
+
+// A program that polls keeps a core. If only the worker moved its bytes, each of them would wait until the scheduler takes that core,
+// or another, from somebody. A worker that is awake gets the core instead, and one that sleeps goes on sleeping.
+void NativeEngine::assist() {
+  if (core_.config.polling != PollingMode::kAdaptive) return;
+  Helm::Guest guest(core_.helm);
+  if (!guest.try_lock()) {
+    sched_yield();
+    return;
+  }
+  const uint64_t until = now_ns() + kAssistNs;
+  bool quiet = true;
+  do
+    if (core_.gate.sleeping())
+      (void)serve_rails(&quiet);
+    else
+      (void)core_.step();
+  while (!quiet && !has_completions() && now_ns() < until);
+  guest.unlock();
   if (!quiet) core_.gate.notify();
 }
 

@@ -79,6 +79,7 @@ class NativeEngine final : public Engine {
   bool arm() override;
   void disarm() override;
   size_t poll(Completion* out, size_t capacity) override;
+  void assist() override;
   void take_messages(size_t capacity, std::vector<ReceivedMessage>* out) override;
   Status spin_messages(size_t capacity, uint64_t deadline_ns, std::vector<ReceivedMessage>* out) override;
   void set_trace(bool on) override { core_.trace.enable(on); }
