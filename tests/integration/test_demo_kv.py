@@ -57,7 +57,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("provider", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("provider", ["local", "tcp"])
 def test_streamed_equals_one_process(provider: str) -> None:
     status, objects, err = run(*SMALL, "--provider", provider, "--prompt-tokens", "1,16,50", "--chunk", "24")
     *rows, summary = objects
