@@ -1,11 +1,9 @@
 // loopback_rail.h: an in-memory rail for tests. Rails of one process find each other in a process-wide hub; no kernel, no NIC.
-// Deterministic: requests wait in the queue of the posting rail and are executed by its poll(), in posted order when
-// `ordered`, in seeded random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as
-// done as soon as its bytes are copied out, and lets them land at a later poll, as a NIC may.
-// Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1),
-// burst=<requests executed per poll> (64), loss=0|1 (1: reports_peer_loss), request_bytes=<max_request_bytes>, host=0|1 (0: same_host_only),
-// takes=0|1 (1: memory can be registered), opens=0|1 (1: such a rail can be opened).
-// Threads: any; one lock in the hub orders everything, so that two engines with a worker each may use it.
+// Deterministic: requests wait in the queue of the posting rail and are executed by its poll(), in posted order when `ordered`, in seeded
+// random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as done as soon as its bytes are
+// copied out, and lets them land at a later poll, as a NIC may. Threads: any; one lock in the hub orders everything, also for two workers.
+// Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1), burst=<requests> (64: per
+// poll), loss=0|1 (1: reports_peer_loss), request_bytes=<most>, host=0|1 (0: same_host_only), takes=0|1 (1: registers), opens=0|1 (1).
 #pragma once
 
 #include <sys/eventfd.h>

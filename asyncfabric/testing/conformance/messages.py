@@ -83,7 +83,8 @@ async def check_message_spin(factory: FabricFactory) -> None:
         while len(received) < len(payloads):
             received += [bytes(message.payload) for message in stream.spin(20.0)]
         assert sorted(received) == sorted(payloads)
-        await af.wait_all(sent)
+        for transfer in sent:
+            await transfer
 
 
 async def check_messages_of_many(factory: FabricFactory) -> None:
