@@ -127,14 +127,13 @@ def test_a_dead_child_is_named_and_nothing_is_left(victim: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything_cleanly(number: signal.Signals) -> None:
+def test_a_signal_ends_everything_cleanly() -> None:
     with start(*MANY) as process:
         children = wait_for_children(process)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert f"interrupted by {number.name}" in err
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "interrupted by SIGTERM" in err
     assert "Traceback" not in err
     assert all(gone(pid) for pid in children.values())
 
