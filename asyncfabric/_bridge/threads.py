@@ -79,14 +79,13 @@ class ThreadDispatcher(Stairwell):
             if not self.closed and not self.draining:
                 self.dispatch()
 
-    def look(self) -> None:
-        """Bring on what is under way and drain: for a thread that polls and leaves its core to no other thread."""
+    def assist(self) -> None:
+        """Bring on what is under way: for a thread that polls, drains next, and leaves its core to no other thread."""
         if not self.closed:
             try:
                 self.engine.assist()
             except EngineStatusError:
                 pass  # closed by another thread
-        self.drain()
 
     def waiting(self) -> list[Waiting]:
         """Return a line for each wait of this fabric, oldest first."""

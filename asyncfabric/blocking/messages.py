@@ -44,7 +44,7 @@ class MessageStream:
 
     def take_nowait(self) -> list[Message]:
         """Return the messages that are here now, in no order, perhaps none; a look brings on what is under way."""
-        self._stairwell.look()
+        self._stairwell.assist()
         with self._stairwell.lock:
             return self._stream.take_nowait()
 

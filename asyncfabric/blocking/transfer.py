@@ -35,7 +35,8 @@ class Transfer(AnyTransfer):
         if self.completion is not None:
             return True
         if not self.abandoned:
-            self._stairwell.look()
+            self._stairwell.assist()
+            self._stairwell.drain()
         return self.ended
 
     def wait(self, deadline: float | None = None) -> TransferResult:

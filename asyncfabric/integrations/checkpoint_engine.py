@@ -27,7 +27,7 @@ import asyncfabric as af
 from asyncfabric.blocking import Region, Transfer, wait_all
 from asyncfabric.integrations.offers import OfferServer, fetch_offer
 from asyncfabric.integrations.process_fabric import process_fabric
-from asyncfabric.integrations.reading import submit_read
+from asyncfabric.integrations.reading import give_up, submit_read
 
 DEVICE = "asyncfabric"
 MEETING_S = 10.0
@@ -199,12 +199,7 @@ class P2PStore:
                     keys[number] = af.RegionKey.from_bytes(rows[number].key)
                 transfers.append(submit_read(self._fabric, keys[number], pointer - bases[number], part))
         except BaseException:
-            for transfer in transfers:
-                transfer.cancel()
-            try:
-                wait_all(transfers)
-            except af.FabricError:
-                pass  # they were given up
+            give_up(transfers)
             raise
         wait_all(transfers)
 

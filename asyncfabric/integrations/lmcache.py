@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import msgspec
 from lmcache.v1.distributed.transfer_channel.factory import register_transfer_channel_factory
 
 import asyncfabric as af
-from asyncfabric.blocking import Fabric, Region, Transfer, wait_all
+from asyncfabric.blocking import Fabric, Region, Transfer
 from asyncfabric.integrations.lmcache_interface import (
     L1MemoryDesc,
     TransferChannelAddress,
@@ -31,7 +30,7 @@ from asyncfabric.integrations.lmcache_interface import (
 )
 from asyncfabric.integrations.offers import OfferServer, fetch_offer, parse_place
 from asyncfabric.integrations.process_fabric import process_fabric
-from asyncfabric.integrations.reading import submit_read
+from asyncfabric.integrations.reading import give_up, submit_read
 
 NAME = "asyncfabric"
 MEETING_S = 10.0
@@ -114,7 +113,7 @@ class FabricClient(TransferChannelClient):
         except (af.PeerError, af.StaleKeyError) as error:
             self._forget(error)
         except BaseException:
-            _drain(transfers)
+            give_up(transfers)
             raise
         with self._lock:
             task, self._next = self._next, self._next + 1
@@ -144,7 +143,7 @@ class FabricClient(TransferChannelClient):
             transfers = [transfer for several in self._tasks.values() for transfer in several]
             self._tasks.clear()
             self._lost.clear()
-        _drain(transfers)
+        give_up(transfers)
 
     def _meet(self) -> _Peer:
         offer = msgspec.msgpack.decode(fetch_offer(self._peer_url, MEETING_S), type=_Offer)
@@ -271,12 +270,3 @@ class FabricChannel(TransferChannelContext):
         for client in clients:
             client.close()
         self._region.release()
-
-
-def _drain(transfers: Sequence[Transfer]) -> None:
-    for transfer in transfers:
-        transfer.cancel()
-    try:
-        wait_all(transfers)
-    except af.FabricError:
-        pass  # they were given up
