@@ -6,12 +6,24 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace asyncfabric::libfabric {
 namespace {
+
+// A table of variables and the strings of ours in it. A thread may read them at any time, so they stay until the process ends.
+struct Kept {
+  std::deque<std::string> strings;
+  std::vector<char*> table;
+
+  static Kept& one_more() {  // libraries are loaded one at a time
+    static auto& all = *new std::deque<Kept>;
+    return all.emplace_back();
+  }
+};
 
 // Variables that the process has while this object lives. setenv() may move the table of variables under another thread that looks one up;
 // here a whole table of our own takes the place of the other in one store, and no string or table that a thread may read ever goes away.
@@ -21,7 +33,7 @@ class Settings {
     for (char** variable = theirs_; variable != nullptr && *variable != nullptr; ++variable)
       table_.push_back(*variable);
     for (const auto& [name, value] : settings)
-      if (std::getenv(name.c_str()) == nullptr) table_.push_back((new std::string(name + "=" + value))->data());
+      if (std::getenv(name.c_str()) == nullptr) table_.push_back(kept_.strings.emplace_back(name + "=" + value).data());
     table_.push_back(nullptr);
     std::atomic_ref(environ).store(table_.data(), std::memory_order_release);
   }
@@ -35,7 +47,8 @@ class Settings {
 
  private:
   char** const theirs_ = environ;
-  std::vector<char*>& table_ = *new std::vector<char*>;  // for good: once a process
+  Kept& kept_ = Kept::one_more();
+  std::vector<char*>& table_ = kept_.table;
 };
 
 }  // namespace
