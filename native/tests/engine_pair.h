@@ -80,7 +80,7 @@ struct Pair {
   }
 
   template <class Condition>
-  ::testing::AssertionResult until(Condition condition, uint64_t seconds = 10) {
+  ::testing::AssertionResult until(Condition condition, uint64_t seconds = 30) {
     const uint64_t deadline = now_ns() + seconds * 1'000'000'000;
     while (!condition()) {
       if (now_ns() > deadline) return ::testing::AssertionFailure() << "condition not reached in " << seconds << " s";
