@@ -22,7 +22,8 @@ from asyncfabric.kv.messages import (
 from asyncfabric.kv.messenger import Desk, FabricMessenger, Messenger, deliver
 from asyncfabric.kv.opening import open_pool
 from asyncfabric.kv.outbox import KvJob, KvOutbox, open_outbox
-from asyncfabric.kv.pool import KvPool
+from asyncfabric.kv.pool import KvPool, PageTicket
+from asyncfabric.kv.posting import StreamProgress
 from asyncfabric.kv.protocol import SourceAction, SourceMachine, SourceVerdict, TargetMachine, TargetState
 from asyncfabric.kv.relayout import Batch, KvPlan, PlacedPlan, context_rank, expected_arrivals, serves
 from asyncfabric.kv.stream import KvStream, open_stream
@@ -51,10 +52,12 @@ __all__ = [
     "LedgerReport",
     "Messenger",
     "PageLedger",
+    "PageTicket",
     "PlacedPlan",
     "SourceAction",
     "SourceMachine",
     "SourceVerdict",
+    "StreamProgress",
     "TargetMachine",
     "TargetState",
     "context_rank",

@@ -144,6 +144,11 @@ class KvInbox:
         self._requests: dict[int, KvRequest] = {}
         self._loss: PeerLoss | None = None
 
+    @property
+    def requests(self) -> tuple[KvRequest, ...]:
+        """Requests whose sources may still write, or may still answer."""
+        return tuple(self._requests.values())
+
     @asynccontextmanager
     async def request(
         self,

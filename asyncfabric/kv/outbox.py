@@ -56,6 +56,11 @@ class KvJob:
         return self._open(source_pages)
 
     @property
+    def stream(self) -> KvStream | None:
+        """The stream that was opened last; None before the first."""
+        return self._streams[-1] if self._streams else None
+
+    @property
     def clean(self) -> bool:
         """Whether nothing of the job can reach the target any more."""
         return all(stream.ended and stream.clean for stream in self._streams)
@@ -100,6 +105,11 @@ class KvOutbox:
     def jobs(self) -> int:
         """Offers that are being served."""
         return len(self._jobs)
+
+    @property
+    def serving(self) -> tuple[KvJob, ...]:
+        """The offers that are being served."""
+        return tuple(self._jobs.values())
 
     def drain(self) -> None:
         """Refuse new offers from now on, for a node that is about to leave; see `drained`."""

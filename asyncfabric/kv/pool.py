@@ -35,8 +35,14 @@ _numbers = count()
 """Lease numbers of the process: they name leases on the wire, where two pools of one fabric must not be mixed up."""
 
 
-class _Ticket:
-    """One task that waits for pages."""
+class PageTicket:
+    """One task that waits for pages.
+
+    Attributes:
+        owner, pages, slots, deadline: what the lease is to be.
+        since: when it began to wait, on time.monotonic().
+        event, granted: how the pool answers.
+    """
 
     __slots__ = ("deadline", "event", "granted", "owner", "pages", "since", "slots")
 
@@ -75,11 +81,16 @@ class KvPool:
         self.warden: Warden = Warden(ledger, region, contexts)
         self._leases: dict[int, KvLease] = {}
         self._keys: dict[bytes, RegionKey] = {}
-        self._queue: deque[_Ticket] = deque()
+        self._queue: deque[PageTicket] = deque()
         self._closed = False
         on_host = region.device == "cpu"
         flat = np.frombuffer(region.memory, np.uint8) if on_host else None
         self._bytes = None if flat is None else flat.reshape(layout.layers, pages, layout.page_bytes)
+
+    @property
+    def queue(self) -> tuple[PageTicket, ...]:
+        """Tasks that wait for pages, the next one first."""
+        return tuple(self._queue)
 
     async def lease(
         self,
@@ -252,7 +263,7 @@ class KvPool:
         """Something changed: let the warden look whether it can fence now."""
         self.warden.look()
 
-    def _ticket(self, owner: str, tokens: int | None, pages: int | None, context: bool, deadline: float) -> _Ticket:
+    def _ticket(self, owner: str, tokens: int | None, pages: int | None, context: bool, deadline: float) -> PageTicket:
         if (tokens is None) == (pages is None):
             raise ValueError("name either tokens or pages of the lease")
         count = self.layout.pages_for(tokens) if tokens is not None else pages
@@ -261,9 +272,9 @@ class KvPool:
             raise ValueError(f"{owner} wants {count} pages, the pool has {self.pages}")
         if context and self.ledger.slots == 0:
             raise ValueError("the pool has no context slots; open it with contexts= and a layout with context_bytes")
-        return _Ticket(owner, count, int(context), deadline)
+        return PageTicket(owner, count, int(context), deadline)
 
-    def _grant(self, ticket: _Ticket) -> KvLease:
+    def _grant(self, ticket: PageTicket) -> KvLease:
         number = next(_numbers)
         pages, slot = self.ledger.hold(number, ticket.pages, ticket.slots)
         lease = self._leases[number] = KvLease(self, number, ticket.owner, pages, slot, ticket.deadline)

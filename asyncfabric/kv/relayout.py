@@ -7,6 +7,7 @@ adjacent, and never because page numbers happen to follow each other (the target
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class KvPlan:
     Attributes:
         source, target: the two layouts.
         tokens: tokens of the request.
+        runs: token runs of the request.
         rotation: shifts which of several ranks with the same head is the source, so that requests share the load.
         pieces: pieces of one layer, which is what the target counts for a layer in which this source serves.
     """
@@ -65,19 +67,19 @@ class KvPlan:
         self.tokens = tokens
         self.rotation = rotation
         self._starts, self._ends = token_runs(source.page_tokens, target.page_tokens, tokens)
+        self.runs: int = len(self._starts)
+        self._even_tokens = source.page_tokens if source.page_tokens == target.page_tokens else 0
+        self._shares_heads = bool(_shared_heads(source, target))
+        self._turns = source.replicas
+        self._turn = (source.tp_rank - target.tp_rank - rotation) % self._turns
         self._kinds = _kinds(source, target, self._starts, self._ends)
         self.pieces: int = sum(
             len(kind.runs) * sum(len(pieces.source_offsets) for pieces in kind.pieces) for kind in self._kinds
         )
 
-    @property
-    def runs(self) -> int:
-        """How many token runs there are."""
-        return len(self._starts)
-
     def serves(self, layer: int) -> bool:
-        """Return whether this source writes this target's pages of a layer."""
-        return serves(self.source, self.target, layer, self.rotation)
+        """Return whether this source writes this target's pages of a layer; as the function `serves`."""
+        return self._shares_heads and layer % self._turns == self._turn
 
     def runs_ready(self, tokens_ready: int) -> int:
         """Return how many runs are complete once the first `tokens_ready` tokens are in place."""
@@ -85,6 +87,8 @@ class KvPlan:
             raise ValueError(f"tokens_ready must be in 0..{self.tokens}, got {tokens_ready}")
         if tokens_ready == self.tokens:
             return self.runs
+        if self._even_tokens:
+            return tokens_ready // self._even_tokens
         return int(np.searchsorted(self._ends, tokens_ready, side="right"))
 
     def place(self, source_pages: Ints, target_pages: Ints) -> PlacedPlan:
@@ -97,12 +101,13 @@ class KvPlan:
 
 
 class PlacedPlan:
-    """A plan with block tables: byte offsets for every piece of layer 0, computed once and sliced for each push."""
+    """A plan with block tables: byte offsets for every piece of layer 0, computed once and sliced for each chunk."""
 
     def __init__(self, plan: KvPlan, source_pages: Ints, target_pages: Ints) -> None:
         """Not for users: see KvPlan.place."""
         self.plan = plan
         self._rows: list[tuple[Ints, int, Batch]] = []
+        self._sliced: tuple[int, int, tuple[Batch, ...]] = (0, 0, ())
         for kind in plan._kinds:
             first = plan._starts[kind.runs]
             source_base = source_pages[first // plan.source.page_tokens] * plan.source.page_bytes
@@ -113,17 +118,26 @@ class PlacedPlan:
                 each = len(pieces.source_offsets)
                 self._rows.append((kind.runs, each, Batch(pieces.length_bytes, sources, targets)))
 
-    def batches(self, first_run: int, end_run: int) -> list[Batch]:
-        """Return what to write for runs first_run .. end_run - 1 of one layer; offsets are those of layer 0."""
-        found = []
+    def batches(self, first_run: int, end_run: int) -> tuple[Batch, ...]:
+        """Return what to write for runs first_run .. end_run - 1 of one layer; offsets are those of layer 0.
+
+        The slices are kept until other runs are asked for: the layers of a chunk have them in common.
+        """
+        first, end, slices = self._sliced
+        if (first, end) != (first_run, end_run):
+            slices = tuple(self._slices(first_run, end_run))
+            self._sliced = first_run, end_run, slices
+        return slices
+
+    def _slices(self, first_run: int, end_run: int) -> Iterator[Batch]:
         for runs, each, batch in self._rows:
-            begin = int(np.searchsorted(runs, first_run)) * each
-            end = int(np.searchsorted(runs, end_run)) * each
-            if begin < end:
-                found.append(
-                    Batch(batch.length_bytes, batch.source_offsets[begin:end], batch.target_offsets[begin:end])
-                )
-        return found
+            if len(runs) == self.plan.runs:  # all runs are of this kind, as with pages of one size: no search
+                first, end = first_run, end_run
+            else:
+                first, end = runs.searchsorted((first_run, end_run)).tolist()
+            if first < end:
+                part = slice(first * each, end * each)
+                yield Batch(batch.length_bytes, batch.source_offsets[part], batch.target_offsets[part])
 
 
 def serves(source: KvLayout, target: KvLayout, layer: int, rotation: int = 0) -> bool:

@@ -1,28 +1,24 @@
 """KvStream: the sender's side of one request. Posts pages as layers are computed; ends when nothing of it is under way.
 
 Runs on the event loop's thread; a compute thread reaches it through its loop (trio.from_thread, run_sync_soon). `push`
-never waits: what finds no room in the engine's queue is kept and posted by the next push or by `finish`.
+never waits: what finds no room in the engine's queue is kept and posted by the next push or by `finish`. Here stands
+what is to be written; the writes themselves are those of `Posting`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric import BusyError, ClosedError, Fabric, FabricError, RegionSlice, Transfer
-from asyncfabric._bridge.status import StatusCode
+from asyncfabric import ClosedError, Fabric, RegionSlice
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.messages import KvOffer
 from asyncfabric.kv.pool import KvPool
+from asyncfabric.kv.posting import Post, Posting, StreamProgress
 from asyncfabric.kv.relayout import Batch, KvPlan, context_rank
-
-logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 
 class KvStream:
@@ -30,32 +26,44 @@ class KvStream:
 
     Attributes:
         offer: what is streamed to.
-        pieces: pieces posted so far; the target counts as many.
-        bytes: bytes posted so far.
         finished: whether `finish` returned: everything of this rank has arrived.
-        clean: after the end: whether it is certain that nothing of this stream can still reach the target.
     """
 
     def __init__(self, fabric: Fabric, pool: KvPool, offer: KvOffer, source_pages: NDArray[np.int64]) -> None:
         """Not for users: `async with open_stream(...)`."""
         self.offer = offer
-        self.pieces: int = 0
-        self.bytes: int = 0
-        self.clean: bool = True
-        self._fabric = fabric
+        self.finished: bool = False
         self._pool = pool
         self._plan = KvPlan(pool.layout, offer.layout, offer.tokens, offer.rotation)
         self._placed = self._plan.place(source_pages, offer.block_table())
         self._pages_key = pool.key_of(offer.pages_key)
         self._context_key = pool.key_of(offer.context_key) if offer.context_key else None
-        self._pushed = [0] * pool.layout.layers
-        self._backlog: deque[tuple[int, Batch, object]] = deque()
-        self._transfers: list[Transfer] = []
+        self._posting = Posting(fabric, pool.region, self._pages_key, offer.lease)
+        layers = range(pool.layout.layers)
+        self._pushed = [0] * len(layers)
+        self._served = [self._plan.serves(layer) for layer in layers]
+        self._imms = [offer.imm_of(layer) for layer in layers]
+        self._source_step = pool.layout.layer_bytes(pool.pages)
+        self._target_step = offer.layout.layer_bytes(offer.pool_pages)
         self._context_sent = False
         self._ended = False
         self._drained = False
-        self.finished: bool = False
         self._check_keys()
+
+    @property
+    def pieces(self) -> int:
+        """Pieces posted so far; the target counts as many."""
+        return self._posting.pieces
+
+    @property
+    def bytes(self) -> int:
+        """Bytes posted so far."""
+        return self._posting.bytes
+
+    @property
+    def clean(self) -> bool:
+        """After the end: whether it is certain that nothing of this stream can still reach the target."""
+        return self._posting.clean
 
     @property
     def layout(self) -> KvLayout:
@@ -92,19 +100,55 @@ class KvStream:
             ClosedError: the stream has ended.
         """
         if self._ended:
-            raise ClosedError(f"the stream to lease {self.offer.lease} has ended; nothing more can be pushed")
-        if not 0 <= layer < self.layout.layers:
-            raise ValueError(f"layer must be in 0..{self.layout.layers - 1}, got {layer}")
-        begin, end = self._pushed[layer], self._plan.runs_ready(tokens_ready)
+            raise self._over()
+        if not 0 <= layer < len(self._pushed):
+            raise self._no_layer(layer)
+        end = self._plan.runs_ready(tokens_ready)
+        begin = self._pushed[layer]
         if end <= begin:
             return 0
         self._pushed[layer] = end
-        if not self._plan.serves(layer):
+        if not self._served[layer]:
             return 0
-        batches = self._placed.batches(begin, end)
-        self._backlog.extend((layer, batch, after) for batch in batches)
-        self._post()
-        return sum(len(batch.source_offsets) for batch in batches)
+        posting, pieces = self._posting, 0
+        offsets = layer * self._source_step, layer * self._target_step
+        for batch in self._placed.batches(begin, end):
+            posting.add(Post(batch, *offsets, self._imms[layer], after))
+            pieces += len(batch.source_offsets)
+        posting.post()
+        return pieces
+
+    def push_layers(self, layers: Iterable[int], tokens_ready: int, *, after: object = None) -> int:
+        """Post several layers of which as many tokens are in place, in as few submissions as can be.
+
+        Layers that have one counter (an offer without `per_layer`) and were pushed equally far go together; each other
+        one goes as if by `push`.
+
+        Args:
+            layers: the layers that were computed.
+            tokens_ready: tokens in place in each of them, counted from the first of the request; grows.
+            after: as for `push`, of all of them.
+
+        Returns:
+            The pieces that this push added.
+
+        Raises:
+            ValueError, StaleKeyError, ClosedError: as for `push`; of a layer that does not exist nothing is posted.
+        """
+        if self._ended:
+            raise self._over()
+        end = self._plan.runs_ready(tokens_ready)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for layer in dict.fromkeys(layers):
+            if not 0 <= layer < len(self._pushed):
+                raise self._no_layer(layer)
+            if self._pushed[layer] < end:
+                groups.setdefault((self._pushed[layer], self._imms[layer]), []).append(layer)
+        pieces = 0
+        for (begin, imm), group in groups.items():
+            pieces += self._queue(group, begin, end, imm, after)
+        self._posting.post()
+        return pieces
 
     async def finish(self, context: RegionSlice | None = None) -> None:
         """Write the context and return when every byte of this stream has left and was acknowledged.
@@ -129,30 +173,20 @@ class KvStream:
             if context is None or context.length != length:
                 got = "none" if context is None else f"{context.length} bytes"
                 raise ValueError(f"rank {self.layout.tp_rank} sends a context of {length} bytes, got {got}")
-        await self.flush()
+        await self._posting.flush()
         if self.sends_context and not self._context_sent:
             assert context is not None and self._context_key is not None
-            while True:
-                try:
-                    self._transfers.append(
-                        self._fabric.write(context, self._context_key, 0, imm=self.offer.context_imm)
-                    )
-                    break
-                except BusyError:
-                    await self._fabric.wait_writable()
+            await self._posting.write(context, self._context_key, self.offer.context_imm)
             self._context_sent = True
-            self.bytes += context.length
-        await self._settled()
+        await self._posting.acknowledged()
+        self.finished = True
 
     async def flush(self) -> None:
         """Return when everything that was pushed is posted.
 
         Cancellation: the rest stays in the backlog, for the next push or finish.
         """
-        self._post()
-        while self._backlog:
-            await self._fabric.wait_writable()
-            self._post()
+        await self._posting.flush()
 
     async def aclose(self) -> None:
         """Stop posting, drain what is posted; afterwards nothing reads the source pages. Idempotent.
@@ -165,51 +199,34 @@ class KvStream:
         if self._ended:
             return
         self._ended = True
-        self._backlog.clear()
-        with anyio.CancelScope(shield=True):
-            for transfer in self._transfers:
-                transfer.cancel()
-            for transfer in self._transfers:
-                try:
-                    await transfer
-                except FabricError as error:
-                    if _code(transfer) != StatusCode.CANCELLED:
-                        self.clean = False
-                        logger.info("a transfer of the stream to lease %d ended in doubt: %s", self.offer.lease, error)
-        self._transfers.clear()
+        await self._posting.drain()
         self._drained = True
 
-    async def _settled(self) -> None:
-        for transfer in self._transfers:
-            await transfer
-        self._transfers.clear()
-        self.finished = True
+    def progress(self) -> StreamProgress:
+        """Return how far the pages are, the context left out."""
+        need = self._plan.pieces * sum(self._served)
+        return self._posting.progress(need, ending=self._ended)
 
-    def _post(self) -> None:
-        """Post from the backlog until it is empty or the engine has no room."""
-        offer = self.offer
-        while self._backlog:
-            layer, batch, after = self._backlog[0]
-            try:
-                transfer = self._fabric.write_pages(
-                    self._pool.region,
-                    batch.source_offsets,
-                    self._pages_key,
-                    batch.target_offsets,
-                    page_bytes=batch.length_bytes,
-                    source_stride=1,  # the lists hold byte offsets
-                    target_stride=1,
-                    source_offset=layer * self.layout.layer_bytes(self._pool.pages),
-                    target_offset=layer * offer.layout.layer_bytes(offer.pool_pages),
-                    imm=offer.imm_of(layer),
-                    after=after,
-                )
-            except BusyError:
-                return
-            self._transfers.append(transfer)
-            self._backlog.popleft()
-            self.pieces += len(batch.source_offsets)
-            self.bytes += len(batch.source_offsets) * batch.length_bytes
+    def _queue(self, layers: list[int], begin: int, end: int, imm: int, after: object) -> int:
+        """Queue runs begin .. end - 1 of layers with one counter, in one write for each length; return the pieces."""
+        for layer in layers:
+            self._pushed[layer] = end
+        moved = np.array([layer for layer in layers if self._served[layer]], np.int64)[:, None]
+        if not len(moved):
+            return 0
+        pieces = 0
+        for length, sources, targets in self._placed.batches(begin, end):
+            sources = (moved * self._source_step + sources).reshape(-1)
+            targets = (moved * self._target_step + targets).reshape(-1)
+            self._posting.add(Post(Batch(length, sources, targets), 0, 0, imm, after))
+            pieces += len(sources)
+        return pieces
+
+    def _over(self) -> ClosedError:
+        return ClosedError(f"the stream to lease {self.offer.lease} has ended; nothing more can be pushed")
+
+    def _no_layer(self, layer: int) -> ValueError:
+        return ValueError(f"layer must be in 0..{len(self._pushed) - 1}, got {layer}")
 
     def _check_keys(self) -> None:
         need = self.offer.layout.pool_bytes(self.offer.pool_pages)
@@ -245,7 +262,3 @@ async def open_stream(
         yield stream
     finally:
         await stream.aclose()
-
-
-def _code(transfer: Transfer) -> int:
-    return transfer.completion.code if transfer.completion is not None else int(StatusCode.CLOSED)

@@ -14,7 +14,6 @@ from asyncfabric.kv.loss import NEVER
 from asyncfabric.kv.outbox import KvJob, KvOutbox
 from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.protocol import TargetState
-from asyncfabric.kv.stream import KvStream
 
 MOST_HOLDERS = 4
 """Holders of pages that are named to who waits for pages, those with most pages first."""
@@ -32,20 +31,20 @@ def waiting(fabric: Fabric, pools: Iterable[KvPool] = (), ends: Iterable[KvInbox
         ends: inboxes and outboxes on the fabric.
     """
     lines: list[Waiting] = []
-    told: set[int] = set()  # imms of counters that a request's line stands for
+    shown: set[int] = set()  # imms of counters that a request's line stands for
     for end in ends:
         if isinstance(end, KvInbox):
-            for request in end._requests.values():
+            for request in end.requests:
                 lines += request_waits(request)
-                told.update(counter.imm for counter in request.lease._counters)
+                shown.update(request.lease.imms)
         else:
-            lines += [job_waits(job) for job in end._jobs.values()]
+            lines += [job_waits(job) for job in end.serving]
     for pool in pools:
         lines += pool_waits(pool)
     lines += [
         line
         for line in fabric.why()
-        if line.need < NEVER and line.what != "messages()" and line.detail.get("imm", -1) not in told
+        if line.need < NEVER and line.what != "messages()" and line.detail.get("imm", -1) not in shown
     ]
     return sorted(lines, key=lambda line: line.since or float("inf"))
 
@@ -57,9 +56,9 @@ def request_waits(request: KvRequest) -> list[Waiting]:
     if machine.state is TargetState.CANCELLING:
         decided = len(machine.verdicts) - len(machine.undecided)
         return [_line(request, "its sources to confirm that they stopped", decided, len(machine.verdicts), late)]
-    if machine.over or lease.released or not lease._counters or lease.arrived_all():
+    imms = lease.imms
+    if machine.over or lease.released or not imms or lease.arrived_all():
         return []
-    imms = [counter.imm for counter in lease._counters]
     goal = f"arrivals of imm {imms[0]}" if len(imms) == 1 else f"arrivals of {len(imms)} imms"
     return [_line(request, goal, lease.arrived, lease.expected, late, imms[0])]
 
@@ -68,20 +67,18 @@ def job_waits(job: KvJob) -> Waiting:
     """Return the line of a job of a source: what its stream has to do next."""
     offer = job.offer
     what = f"stream to lease {offer.lease} of fabric {offer.target:016x}"
-    if not job._streams:
+    if job.stream is None:
         return Waiting(what, "its first page", 0, 1, since=job.since, detail={"lease": offer.lease})
-    stream = job._streams[-1]
-    need = pieces_of(stream)
-    detail = {"lease": offer.lease, "bytes": stream.bytes, "backlog": len(stream._backlog)}
-    if stream._ended:
-        return Waiting(what, "what is posted to drain", stream.pieces, need, since=job.since, detail=detail)
-    if stream.pieces < need:
-        goal = "room in the engine" if stream._backlog else "pieces to be computed"
-        return Waiting(what, goal, stream.pieces, need, since=job.since, detail=detail)
-    acknowledged = sum(transfer.done for transfer in stream._transfers)
-    missing = (f"fabric {offer.target:016x}",) if acknowledged < len(stream._transfers) else ()
+    at = job.stream.progress()
+    detail = {"lease": offer.lease, "bytes": job.stream.bytes, "backlog": at.queued}
+    if at.ending:
+        return Waiting(what, "what is posted to drain", at.pieces, at.need, since=job.since, detail=detail)
+    if at.pieces < at.need:
+        goal = "room in the engine" if at.queued else "pieces to be computed"
+        return Waiting(what, goal, at.pieces, at.need, since=job.since, detail=detail)
+    missing = (f"fabric {offer.target:016x}",) if at.acknowledged < at.submitted else ()
     goal = "acknowledgements" if missing else "its end"
-    return Waiting(what, goal, acknowledged, len(stream._transfers), missing, job.since, detail)
+    return Waiting(what, goal, at.acknowledged, at.submitted, missing, job.since, detail)
 
 
 def pool_waits(pool: KvPool) -> list[Waiting]:
@@ -93,14 +90,8 @@ def pool_waits(pool: KvPool) -> list[Waiting]:
         goal, holders = "pages; quarantined ones are fenced first", ()
     return [
         Waiting(ticket.owner, goal, min(free, ticket.pages), ticket.pages, holders, ticket.since)
-        for ticket in pool._queue
+        for ticket in pool.queue
     ]
-
-
-def pieces_of(stream: KvStream) -> int:
-    """Return how many pieces a stream has to post in all, without the context."""
-    plan = stream._plan
-    return sum(plan.pieces for layer in range(stream.layout.layers) if plan.serves(layer))
 
 
 def _line(request: KvRequest, goal: str, have: int, need: int, late: tuple[str, ...], imm: int = -1) -> Waiting:

@@ -81,6 +81,7 @@ def test_each_byte_is_written_once_by_the_right_byte(case: tuple[KvLayout, KvLay
                     runs = plan.runs_ready(ready)
                     batches = placed.batches(done, runs)
                     done = runs
+                    assert plan.serves(layer) == serves(plan.source, mine, layer, rotation)
                     if not plan.serves(layer):
                         continue
                     for length, sources, targets in batches:
