@@ -130,9 +130,11 @@ def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
 @sizes_option("64KiB", "Sizes of a page of one layer.", "--page-bytes")
 @click.option("--pages", type=click.IntRange(1), default=4096, show_default=True, help="Pages of one stream.")
 @click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of one stream.")
-def kv(layers: int, **arguments: Any) -> int:
+@click.option("--chunks", type=click.IntRange(1, 4096), default=1, show_default=True, help="Parts of the prompt.")
+@click.option("--together", is_flag=True, help="Push all layers of a chunk in one call.")
+def kv(layers: int, chunks: int, together: bool, **arguments: Any) -> int:
     """Measure streams of KvCache layers between two pools, and what they cost the source's event loop."""
-    from asyncfabric_services.bench.kv_run import run_kv
+    from asyncfabric_services.bench.kv_run import Shape, run_kv
     from asyncfabric_services.bench.kv_workload import layout_of
 
     options = options_of(arguments)
@@ -144,7 +146,7 @@ def kv(layers: int, **arguments: Any) -> int:
         if size * layers > options.region_bytes:
             raise click.BadParameter(f"{layers} pages of {format_size(size)} do not fit", param_hint="--region")
     title = f"KvCache streams over {options.provider}, {options.memory} memory, {options.polling}"
-    return measured(title, lambda report: run_kv(options, report, layers), arguments)
+    return measured(title, lambda report: run_kv(options, report, Shape(layers, chunks, together)), arguments)
 
 
 @bench.command()

@@ -6,6 +6,7 @@ The pool lives in a task beside the calls, since it has tasks of its own.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import trio
 from asyncfabric.bench.pattern import POISON, random_bytes, verdict
 from asyncfabric.kv import KvLease, KvOffer, KvPool, decode_message, encode_message, open_pool
 from asyncfabric_services.bench.fabric_station import FabricStation, MemoryKind
-from asyncfabric_services.bench.kv_workload import layout_of, stream_layers
+from asyncfabric_services.bench.kv_workload import layout_of, stream_layers, write_layers
 
 
 class KvStation(FabricStation):
@@ -77,19 +78,16 @@ class KvStation(FabricStation):
         self._lease.release()
         return arrived
 
-    async def do_stream(self, offer: str) -> dict[str, Any]:
-        """Stream to an offer from as many pages of the own pool."""
+    async def do_stream(self, offer: str, chunks: int, together: bool, bare: bool) -> dict[str, Any]:
+        """Stream to an offer from as many pages of the own pool, or write the same pages with bare calls."""
         message = decode_message(bytes.fromhex(offer))
         assert isinstance(message, KvOffer)
         async with await self._pool.lease("bench", tokens=message.tokens) as lease:
-            run = await stream_layers(self._pool, message, lease.pages)
-        return {
-            "started_ns": run.started_ns,
-            "finished_ns": run.finished_ns,
-            "host_seconds": run.host_seconds,
-            "pages": run.pages,
-            "source_pages": lease.pages.tolist(),
-        }
+            if bare:
+                run = await write_layers(self._pool, message, lease.pages, chunks=chunks)
+            else:
+                run = await stream_layers(self._pool, message, lease.pages, chunks=chunks, together=together)
+        return asdict(run) | {"source_pages": lease.pages.tolist()}
 
     async def do_check_stream(self, seed: int, source_pages: list[int]) -> str:
         """Check that the last lease holds those pages of the sender's seed, and all else poison; "" is good."""

@@ -75,6 +75,8 @@ def figure(row: Mapping[str, Any]) -> str:
         return f"unawaited, growth {row['growth_bytes'] / 1e6:.1f} MB"
     if "over_bare" in row:
         return f"{row['figure']}, {row['over_bare']:.2f} x bare"
+    if "push_cpu_us" in row:
+        return f"{row['figure']}, {row['push_cpu_us']:.1f} us a push"
     if row["figure"] == "call-keeps-loop":
         return "call keeps the loop"
     return str(row["limit"] if row["bench"] == "limits" else row["figure"])
