@@ -98,9 +98,9 @@ class KvRequest:
             self._raise()
 
     def note(self) -> None:
-        """The machine changed: wake waiters that wait in vain, settle the lease when there is proof."""
+        """The machine changed: wake waiters that wait in vain, unexpose the lease when there is proof."""
         if self.machine.reusable and (self.lease.exposed or self.lease.released):
-            self.lease.settle()
+            self.lease.unexpose()
         if self.machine.over:
             for scope in self._scopes:
                 scope.cancel()
@@ -200,7 +200,7 @@ class KvInbox:
         machine = TargetMachine(offer.target, offer.lease, tuple(addresses))
         called = {address.incarnation: name for address, name in zip(sources, names, strict=False)}
         request = KvRequest(lease, machine, addresses, called)
-        self._forget_settled()
+        self._forget_unexposed()
         self._requests[offer.lease] = request
         unasked = set(addresses)
         try:
@@ -273,7 +273,7 @@ class KvInbox:
                 request.machine.lose(incarnation, f"a source is lost: {reason}")
                 request.note()
 
-    def _forget_settled(self) -> None:
+    def _forget_unexposed(self) -> None:
         """Drop requests whose pages came back by a fence: a late message about them says nothing new."""
         quarantined = self._pool.ledger.quarantined
         for number, request in list(self._requests.items()):

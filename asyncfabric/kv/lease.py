@@ -191,7 +191,7 @@ class KvLease:
         except ClosedError:
             self._check_offered()
             raise
-        self.settle()
+        self.unexpose()
 
     async def wait_layer(self, layer: int, peers: list[Peer] | None = None) -> None:
         """Return when all pages of one layer have arrived.
@@ -214,12 +214,12 @@ class KvLease:
             self._check_offered()
             raise
 
-    def settle(self) -> None:
+    def unexpose(self) -> None:
         """Note the proof that no writer is left: everything arrived, or every source confirmed that it stopped."""
         if self._released:
             self.pool.confirm(self.number)
         elif self.exposed:
-            self.pool.ledger.settle(self.number)
+            self.pool.ledger.unexpose(self.number)
             self.pool.look()
 
     def release(self) -> bool:

@@ -115,7 +115,7 @@ class PageLedger:
             raise InternalError("pages were exposed while the keys of their region were being revoked")
         self._held[lease].exposed = True
 
-    def settle(self, lease: int) -> None:
+    def unexpose(self, lease: int) -> None:
         """Note the proof that no writer of a lease is left: everything arrived, or each source confirmed."""
         self._held[lease].exposed = False
 
@@ -144,7 +144,7 @@ class PageLedger:
         return self._fencing
 
     def fence_end(self) -> frozenset[int]:
-        """End a fence that was successful: frees what was quarantined, settles what was exposed, returns the latter."""
+        """End a fence that was successful: frees what was quarantined, unexposes and returns what was exposed."""
         fenced, self._fencing = self._fencing or frozenset(), None
         for lease in fenced & self.quarantined:
             self._put_back(self._quarantined.pop(lease))

@@ -1,4 +1,4 @@
-"""open_pool: memory for a pool, its warden beside it, and the end of both.
+"""open_pool: memory for a pool, its key revoker beside it, and the end of both.
 
 Runs on the event loop's thread.
 """
@@ -66,7 +66,7 @@ async def open_pool(
         context_region = regions[1] if contexts else None
         pool = KvPool(fabric, layout, pages, regions[0], context_region, PageLedger(pages, contexts, order))
         async with beside() as tasks:
-            tasks.start_soon(pool.warden.guard, pool.fence)
+            tasks.start_soon(pool.revoker.guard, pool.fence)
             try:
                 yield pool
             finally:

@@ -1,7 +1,7 @@
 """KvPool: registered paged memory, who may have pages of it next, and views of them.
 
 Runs on the event loop's thread. Pages are a view of one region, layer after layer. The books are the ledger's, the
-fence is the warden's, how a pool is opened stands in `opening`; messages and streams do not belong here.
+fence is the key revoker's, how a pool is opened stands in `opening`; messages and streams do not belong here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncfabric import BusyError, ClosedError, Fabric, Region, RegionKey, Regio
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.lease import KvLease
 from asyncfabric.kv.ledger import LedgerReport, PageLedger
-from asyncfabric.kv.warden import Warden
+from asyncfabric.kv.revoker import KeyRevoker
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class KvPool:
         region: the registered memory, `layout.pool_bytes(pages)` bytes.
         context_region: `contexts` slots of `layout.context_bytes`, or None.
         ledger: who holds what.
-        warden: wins quarantined pages back.
+        revoker: wins quarantined pages back.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class KvPool:
         self.region = region
         self.context_region = contexts
         self.ledger = ledger
-        self.warden: Warden = Warden(ledger, region, contexts)
+        self.revoker: KeyRevoker = KeyRevoker(ledger, region, contexts)
         self._leases: dict[int, KvLease] = {}
         self._keys: dict[bytes, RegionKey] = {}
         self._queue: deque[PageTicket] = deque()
@@ -146,7 +146,7 @@ class KvPool:
         """Return a lease at once; raises BusyError when pages are missing or others wait, otherwise as `lease`."""
         ticket = self._ticket(owner, tokens, pages, context, deadline)
         self._check_open()
-        if self._queue or self.warden.holds_back():
+        if self._queue or self.revoker.holds_back():
             raise BusyError(
                 f"{owner} wants {ticket.pages} pages, {len(self._queue)} others wait for theirs",
                 remedy="await pool.lease(), which keeps the order",
@@ -207,17 +207,17 @@ class KvPool:
     async def fence(self) -> None:
         """Revoke every key to the pool and return when no write under an old key can land any more.
 
-        Frees what is quarantined. Leases that are still receiving fail with StaleKeyError: the warden therefore waits
-        for a moment without any, and calling this is for those who cannot wait.
+        Frees what is quarantined. Leases that are still receiving fail with StaleKeyError: the key revoker therefore
+        waits for a moment without any, and calling this is for those who cannot wait.
 
         Raises:
             FabricError: the engine could not promise it; the pages stay quarantined and nothing is exposed until a
                 later fence succeeds.
 
-        Cancellation: only the wait ends; nothing is freed, and the warden fences again.
+        Cancellation: only the wait ends; nothing is freed, and the key revoker fences again.
         """
         self._check_open()
-        for number in await self.warden.fence():
+        for number in await self.revoker.fence():
             if (lease := self._leases.get(number)) is not None:
                 lease.interrupt()
         self._serve()
@@ -227,7 +227,7 @@ class KvPool:
 
         Cancellation: only this wait ends.
         """
-        await self.warden.until_open()
+        await self.revoker.until_open()
         self._check_open()
 
     def key_of(self, data: bytes) -> RegionKey:
@@ -247,7 +247,7 @@ class KvPool:
         self._leases.pop(lease.number, None)
         free = self.ledger.release(lease.number)
         if not free:
-            self.warden.quarantined()
+            self.revoker.quarantined()
             logger.info("%r: %d pages are quarantined until its sources confirm or are fenced", lease, len(lease.pages))
         self._serve()
         self.look()
@@ -256,12 +256,12 @@ class KvPool:
     def confirm(self, number: int) -> None:
         """A late proof for a lease that was given back already: free its quarantined pages."""
         if self.ledger.confirm(number):
-            self.warden.freed()
+            self.revoker.freed()
             self._serve()
 
     def look(self) -> None:
-        """Something changed: let the warden look whether it can fence now."""
-        self.warden.look()
+        """Something changed: let the key revoker look whether it can fence now."""
+        self.revoker.look()
 
     def _ticket(self, owner: str, tokens: int | None, pages: int | None, context: bool, deadline: float) -> PageTicket:
         if (tokens is None) == (pages is None):
@@ -281,7 +281,7 @@ class KvPool:
         return lease
 
     def _serve(self) -> None:
-        while self._queue and not self._closed and not self.warden.holds_back():
+        while self._queue and not self._closed and not self.revoker.holds_back():
             ticket = self._queue[0]
             if not self.ledger.can_hold(ticket.pages, ticket.slots):
                 return
@@ -298,7 +298,7 @@ class KvPool:
         for ticket in self._queue:
             ticket.event.set()
         self._queue.clear()
-        self.warden.close()
+        self.revoker.close()
 
     def __repr__(self) -> str:
         return f"<KvPool of {self.pages} pages, {self.ledger.free} free>"

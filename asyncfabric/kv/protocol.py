@@ -108,7 +108,7 @@ class TargetMachine:
             return []
         if self.state is TargetState.STREAMING:
             self.state = TargetState.CANCELLING
-        self._settle()
+        self._end_if_decided()
         return [(source, KvCancel(target=self.target, lease=self.lease)) for source in self.undecided]
 
     def lose(self, source: Hashable, reason: str) -> None:
@@ -136,9 +136,9 @@ class TargetMachine:
         self.verdicts[source] = verdict
         if self.state is TargetState.STREAMING and not self.failure:
             self.failure, self.failed_source = reason, source
-        self._settle()
+        self._end_if_decided()
 
-    def _settle(self) -> None:
+    def _end_if_decided(self) -> None:
         if self.state in (TargetState.COMPLETE, TargetState.ENDED) or self.undecided:
             return
         stranded = SourceVerdict.LOST in self.verdicts.values()

@@ -86,7 +86,7 @@ def pool_waits(pool: KvPool) -> list[Waiting]:
     held = sorted(pool.owners().items(), key=lambda one: -one[1])[:MOST_HOLDERS]
     holders = tuple(f"{owner} ({pages} pages)" for owner, pages in held if pages)
     free, goal = pool.ledger.free, "pages"
-    if pool.warden.holds_back():
+    if pool.revoker.holds_back():
         goal, holders = "pages; quarantined ones are fenced first", ()
     return [
         Waiting(ticket.owner, goal, min(free, ticket.pages), ticket.pages, holders, ticket.since)

@@ -92,7 +92,7 @@ class Interleavings(RuleBasedStateMachine):
         if lease.released:
             self.ledger.confirm(number)
         elif number in self.ledger.exposed:
-            self.ledger.settle(number)
+            self.ledger.unexpose(number)
 
     def _streaming(self) -> list[int]:
         return [number for number, one in self.leases.items() if one.machine.state is TargetState.STREAMING]
@@ -188,7 +188,7 @@ class Interleavings(RuleBasedStateMachine):
         lease = self.leases[stream.lease]
         held = not lease.released and stream.lease in self.ledger.report().holders
         assert held or stream.lease in self.ledger.quarantined, f"lease {stream.lease} was written to after its end"
-        assert held is False or stream.lease in self.ledger.exposed, "written to while it was thought to be settled"
+        assert held is False or stream.lease in self.ledger.exposed, "written to while it was thought to be unexposed"
         return True
 
     @precondition(lambda self: self._active())

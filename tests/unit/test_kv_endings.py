@@ -45,7 +45,7 @@ async def test_a_source_that_was_never_asked_is_not_waited_for() -> None:
             took = anyio.current_time() - begun
             tasks.start_soon(go_on, still)
         tasks.cancel_scope.cancel()
-        assert patience.cancelled_caught and took < 10 and found.pool.warden.fences == 0
+        assert patience.cancelled_caught and took < 10 and found.pool.revoker.fences == 0
         await idle(found)
 
 
@@ -70,7 +70,7 @@ async def test_cancelled_in_the_middle(opening: Any) -> None:
                 await half.wait()
             assert stopped.is_set() and not lease.exposed
         await idle(found)
-        assert found.pool.warden.fences == 0
+        assert found.pool.revoker.fences == 0
 
 
 async def test_a_source_that_never_confirms_is_fenced_off(opening: Any) -> None:
@@ -102,7 +102,7 @@ async def test_a_source_that_never_confirms_is_fenced_off(opening: Any) -> None:
         assert lease.exposed
         assert not lease.release()
         again = await found.pool.lease("next", pages=8)
-        assert found.pool.warden.fences == 1
+        assert found.pool.revoker.fences == 1
         for layer in range(3):
             for page in range(8):
                 found.pool.page(layer, page)[:] = 0x11
@@ -179,7 +179,7 @@ async def test_a_source_stops_by_itself_at_the_deadline(opening: Any) -> None:
                 if await is_set(begun, within_s):
                     await found.sources[0].outbox.drained()
             await idle(found)
-            assert found.pool.warden.fences == 0
+            assert found.pool.revoker.fences == 0
         if begun.is_set():
             return
     raise AssertionError(f"no source began within {PATIENCE_S[-1]} s")
@@ -204,7 +204,7 @@ async def test_a_leaseholder_gives_up_at_the_deadline(opening: Any) -> None:
                     await request.wait()
             over.set()
             async with await found.pool.lease("all", pages=64):
-                assert found.pool.warden.fences == 1
+                assert found.pool.revoker.fences == 1
             return
     raise AssertionError(f"no source began within {PATIENCE_S[-1]} s")
 

@@ -17,7 +17,7 @@ from fabrics import open_fake, settled
 
 import asyncfabric as af
 from asyncfabric.kv import KvLayout, KvPool, PageLedger, open_pool
-from asyncfabric.kv.warden import QUARANTINE_PATIENCE_S
+from asyncfabric.kv.revoker import QUARANTINE_PATIENCE_S
 from asyncfabric.testing import FakeNetwork
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=4, page_tokens=4, dtype="float32")
@@ -209,7 +209,7 @@ async def test_pages_of_an_exposed_lease_come_back_by_a_fence_only() -> None:
         key = pool.region.key(access="write")
         assert not lease.release()
         async with await pool.lease("all", pages=8):
-            assert pool.warden.fences == 1
+            assert pool.revoker.fences == 1
             assert pool.region.key(access="write") != key, "the keys handed out before must be dead"
 
 
@@ -220,13 +220,13 @@ async def test_a_late_proof_frees_what_is_quarantined() -> None:
         lease = await expose(pool, 5)
         lease.release()
         await settled()
-        assert pool.report().quarantined == 5 and pool.warden.fences == 0, "fenced while somebody received"
-        lease.settle()
+        assert pool.report().quarantined == 5 and pool.revoker.fences == 0, "fenced while somebody received"
+        lease.unexpose()
         assert pool.report().quarantined == 0 and pool.report().free == 7
-        receiving.settle()
+        receiving.unexpose()
         receiving.release()
         await settled()
-        assert pool.warden.fences == 0
+        assert pool.revoker.fences == 0
 
 
 @pytest.mark.anyio
@@ -268,11 +268,11 @@ def test_new_leases_wait_when_a_quiet_moment_does_not_come() -> None:
 
             nursery.start_soon(take)
             await trio.testing.wait_all_tasks_blocked()
-            assert not got and pool.warden.fences == 0
-            receiving.settle()
+            assert not got and pool.revoker.fences == 0
+            receiving.unexpose()
             receiving.release()
             await trio.testing.wait_all_tasks_blocked()
-            assert pool.warden.fences == 1
+            assert pool.revoker.fences == 1
             got.pop().release()
             assert pool.report().free == 8
 
@@ -296,7 +296,7 @@ async def test_a_fence_that_fails_frees_nothing_and_is_tried_again(monkeypatch: 
         await anyio.lowlevel.checkpoint()
         assert pool.report().quarantined == 8
         async with await pool.lease("after", pages=8):
-            assert (pool.warden.fences, pool.warden.failed_fences) == (1, 1)
+            assert (pool.revoker.fences, pool.revoker.failed_fences) == (1, 1)
 
 
 def test_a_ledger_that_does_not_add_up_says_so() -> None:

@@ -40,7 +40,7 @@ async def test_a_request_arrives_whole(opening: Any, per_layer: bool) -> None:
             assert holds(found.pool, lease.pages, content_of(layout, 23))
             assert bytes(lease.context.memory) == bytes([7]) * 64
         await idle(found)
-        assert found.pool.warden.fences == 0
+        assert found.pool.revoker.fences == 0
 
 
 @pytest.mark.slow

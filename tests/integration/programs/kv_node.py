@@ -131,7 +131,7 @@ class Node:
         async with await self.pool.lease("everything", pages=self.pool.pages):
             np.frombuffer(self.pool.region.memory, np.uint8)[:] = 0x11
         report = self.pool.report()
-        return {"free": report.free, "quarantined": report.quarantined, "fences": self.pool.warden.fences}
+        return {"free": report.free, "quarantined": report.quarantined, "fences": self.pool.revoker.fences}
 
     async def report(self) -> dict[str, Any]:
         report = self.pool.report()

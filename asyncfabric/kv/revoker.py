@@ -1,9 +1,9 @@
-"""The warden of a pool: revokes all keys to it, so that pages whose writers gave no proof can be used again.
+"""KeyRevoker: revokes all keys to a pool, so that pages whose writers gave no proof can be used again.
 
 Runs on the event loop's thread, in a task of its own beside the pool. Disconnecting a source stops its next writes, but
-only a revocation returns with the promise that none can land any more; and it ends the writes of every source. So the
-warden fences when pages are quarantined and nobody receives; and when that moment does not come by itself, new leases
-wait until it does.
+only a revocation returns with the promise that none can arrive any more; and it ends the writes of every source. So
+this fences when pages are quarantined and nobody receives; when that moment does not come by itself, new leases
+wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUARANTINE_PATIENCE_S = 5.0
 FENCE_RETRY_S = 0.25
 
 
-class Warden:
+class KeyRevoker:
     """Fences one pool.
 
     Attributes:
