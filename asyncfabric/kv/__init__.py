@@ -2,7 +2,7 @@
 
 Leaseholder (decode):  open_pool, open_inbox; lease = await pool.lease(...); async with inbox.request(lease, ...).
 Source (prefill):      open_pool, open_outbox(handler); async with job.open_stream(pages); stream.push(layer, tokens).
-Both:                  KvLayout says how pages lie; deliver(messenger, desks) moves the protocol's messages.
+Both:                  KvLayout says how pages lie; deliver(messenger, handlers) moves the protocol's messages.
 """
 
 from asyncfabric.kv.inbox import KvInbox, KvRequest, open_inbox
@@ -19,7 +19,7 @@ from asyncfabric.kv.messages import (
     decode_message,
     encode_message,
 )
-from asyncfabric.kv.messenger import Desk, FabricMessenger, Messenger, deliver
+from asyncfabric.kv.messenger import FabricMessenger, MessageHandler, Messenger, deliver
 from asyncfabric.kv.opening import open_pool
 from asyncfabric.kv.outbox import KvJob, KvOutbox, open_outbox
 from asyncfabric.kv.pool import KvPool, PageTicket
@@ -32,7 +32,6 @@ from asyncfabric.kv.why import waiting
 __all__ = [
     "DTYPE_BYTES",
     "Batch",
-    "Desk",
     "FabricMessenger",
     "KvAccepted",
     "KvCancel",
@@ -50,6 +49,7 @@ __all__ = [
     "KvStopped",
     "KvStream",
     "LedgerReport",
+    "MessageHandler",
     "Messenger",
     "PageLedger",
     "PageTicket",

@@ -48,25 +48,25 @@ class Messenger(Protocol):
         """
 
 
-class Desk(Protocol):
+class MessageHandler(Protocol):
     """An end of the protocol that takes messages: a KvInbox or a KvOutbox."""
 
     def handle(self, sender: int, message: KvMessage) -> bool:
-        """Take a message; returns False for one that is not for this desk."""
+        """Take a message; returns False for one that is not for this handler."""
 
 
-async def deliver(messenger: Messenger, desks: Iterable[Desk]) -> None:
-    """Hand each message to the desk that it is for, for ever; what nobody takes is logged and dropped.
+async def deliver(messenger: Messenger, handlers: Iterable[MessageHandler]) -> None:
+    """Hand each message to the handler that it is for, for ever; what nobody takes is logged and dropped.
 
     Raises:
         ClosedError: the messenger was closed.
 
     Cancellation: no message is lost.
     """
-    ends = tuple(desks)
+    ends = tuple(handlers)
     while True:
         sender, message = await messenger.receive()
-        if not any(desk.handle(sender, message) for desk in ends):
+        if not any(end.handle(sender, message) for end in ends):
             logger.warning("nobody takes %s from fabric %016x", type(message).__name__, sender)
 
 
