@@ -107,7 +107,7 @@ class KvRequest:
         self._changed.tell()
 
     async def decided(self) -> None:
-        """Return when no source is left that may write and may still tell.
+        """Return when no source is left that may write and may still answer.
 
         Cancellation: only this wait ends.
         """
@@ -124,7 +124,7 @@ class KvRequest:
         text = f"{lease!r}: {machine.failure}{have}"
         if machine.verdicts.get(machine.failed_source) is SourceVerdict.LOST:
             raise PeerError(text, remedy="release the lease and ask another source with a new one")
-        raise TransferError(text, remedy="the source says why; other requests go on")
+        raise TransferError(text, remedy="the reason is the source's; other requests go on")
 
 
 class KvInbox:
@@ -182,7 +182,7 @@ class KvInbox:
         Raises:
             ValueError: as KvLease.offer, or not one address (and name, where names are given) for each rank.
 
-        Cancellation: on leaving, sources are told and have `confirm_s` to confirm, shielded; then it goes on.
+        Cancellation: on leaving, sources get a cancellation and have `confirm_s` to confirm, shielded; then it goes on.
         """
         if len(sources) != source.tp_size:
             raise ValueError(f"the source has {source.tp_size} ranks, got {len(sources)} addresses")
@@ -244,7 +244,7 @@ class KvInbox:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(self._confirm_s):
                     for source, message in machine.cancel():
-                        await self._tell(request, int(str(source)), message)
+                        await self._send(request, int(str(source)), message)
                     await request.decided()
                 for silent in machine.undecided:
                     machine.lose(silent, f"a source did not confirm within {self._confirm_s:g} s")
@@ -253,11 +253,11 @@ class KvInbox:
         if machine.reusable:
             self._requests.pop(machine.lease, None)
 
-    async def _tell(self, request: KvRequest, source: int, message: KvMessage) -> None:
+    async def _send(self, request: KvRequest, source: int, message: KvMessage) -> None:
         try:
             await self._messenger.send(request._addresses[source], message)
         except FabricError as error:
-            request.machine.lose(source, f"a source cannot be told to stop: {error}")
+            request.machine.lose(source, f"a source cannot be reached to stop it: {error}")
 
     async def _disconnect(self, peer: Peer | None) -> None:
         if peer is None:
@@ -274,7 +274,7 @@ class KvInbox:
                 request.note()
 
     def _forget_unexposed(self) -> None:
-        """Drop requests whose pages came back by a fence: a late message about them says nothing new."""
+        """Drop requests whose pages came back by a fence: a late message about them has nothing new."""
         quarantined = self._pool.ledger.quarantined
         for number, request in list(self._requests.items()):
             if request.lease.released and number not in quarantined:

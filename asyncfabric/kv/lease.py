@@ -30,7 +30,7 @@ class KvLease:
 
     Attributes:
         number: number of the lease in its pool; grows.
-        owner: what the lease is for, in words; named when pages leak.
+        owner: what the lease is for, as text; named when pages leak.
         pages: the block table, one page number per `page_tokens` tokens.
         slot: the context slot, -1 without one.
         deadline: on the clock of the event loop (anyio.current_time()), infinite without one.

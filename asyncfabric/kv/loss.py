@@ -1,7 +1,7 @@
-"""PeerLoss: tells, once, that a peer of the fabric is lost; for ends of the protocol that do not wait for its arrivals.
+"""PeerLoss: reports, once, that a peer is lost; for ends of the protocol that do not wait for its arrivals.
 
-Runs on the event loop's thread, one task per peer. The fabric reports a loss to who waits for a counter with that peer
-declared, so each task waits for a count that never comes.
+Runs on the event loop's thread, one task per peer. The fabric reports a loss to tasks that wait for a
+counter with that peer declared, so each task waits for a count that never comes.
 """
 
 from __future__ import annotations

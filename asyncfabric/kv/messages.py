@@ -1,4 +1,4 @@
-"""What the two ends of a stream say to each other, as msgspec structs; bytes come from other processes and are checked.
+"""The messages of the two ends of a stream, as msgspec structs; bytes come from other processes and are checked.
 
 Pure values. Whoever carries them (fabric messages, actors, sockets) carries them whole, in any order, perhaps twice.
 """
@@ -41,7 +41,7 @@ class KvOffer(_Base, frozen=True, kw_only=True, tag="offer"):
         context_imm: immediate of the context.
         remaining_ns: time left until the leaseholder gives up, when the offer was made.
         trace: W3C traceparent, or empty.
-        body: what the nodes tell each other about the work, for example the prompt; not looked at here.
+        body: about the work, for the nodes, for example the prompt; not looked at here.
     """
 
     version: int = VERSION
@@ -91,7 +91,7 @@ class KvAccepted(_Base, frozen=True, kw_only=True, tag="accepted"):
 
 
 class KvRefused(_Base, frozen=True, kw_only=True, tag="refused"):
-    """The source will not write a byte, and says why."""
+    """The source will not write a byte, for this reason."""
 
     reason: str
 

@@ -29,7 +29,7 @@ from asyncfabric.kv.stream import KvStream, open_stream
 logger: logging.Logger = logging.getLogger("asyncfabric.kv")
 
 MOST_ADDRESSES = 1024
-"""Of leaseholders that are not being served; they say theirs with every offer."""
+"""Of leaseholders that are not being served; each offer carries one."""
 
 Handler = Callable[["KvJob"], Awaitable[None]]
 
@@ -82,7 +82,7 @@ class KvOutbox:
 
     Attributes:
         forged: messages that claim to come from somebody else; dropped and counted.
-        failures: handlers that raised; their leaseholders were told.
+        failures: handlers that raised; reported to their leaseholders.
     """
 
     def __init__(self, fabric: Fabric, pool: KvPool, messenger: Messenger, handler: Handler, tasks: TaskGroup) -> None:
@@ -157,7 +157,7 @@ class KvOutbox:
         elif action is SourceAction.STOP:
             self._jobs[message.target, message.lease].scope.cancel()
         if reply is not None:
-            self._tasks.start_soon(self._tell, sender, reply)
+            self._tasks.start_soon(self._send, sender, reply)
         return True
 
     def _note(self, target: int, address: FabricAddress) -> None:
@@ -171,7 +171,7 @@ class KvOutbox:
                 del self._addresses[idle]
 
     def _refusal(self, offer: KvOffer) -> str | None:
-        """Say why an offer cannot be served; None when it can."""
+        """Return why an offer cannot be served; None when it can."""
         if self._draining:
             return "this source is draining and takes no new work; ask another"
         ours = self._pool.layout
@@ -200,7 +200,7 @@ class KvOutbox:
         except Exception as error:
             self.failures += 1
             reason = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-            trouble = None if isinstance(error, FabricError) else error  # the fabric's errors say where they are from
+            trouble = None if isinstance(error, FabricError) else error  # the fabric's errors name where they are from
             logger.warning(
                 "serving lease %d of fabric %016x failed: %s", offer.lease, offer.target, reason, exc_info=trouble
             )
@@ -212,9 +212,9 @@ class KvOutbox:
             self._job_ended.tell()
             if stopped is not None:
                 with anyio.CancelScope(shield=True):
-                    await self._tell(offer.target, stopped)
+                    await self._send(offer.target, stopped)
 
-    async def _tell(self, target: int, message: KvMessage) -> None:
+    async def _send(self, target: int, message: KvMessage) -> None:
         address = self._addresses.get(target)
         if address is None:
             return
@@ -240,9 +240,9 @@ async def open_outbox(fabric: Fabric, pool: KvPool, messenger: Messenger, handle
         pool: where handlers keep the pages that they stream.
         messenger: carries the messages to the leaseholders.
         handler: called for each accepted offer, in a task of its own; it opens the stream with `job.open_stream`.
-            What it raises is told to the leaseholder and harms no other job.
+            What it raises is reported to the leaseholder and harms no other job.
 
-    Cancellation: jobs are cancelled, their streams drain, their leaseholders are told; then it goes on.
+    Cancellation: jobs are cancelled, their streams drain, their leaseholders get a report; then it goes on.
     """
     async with beside() as tasks:
         outbox = KvOutbox(fabric, pool, messenger, handler, tasks)

@@ -104,7 +104,7 @@ class KvPool:
         """Wait for pages and return them as a lease. First come, first served: a large request is never overtaken.
 
         Args:
-            owner: what the pages are for, in words.
+            owner: what the pages are for, as text.
             tokens: so many tokens must fit; or
             pages: so many pages.
             context: take a context slot too.
@@ -205,7 +205,7 @@ class KvPool:
         return found
 
     async def fence(self) -> None:
-        """Revoke every key to the pool and return when no write under an old key can land any more.
+        """Revoke every key to the pool and return when no write under an old key can arrive any more.
 
         Frees what is quarantined. Leases that are still receiving fail with StaleKeyError: the key revoker therefore
         waits for a moment without any, and calling this is for those who cannot wait.

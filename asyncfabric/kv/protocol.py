@@ -53,7 +53,7 @@ class TargetMachine:
 
     Attributes:
         target, lease: what the messages name.
-        failure: the first thing that went wrong, in words; empty when nothing did (the first cause, SV-1).
+        failure: the first thing that went wrong, as text; empty when nothing did (the first cause, SV-1).
         failed_source: the source that it is about.
     """
 
@@ -71,7 +71,7 @@ class TargetMachine:
 
     @property
     def undecided(self) -> tuple[Hashable, ...]:
-        """Sources that may still write and that can still tell."""
+        """Sources that may still write and that can still answer."""
         return tuple(each for each, verdict in self.verdicts.items() if verdict is SourceVerdict.MAY_WRITE)
 
     @property
@@ -103,7 +103,7 @@ class TargetMachine:
             self.state = TargetState.COMPLETE
 
     def cancel(self) -> list[tuple[Hashable, KvMessage]]:
-        """Begin to cancel; returns whom to tell. Telling again is harmless, so a lost message may be repeated."""
+        """Begin to cancel; returns what to send to whom. Sending it again is harmless, should a message be lost."""
         if self.state in (TargetState.COMPLETE, TargetState.ENDED):
             return []
         if self.state is TargetState.STREAMING:
@@ -122,7 +122,7 @@ class TargetMachine:
             self._decide(source, SourceVerdict.STOPPED, "the source was never asked")
 
     def fenced(self) -> None:
-        """Every key that the sources had is dead, and nothing under them can land any more."""
+        """Every key that the sources had is dead, and nothing under them can arrive any more."""
         if self.state is not TargetState.COMPLETE:
             if not self.failure and self.state is TargetState.STREAMING:
                 self.failure = "the keys of the pool were revoked"
@@ -163,7 +163,7 @@ class _Known:
     delivered: set[int] = field(default_factory=set)  # of the ended: those that wrote everything
     order: list[int] = field(default_factory=list)  # a heap of the ended
     horizon: int = -1  # leases up to here that are not active have ended, or may never begin
-    highest: int = -1  # the newest lease that was heard of
+    highest: int = -1  # the newest lease that a message named
 
 
 class SourceMachine:
@@ -192,7 +192,7 @@ class SourceMachine:
         return SourceAction.NOTHING, None
 
     def ended(self, target: int, lease: int, *, clean: bool, complete: bool, reason: str = "") -> KvStopped | None:
-        """A stream has drained. Returns what to tell: nothing when all was delivered and nobody asked to stop."""
+        """A stream has drained. Returns what to send: nothing when all was delivered and nobody asked to stop."""
         known = self._targets[target]
         if lease not in known.active:
             raise ValueError(f"lease {lease} of target {target:x} is not active")
@@ -207,7 +207,7 @@ class SourceMachine:
     def lose(self, target: int) -> tuple[int, ...]:
         """A target's incarnation is out of reach: returns its streams, which have to stop.
 
-        Should it come back, only leases that are newer than all that was heard of are begun.
+        Should it come back, only leases that are newer than all that messages named are begun.
         """
         known = self._of(target)
         known.stopping |= known.active
@@ -232,7 +232,7 @@ class SourceMachine:
             reason = f"lease {offer.lease} is older than what this source still remembers; take a new lease"
             return SourceAction.NOTHING, KvStopped(target=offer.target, lease=offer.lease, clean=False, reason=reason)
         if offer.lease in known.ended:
-            # The count says that all was delivered; "stopped" might be heard before the count is looked at.
+            # The count says that all was delivered; "stopped" might arrive before the count is looked at.
             silent = offer.lease in known.delivered
             return SourceAction.NOTHING, None if silent else known.ended.get(offer.lease)
         known.active.add(offer.lease)

@@ -1,8 +1,8 @@
 """Which bytes of which source page go where, for any two tensor parallelisms and page sizes: the pure planner.
 
 Pure functions over numpy arrays; no fabric. What is planned here decides how many arrivals a target counts, so a target
-computes its counts from the two layouts alone: pieces are merged inside a page, where the layouts say that they are
-adjacent, and never because page numbers happen to follow each other (the target does not know the source's pages).
+computes its counts from the two layouts alone: pieces are merged inside a page, where they are adjacent by
+the layouts, and never because page numbers happen to follow each other (the target does not know the source's pages).
 """
 
 from __future__ import annotations

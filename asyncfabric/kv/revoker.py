@@ -110,6 +110,6 @@ class KeyRevoker:
         return self._ledger.fencing or anyio.current_time() - self._oldest_quarantine > QUARANTINE_PATIENCE_S
 
     def close(self) -> None:
-        """Wake who waits to expose; the pool says that it is closed."""
+        """Wake the tasks that wait to expose; they find the pool closed."""
         self._ledger.fence_end()
         self._opened.set()

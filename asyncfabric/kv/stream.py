@@ -191,8 +191,8 @@ class KvStream:
     async def aclose(self) -> None:
         """Stop posting, drain what is posted; afterwards nothing reads the source pages. Idempotent.
 
-        Whether nothing can reach the target either is told by `clean`: a drained or never posted write has ended on
-        both sides, one that failed with its peer may be anywhere.
+        Whether nothing can reach the target either is in `clean`: a drained or never posted write has ended on both
+        sides, one that failed with its peer may be anywhere.
 
         Cancellation: shielded; the fabric bounds the drain by its drain deadline.
         """

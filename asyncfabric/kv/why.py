@@ -1,7 +1,7 @@
-"""Who waits in a node that streams: requests for sources, streams for acknowledgements, tasks for pages.
+"""The waits of a node that streams: requests for sources, streams for acknowledgements, tasks for pages.
 
-Pure but for reading the clock; runs on the event loop's thread. What is told is a picture of the moment, for people and
-for scripts: nothing may be decided by it.
+Pure but for reading the clock; runs on the event loop's thread. The lines are a picture of the moment, for people
+and for scripts: nothing may be decided by it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def waiting(fabric: Fabric, pools: Iterable[KvPool] = (), ends: Iterable[KvInbox
 
     Args:
         fabric: of the node.
-        pools: whose queues are told.
+        pools: whose queues are reported.
         ends: inboxes and outboxes on the fabric.
     """
     lines: list[Waiting] = []
@@ -50,7 +50,7 @@ def waiting(fabric: Fabric, pools: Iterable[KvPool] = (), ends: Iterable[KvInbox
 
 
 def request_waits(request: KvRequest) -> list[Waiting]:
-    """Return the line of a request: for pages of its sources, or for their word that they stopped; perhaps none."""
+    """Return the line of a request: for pages of its sources, or for them to confirm that they stopped; or none."""
     machine, lease = request.machine, request.lease
     late = tuple(request.names.get(int(str(one)), f"fabric {int(str(one)):016x}") for one in machine.undecided)
     if machine.state is TargetState.CANCELLING:
