@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from kv_scene import SHAPE, Scene, Source, content_of, holds, idle, opening_of, prefill, scene
+from kv_fixture import SHAPE, KvFixture, Source, content_of, holds, idle, opening_of, prefill, streaming
 
 import asyncfabric as af
 from asyncfabric.kv import KvCancel, KvJob, KvLayout, KvRequest, KvStopped
@@ -35,7 +35,10 @@ async def test_a_source_that_was_never_asked_is_not_waited_for() -> None:
             still._stairwell.engine.step()
             await anyio.lowlevel.checkpoint()
 
-    async with scene(opening_of("native"), layout, layout, confirm_s=15.0) as found, anyio.create_task_group() as tasks:
+    async with (
+        streaming(opening_of("native"), layout, layout, confirm_s=15.0) as found,
+        anyio.create_task_group() as tasks,
+    ):
         async with af.open_fabric(af.FabricConfig(polling="manual")) as still:  # answers nobody
             begun = anyio.current_time()
             async with await found.pool.lease("request", tokens=16) as lease:
@@ -64,7 +67,7 @@ async def test_cancelled_in_the_middle(opening: Any) -> None:
             finally:
                 stopped.set()
 
-    async with scene(opening, layout, layout, slow) as found:
+    async with streaming(opening, layout, layout, slow) as found:
         async with await found.pool.lease("request", tokens=16) as lease:
             async with found.inbox.request(lease, found.addresses, layout, 16):
                 await half.wait()
@@ -95,7 +98,7 @@ async def test_a_source_that_never_confirms_is_fenced_off(opening: Any) -> None:
                 late.append(error)
             lease.release()
 
-    async with scene(opening, layout, layout, deaf, confirm_s=0.02, pages=8) as found:
+    async with streaming(opening, layout, layout, deaf, confirm_s=0.02, pages=8) as found:
         lease = await found.pool.lease("request", pages=8)
         async with found.inbox.request(lease, found.addresses, layout, 16):
             await posted.wait()
@@ -122,7 +125,7 @@ async def test_a_source_that_fails_says_why(opening: Any) -> None:
             stream.push(0, 8)
             raise RuntimeError("the model is out of memory")
 
-    async with scene(opening, layout, layout, failing) as found:
+    async with streaming(opening, layout, layout, failing) as found:
         lease = await found.pool.lease("request", tokens=16)
         async with lease, found.inbox.request(lease, found.addresses, layout, 16) as request:
             with pytest.raises(af.TransferError, match="out of memory"):
@@ -137,7 +140,7 @@ async def test_a_layout_that_does_not_fit_is_refused_by_its_field(opening: Any, 
     """At home when the source told its layout, by the source when that was not the truth."""
     layout = KvLayout(**SHAPE)
     different = KvLayout(**(SHAPE | {field_name: other}))
-    async with scene(opening, different, layout) as found:
+    async with streaming(opening, different, layout) as found:
         async with await found.pool.lease("request", tokens=16) as lease:
             with pytest.raises(ValueError, match=field_name):
                 async with found.inbox.request(lease, found.addresses, different, 16):
@@ -151,7 +154,7 @@ async def test_a_layout_that_does_not_fit_is_refused_by_its_field(opening: Any, 
 
 
 @asynccontextmanager
-async def soon_late(found: Scene, within_s: float) -> AsyncIterator[KvRequest]:
+async def soon_late(found: KvFixture, within_s: float) -> AsyncIterator[KvRequest]:
     """Request pages with a deadline that comes soon."""
     lease = await found.pool.lease("request", tokens=16, deadline=anyio.current_time() + within_s)
     async with lease, found.inbox.request(lease, found.addresses, found.layout, 16) as request:
@@ -174,7 +177,7 @@ async def test_a_source_stops_by_itself_at_the_deadline(opening: Any) -> None:
         await anyio.sleep_forever()
 
     for within_s in PATIENCE_S:
-        async with scene(opening, layout, layout, never) as found:
+        async with streaming(opening, layout, layout, never) as found:
             async with soon_late(found, within_s):
                 if await is_set(begun, within_s):
                     await found.sources[0].outbox.drained()
@@ -196,7 +199,7 @@ async def test_a_leaseholder_gives_up_at_the_deadline(opening: Any) -> None:
             await over.wait()
 
     for within_s in PATIENCE_S:
-        async with scene(opening, layout, layout, deaf, confirm_s=0.02) as found:
+        async with streaming(opening, layout, layout, deaf, confirm_s=0.02) as found:
             async with soon_late(found, within_s) as request:
                 if not await is_set(begun, within_s):
                     continue
@@ -217,7 +220,7 @@ async def test_a_forged_message_changes_nothing(opening: Any) -> None:
         half.set()
         await anyio.sleep_forever()
 
-    async with scene(opening, layout, layout, slow) as found:
+    async with streaming(opening, layout, layout, slow) as found:
         lease = await found.pool.lease("request", tokens=16)
         async with lease, found.inbox.request(lease, found.addresses, layout, 16) as request:
             await half.wait()
@@ -239,7 +242,7 @@ async def test_one_request_is_cancelled_and_the_others_go_on(opening: Any) -> No
         await gate.wait()
         await prefill(source, job)
 
-    async with scene(opening, layout, layout, gated) as found:
+    async with streaming(opening, layout, layout, gated) as found:
         async with AsyncExitStack() as stack:
             leases = [await stack.enter_async_context(await found.pool.lease(f"r{n}", tokens=8)) for n in range(3)]
             requests = [

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from fabrics import open_fake
-from kv_scene import SHAPE, content_of, fill, holds
+from kv_fixture import SHAPE, content_of, fill, holds
 
 import asyncfabric as af
 from asyncfabric.kv import KvLayout, KvLease, KvPool, KvStream, open_pool, open_stream

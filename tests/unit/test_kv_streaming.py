@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from kv_scene import SHAPE, content_of, holds, idle, opening_of, prefill, scene
+from kv_fixture import SHAPE, content_of, holds, idle, opening_of, prefill, streaming
 
 from asyncfabric.kv import KvLayout
 
@@ -22,7 +22,7 @@ def opening(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("per_layer", [False, True])
 async def test_a_request_arrives_whole(opening: Any, per_layer: bool) -> None:
     layout = KvLayout(**SHAPE, context_bytes=64)
-    async with scene(opening, layout, layout) as found:
+    async with streaming(opening, layout, layout) as found:
         async with (
             await found.pool.lease("request", tokens=30, context=True) as lease,
             found.inbox.request(
@@ -54,7 +54,7 @@ async def test_every_pair_of_tensor_parallelisms(opening: Any, source_size: int,
     ranks = (0, target_size - 1) if target_size > 1 else (0,)
     for rank in ranks:
         target = KvLayout(**(shape | {"page_tokens": 8 if rank else 4}), tp_size=target_size, tp_rank=rank)
-        async with scene(opening, source, target) as found:
+        async with streaming(opening, source, target) as found:
             async with await found.pool.lease("request", tokens=21) as lease:
                 async with found.inbox.request(lease, found.addresses, source, 21, rotation=rank) as request:
                     await request.wait()
@@ -65,7 +65,7 @@ async def test_every_pair_of_tensor_parallelisms(opening: Any, source_size: int,
 async def test_mla_is_sent_once_by_turns(opening: Any) -> None:
     shape = SHAPE | {"kv_heads": 1, "order": "MLA", "head_dim": 9}
     source, target = KvLayout(**shape, tp_size=2), KvLayout(**shape, tp_size=4, tp_rank=3)
-    async with scene(opening, source, target) as found:
+    async with streaming(opening, source, target) as found:
         async with await found.pool.lease("request", tokens=9) as lease:
             async with found.inbox.request(lease, found.addresses, source, 9) as request:
                 await request.wait()
@@ -77,7 +77,7 @@ async def test_mla_is_sent_once_by_turns(opening: Any) -> None:
 async def test_offers_longer_than_a_message_of_the_fabric(opening: Any) -> None:
     """3,000 pages need 12 KB in the offer; garbage between its parts is counted and dropped."""
     layout = KvLayout(layers=1, kv_heads=1, head_dim=1, page_tokens=1, dtype="uint8")
-    async with scene(opening, layout, layout, partial(prefill, chunk=1000), pages=3000) as found:
+    async with streaming(opening, layout, layout, partial(prefill, chunk=1000), pages=3000) as found:
         source = found.sources[0]
         peer = await found.target.connect(source.fabric.address)
         one_part = b"kv" + bytes(10) + b"\0\1"

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from fabrics import settled
-from kv_scene import SHAPE, Scene, Source, opening_of, prefill, scene
+from kv_fixture import SHAPE, KvFixture, Source, opening_of, prefill, streaming
 
 from asyncfabric import Waiting
 from asyncfabric.kv import KvJob, KvLayout, waiting
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.anyio
 LAYOUT = KvLayout(**SHAPE, context_bytes=64)
 
 
-def lines_of(found: Scene) -> list[Waiting]:
+def lines_of(found: KvFixture) -> list[Waiting]:
     return waiting(found.target, [found.pool], [found.inbox])
 
 
-async def request_all(found: Scene, owner: str, **more: Any) -> None:
+async def request_all(found: KvFixture, owner: str, **more: Any) -> None:
     async with (
         await found.pool.lease(owner, tokens=23, context=True) as lease,
         found.inbox.request(lease, found.addresses, found.layout, 23, **more) as request,
@@ -50,7 +50,7 @@ class Half:
 @pytest.mark.parametrize("engine", ["fake", "native"])
 async def test_a_hung_stream_names_its_request_its_source_and_what_is_missing(engine: str) -> None:
     half = Half()
-    async with scene(opening_of(engine), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
+    async with streaming(opening_of(engine), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: request_all(found, "request-7", names=["prefill-1"]))
         with anyio.fail_after(60):
             while not (lines := lines_of(found)) or lines[0].have < 6:
@@ -72,7 +72,7 @@ async def test_a_hung_stream_names_its_request_its_source_and_what_is_missing(en
 
 async def test_a_source_without_a_name_is_its_fabric_and_layers_have_one_line() -> None:
     half = Half()
-    async with scene(opening_of("fake"), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
+    async with streaming(opening_of("fake"), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: request_all(found, "r", per_layer=True))
         await settled()
         (line,) = lines_of(found)
@@ -82,13 +82,13 @@ async def test_a_source_without_a_name_is_its_fabric_and_layers_have_one_line() 
 
 
 async def test_names_come_one_for_each_rank() -> None:
-    async with scene(opening_of("fake"), LAYOUT, LAYOUT) as found:
+    async with streaming(opening_of("fake"), LAYOUT, LAYOUT) as found:
         with pytest.raises(ValueError, match="1 ranks, got 2 names"):
             await request_all(found, "r", names=["a", "b"])
 
 
 async def test_who_waits_for_pages_sees_who_holds_them() -> None:
-    async with scene(opening_of("fake"), LAYOUT, LAYOUT, pages=8) as found, anyio.create_task_group() as tasks:
+    async with streaming(opening_of("fake"), LAYOUT, LAYOUT, pages=8) as found, anyio.create_task_group() as tasks:
         first = found.pool.lease_nowait("the first", pages=7)
         tasks.start_soon(lambda: request_all(found, "the second"))
         await settled()
@@ -101,7 +101,7 @@ async def test_who_waits_for_pages_sees_who_holds_them() -> None:
 async def test_a_cancelled_request_waits_for_the_word_of_its_source() -> None:
     network = FakeNetwork()
     half = Half()
-    async with scene(lambda: opening(network), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
+    async with streaming(lambda: opening(network), LAYOUT, LAYOUT, half) as found, anyio.create_task_group() as tasks:
         scope = anyio.CancelScope()
 
         async def leave_early() -> None:
@@ -126,7 +126,7 @@ def opening(network: FakeNetwork) -> Any:
 
 async def test_what_has_arrived_waits_for_nobody_even_before_its_scope_is_left() -> None:
     async with (
-        scene(opening_of("fake"), LAYOUT, LAYOUT, prefill) as found,
+        streaming(opening_of("fake"), LAYOUT, LAYOUT, prefill) as found,
         await found.pool.lease("r", tokens=23, context=True) as lease,
         found.inbox.request(lease, found.addresses, found.layout, 23) as request,
     ):

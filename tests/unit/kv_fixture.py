@@ -39,7 +39,7 @@ class Source:
 
 
 @dataclass
-class Scene:
+class KvFixture:
     """One leaseholder and the ranks of a source; `handler` is what the ranks do with an offer."""
 
     target: af.Fabric
@@ -119,14 +119,14 @@ def opening_of(engine: str) -> Callable[[], Any]:
 
 
 @asynccontextmanager
-async def scene(
+async def streaming(
     opening: Callable[[], Any],
     source_layout: KvLayout,
     target_layout: KvLayout,
     handler: Any = prefill,
     confirm_s: float = 5.0,
     pages: int = 64,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[KvFixture]:
     contexts = 4 if target_layout.context_bytes else 0
     with anyio.fail_after(PATIENCE_S):
         async with AsyncExitStack() as stack:
@@ -143,7 +143,7 @@ async def scene(
             messenger = FabricMessenger(target)
             inbox = await stack.enter_async_context(open_inbox(target, pool, messenger, confirm_s=confirm_s))
             tasks.start_soon(deliver, messenger, [inbox])
-            found = Scene(target, pool, inbox, messengers=[messenger])
+            found = KvFixture(target, pool, inbox, messengers=[messenger])
             for fabric, own in homes:
                 post = FabricMessenger(fabric)
                 found.messengers.append(post)
@@ -158,7 +158,7 @@ async def scene(
             yield found
 
 
-async def idle(found: Scene) -> None:
+async def idle(found: KvFixture) -> None:
     """Return when no source serves anything and every page is back."""
     for source in found.sources:
         await source.outbox.drained()
