@@ -16,7 +16,7 @@ from asyncfabric.actors import Actor, Membership, handles
 from asyncfabric.kv import KvInbox, KvLease
 from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.nodes.filling import fill
-from asyncfabric_services.nodes.messages import Generate, Source, Tokens
+from asyncfabric_services.nodes.messages import Generate, Source, Tokens, refuse_fields
 from asyncfabric_services.nodes.paged_model import PagedModel
 from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.runner.batcher import Batcher
@@ -55,6 +55,7 @@ class Decoder:
 
         Cancellation: the source is told to stop and confirms, or is fenced off; the request leaves the batch.
         """
+        refuse_fields(request)
         deadline = trio.current_time() + request.remaining_s
         with (
             trio.move_on_at(deadline) as in_time,

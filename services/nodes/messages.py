@@ -17,6 +17,9 @@ DECODER = "decoder"
 LAYOUT_LABEL = "layout"
 """Label of a prefill node in the directory: its KvLayout as JSON."""
 
+FIELDS_LABEL = "fields"
+"""Label of a decode node whose engine takes fields of requests that the router does not know; its value is "any"."""
+
 
 class Source(msgspec.Struct, frozen=True):
     """A prefill node that may be asked.
@@ -57,6 +60,7 @@ class Generate(Message[int]):
         sources: prefill nodes, the one to ask first in front.
         reply: the actor that is told the tokens.
         trace: W3C traceparent, or empty.
+        fields: of the client's body, for the engine, as a JSON object; empty where there are none.
     """
 
     attempt: str
@@ -68,6 +72,14 @@ class Generate(Message[int]):
     sources: list[Source]
     reply: Reference
     trace: str = ""
+    fields: bytes = b""
+
+
+def refuse_fields(request: Generate) -> None:
+    """Raise ValueError for a request with fields for an engine; for nodes whose engine has none of its own."""
+    if request.fields:
+        names = ", ".join(map(repr, msgspec.json.decode(request.fields, type=dict[str, msgspec.Raw])))
+        raise ValueError(f"the engine of this decode node does not know the fields {names[:200]}")
 
 
 _prompts = msgspec.msgpack.Decoder(list[int])

@@ -16,23 +16,28 @@ from asyncfabric_services.runner.sampling import Sampling
 
 MOST_STOPS, MOST_STOP_CHARACTERS = 4, 1000
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+CHAT, TEXT = ("messages", "max_completion_tokens"), ("prompt",)
 SHARED = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options")
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_OF_ANSWERS: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
-"""Fields of the API that this server has not, with the values that ask for nothing."""
+"""Fields of the API that ask for another form of answer than the router makes, with the values that ask for nothing."""
+
+NEUTRAL_OF_TOKENS: dict[str, tuple[Any, ...]] = {
+    "logit_bias": ({},),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "response_format": ({"type": "text"},),
+}
+"""Fields that change which tokens are chosen: an engine may have them, the runner here has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,17 @@ class Ask:
 def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limits, deadline_seconds: float) -> Ask:
     """Read a body; raises ApiFault with the status, the field and the reason."""
     body = _object(raw)
-    own = ("messages", "max_completion_tokens") if chat else ("prompt",)
-    field.refuse_unknown(body, (*SHARED, *own, *IGNORED, *NEUTRAL))
-    field.refuse_unsupported(body, NEUTRAL)
+    own, other = (CHAT, TEXT) if chat else (TEXT, CHAT)
     card = _card(field.string(body, "model"), cards)
+    known = (*SHARED, *own, *IGNORED, *NEUTRAL_OF_ANSWERS)
+    field.refuse_unsupported(body, NEUTRAL_OF_ANSWERS)
+    passed: dict[str, Any] = {}
+    if card.passes_fields:
+        field.refuse_unknown({name: body[name] for name in other if name in body}, known)
+        passed = {name: value for name, value in body.items() if name not in known and value is not None}
+    else:
+        field.refuse_unknown(body, (*known, *NEUTRAL_OF_TOKENS))
+        field.refuse_unsupported(body, NEUTRAL_OF_TOKENS)
     prompt = _chat_prompt(body, card) if chat else _text_prompt(body, card)
     room = card.max_tokens - len(prompt)
     if room < 1:
@@ -101,6 +113,7 @@ def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limi
                 seed=secrets.randbits(63) if seed is None else seed,
             ),
             deadline_seconds=deadline_seconds,
+            fields=passed,
         ),
         card=card,
         chat=chat,

@@ -5,10 +5,10 @@ A backend may be a runner in this process or a cluster of prefill and decode nod
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from asyncfabric_services.runner.sampling import Sampling
 from asyncfabric_services.runner.tokenizer import Tokenizer
@@ -23,12 +23,14 @@ class ModelCard:
         tokenizer: text to tokens and back, in the router.
         max_tokens: prompt and answer together.
         created: Unix time, for the list of models.
+        passes_fields: whether an engine behind it takes fields of a request that the router does not know.
     """
 
     name: str
     tokenizer: Tokenizer
     max_tokens: int
     created: int = 0
+    passes_fields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class GenerateRequest:
         max_tokens: the longest answer.
         sampling: how tokens are chosen.
         deadline_seconds: how long the router will wait from now on; a backend may use it to refuse early.
+        fields: of the body, that only an engine knows; empty unless the card passes them.
     """
 
     id: str
@@ -59,6 +62,7 @@ class GenerateRequest:
     max_tokens: int
     sampling: Sampling
     deadline_seconds: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -22,7 +23,7 @@ from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
-from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Source
+from asyncfabric_services.nodes.messages import DECODER, FIELDS_LABEL, LAYOUT_LABEL, Generate, Source
 from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import Attempt, Attempts, Told
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
@@ -75,8 +76,9 @@ class ClusterBackend:
         )
 
     def models(self) -> Sequence[ModelCard]:
-        """Return the one model of the cluster."""
-        return [self._card]
+        """Return the one model of the cluster; it passes fields while a ready decode node takes them."""
+        takers, ready = self._takers_of_fields(), self._membership.members("decode")
+        return [replace(self._card, passes_fields=any(member.identity in takers for member in ready))]
 
     def capacity(self) -> Capacity:
         """Return how busy it is, as far as this router's requests go."""
@@ -121,7 +123,7 @@ class ClusterBackend:
             if len(told.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
             asked.decode = ""
-            decode = await self._chosen_decode(lost, avoided, disliked)
+            decode = await self._chosen_decode(request, lost, avoided, disliked)
             sources = await self._sources()
             asked.decode, asked.attempts = decode.identity.name, attempts + 1
             asked.sources = tuple(source.identity.name for source, _ in sources)
@@ -139,7 +141,7 @@ class ClusterBackend:
                 if isinstance(failure, BusyError):
                     because = "busy"
                     avoided.add(decode.identity)
-                    if not self._free("decode", lost | avoided):
+                    if not self._able(request, lost | avoided):
                         raise failure from error
             self._retries.add(because=because)
             await trio.sleep(min(FIRST_PAUSE_S * 2**attempts, LONGEST_PAUSE_S))
@@ -181,6 +183,7 @@ class ClusterBackend:
                 sources=[_source(member, layout) for member, layout in sources],
                 reply=self._answers,
                 trace=span.context,
+                fields=msgspec.json.encode(request.fields) if request.fields else b"",
             )
             with attempt.asking:
                 async with beside() as tasks:
@@ -198,27 +201,36 @@ class ClusterBackend:
     def _count(self, role: str) -> int:
         return len(self._membership.members(role))
 
-    def _free(self, role: str, avoided: set[Identity]) -> list[Member]:
-        """Return the ready nodes that are not avoided, the least loaded first."""
-        return [member for member in self._membership.by_load(role) if member.identity not in avoided]
+    def _takers_of_fields(self) -> set[Identity]:
+        return {node.identity for node in self._directory.nodes("decode") if FIELDS_LABEL in node.labels}
 
-    async def _chosen_decode(self, lost: set[Identity], avoided: set[Identity], disliked: set[Identity]) -> Member:
-        """Return the least loaded ready node that is not avoided; waits for one, then raises ApiFault 503.
+    def _able(self, request: GenerateRequest, avoided: set[Identity]) -> list[Member]:
+        """Return the ready decode nodes that are not avoided and take the request's fields, the least loaded first."""
+        free = [member for member in self._membership.by_load("decode") if member.identity not in avoided]
+        if request.fields:
+            takers = self._takers_of_fields()
+            free = [member for member in free if member.identity in takers]
+        return free
+
+    async def _chosen_decode(
+        self, request: GenerateRequest, lost: set[Identity], avoided: set[Identity], disliked: set[Identity]
+    ) -> Member:
+        """Return the least loaded able node that is not avoided; waits for one, then raises ApiFault 503.
 
         One that is lost is the last choice, and has a moment to leave the view: it may be dead.
         """
         if lost:
             with trio.move_on_after(LONGEST_PAUSE_S):
-                return await self._first_free(lost | avoided | disliked, lost | avoided)
+                return await self._first_able(request, lost | avoided | disliked, lost | avoided)
         with trio.move_on_after(self._patience):
-            return await self._first_free(avoided | disliked, avoided)
+            return await self._first_able(request, avoided | disliked, avoided)
         raise _nobody("decode")
 
-    async def _first_free(self, *refusals: set[Identity]) -> Member:
-        """Wait for a ready decode node that the first of these sets does not hold, or else the next set."""
+    async def _first_able(self, request: GenerateRequest, *refusals: set[Identity]) -> Member:
+        """Wait for an able decode node that the first of these sets does not hold, or else the next set."""
         async for _ in self._membership.views():
             for refused in refusals:
-                if free := self._free("decode", refused):
+                if free := self._able(request, refused):
                     return free[0]
         raise AssertionError("views do not end")
 

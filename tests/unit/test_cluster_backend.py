@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from asyncfabric.actors import Actor, Membership, Policy, handles, labels_of, me
 from asyncfabric.errors import BrokenError, BusyError, InternalError
 from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing, new_context, parse_context
-from asyncfabric_services.nodes.messages import DECODER, LAYOUT_LABEL, Generate, Tokens
+from asyncfabric_services.nodes.messages import DECODER, FIELDS_LABEL, LAYOUT_LABEL, Generate, Tokens, refuse_fields
 from asyncfabric_services.router import cluster_backend
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
@@ -169,6 +170,31 @@ async def test_an_answer_goes_on_where_a_dead_node_left_it(tmp_path: Path) -> No
         assert third.max_tokens == 3
         assert len({first.attempt, second.attempt, third.attempt}) == 3
         assert [source.layout for source in third.sources] == [LAYOUT]
+
+
+async def test_fields_of_an_engine_go_to_nodes_that_take_them(tmp_path: Path) -> None:
+    """Also as the second choice by load, and after a loss; without such a node the router refuses them itself."""
+    request = replace(REQUEST, fields={"top_k": 5})
+    async with open_site(tmp_path, {"a": [], "b": [(3, "dies")], "c": []}, patience=0.1) as site:
+        assert not site.backend.models()[0].passes_fields
+        with pytest.raises(ApiFault, match="no decode node can take the request"):
+            await site.ask(request)
+        for name in "bc":
+            link, client = site.decodes[name]
+            await client.register("decode", link.address, labels_of(b"fabric", load=5) | {FIELDS_LABEL: "any"})
+        with trio.fail_after(60):
+            while not site.backend.models()[0].passes_fields:
+                await trio.lowlevel.checkpoint()
+        for _ in range(3):
+            assert await site.ask(request) == answer_to(REQUEST.prompt, 8)
+        assert site.asked["a"] == []
+        for message in site.asked["b"] + site.asked["c"]:
+            assert message.fields == b'{"top_k":5}'
+            with pytest.raises(ValueError, match="does not know the fields 'top_k'"):
+                refuse_fields(message)
+        await site.ask()
+        assert [message.fields for message in site.asked["a"]] == [b""]
+        refuse_fields(site.asked["a"][0])
 
 
 async def test_a_node_that_dies_after_its_last_token_is_not_asked_again(tmp_path: Path) -> None:

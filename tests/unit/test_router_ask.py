@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +128,31 @@ def test_bad_requests_are_told_by_field(body: Any, status: int, param: str | Non
     assert (fault.status, fault.param, fault.code) == (status, param, code)
     assert fault.plain()["error"]["type"] == "invalid_request_error"
     assert param is None or param in str(fault) or status == 404 or code == "context_length_exceeded"
+
+
+def test_fields_of_an_engine_are_passed_where_the_card_says_so() -> None:
+    """Those that change the form of the answer, and those of the other endpoint, stay refused by name."""
+    cards = [replace(CARDS[0], passes_fields=True)]
+
+    def passed(body: dict[str, Any], *, chat: bool = False) -> dict[str, Any]:
+        raw = json.dumps(body).encode()
+        return dict(read_ask(raw, chat=chat, cards=cards, limits=LIMITS, deadline_seconds=5).request.fields)
+
+    own = {"top_k": 5, "guided_json": {"type": "object"}, "presence_penalty": 0.5}
+    assert passed(completion(**own, user="me", seed=None, min_p=None)) == own
+    assert passed(talk(**own), chat=True) == own
+    assert passed(completion()) == {}
+    for body, chat, param in (
+        (completion(n=2, **own), False, "n"),
+        (completion(messages=[], **own), False, "messages"),
+        (talk(prompt="x", **own), True, "prompt"),
+        (completion(temperature=3), False, "temperature"),
+    ):
+        with pytest.raises(ApiFault) as caught:
+            passed(body, chat=chat)
+        assert caught.value.param == param
+    with pytest.raises(ApiFault, match="top_k: unknown field"):
+        read(completion(**own))
 
 
 @pytest.mark.parametrize(
