@@ -137,7 +137,7 @@ endef
 # The border's own lifetimes are here too: a use after close() is quiet without a sanitizer.
 SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
 # Rings that between them have every provider, one and several rails, order and none; SANITIZED_FLAGS= runs all that are native.
-SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600 -k 'tcp-1 or shm-1 or local-crew or local-2to3 or shuffled-3to2 or border'
+SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600 -k 'tcp-1 or local-crew or local-2to3 or shuffled-3to2 or border'
 
 # Set-up of its own: a list of packages, and a kernel that apt downloads and nobody installs. RXE_FLAGS go to tests/rxe/ring.py.
 RXE_FLAGS ?=

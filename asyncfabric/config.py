@@ -20,13 +20,21 @@ AUTO: Literal["auto"] = "auto"
 class RailSpec:
     """One rail to open, parsed from `provider[:device][?key=value&...]`.
 
-    Providers: `local`, `tcp`, `shm`, `efa` (profiles of libfabric), `verbs` (RoCE and
+    Providers: `local`, `cuda`, `tcp` and `efa` (profiles of libfabric), `verbs` (RoCE and
     InfiniBand devices), and `fault+<provider>`. Examples: `"local"`, `"tcp:lo"`, `"verbs:mlx5_0?gid=3"`.
     """
 
     provider: str
     device: str = ""
     options: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse the shared-memory provider of libfabric by name."""
+        if self.provider.rpartition("+")[2] == "shm":
+            raise ValueError(
+                f"rail {self.provider!r}: libfabric's shared memory is not a rail; "
+                "name 'local', which connects the processes of one host"
+            )
 
     @classmethod
     def parse(cls, text: str) -> RailSpec:
@@ -109,6 +117,8 @@ class FabricConfig:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
         if self.worker_cpu < -1:
             raise ValueError(f"worker_cpu must be >= -1, got {self.worker_cpu!r}")
+        for name in self.require:
+            RailSpec(name)  # refuses what is no provider
         providers = [rail.provider for rail in self.rail_specs()]
         if self.automatic or not self.require:
             return

@@ -69,7 +69,6 @@ def choose_rails(
     choosing.take("local", "", "processes of this user on this host")
     _choose_nics(choosing, topology, gpu)
     choosing.leave("tcp", _why_no_tcp(topology))
-    choosing.leave("shm", "local connects the processes of this host as well")
     return RailChoice(tuple(choosing.rails), tuple(choosing.left_out))
 
 

@@ -52,9 +52,7 @@ _REMEDIES: dict[int, str] = {
     ),
     StatusCode.PEER_REJECTED: "both sides need a common provider and the same version; see fabric.rails on both",
     StatusCode.RAIL_DOWN: "see fabric.rails for what is still up",
-    StatusCode.NO_MEMORY: (
-        "check free memory, the bound of the container, ulimit -l (locked memory) and the size of /dev/shm"
-    ),
+    StatusCode.NO_MEMORY: "check free memory, the bound of the container and ulimit -l (locked memory)",
     StatusCode.NO_PROVIDER: "install the provider's library, or name other rails in FabricConfig.rails",
     StatusCode.TIMEOUT: "see fabric.why() for what is missing and from whom",
     StatusCode.UNCONFIRMED: "await fabric.open_counter(imm); fabric.why() names the peers that have not confirmed",

@@ -28,7 +28,7 @@ inline RailSpec spec_of(const std::string& text) {  // "tcp" or "tcp prov=tcp;of
 }
 
 // Every profile of libfabric that can be driven by hand. ofi-verbs needs an RDMA device: a NIC, or the machine of tests/rxe.
-inline const auto kProfiles = ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "shm", "ofi-verbs");
+inline const auto kProfiles = ::testing::Values("tcp", "tcp prov=tcp;ofi_rxm", "ofi-verbs");
 
 inline std::string name_of_profile(const std::string& text) {
   if (text == "ofi-verbs") return "verbs";

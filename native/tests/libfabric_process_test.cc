@@ -1,9 +1,5 @@
-// libfabric_process_test.cc: the provider contract between processes: kill -9, SIGSTOP, wake-ups, left-over segments.
+// libfabric_process_test.cc: the provider contract between processes: kill -9, SIGSTOP, wake-ups.
 #include "libfabric_child.h"
-
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -57,7 +53,6 @@ class LibfabricProcess : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     if (const std::string reason = missing(spec()); !reason.empty()) GTEST_SKIP() << reason;
   }
-  bool shm() const { return spec().provider == "shm"; }
   bool verbs() const { return spec().provider == "ofi-verbs"; }
 };
 
@@ -184,7 +179,7 @@ TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
   EXPECT_TRUE(a.rail->release_memory(a.memory, 5 * kSecond).ok());
 }
 
-TEST_P(LibfabricProcess, StoppedPeerIsFlushedOrRefused) {
+TEST_P(LibfabricProcess, StoppedPeerIsFlushed) {
   Side a(spec(), kRegion);
   Remote remote(a, "target", GetParam());
   Link link(a, remote.address, remote.key);
@@ -194,12 +189,7 @@ TEST_P(LibfabricProcess, StoppedPeerIsFlushedOrRefused) {
   for (uint64_t i = 1; i <= 8; ++i) link.post(link.write(0, 0, kRegion, i), {});
   for (int i = 0; i < 1000; ++i) a.pump();
   const Status status = a.rail->disconnect(*link.peer);
-  if (shm()) {  // the target would still fetch from our memory when it goes on
-    EXPECT_EQ(status.code, StatusCode::kUnsupported);
-    remote.child.send_signal(SIGCONT);
-  } else {
-    EXPECT_TRUE(status.ok());
-  }
+  EXPECT_TRUE(status.ok());
   ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 9; }));
   const WorkRequest late = link.write(0, 0, 64, 99);
   EXPECT_EQ(a.rail->post({&late, 1}).accepted, 1u);
@@ -213,7 +203,7 @@ TEST_P(LibfabricProcess, ReleaseWaitsForHalfWrittenData) {
   Remote remote(a, "writer", GetParam());
   const auto arrived = [&] { return a.region[(1 << 20) + 12345] == pattern((1 << 20) + 12345, 17); };
   ASSERT_TRUE(pump_until({&a}, arrived));
-  if (!shm() && !verbs()) {  // the kernel or the NIC writes there, and refuses each packet once the key is dead
+  if (!verbs()) {                       // the NIC writes there, and refuses each packet once the key is dead
     remote.child.send_signal(SIGSTOP);  // with some of 24 MiB sent
     for (int i = 0; i < 1000; ++i) a.pump();
     const uint64_t start = now_ns();
@@ -242,99 +232,6 @@ TEST_P(LibfabricProcess, KilledWriterDoesNotHoldUpRelease) {
 
 INSTANTIATE_TEST_SUITE_P(Providers, LibfabricProcess, kProfiles,
                          [](const auto& info) { return name_of_profile(info.param); });
-
-std::vector<std::string> names_of(pid_t pid) {
-  const std::string prefix = "asyncfabric_" + std::to_string(pid) + "_";
-  std::vector<std::string> names;
-  DIR* directory = opendir("/dev/shm");
-  while (const dirent* entry = readdir(directory))
-    if (std::string(entry->d_name).starts_with(prefix)) names.emplace_back(entry->d_name);
-  closedir(directory);
-  return names;
-}
-
-size_t segments_of(pid_t pid) { return names_of(pid).size(); }
-
-// The spin locks of all segments of a process, held as if it had been stopped while it had them.
-class HeldSegments {
- public:
-  explicit HeldSegments(pid_t pid) {
-    for (const std::string& name : names_of(pid)) {
-      const int file = shm_open(("/" + name).c_str(), O_RDWR, 0);
-      void* head = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-      close(file);
-      locks_.push_back(reinterpret_cast<pthread_spinlock_t*>(static_cast<char*>(head) + 24));
-      pthread_spin_lock(locks_.back());
-    }
-  }
-  ~HeldSegments() {
-    for (pthread_spinlock_t* lock : locks_) {
-      pthread_spin_unlock(lock);
-      munmap(const_cast<int*>(reinterpret_cast<volatile int*>(lock)) - 6, 4096);
-    }
-  }
-  size_t size() const { return locks_.size(); }
-
- private:
-  std::vector<pthread_spinlock_t*> locks_;
-};
-
-// A peer that was stopped with its lock taken holds up nobody: what is posted to it waits, and the rail goes on for others.
-TEST(LibfabricShm, PeerStoppedWithItsLockTakenHoldsUpNobody) {
-  Side a(spec_of("shm"), kRegion);
-  if (a.rail->info().version.find("1.17") == std::string::npos)
-    GTEST_SKIP() << "this libfabric queues without the lock";
-  Remote stuck(a, "target", "shm"), other(a, "target", "shm");
-  Link to_stuck(a, stuck.address, stuck.key), to_other(a, other.address, other.key);
-  to_stuck.post(to_stuck.signal(1, 10), {&a});
-  to_other.post(to_other.signal(2, 20), {&a});
-  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 2 && a.imms.size() == 2; }));
-  {
-    HeldSegments held(stuck.child.pid);
-    ASSERT_GT(held.size(), 0u);
-    to_stuck.post(to_stuck.write_imm(0, 0, 4096, 3, 30), {});  // spins for ever without a look at the lock
-    for (uint64_t i = 0; i < 50; ++i) to_other.post(to_other.signal(100 + i, 100), {&a});
-    ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 52 && a.imms.size() == 52; }));
-  }
-  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 53 && a.imms.size() == 53; }));
-  EXPECT_EQ(a.imms.back(), 31u);
-  EXPECT_EQ(stuck.child.finish(), 0);
-  EXPECT_EQ(other.child.finish(), 0);
-}
-
-// A writer that is killed while it holds the target's lock: the lock is freed, and the target's rail goes on for others.
-TEST(LibfabricShm, LocksOfKilledProcessesAreFreed) {
-  Side a(spec_of("shm"), kRegion);
-  if (a.rail->info().version.find("1.17") == std::string::npos)
-    GTEST_SKIP() << "this libfabric queues without the lock";
-  Remote victim(a, "target", "shm"), other(a, "target", "shm");
-  Link to_victim(a, victim.address, victim.key), to_other(a, other.address, other.key);
-  to_victim.post(to_victim.signal(1, 10), {&a});
-  to_other.post(to_other.signal(2, 20), {&a});
-  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 2 && a.imms.size() == 2; }));
-  const HeldSegments ours(getpid()), theirs(victim.child.pid);
-  victim.child.die();
-  to_other.post(to_other.signal(3, 30), {&a});
-  ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 3 && a.imms.size() == 3; }));
-  EXPECT_EQ(a.imms.back(), 31u);
-  EXPECT_EQ(other.child.finish(), 0);
-}
-
-TEST(LibfabricShm, SegmentsOfKilledProcessesAreSwept) {
-  pid_t pid = 0;
-  {
-    Side a(spec_of("shm"));
-    Remote remote(a, "target", "shm");
-    pid = remote.child.pid;
-    EXPECT_GT(segments_of(pid), 0u);
-    remote.child.die();
-    EXPECT_GT(segments_of(pid), 0u);
-  }
-  EXPECT_EQ(segments_of(getpid()), 0u);  // ours went with the rail
-  Side next(spec_of("shm"));
-  EXPECT_EQ(segments_of(pid), 0u);
-  EXPECT_GT(segments_of(getpid()), 0u);
-}
 
 }  // namespace
 }  // namespace asyncfabric::testing

@@ -1,4 +1,4 @@
-// libfabric_rail_test.cc: the provider contract on tcp and shm, two rails in one process, post and poll driven by hand.
+// libfabric_rail_test.cc: the provider contract on the profiles of libfabric, two rails in one process, post and poll driven by hand.
 #include "libfabric_pair.h"
 
 #include <malloc.h>

@@ -13,7 +13,7 @@ from asyncfabric_services.bench.pair import Pair
 from asyncfabric_services.bench.race import Contender
 from asyncfabric_services.exits import EnvironmentUnfit
 
-LIBFABRIC_PROFILES = ("tcp", "shm")
+LIBFABRIC_PROFILES = ("tcp",)
 
 SMALLEST_COPY = 4096
 """Below this a write over shared memory costs its notice, not its copy: it has a rate of ops and no ratio."""

@@ -12,7 +12,7 @@ import click
 from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.quantities import DurationType, SizeListType, SizeType
 
-PROVIDERS = ("local", "tcp", "shm", "verbs", "fault+local")
+PROVIDERS = ("local", "tcp", "verbs", "fault+local")
 KIB, MIB = 1 << 10, 1 << 20
 
 

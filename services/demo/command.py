@@ -46,7 +46,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 
 @click.command("demo")
 @click.argument("what", type=click.Choice(["pair", "kv", "moe", "weights"]), default="pair")
-@click.option("--provider", type=click.Choice(["local", "tcp", "shm"]), default="local", show_default=True)
+@click.option("--provider", type=click.Choice(["local", "tcp"]), default="local", show_default=True)
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROVIDERS = ("local", "tcp", "shm", "verbs", "efa", "cuda")
+PROVIDERS = ("local", "tcp", "verbs", "efa", "cuda")
 
 
 class Verdict(StrEnum):

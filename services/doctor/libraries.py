@@ -15,9 +15,9 @@ from asyncfabric_services.doctor.finding import Asked, Finding, Verdict, absent
 
 OLDEST_LIBFABRIC = (1, 17)
 PROGRAM = "asyncfabric_services.doctor.library_trial"
-NEEDED_BY = {"libfabric.so.1": ("tcp", "shm", "efa"), "libibverbs.so.1": ("verbs",), "libcuda.so.1": ("cuda",)}
+NEEDED_BY = {"libfabric.so.1": ("tcp", "efa"), "libibverbs.so.1": ("verbs",), "libcuda.so.1": ("cuda",)}
 FIXES = {
-    "libfabric.so.1": "for the tcp, shm and efa rails: apt-get install libfabric1, or AWS's EFA installer",
+    "libfabric.so.1": "for the tcp and efa rails: apt-get install libfabric1, or AWS's EFA installer",
     "libibverbs.so.1": "for ConnectX and RoCE: apt-get install libibverbs1 ibverbs-providers",
     "libcuda.so.1": "for GPU memory: install the NVIDIA driver; in a container, run it with the NVIDIA runtime",
 }

@@ -1,4 +1,4 @@
-"""Memory between processes of one host: huge pages under memory files, and room in /dev/shm."""
+"""Memory between processes of one host: huge pages under memory files."""
 
 from __future__ import annotations
 
@@ -8,44 +8,35 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncfabric_services.doctor.finding import Asked, Finding, Verdict, absent
+from asyncfabric_services.doctor.finding import Asked, Finding, Verdict
 from asyncfabric_services.doctor.proc_text import chosen, read_text
 
 MADV_COLLAPSE = 25
 HUGE = 2 << 20
-SHM_NEEDED, SHM_WANTED = 16 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """`collapse_error`: what MADV_COLLAPSE of a memory file said, "" when it worked. `shm_*`: None without it."""
+    """`collapse_error`: what MADV_COLLAPSE of a memory file said, "" when it worked."""
 
     thp: str | None
     thp_shmem: str | None
     collapse_error: str
-    shm_bytes: int | None
-    shm_free_bytes: int | None
 
 
 def read_memory(root: Path) -> MemoryFacts:
     """Read the settings and try to collapse two huge pages."""
     base = "sys/kernel/mm/transparent_hugepage"
-    try:
-        shm = os.statvfs(root / "dev/shm")
-    except OSError:
-        shm = None
     return MemoryFacts(
         thp=chosen(read_text(root, f"{base}/enabled")),
         thp_shmem=chosen(read_text(root, f"{base}/shmem_enabled")),
         collapse_error=_try_collapse(),
-        shm_bytes=shm and shm.f_blocks * shm.f_frsize,
-        shm_free_bytes=shm and shm.f_bavail * shm.f_frsize,
     )
 
 
-def check_memory(facts: MemoryFacts, asked: Asked) -> list[Finding]:
-    """Say whether lists of small pages and the shm rail will do well."""
-    return [_huge_pages(facts), _shm(facts, asked)]
+def check_memory(facts: MemoryFacts, _asked: Asked) -> list[Finding]:
+    """Say whether lists of small pages will do well."""
+    return [_huge_pages(facts)]
 
 
 def _huge_pages(facts: MemoryFacts) -> Finding:
@@ -55,20 +46,6 @@ def _huge_pages(facts: MemoryFacts) -> Finding:
     # Seen: 6.1 refuses while shmem_enabled is never, 6.18 does it all the same.
     fix = "lists of small pages are a quarter slower: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
     return Finding("huge pages", Verdict.WARN, f"memory files get none ({facts.collapse_error}); {settings}", fix)
-
-
-def _shm(facts: MemoryFacts, asked: Asked) -> Finding:
-    name = "/dev/shm"
-    if facts.shm_bytes is None or facts.shm_free_bytes is None:
-        return absent(name, "not there", "mount a tmpfs at /dev/shm, for the shm rail", asked, "shm")
-    used = facts.shm_bytes - facts.shm_free_bytes
-    found = f"{facts.shm_bytes >> 20} MiB, {used >> 20} MiB of it used"
-    fix = "the shm rail needs room there: docker --shm-size=1g, or mount -o remount,size=1g /dev/shm"
-    if facts.shm_free_bytes < SHM_NEEDED:
-        return Finding(name, Verdict.FAIL if "shm" in asked else Verdict.WARN, found, fix)
-    if facts.shm_bytes < SHM_WANTED:
-        return Finding(name, Verdict.WARN, found, fix)
-    return Finding(name, Verdict.OK, found)
 
 
 def _try_collapse() -> str:

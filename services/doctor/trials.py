@@ -20,7 +20,6 @@ VERBS_KINDS = frozenset({NicKind.INFINIBAND, NicKind.ROCE})
 PROGRAM = "asyncfabric_services.doctor.rail_trial"
 ABSENT_FIXES = {
     "tcp": "apt-get install libfabric-dev libfabric1 and build again, for rails between hosts",
-    "shm": "apt-get install libfabric-dev libfabric1 and build again; local serves one host as well",
     "efa": "an AWS instance with EFA, and a build with libfabric",
     "verbs": "an InfiniBand or RoCE device, and a build with the verbs provider",
     "cuda": "an NVIDIA GPU, and a build with the cuda provider",
@@ -88,7 +87,7 @@ def try_rail(trial: Trial) -> Trial:
 def present(topology: Topology) -> frozenset[str]:
     """Return the providers whose hardware is here."""
     kinds = {nic.kind for nic in topology.nics if nic.up}
-    here = {"local", "tcp", "shm"}
+    here = {"local", "tcp"}
     here |= {"verbs"} if kinds & VERBS_KINDS else set()
     here |= {"efa"} if NicKind.EFA in kinds else set()
     here |= {"cuda"} if topology.gpus else set()
@@ -125,7 +124,4 @@ def _judged(trial: Trial, asked: Asked) -> Finding:
     # A library that nobody installed breaks nothing that is there; where there are devices, the libraries' lines fail.
     if error.startswith("libfabric could not be opened") and trial.provider not in asked:
         return Finding(name, Verdict.ABSENT, error, fix)
-    # Nothing is broken: docker's /dev/shm is small, and the other rails need none.
-    if trial.provider == "shm" and "/dev/shm has room for" in error and trial.provider not in asked:
-        return Finding(name, Verdict.WARN, error, "docker --shm-size=1g; local serves one host as well")
     return Finding(name, Verdict.FAIL, error, fix)

@@ -83,8 +83,6 @@ RINGS: tuple[FabricFactory, ...] = (
     _native("local-4to1-allocated", ("local",) * 4, ("local",), peers=16, **LIGHT),
     _native("tcp-1", ("tcp",), memory="foreign", **SLOW),
     _native("tcp-2", ("tcp",) * 2, **SLOW),
-    _native("shm-1", ("shm",), memory="foreign", names_stale_keys=False, **SLOW),
-    _native("shm-2", ("shm",) * 2, names_stale_keys=False, **SLOW),
     _native("verbs-1", _rdma("verbs", 1), _rdma("verbs", 1, far=True), memory="foreign", **SLOWEST),
     _native("verbs-2", _rdma("verbs", 2), _rdma("verbs", 2, far=True), **SLOWEST),
     _native("ofi-verbs-1", _rdma("ofi-verbs", 1), _rdma("ofi-verbs", 1, far=True), memory="foreign", **HEAVY),

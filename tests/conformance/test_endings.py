@@ -22,7 +22,7 @@ DRAIN_S = 0.3
 Open = Callable[..., AbstractAsyncContextManager[af.Fabric]]
 
 
-@pytest.fixture(params=["fake", "local", "tcp", "shm"])
+@pytest.fixture(params=["fake", "local", "tcp"])
 def open_one(request: pytest.FixtureRequest) -> Open:
     """Return what opens a fabric of one rail that drains for DRAIN_S, or for as long as it is given."""
     if request.param == "fake":

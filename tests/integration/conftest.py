@@ -8,10 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
-
-import asyncfabric as af
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports by path, which leaves siblings out
 
@@ -25,11 +22,6 @@ def _shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if pids & set(re.split(r"\D+", name))}
 
 
-async def _open_shm() -> None:
-    async with af.open_fabric(af.FabricConfig(rails=("shm",))):
-        pass
-
-
 @pytest.fixture(scope="session", autouse=True)
 def forked_nodes() -> Iterator[None]:
     """Have a process that nodes are forked from; it imports when the first is."""
@@ -41,15 +33,9 @@ def forked_nodes() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_shared_memory_is_left() -> Iterator[None]:
-    """Fail the test whose processes leave files in /dev/shm.
-
-    libfabric's shm provider names its segments there, so a killed process cannot take them along; the next shm
-    rail that opens on the host sweeps them, and that is what is checked for it.
-    """
+    """Fail the test whose processes leave files in /dev/shm."""
     processes.started.clear()
     before = _shared_memory()
     yield
-    if any(name.startswith("asyncfabric") for name in _shared_memory() - before):
-        anyio.run(_open_shm, backend="trio")
     left = _shared_memory() - before
     assert not left, f"left in /dev/shm: {sorted(left)}"

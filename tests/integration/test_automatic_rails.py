@@ -50,7 +50,7 @@ def test_a_process_opens_no_port_and_loads_no_library_that_it_does_not_use() -> 
     done = subprocess.run([sys.executable, "-P", "-c", LOOK], capture_output=True, text=True, check=True, timeout=60)
     seen = json.loads(done.stdout)
     assert seen["rails"] == [["local", "processes of this user on this host"]]
-    assert seen["left"].keys() == {"cuda", "verbs", "efa", "tcp", "shm"}
+    assert seen["left"].keys() == {"cuda", "verbs", "efa", "tcp"}
     assert seen["libraries"] == []
     assert seen["listening"] == []
 

@@ -15,7 +15,7 @@ import asyncfabric as af
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
 def test_idle_fabric_sleeps(rail: str) -> None:
     """An adaptive fabric with a connected peer takes less than 1 % of a core when nothing happens."""
     need(rail)
@@ -35,7 +35,7 @@ def test_idle_fabric_sleeps(rail: str) -> None:
         two.close()
 
 
-@pytest.mark.parametrize("rails", [("local",), ("local", "local"), ("tcp",), ("shm",), ("fault+local?reorder=8",)])
+@pytest.mark.parametrize("rails", [("local",), ("local", "local"), ("tcp",), ("fault+local?reorder=8",)])
 def test_open_and_close_leak_nothing(rails: tuple[str, ...]) -> None:
     """Threads and descriptors after the fourth round are those after the first.
 

@@ -19,7 +19,7 @@ def _run(*words: str) -> Any:
     return json.loads(ended.stdout)
 
 
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
 def test_a_forked_child_has_no_fabric_and_the_parent_keeps_its_own(rail: str) -> None:
     """The child has none of the engine's threads: its calls hung, or moved what the parent and its peers share."""
     need(rail)
@@ -31,7 +31,7 @@ def test_a_forked_child_has_no_fabric_and_the_parent_keeps_its_own(rail: str) ->
     assert told["arrived"] == 1, told
 
 
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
 def test_a_forked_child_may_open_fabrics_of_its_own(rail: str) -> None:
     need(rail)
     assert _run("forked_anew.py", rail) == {"child": 0, "arrived": 1}

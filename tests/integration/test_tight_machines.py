@@ -31,7 +31,7 @@ def _shared_memory(size: str) -> tuple[str, ...]:
     return ("unshare", "--mount", "bash", "-c", mount, "bash")
 
 
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
 def test_a_low_soft_limit_of_descriptors_is_raised(rail: str) -> None:
     need(rail)
     told = _tight("many", rail, ENOUGH, prefix=_descriptors(96, 8192))
@@ -50,7 +50,7 @@ def test_who_has_no_descriptor_left_is_told_so(rail: str, soft: int) -> None:
 @pytest.mark.skipif(
     os.getuid() != 0, reason="the bound counts all that this user runs; root becomes a user who runs nothing"
 )
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("rail", ["local", "tcp"])
 def test_who_may_have_no_more_threads_is_told_so(rail: str) -> None:
     need(rail)
     *refused, opened = _tight("threads", rail)
@@ -61,19 +61,6 @@ def test_who_may_have_no_more_threads_is_told_so(rail: str) -> None:
 
 @pytest.mark.skipif(bool(namespaces_missing()), reason="no namespaces here")
 class TestSharedMemory:
-    def test_too_little_for_the_library_is_named(self) -> None:
-        need("shm")
-        told = _tight("many", "shm", 1, prefix=_shared_memory("10m"))
-        assert told["error"] == "DeviceError" and "/dev/shm has room for 10 MiB" in told["text"], told
-
-    @pytest.mark.parametrize("megabytes", [64, 100])
-    def test_where_it_runs_out_the_call_fails(self, megabytes: int) -> None:
-        """Before, libfabric touched pages that were not there: SIGBUS. Opening asks for more than connecting."""
-        need("shm")
-        asked = 18 * (os.cpu_count() or 1)
-        told = _tight("crowd", "shm", ENOUGH, prefix=_shared_memory(f"{asked + megabytes - 36}m"))
-        assert told["opened"] > 1 and told["error"] in {"DeviceError", "PeerError"}, told
-
     @pytest.mark.parametrize("rail", ["local", "tcp"])
     def test_other_rails_need_none(self, rail: str) -> None:
         need(rail)

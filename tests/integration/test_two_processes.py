@@ -17,7 +17,6 @@ RAILS = [
     pytest.param(("local", "local"), "foreign", id="local-2"),
     pytest.param(("tcp",), "foreign", id="tcp"),
     pytest.param(("tcp", "tcp"), "allocated", id="tcp-2"),
-    pytest.param(("shm",), "foreign", id="shm"),
     pytest.param(("verbs",), "foreign", id="verbs"),
     pytest.param(("verbs:rxe1", "verbs:rxe2"), "allocated", id="verbs-2"),
     pytest.param(("fault+local?reorder=32&delay_us=100&seed=3",), "foreign", id="late"),
@@ -81,7 +80,7 @@ def test_columns_in_one_pass(source: str) -> None:
         target.close()
 
 
-@pytest.mark.parametrize("rail", ["local", "tcp", "shm", "verbs"])
+@pytest.mark.parametrize("rail", ["local", "tcp", "verbs"])
 def test_revoked_and_restarted_keys(rail: str) -> None:
     """INV-3 between processes: a revoked key, then the key of a process that was restarted."""
     need(rail)

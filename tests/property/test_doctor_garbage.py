@@ -22,7 +22,7 @@ FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ROOMS = [
     group for group in GROUPS if group.name in ("cores", "limits", "memory", "rdma", "pcie", "gpu")
 ]  # those of files
-PROVIDERS = st.sets(st.sampled_from(("local", "shm", "verbs", "efa", "cuda"))).map(frozenset)
+PROVIDERS = st.sets(st.sampled_from(("local", "verbs", "efa", "cuda"))).map(frozenset)
 ODD = (
     "",
     "-1",

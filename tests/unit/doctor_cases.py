@@ -29,7 +29,7 @@ from asyncfabric_services.doctor.trials import Trial, TrialFacts
 KERNEL = KernelFacts("6.8.0", {})
 CORES = CoreFacts(online=192, allowed=192, quota=None, clock="tsc", far_nics=())
 LIMITS = LimitFacts(locked_bytes=UNLIMITED, may_lock=False, files=65536, most_files=65536, nics=True)
-MEMORY = MemoryFacts("madvise", "never", "", 512 << 30, 511 << 30)
+MEMORY = MemoryFacts("madvise", "never", "")
 PTRACE = PtraceFacts(scope=1, error="")
 FABRIC = Library("libfabric.so.1", "/usr/lib/libfabric.so.1.20.0", "1.17", "")
 IBVERBS = Library("libibverbs.so.1", "/usr/lib/libibverbs.so.1.14.44.0", "1.14.44.0", "")
@@ -53,7 +53,6 @@ ASKING = Asking(((True, True), (True, True)), dmabuf=True, descriptor="", legacy
 GPU = GpuFacts(8, 8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="", links=LINKS, asked=ASKING)
 UNASKED = replace(GPU, asked=None)
 GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
-SMALL_SHM = Trial("shm", True, True, error="shm: /dev/shm has room for 24 MiB, and each rail takes 16 MiB")
 TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
 LOCAL = ChosenRail(RailSpec("local"), "for the test")
 
@@ -123,12 +122,6 @@ CASES = [
     _case("memory", MEMORY, "huge pages", "ok"),
     _case("memory", replace(MEMORY, collapse_error="Invalid argument"), "huge pages", "warn", "Invalid argument"),
     _case("memory", replace(MEMORY, thp=None, collapse_error="x"), "huge pages", "warn", "not in this kernel"),
-    _case("memory", MEMORY, "/dev/shm", "ok"),
-    _case("memory", replace(MEMORY, shm_bytes=64 << 20, shm_free_bytes=60 << 20), "/dev/shm", "warn", "64 MiB"),
-    _case("memory", replace(MEMORY, shm_free_bytes=1 << 20), "/dev/shm", "warn"),
-    _case("memory", replace(MEMORY, shm_free_bytes=1 << 20), "/dev/shm", "fail", "", "shm"),
-    _case("memory", replace(MEMORY, shm_bytes=None), "/dev/shm", "n.a."),
-    _case("memory", replace(MEMORY, shm_bytes=None), "/dev/shm", "fail", "", "shm"),
     _case("ptrace", PTRACE, "ptrace policy", "ok", "ptrace_scope 1"),
     _case("ptrace", PtraceFacts(2, "Operation not permitted"), "ptrace policy", "warn", "Operation not permitted"),
     _case("libraries", LIBRARIES, "libfabric", "ok", "libfabric.so.1.20.0"),
@@ -214,8 +207,6 @@ CASES = [
           "4 of 5 keys without a role, nodes with them may register as any: abababab..., abababab..., "
           "abababab... and 1 more"),
     _case("link keys", LinkKeyFacts("k", trusted=2), "link keys", "ok", "2 trusted, each bound"),
-    _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "warn", "room for 24 MiB"),
-    _case("trials", TrialFacts((SMALL_SHM,)), "rail shm", "fail", "room for 24 MiB", "shm"),
     _case("trials", TRIALS, "usable", "ok", "local"),
     _case("trials", TrialFacts((replace(GOOD_TRIAL, error="refused"),)), "usable", "fail", "no rail works"),
     _case("trials", TrialFacts((Trial("local", False, True),)), "usable", "fail"),
@@ -226,7 +217,7 @@ CASES = [
     _case("trials", _trial("tcp", error="no answer within 30 s"), "rail tcp", "fail", "no answer"),
     _case("trials", _trial("tcp", error="libfabric could not be opened (x)"), "rail tcp", "n.a.", "be opened"),
     _case("trials", _trial("tcp", error="libfabric could not be opened (x)"), "rail tcp", "fail", "opened", "tcp"),
-    _case("trials", _trial("shm", error="died by SIGSEGV"), "rail shm", "fail", "SIGSEGV"),
+    _case("trials", _trial("tcp", error="died by SIGSEGV"), "rail tcp", "fail", "SIGSEGV"),
     _case("trials", _trial("verbs", error="refused"), "rail verbs", "fail", "refused"),
     _case("trials", _trial("verbs", chosen="mlx5_3", error="refused"), "rail verbs:mlx5_3", "fail", "refused"),
     _case("trials", _trial("verbs", error="rxe0 could not be opened"), "rail verbs", "fail", "rxe0"),

@@ -40,6 +40,14 @@ def test_malformed_rails_are_named(text: str) -> None:
         FabricConfig(rails=("local", text))
 
 
+@pytest.mark.parametrize("rail", ["shm", "shm:x?y=1", "fault+shm?seed=1"])
+def test_the_shared_memory_of_libfabric_is_refused_and_local_named(rail: str) -> None:
+    with pytest.raises(ValueError, match="'local', which connects the processes of one host"):
+        FabricConfig(rails=(rail,))
+    with pytest.raises(ValueError, match="name 'local'"):
+        FabricConfig(require=("local", rail.partition(":")[0].partition("?")[0]))
+
+
 @given(WORDS, st.one_of(st.just(""), WORDS), st.lists(st.tuples(WORDS, WORDS), max_size=4))
 def test_rails_survive_their_text_form(provider: str, device: str, options: list[tuple[str, str]]) -> None:
     text = provider + (f":{device}" if device else "") + (f"?{urlencode(options)}" if options else "")

@@ -209,12 +209,12 @@ def test_the_child_that_asks_says_why_it_cannot() -> None:
 
 
 def test_what_a_machine_could_use(tmp_path: Path) -> None:
-    assert present(read_topology(p5en_48xlarge(tmp_path / "p5en").root)) == {"local", "tcp", "shm", "efa", "cuda"}
-    assert present(read_topology(flat_vm(tmp_path / "vm").root)) == {"local", "tcp", "shm", "verbs", "cuda"}
+    assert present(read_topology(p5en_48xlarge(tmp_path / "p5en").root)) == {"local", "tcp", "efa", "cuda"}
+    assert present(read_topology(flat_vm(tmp_path / "vm").root)) == {"local", "tcp", "verbs", "cuda"}
     tree = MachineTree(tmp_path / "down")
     card = tree.pci("pci0000:00/0000:00:05.0", MELLANOX, 0x1021, 0x020700)
     tree.rdma("mlx5_0", card, Port(state=DOWN))
-    assert present(read_topology(tree.root)) == {"local", "tcp", "shm"}
+    assert present(read_topology(tree.root)) == {"local", "tcp"}
 
 
 def test_each_active_device_of_verbs_is_tried(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_capabilities_and_missing_files(tmp_path: Path) -> None:
     assert read_limits(tmp_path).may_lock
     assert not read_limits(tmp_path).nics
     facts = read_memory(tmp_path)
-    assert (facts.thp, facts.shm_bytes) == (None, None)
+    assert (facts.thp, facts.thp_shmem) == (None, None)
 
 
 def test_a_child_really_writes_here() -> None:

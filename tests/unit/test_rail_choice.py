@@ -17,7 +17,7 @@ from asyncfabric._bridge.choice import MOST_NICS, GpuInUse, RailChoice, choose_r
 from asyncfabric._bridge.gpu_in_use import find_in_use
 from asyncfabric._bridge.machine import NativeNic, NativeTopology, NicKind
 
-BUILT = frozenset({"local", "cuda", "tcp", "shm", "verbs", "efa", "ofi-verbs"})
+BUILT = frozenset({"local", "cuda", "tcp", "verbs", "efa", "ofi-verbs"})
 NETWORKED = ("verbs", "efa")
 
 
@@ -40,7 +40,7 @@ def test_a_machine_without_nics_and_gpus_gets_its_memory_alone(tmp_path: Path) -
     for topology in (None, read(laptop(tmp_path))):
         choice = choose_rails(topology, None, BUILT)
         assert texts(choice) == ["local"]
-        assert {left.rail for left in choice.left_out} == {"cuda", "verbs", "efa", "tcp", "shm"}
+        assert {left.rail for left in choice.left_out} == {"cuda", "verbs", "efa", "tcp"}
         assert "rails=('auto', 'tcp:" in why(choice, "tcp")
         assert "('auto', 'cuda:0')" in why(choice, "cuda")
     assert "wlp0s20f3" in why(choice, "tcp")  # the interface that is up, and not the one that is down
@@ -165,13 +165,12 @@ def test_each_rail_and_each_provider_has_its_reason(
     assert not set(chosen) & named
     assert set(chosen) <= built
     assert "tcp" not in chosen, "a port was opened on a network that nobody named"
-    assert "shm" not in chosen
     assert not require or set(chosen) <= require
     assert ("cuda" in chosen) <= (gpu is not None)
     names = [rail.text for rail in choice.rails] + [left.rail for left in choice.left_out]
     assert len(names) == len(set(names)), "something was both taken and left, or twice"
     # Each provider and each RDMA device is accounted for.
-    for provider in {"local", "cuda", "tcp", "shm", "verbs", "efa"} - named:
+    for provider in {"local", "cuda", "tcp", "verbs", "efa"} - named:
         assert any(name.partition(":")[0] == provider for name in names)
     for nic in topology["nics"]:
         kind = NicKind(nic["kind"])

@@ -41,8 +41,6 @@ class FabricFactory:
         rails: rails of what `open` opens.
         memory: allocated (pages of the engine) or foreign (bytearrays, on a GPU tensors, of the caller).
         device: where the memory is: cpu, or cuda for the GPU of each fabric's own rail.
-        names_stale_keys: the writer always hears of a key that died before it wrote; otherwise the target's refusal may
-            be all that happens, which keeps the memory safe (INV-3) but is heard of only by those who count.
         peers: how many fabrics may live at once, for the checks with many peers.
         deep_write_bytes: size of each of the 8,192 writes of the deep queue; smaller for slow transports.
         big: try 5 GiB where the machine has the memory.
@@ -55,7 +53,6 @@ class FabricFactory:
     rails: int = 1
     memory: Literal["allocated", "foreign"] = "allocated"
     device: str = "cpu"
-    names_stale_keys: bool = True
     peers: int = 256
     deep_write_bytes: int = MIB
     big: bool = False

@@ -37,7 +37,7 @@ enum Access : uint32_t {
 enum class PollingMode : uint32_t { kAdaptive = 0, kBusy = 1, kManual = 2 };
 
 struct RailSpec {
-  std::string provider;  // "local", "tcp", "shm", "efa", "fault+local", ...
+  std::string provider;  // "local", "tcp", "efa", "verbs", "fault+local", ...
   std::string device;    // "" lets the provider choose
   std::vector<std::pair<std::string, std::string>> options;
   bool optional = false;    // chosen by the machine, not named: left out with a reason when it cannot be opened

@@ -20,7 +20,7 @@ enum class LoopWorkload : uint32_t {
 };
 
 struct LoopConfig {
-  std::string profile = "tcp";  // libfabric: tcp, shm or efa, as for the rail
+  std::string profile = "tcp";  // libfabric: tcp or efa, as for the rail
   std::string provider;         // libfabric's own provider name, "": the profile's choice
   std::string address;          // libfabric: IP address to bind, "": 127.0.0.1; verbs: device, "": the first
   std::string library;          // file of the library, "": the loader's choice

@@ -17,8 +17,8 @@ namespace asyncfabric {
 namespace {
 
 // Rails of one protocol can talk. Faster kinds first. Where rails were chosen by the machine, memory of a GPU has to get across too.
-constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "shm", "tcp"};
-constexpr const char* kAutomaticPreference[] = {"cuda", "local", "verbs", "efa", "shm", "tcp"};
+constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "tcp"};
+constexpr const char* kAutomaticPreference[] = {"cuda", "local", "verbs", "efa", "tcp"};
 
 // Lives grow, and begin again after 16 million.
 bool is_later(uint32_t life, uint32_t than) {

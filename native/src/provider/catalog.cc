@@ -28,8 +28,7 @@ struct Entry {
 constexpr Entry kEntries[] = {
     {"local", open_local_rail},   {"cuda", open_cuda_rail},
 #ifdef ASYNCFABRIC_WITH_LIBFABRIC
-    {"tcp", open_libfabric_rail}, {"shm", open_libfabric_rail},
-    {"efa", open_libfabric_rail}, {"ofi-verbs", open_libfabric_rail},
+    {"tcp", open_libfabric_rail}, {"efa", open_libfabric_rail}, {"ofi-verbs", open_libfabric_rail},
 #endif
 #ifdef ASYNCFABRIC_WITH_VERBS
     {"verbs", open_verbs_rail},

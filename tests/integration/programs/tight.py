@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import itertools
 import json
 import os
 import resource
@@ -45,22 +44,6 @@ async def many(rail: str, most: int) -> dict[str, Any]:
         except af.FabricError as error:
             said |= {"error": type(error).__name__, "text": str(error)}
     return said
-
-
-async def crowd(rail: str, most: int) -> dict[str, Any]:
-    """Open as many fabrics as there is room for, then connect each with each; the error that ends this, if one does."""
-    said: dict[str, Any] = {"wrote": 0, "error": "", "text": ""}
-    fabrics: list[Any] = []
-    async with contextlib.AsyncExitStack() as stack:
-        with contextlib.suppress(af.DeviceError):
-            while len(fabrics) < most:
-                fabrics.append(await stack.enter_async_context(af.open_fabric(config(rail))))
-        try:
-            for writer, target in itertools.permutations(fabrics, 2):
-                said["wrote"] += await one_write(writer, target)
-        except af.FabricError as error:
-            said |= {"error": type(error).__name__, "text": str(error)}
-    return said | {"opened": len(fabrics)}
 
 
 async def threads(rail: str) -> list[dict[str, Any]]:
@@ -126,7 +109,7 @@ async def fork(rail: str) -> dict[str, Any]:
 
 
 def main(verb: str, rail: str, *rest: str) -> None:
-    told = trio.run({"many": many, "crowd": crowd, "threads": threads, "fork": fork}[verb], rail, *map(int, rest))
+    told = trio.run({"many": many, "threads": threads, "fork": fork}[verb], rail, *map(int, rest))
     print(json.dumps(told))
 
 

@@ -6,7 +6,6 @@
 
 #include "base/descriptor_room.h"
 #include "providers/libfabric/errors.h"
-#include "providers/libfabric/segment_room.h"
 #include "providers/libfabric/signals.h"
 #include "providers/libfabric/wait_fd.h"
 #include "providers/libfabric/wire.h"
@@ -49,7 +48,6 @@ Status Device::open(const Library& library, const Profile& profile, Info info, s
   if (const int error = fi_domain(fabric, device->info_.get(), &domain, nullptr); error != 0)
     return device->fail("fi_domain", error, detail);
   device->domain_.reset(domain);
-  device->traps_ = std::make_unique<Traps>(domain);
   fi_av_attr attributes{};
   attributes.type = FI_AV_UNSPEC;
   fid_av* av = nullptr;
@@ -83,8 +81,6 @@ Status Device::open_cq(std::string* detail) {
 
 Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   const KeepSignalHandlers keep;
-  if (profile_.same_host_only)
-    if (const Status status = check_segment_room(detail); !status.ok()) return status;
   fid_ep* endpoint = nullptr;
   if (const int error = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); error != 0)
     return fail("fi_endpoint", error, detail);
@@ -98,8 +94,6 @@ Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   if (const int error = fi_enable(endpoint); error != 0) return fail("fi_enable", error, detail);
   if (profile_.accept_endpoint != nullptr && !profile_.accept_endpoint(endpoint, library_, detail))
     return StatusCode::kUnsupported;
-  if (profile_.same_host_only)
-    if (const Status status = take_segment_room(endpoint, detail); !status.ok()) return status;
   *out = std::move(owned);
   return StatusCode::kOk;
 }

@@ -9,7 +9,6 @@
 #include "asyncfabric/status.h"
 #include "providers/libfabric/fids.h"
 #include "providers/libfabric/profile.h"
-#include "providers/libfabric/traps.h"
 
 namespace asyncfabric::libfabric {
 
@@ -31,7 +30,6 @@ class Device {
   fid_cq* cq() const { return cq_.get(); }
   fid_av* av() const { return av_.get(); }
   fid_ep* endpoint() const { return endpoint_.get(); }
-  Traps& traps() { return *traps_; }
   int wait_fd() const { return wait_fd_; }  // -1: none
   bool needs(uint64_t mr_mode_bit) const {
     return (static_cast<uint64_t>(info_->domain_attr->mr_mode) & mr_mode_bit) != 0;
@@ -50,7 +48,6 @@ class Device {
   Info info_;
   FabricPtr fabric_;  // members are destroyed from the last to the first: endpoint, CQ, AV, domain, fabric
   DomainPtr domain_;
-  std::unique_ptr<Traps> traps_;
   AvPtr av_;
   CqPtr cq_;
   EndpointPtr endpoint_;

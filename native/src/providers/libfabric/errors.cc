@@ -10,7 +10,7 @@ namespace asyncfabric::libfabric {
 Status status_of_work(int error) {
   switch (error) {
     case 0: return StatusCode::kOk;
-    case FI_EINVAL:  // shm: the key is not registered (any more) at the target
+    case FI_EINVAL:  // requests are checked before they are posted: what is invalid is the key, at the target
     case FI_ENOKEY:
     case FI_EKEYREJECTED:
     case EKEYREVOKED:
@@ -28,9 +28,7 @@ Status status_of_work(int error) {
     case FI_EHOSTDOWN:
     case FI_ENETUNREACH:
     case FI_ENETDOWN:
-    case FI_ETIMEDOUT:
-    case ESRCH:  // shm: the target process is gone
-      return {StatusCode::kPeerDead, error};
+    case FI_ETIMEDOUT: return {StatusCode::kPeerDead, error};
     case FI_ECANCELED: return {StatusCode::kCancelled, error};
     case FI_ENOMEM: return {StatusCode::kNoMemory, error};
     default: return {StatusCode::kTransport, error};

@@ -97,14 +97,6 @@ Status Registration::renew(std::string* key) {
   return open(key);
 }
 
-void Registration::close() {
-  if (mr_ == nullptr) return;
-  const uint64_t key = fi_mr_key(mr_.get());
-  mr_.reset();
-  const bool reachable = device_->endpoint() != nullptr && (memory_.access & kAccessRemoteWrite) != 0;
-  if (reachable && device_->profile().traps_dead_keys) device_->traps().set(key, memory_.length);
-}
-
 Status Registration::open(std::string* key) {
   MemoryKey parts;
   parts.provider = provider_hash(device_->info().fabric_attr->prov_name);

@@ -18,7 +18,7 @@ class Registration final : public LocalMemory {
 
   ~Registration() override { close(); }
   Status renew(std::string* key);  // a new key for the same memory; the old one is dead on return
-  void close();                    // from now on the target refuses the key
+  void close() { mr_.reset(); }    // from now on the target refuses the key
   bool remotely_accessible() const { return memory_.access != kAccessLocal; }
   void* descriptor() const { return descriptor_; }
   uint64_t fence = 0;  // the number that its end waits for; 0: nobody was asked yet

@@ -28,7 +28,6 @@ class MessageBuffers {
   Status post_all_receives();
   void repost(ReceiveSlot* slot);  // keeps the slot for a later try when the provider is busy
   void retry_reposts();
-  bool waits() const { return unposted_.empty(); }  // for messages, with all of its receives that nobody reads
   bool owns(const void* context) const {
     return context >= receives_.data() && context < receives_.data() + receives_.size();
   }

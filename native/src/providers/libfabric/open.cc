@@ -1,13 +1,10 @@
 // open.cc: from a RailSpec to an open rail: options, library, profile, libfabric's choice. On the opening thread.
-#include <cerrno>
 #include <charconv>
 #include <string>
 
 #include "provider/provider.h"
 #include "providers/libfabric/errors.h"
-#include "providers/libfabric/process.h"
 #include "providers/libfabric/rail.h"
-#include "providers/libfabric/segment_room.h"
 
 namespace asyncfabric {
 namespace {
@@ -69,13 +66,7 @@ Status open_libfabric_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std
   if (const Status status = parse_options(spec, *profile, &options, detail); !status.ok()) return status;
   const libfabric::Library* library = libfabric::open_library(options.library, detail);
   if (library == nullptr) return StatusCode::kNoProvider;
-  if (profile->same_host_only) libfabric::sweep_shm_segments();
   libfabric::Info info = libfabric::select_info(*library, *profile, options.selection, detail);
-  if (!info && profile->same_host_only) {
-    const std::string why = libfabric::why_no_segments();
-    *detail += why;
-    if (!why.empty()) return {StatusCode::kNoMemory, ENOSPC};
-  }
   if (!info) return StatusCode::kNoProvider;
   return libfabric::LibfabricRail::open(*library, *profile, std::move(info), options.pace, out, detail);
 }

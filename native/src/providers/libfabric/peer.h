@@ -8,8 +8,6 @@
 #include "provider/provider.h"
 #include "providers/libfabric/contexts.h"
 #include "providers/libfabric/fids.h"
-#include "providers/libfabric/process.h"
-#include "providers/libfabric/segment_lock.h"
 #include "providers/libfabric/wire.h"
 
 namespace asyncfabric::libfabric {
@@ -20,15 +18,13 @@ struct PeerState {
   EndpointPtr own_endpoint;  // when the profile gives each peer its own
   fid_ep* endpoint = nullptr;
   fi_addr_t address = FI_ADDR_UNSPEC;
-  std::unique_ptr<ProcessWatch> process;  // same-host transports: the peer's process
-  std::unique_ptr<SegmentLock> segment;   // shm: what a post to this peer would spin on
-  ContextList requests;                   // posted and not reported, in order
-  Context* backlog = nullptr;             // the first of them that libfabric has not taken
-  uint64_t last_sequence = 0;             // given to the newest submitted request
-  uint64_t asked = 0;                     // newest one that asks for the target's word
-  uint64_t acknowledged = 0;              // everything up to here arrived
-  uint64_t open_bytes = 0;                // of requests that libfabric holds
-  uint64_t unasked_bytes = 0;             // submitted behind the newest one that asks
+  ContextList requests;        // posted and not reported, in order
+  Context* backlog = nullptr;  // the first of them that libfabric has not taken
+  uint64_t last_sequence = 0;  // given to the newest submitted request
+  uint64_t asked = 0;          // newest one that asks for the target's word
+  uint64_t acknowledged = 0;   // everything up to here arrived
+  uint64_t open_bytes = 0;     // of requests that libfabric holds
+  uint64_t unasked_bytes = 0;  // submitted behind the newest one that asks
   uint32_t asks_in_flight = 0;
   uint32_t post_mark = 0;  // the post() that saw this peer last
   uint32_t outstanding = 0;
@@ -41,8 +37,7 @@ struct PeerState {
   bool in_backlog = false;     // is in the rail's list of peers with a backlog
   bool closed = false;         // disconnected: new requests fail at once
   bool broken = false;         // its endpoint is to be replaced at the end of this pass
-  bool lost = false;           // its process died
-  bool same_process = false;   // shm: its segment must stay mapped, see cemetery.h
+  bool lost = false;           // it is gone
   RailPeer* handle = nullptr;  // the engine's; null: given back, or the rail opened this connection itself
 };
 

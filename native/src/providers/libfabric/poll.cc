@@ -9,14 +9,11 @@
 #include "base/clock.h"
 #include "providers/libfabric/errors.h"
 #include "providers/libfabric/rail.h"
-#include "providers/libfabric/segment_request.h"
 
 namespace asyncfabric::libfabric {
 namespace {
 
 constexpr size_t kReadAtOnce = 64;
-constexpr uint32_t kPollsPerWatch = 32;  // a process check costs a system call
-constexpr uint64_t kSendOffEveryNs = 100'000'000;
 constexpr uint64_t kProbeAgainNs = 20'000'000;
 constexpr uint64_t kDoubtProbeNs = 2'000'000;
 constexpr uint64_t kDoubtNs = 10'000'000'000;  // the engine's heartbeats find the dead sooner
@@ -168,7 +165,6 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   }
   cover();
   advance_backlogs();
-  if (device_->profile().same_host_only && ++polls_ % kPollsPerWatch == 0) watch_processes();
   while (filled_ < room_.size()) {
     const size_t limit = std::min(kReadAtOnce, room_.size() - filled_);
     if (read_cq(limit) < limit) break;
@@ -184,7 +180,6 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
 
 // Also drives the progress of providers that have no thread of their own.
 size_t LibfabricRail::read_cq(size_t limit) {
-  if (own_segment_ != nullptr && own_segment_->held()) return 0;
   std::array<fi_cq_data_entry, kReadAtOnce> entries;
   const ssize_t count = fi_cq_read(device_->cq(), entries.data(), std::min(limit, entries.size()));
   if (count == -FI_EAVAIL) {
@@ -211,8 +206,6 @@ void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
 }
 
 void LibfabricRail::take_immediate(uint64_t data) {
-  if (!device_->traps().empty() && device_->traps().holds(static_cast<uint32_t>(data >> 32)))
-    return;  // its key was dead
   if (names_connections_ && shut_out_.holds(static_cast<uint32_t>(data >> 32))) return;
   RailEvent event;
   event.kind = RailEventKind::kImmediate;
@@ -298,23 +291,6 @@ void LibfabricRail::lose(PeerState& peer) {
   event.status = StatusCode::kPeerDead;
   event.peer = peer.handle;
   emit(event, nullptr);
-}
-
-// shm: libfabric never notices that a process died; its requests would stay outstanding for ever.
-void LibfabricRail::watch_processes() {
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    PeerState& peer = *peers_[i];
-    if (peer.lost || peer.process == nullptr || !peer.process->ended()) continue;
-    lose(peer);
-    (void)flush(peer);
-  }
-  forget_finished_peers();
-  (void)sweep_left_behind();
-  if (guests_ == nullptr || now_ns() < next_send_off_ns_ || !stash_.empty() || !handed_out_.empty() ||
-      !buffers_->waits())
-    return;
-  guests_->send_off(*device_);
-  next_send_off_ns_ = now_ns() + kSendOffEveryNs;
 }
 
 void LibfabricRail::progress_into_stash() {

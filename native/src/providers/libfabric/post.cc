@@ -147,7 +147,6 @@ void LibfabricRail::cover() {
 
 ssize_t LibfabricRail::submit(Context& context, const WorkRequest& request) {
   PeerState& peer = *context.peer;
-  if (peer.segment != nullptr && peer.segment->held()) return -FI_EAGAIN;
   const Profile& profile = device_->profile();
   context.acknowledges |=
       profile.acknowledged && (peer.last_sequence - peer.asked >= profile.ask_every || peer.unasked_bytes >= kAskBytes);
@@ -203,9 +202,7 @@ ssize_t LibfabricRail::submit_write(Context& context, const WorkRequest& request
   const uint64_t key = remote != nullptr ? remote->key.key : peer.remote.scratch_key;
   const void* from = local != nullptr ? request.address : buffers_->scratch();
   void* descriptor = local != nullptr ? local->descriptor() : buffers_->scratch_descriptor();
-  const uint32_t tag = device_->profile().traps_dead_keys ? key_tag(key)
-                       : names_connections_               ? connection_tag(peer.connection)
-                                                          : 0;
+  const uint32_t tag = names_connections_ ? connection_tag(peer.connection) : 0;
   const uint64_t data = request.imm | uint64_t{tag} << 32;
   if (!context.acknowledges) {  // these two are the shortest ways through libfabric
     return request.has_imm

@@ -63,11 +63,7 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
   }
   const Info list(library, found);
   for (fi_info* info = found; info != nullptr; info = info->next)
-    if (matches(*info, provider, selection.device)) {
-      Info chosen(library, library.fi_dupinfo(info));
-      if (chosen && profile.shape_info != nullptr) profile.shape_info(*chosen.get());
-      return chosen;
-    }
+    if (matches(*info, provider, selection.device)) return Info(library, library.fi_dupinfo(info));
   *detail += std::string("; ") + provider + ": no such device, or only other providers answered";
   return Info();
 }
@@ -75,7 +71,7 @@ Info query(const Library& library, const Profile& profile, const Selection& sele
 }  // namespace
 
 const Profile* find_profile(std::string_view name) {
-  for (const Profile* profile : {&tcp_profile(), &shm_profile(), &efa_profile(), &verbs_profile()})
+  for (const Profile* profile : {&tcp_profile(), &efa_profile(), &verbs_profile()})
     if (profile->name == name) return profile;
   return nullptr;
 }

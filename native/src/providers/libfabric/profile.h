@@ -1,4 +1,4 @@
-// profile.h: what differs between the uses of libfabric: one Profile per value of RailSpec::provider (tcp, shm, efa, ofi-verbs).
+// profile.h: what differs between the uses of libfabric: one Profile per value of RailSpec::provider (tcp, efa, ofi-verbs).
 // A profile chooses libfabric providers and shapes the hints; rail, memory and address code is shared by all of them.
 // Used only while a rail opens, on the opening thread.
 #pragma once
@@ -19,8 +19,7 @@ struct Profile {
   bool binds_address = false;             // an IP address is the source address
   const char* default_address = nullptr;  // bound when neither address nor device was asked for
   bool over_sockets = false;              // names are of listening TCP sockets: who refuses to be connected to is gone
-  bool same_host_only = false;
-  bool wait_fd = false;            // ask for a CQ that can be slept on
+  bool wait_fd = false;                   // ask for a CQ that can be slept on
   bool endpoint_per_peer = false;  // sends to each peer leave from an endpoint of their own: closing it is the only
                                    // way to flush, and one dead peer cannot block the others
   bool acknowledged = false;       // completions wait for the target's word: a broken stream would lose what only left
@@ -28,8 +27,6 @@ struct Profile {
       0;                    // that libfabric holds for one peer at a time, so that heartbeats need not stand behind
                             // more, whatever waits; 0: any number
   uint64_t ask_every = 16;  // where that word must be asked for: once in so many requests; 0: each completion is it
-  bool traps_dead_keys = false;  // a refused key would never be answered: see traps.h
-  bool can_read = true;
   bool fence_on_release = false;           // a write can arrive in pieces after its key was checked: see fence.cc
   uint32_t eager_posts = 0;                // posts handed to the NIC at once by post(); 0: all
   uint32_t posts_per_pass = 0;             // and by each poll() afterwards
@@ -40,7 +37,6 @@ struct Profile {
   bool ends_a_process_that_forks = false;  // unless Library::survives_fork
   uint64_t settle_ns = 0;                  // how long a closing rail waits for both ends to read what has arrived
   void (*shape_hints)(fi_info& hints) = nullptr;
-  void (*shape_info)(fi_info& info) = nullptr;  // the chosen one, before it is opened
   // What a failed request met, from FI_EIO and the provider's own number; null: the library's error says it.
   Status (*name_failure)(int error, int provider_error) = nullptr;
   // Options of the endpoint before it is enabled; false: `detail` names the one that was refused. May take capabilities out of `info`.
@@ -50,7 +46,6 @@ struct Profile {
 };
 
 const Profile& tcp_profile();
-const Profile& shm_profile();
 const Profile& efa_profile();
 const Profile& verbs_profile();
 const Profile* find_profile(std::string_view name);

@@ -18,8 +18,6 @@
 #include "providers/libfabric/memory.h"
 #include "providers/libfabric/messages.h"
 #include "providers/libfabric/peer.h"
-#include "providers/libfabric/segment_guests.h"
-#include "providers/libfabric/segment_warden.h"
 #include "providers/libfabric/shut_out.h"
 
 namespace asyncfabric::libfabric {
@@ -67,10 +65,8 @@ class LibfabricRail final : public Rail {
 
   // control.cc
   Status open_peer(const RailAddress& remote, std::shared_ptr<PeerState>* out);
-  struct Everything;
   void settle();
   bool flush(PeerState& peer);
-  const PeerState* sharer_of(const PeerState& peer) const;
   void forget_finished_peers();
 
   // post.cc
@@ -107,7 +103,6 @@ class LibfabricRail final : public Rail {
   Status diagnose(PeerState& peer, int error);
   void lose(PeerState& peer);
   void take_message(ReceiveSlot* slot, size_t length);
-  void watch_processes();
   void progress_into_stash();
 
   // fence.cc
@@ -122,10 +117,6 @@ class LibfabricRail final : public Rail {
   void close_paths_to_dead();
 
   std::shared_ptr<Device> device_;
-  std::unique_ptr<SegmentLock> own_segment_;  // shm: what our progress would spin on
-  std::shared_ptr<SegmentWarden> warden_;     // shm
-  std::unique_ptr<SegmentGuests> guests_;     // shm
-  uint64_t next_send_off_ns_ = 0;
   Capabilities capabilities_;
   Pace pace_;
   std::unique_ptr<ContextPool> contexts_;
@@ -137,7 +128,6 @@ class LibfabricRail final : public Rail {
   std::vector<std::unique_ptr<uint8_t[]>> copies_handed_out_;
   std::span<RailEvent> room_;  // of the poll that runs
   size_t filled_ = 0;
-  uint32_t polls_ = 0;
   uint32_t post_mark_ = 0;
   bool cover_wanted_ = false;
   bool any_broken_ = false;

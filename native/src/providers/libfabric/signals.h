@@ -1,5 +1,5 @@
-// signals.h: libfabric and the libraries that it loads take over signals while they are loaded, initialised and while a shm endpoint
-// opens: SIGINT, SIGTERM, SIGSEGV, SIGBUS and more. They belong to the program (Python's KeyboardInterrupt, faulthandler, sanitizers),
+// signals.h: libfabric and the libraries that it loads take over signals while they are loaded and initialised, and while an endpoint
+// opens that brings shared memory of libfabric's (efa's may): SIGINT, SIGTERM, SIGSEGV, SIGBUS and more. They belong to the program (Python's KeyboardInterrupt, faulthandler, sanitizers),
 // so whoever calls into libfabric for the first time puts them back. Control thread.
 #pragma once
 

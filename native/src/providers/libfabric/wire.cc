@@ -3,7 +3,6 @@
 
 #include <netinet/in.h>
 
-#include <cctype>
 #include <cstring>
 
 #include "providers/libfabric/library.h"
@@ -45,14 +44,6 @@ class Reader {
   std::string_view rest_;
   bool ok_ = true;
 };
-
-bool valid_shm_name(std::string_view name) {
-  constexpr std::string_view kPrefix = "fi_shm://";  // the rest becomes a name for shm_open
-  if (name.size() < kPrefix.size() + 2 || name.back() != '\0' || !name.starts_with(kPrefix)) return false;
-  for (const char c : name.substr(kPrefix.size(), name.size() - kPrefix.size() - 1))
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != ':' && c != '_' && c != '-') return false;
-  return true;
-}
 
 bool valid_socket_name(std::string_view name, int family, size_t bytes) {
   sockaddr_storage address{};
@@ -143,7 +134,6 @@ bool valid_endpoint_name(std::string_view name, uint32_t address_format, size_t 
   switch (address_format) {
     case FI_SOCKADDR_IN: return valid_socket_name(name, AF_INET, sizeof(sockaddr_in));
     case FI_SOCKADDR_IN6: return valid_socket_name(name, AF_INET6, sizeof(sockaddr_in6));
-    case FI_ADDR_STR: return valid_shm_name(name);
     default: return exact_bytes != 0;  // an opaque format is taken only when its length is known
   }
 }

@@ -1,5 +1,5 @@
 // wire.h: the bytes that leave this process: a rail's address, a memory key, and the head of a two-sided message.
-// Parsers take hostile bytes: exact lengths, known versions, names that cannot reach outside their name space.
+// Parsers take hostile bytes: exact lengths, known versions, names of the form that libfabric expects.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ bool parse(std::string_view bytes, RailAddress* out);
 bool parse(std::string_view bytes, MemoryKey* out);
 bool parse(const uint8_t* bytes, size_t length, MessageHead* out);
 
-// Whether fi_av_insert may see `name`: it trusts the caller, for lengths and for what a shm name opens.
+// Whether fi_av_insert may see `name`: it trusts the caller for its length.
 bool valid_endpoint_name(std::string_view name, uint32_t address_format, size_t exact_bytes);
 
 }  // namespace asyncfabric::libfabric
