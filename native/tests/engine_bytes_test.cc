@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kPart = 4096;
 constexpr uint64_t kTail = 100;
-constexpr uint64_t kSize = 16 * kPart + kTail;
+constexpr uint64_t kWhole = 16 * kPart + kTail;
 
 class Bytes : public ::testing::TestWithParam<const char*> {
  protected:
@@ -23,19 +23,19 @@ class Bytes : public ::testing::TestWithParam<const char*> {
     config.drain_deadline_ns = 60'000'000'000;
     return config;
   }
-  Bytes() : pair(unhurried()), source(kSize, 1), target(kSize, 0) {
+  Bytes() : pair(unhurried()), source(kWhole, 1), target(kWhole, 0) {
     const uint64_t first = LoopbackHub::shared().next_rail - 2;
     here = LoopbackHub::shared().rails.at(first);
     there = LoopbackHub::shared().rails.at(first + 1);
     const RegionId from = pair.add_region(*pair.a, source);
-    const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), kSize, *pair.a);
+    const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), kWhole, *pair.a);
     const uint64_t opened = pair.a->cookie();
     EXPECT_TRUE(pair.a->engine->submit_write(opened, from, 0, 0, key, 0, 9, &op).ok());
     EXPECT_TRUE(pair.wait(*pair.a, opened).status.ok());
     here->hold(true);
     cookie = pair.a->cookie();
-    EXPECT_TRUE(pair.a->engine->submit_write(cookie, from, 0, kSize, key, 0, kNoImm, &op).ok());
-    EXPECT_TRUE(pair.until([&] { return progress().bytes_posted == kSize; })) << "the rail takes all of it";
+    EXPECT_TRUE(pair.a->engine->submit_write(cookie, from, 0, kWhole, key, 0, kNoImm, &op).ok());
+    EXPECT_TRUE(pair.until([&] { return progress().bytes_posted == kWhole; })) << "the rail takes all of it";
   }
 
   OpProgress progress() const { return pair.a->engine->progress(op); }

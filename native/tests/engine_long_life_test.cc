@@ -8,8 +8,6 @@
 namespace asyncfabric::testing {
 namespace {
 
-RailSpec plain() { return {"loopback", "", {}}; }
-
 Status disconnect(Pair& pair, Party& from, PeerId peer) {
   const uint64_t cookie = from.cookie();
   EXPECT_TRUE(from.engine->submit_disconnect(cookie, peer).ok());

@@ -13,8 +13,6 @@
 namespace asyncfabric::testing {
 namespace {
 
-RailSpec plain() { return {"loopback", "", {}}; }
-
 void open_and_close(Engine& engine, int64_t imm) {
   CounterId counter = 0;
   uint32_t taken = 0;

@@ -125,8 +125,6 @@ INSTANTIATE_TEST_SUITE_P(Lanes, EngineShapes,
                                   (s.ordered ? "Ordered" : "Unordered") + std::to_string(s.request_bytes);
                          });
 
-RailSpec plain() { return {"loopback", "", {}}; }
-
 TEST(EngineTest, EarlyArrivalsAreKeptAndLateOnesAreStale) {
   Pair pair(Pair::manual(plain()));
   const uint64_t connect = pair.a->cookie();

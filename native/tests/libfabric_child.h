@@ -50,6 +50,8 @@ class Child {
     if (pid == 0) {
       dup2(fds[1], kChildFd);
       setenv("ASYNCFABRIC_TEST_ROLE", role.c_str(), 1);
+      unsetenv("GTEST_TOTAL_SHARDS");  // the role is one test, which another shard would have
+      unsetenv("GTEST_SHARD_INDEX");
       setenv("ASYNCFABRIC_TEST_PROVIDER", provider.c_str(), 1);
       execl("/proc/self/exe", "libfabric_child", "--gtest_filter=LibfabricChildRole.*", "--gtest_brief=1", nullptr);
       _exit(127);

@@ -15,13 +15,13 @@ namespace {
 
 using namespace local_rig;
 
-struct Way {
+struct RevokedWay {
   const char* name;
   const char* foreign;
   Kind kind;
 };
 
-class LocalRevoke : public ::testing::TestWithParam<Way> {};
+class LocalRevoke : public ::testing::TestWithParam<RevokedWay> {};
 
 // The writer floods the region; the owner revokes, repaints the memory and looks again when the writer has noticed.
 TEST_P(LocalRevoke, NothingLandsAfterRevokeReturned) {
@@ -69,9 +69,10 @@ TEST_P(LocalRevoke, NothingLandsAfterRevokeReturned) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, LocalRevoke,
-                         ::testing::Values(Way{"direct", "auto", Kind::kForeign}, Way{"mapped", "cma", Kind::kMemfd},
-                                           Way{"kernelCopy", "cma", Kind::kForeign},
-                                           Way{"bounce", "bounce", Kind::kForeign}),
+                         ::testing::Values(RevokedWay{"direct", "auto", Kind::kForeign},
+                                           RevokedWay{"mapped", "cma", Kind::kMemfd},
+                                           RevokedWay{"kernelCopy", "cma", Kind::kForeign},
+                                           RevokedWay{"bounce", "bounce", Kind::kForeign}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(LocalRevokeDrain, AStuckWriterMakesItTimeOutAndNotWrong) {

@@ -95,13 +95,13 @@ int own_region(int fd, Kind kind, const Words& options) {
   return 0;
 }
 
-struct Way {
+struct ProcessWay {
   const char* name;
   const char* foreign;
   Kind kind;
 };
 
-class LocalProcesses : public ::testing::TestWithParam<Way> {};
+class LocalProcesses : public ::testing::TestWithParam<ProcessWay> {};
 
 TEST_P(LocalProcesses, WritesReadsAndNoticesCross) {
   const Words options{{"foreign", GetParam().foreign}};
@@ -237,9 +237,9 @@ TEST_P(LocalProcesses, WriterKilledInTheMiddleOfACopyBlocksNoRevoke) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, LocalProcesses,
-                         ::testing::Values(Way{"mapped", "auto", Kind::kMemfd},
-                                           Way{"kernelCopy", "auto", Kind::kForeign},
-                                           Way{"bounce", "bounce", Kind::kForeign}),
+                         ::testing::Values(ProcessWay{"mapped", "auto", Kind::kMemfd},
+                                           ProcessWay{"kernelCopy", "auto", Kind::kForeign},
+                                           ProcessWay{"bounce", "bounce", Kind::kForeign}),
                          [](const auto& info) { return info.param.name; });
 
 // Takes this thread's right to look into processes that forbid it, where it has it (root).

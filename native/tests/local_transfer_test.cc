@@ -10,7 +10,7 @@ namespace {
 
 using namespace local_rig;
 
-struct Way {
+struct TransferWay {
   const char* name;
   const char* foreign;
   Kind kind;
@@ -18,7 +18,7 @@ struct Way {
   const char* copiers = "1";
 };
 
-class LocalTransfer : public ::testing::TestWithParam<Way> {
+class LocalTransfer : public ::testing::TestWithParam<TransferWay> {
  protected:
   LocalTransfer()
       : writer_(Words{{"foreign", GetParam().foreign}, {"copy", GetParam().copy}, {"copiers", GetParam().copiers}}),
@@ -281,13 +281,15 @@ TEST_P(LocalTransfer, ASpinningReceiverNeverSeesAnImmediateBeforeItsBytes) {
   EXPECT_TRUE(intact);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, LocalTransfer,
-    ::testing::Values(Way{"direct", "auto", Kind::kForeign}, Way{"directPlain", "auto", Kind::kForeign, "plain"},
-                      Way{"mapped", "cma", Kind::kMemfd}, Way{"mappedStreaming", "cma", Kind::kMemfd, "nt"},
-                      Way{"mappedTogether", "cma", Kind::kMemfd, "auto", "3"}, Way{"kernelCopy", "cma", Kind::kForeign},
-                      Way{"bounce", "bounce", Kind::kForeign}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Ways, LocalTransfer,
+                         ::testing::Values(TransferWay{"direct", "auto", Kind::kForeign},
+                                           TransferWay{"directPlain", "auto", Kind::kForeign, "plain"},
+                                           TransferWay{"mapped", "cma", Kind::kMemfd},
+                                           TransferWay{"mappedStreaming", "cma", Kind::kMemfd, "nt"},
+                                           TransferWay{"mappedTogether", "cma", Kind::kMemfd, "auto", "3"},
+                                           TransferWay{"kernelCopy", "cma", Kind::kForeign},
+                                           TransferWay{"bounce", "bounce", Kind::kForeign}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(LocalOptions, UnknownOnesAreNamed) {
   for (const auto& [name, word] : Words{{"copy", "fast"},

@@ -59,8 +59,8 @@ void expect_element(RowKind kind, const uint8_t* row, size_t at, float wanted, c
   ASSERT_EQ(found, kind == RowKind::kBfloat16 ? to_bfloat(wanted) : to_half(wanted)) << name << " of " << wanted;
 }
 
-class EachKind : public testing::TestWithParam<RowKind> {};
-INSTANTIATE_TEST_SUITE_P(Rows, EachKind, testing::Values(RowKind::kBfloat16, RowKind::kFloat16, RowKind::kFloat32));
+class EachKind : public ::testing::TestWithParam<RowKind> {};
+INSTANTIATE_TEST_SUITE_P(Rows, EachKind, ::testing::Values(RowKind::kBfloat16, RowKind::kFloat16, RowKind::kFloat32));
 
 TEST_P(EachKind, SumsHaveTheBitsOfOneElementAtATime) {
   const RowKind kind = GetParam();
@@ -152,7 +152,7 @@ TEST(Rows, StreamingCopiesAreWhole) {
 }
 
 // What is refused leaves the target as it was.
-class Refusals : public testing::Test {
+class Refusals : public ::testing::Test {
  protected:
   std::vector<uint8_t> from_ = std::vector<uint8_t>(4 * 64, 1), into_ = std::vector<uint8_t>(4 * 64, 0xA5);
   Source source_{from_.data(), 4, 64};

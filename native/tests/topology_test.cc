@@ -160,7 +160,7 @@ TEST(Distances, OfNodesAreSymmetricAlsoInBrokenTables) {
   EXPECT_EQ(node_distance(nodes, 0, 1), node_distance(nodes, kNoNode, 0));
 }
 
-class OddTree : public testing::Test {
+class OddTree : public ::testing::Test {
  protected:
   void SetUp() override {
     char name[] = "/tmp/asyncfabric-topology-XXXXXX";

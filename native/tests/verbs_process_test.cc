@@ -75,6 +75,8 @@ struct Remote {  // a child that exchanged addresses with `side`
     if (pid == 0) {
       dup2(fds[1], kChildFd);
       setenv("ASYNCFABRIC_TEST_ROLE", role, 1);
+      unsetenv("GTEST_TOTAL_SHARDS");  // the role is one test, which another shard would have
+      unsetenv("GTEST_SHARD_INDEX");
       execl("/proc/self/exe", "verbs_child", "--gtest_filter=VerbsChildRole.*", "--gtest_brief=1", nullptr);
       _exit(127);
     }

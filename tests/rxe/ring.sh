@@ -13,16 +13,15 @@ run_pytest() {
   worst $?
 }
 
+run_native() {
+  echo "==== $1 $2"
+  "build/native-release/$1" --gtest_filter="$2" --gtest_brief=1
+  worst $?
+}
+
 if [ $# -eq 0 ]; then
-  for binary in build/native-release/verbs_*_test build/native-release/libfabric_{rail,refusal,process}_test; do
-    filter='*'
-    case $binary in
-      *libfabric*) filter='*/verbs' ;;
-    esac
-    echo "==== $binary"
-    "$binary" --gtest_filter="$filter" --gtest_brief=1
-    worst $?
-  done
+  run_native verbs_tests '*'
+  run_native libfabric_tests '*/verbs'
   run_pytest tests/rxe
   ASYNCFABRIC_TEST_STORM_RAILS=verbs run_pytest tests/integration/test_counter_storm.py
   # All of the suite over one rail. What one rail shows as well is not repeated over two, nor what other rails of libfabric show.

@@ -10,8 +10,8 @@ namespace asyncfabric {
 
 namespace {
 
-constexpr size_t kHeadBytes = 8;  // from, next
-constexpr size_t kRunBytes = 8;   // first << 2 | generation, last
+constexpr size_t kHeadBytes = 8;   // from, next
+constexpr size_t kEntryBytes = 8;  // first << 2 | generation, last
 
 }  // namespace
 
@@ -34,7 +34,7 @@ std::string Generations::slice(uint32_t from, size_t most_bytes) const {
     const auto after = std::next(run);
     const uint32_t first = std::max(run->first, from), last = (after == runs_.end() ? kEnd : after->first) - 1;
     if (last < first) continue;
-    if (kHeadBytes + runs.text().size() + kRunBytes > most_bytes) {
+    if (kHeadBytes + runs.text().size() + kEntryBytes > most_bytes) {
       next = first;
       break;
     }
@@ -52,7 +52,7 @@ uint32_t Generations::learn(uint32_t from, std::string_view slice) {
   ByteReader head(slice);
   const uint32_t begin = head.get<uint32_t>(), next = head.get<uint32_t>();
   // A slice always leads on, so that asking for the next one ends.
-  if (!head.ok() || begin != from || next <= from || next > kEnd || head.rest().size() % kRunBytes != 0) return from;
+  if (!head.ok() || begin != from || next <= from || next > kEnd || head.rest().size() % kEntryBytes != 0) return from;
   uint32_t free = from;
   for (ByteReader runs(head.rest()); !runs.rest().empty();) {
     const uint32_t word = runs.get<uint32_t>(), first = word >> 2, last = runs.get<uint32_t>();

@@ -20,7 +20,7 @@ constexpr int kOptCudaApiPermitted = 10;               // FI_OPT_CUDA_API_PERMIT
 constexpr int kOptSharedMemoryPermitted = 11;          // FI_OPT_SHARED_MEMORY_PERMITTED, libfabric 1.19, bool
 constexpr int kOptEmulatedWrite = -(0xefa << 16) + 2;  // FI_OPT_EFA_EMULATED_WRITE, libfabric 1.18, bool, to be read
 
-void shape_hints(fi_info& hints) {
+void shape_efa_hints(fi_info& hints) {
   // SRD delivers in any order. Asking for an order would make the provider refuse, or emulate it in software.
   hints.tx_attr->msg_order = FI_ORDER_NONE;
   hints.rx_attr->msg_order = FI_ORDER_NONE;
@@ -77,7 +77,7 @@ const Profile& efa_profile() {
       .gpu_memory = true,
       .keys_may_be_cached = true,
       .ends_a_process_that_forks = true,
-      .shape_hints = shape_hints,
+      .shape_hints = shape_efa_hints,
       .configure_endpoint = configure_endpoint,
       .accept_endpoint = accept_endpoint,
   };

@@ -8,7 +8,7 @@ namespace {
 // dead. 32 MiB are 0.3 s at 1 Gbit/s, and enough for 5 Gbit/s over a way round of 50 ms.
 constexpr uint64_t kMostOpenBytes = 32ull << 20;
 
-void shape_hints(fi_info& hints) {
+void shape_tcp_hints(fi_info& hints) {
   // A TCP stream keeps writes of one pair of endpoints in order; asking for it keeps later libraries honest.
   hints.tx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_SAW | FI_ORDER_WAS | FI_ORDER_SAS;
   hints.rx_attr->msg_order = hints.tx_attr->msg_order;
@@ -28,7 +28,7 @@ const Profile& tcp_profile() {
       .acknowledged = true,
       .most_open_bytes = kMostOpenBytes,
       .fence_on_release = true,
-      .shape_hints = shape_hints,
+      .shape_hints = shape_tcp_hints,
   };
   return profile;
 }

@@ -15,7 +15,7 @@ constexpr int kRemoteInvalidRequest = 9;
 constexpr int kRemoteAccess = 10;
 constexpr int kRetriesExceeded = 12;
 
-void shape_hints(fi_info& hints) {
+void shape_verbs_hints(fi_info& hints) {
   hints.addr_format = FI_SOCKADDR_IN;  // the GID of RoCE v2 over IPv4; link-local ones are listed too and reach nobody
   // One queue pair per pair of endpoints keeps writes in order, and an immediate behind them.
   hints.tx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_SAW | FI_ORDER_WAS | FI_ORDER_SAS;
@@ -53,7 +53,7 @@ const Profile& verbs_profile() {
       // just freed: a crash of the process, at either end. What was read before cannot be found. (Shared receives would be safe, but
       // over verbs they lose immediates.) A peer that is killed leaves no time: the `verbs` provider has nothing of this.
       .settle_ns = 50'000'000,
-      .shape_hints = shape_hints,
+      .shape_hints = shape_verbs_hints,
       .name_failure = name_failure,
   };
   return profile;

@@ -17,7 +17,7 @@ namespace {
 constexpr int kCoresOfACopier = 16;  // a machine runs several processes, and memory is the limit soon
 constexpr int kLeastCopiers = 2;     // where there are that many cores
 constexpr int kMostCopiers = 4;
-constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kAlignedBytes = 4096;
 constexpr uint64_t kSpinNs =
     100'000;  // a helper watches so long for more before it sleeps: the next payload is often near
 
@@ -65,7 +65,7 @@ void Crew::copy(std::span<const Piece> pieces) {
   // Long pieces are cut, so that all have something to do; short ones are taken several at a time.
   count_ = 0;
   const uint64_t fitting = bytes / (kMostPieces - pieces.size() + 1) + 1;
-  const uint64_t longest = std::max(kShareBytes, (fitting + kPageBytes - 1) / kPageBytes * kPageBytes);
+  const uint64_t longest = std::max(kShareBytes, (fitting + kAlignedBytes - 1) / kAlignedBytes * kAlignedBytes);
   for (Piece piece : pieces) {
     while (piece.length > longest) {
       pieces_[count_++] = {piece.to, piece.from, longest};

@@ -28,7 +28,7 @@ constexpr std::array<std::pair<std::string_view, ForeignChoice>, 3> kForeign = {
 constexpr std::array<std::pair<std::string_view, TracerPolicy>, 3> kTracer = {
     {{"first", TracerPolicy::kFirst}, {"any", TracerPolicy::kAny}, {"off", TracerPolicy::kOff}}};
 
-constexpr uint32_t kMostCopiers = 16;
+constexpr uint32_t kMostAskedCopiers = 16;
 
 bool parse_entries(std::string_view word, uint32_t* out) {
   uint32_t value = 0;
@@ -40,7 +40,7 @@ bool parse_entries(std::string_view word, uint32_t* out) {
 
 bool parse_copiers(std::string_view word, uint32_t* out) {
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), *out);
-  return error == std::errc() && end == word.data() + word.size() && *out >= 1 && *out <= kMostCopiers;
+  return error == std::errc() && end == word.data() + word.size() && *out >= 1 && *out <= kMostAskedCopiers;
 }
 
 }  // namespace

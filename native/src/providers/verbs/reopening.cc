@@ -11,7 +11,7 @@
 namespace asyncfabric::verbs {
 namespace {
 
-constexpr uint64_t kLongestGapNs = 30'000'000'000;
+constexpr uint64_t kLongestOpenGapNs = 30'000'000'000;
 constexpr uint64_t kFirstSayNs = 20'000'000;
 constexpr uint64_t kLongestSayNs = 500'000'000;
 constexpr uint32_t kMostSayings = 64;  // half a minute: who does not answer by then is not there
@@ -57,7 +57,7 @@ void Exchange::try_to_open(uint64_t now) {
     box_.reset();
     queues.reset();
     device_.close();
-    open_gap_ns_ = std::min(open_gap_ns_ * 2, kLongestGapNs);
+    open_gap_ns_ = std::min(open_gap_ns_ * 2, kLongestOpenGapNs);
     open_at_ns_ = now + open_gap_ns_;
     return;
   }

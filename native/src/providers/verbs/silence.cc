@@ -13,8 +13,9 @@ namespace asyncfabric::verbs {
 namespace {
 
 constexpr uint64_t kLookNs = 50'000'000;
-constexpr uint64_t kLongestGapNs = 1'000'000'000;  // a worker that sleeps wakes more often while anything is under way
-constexpr uint64_t kPulledNs = 2'000'000'000;      // as long as devices themselves try by default
+constexpr uint64_t kLongestLookGapNs =
+    1'000'000'000;                             // a worker that sleeps wakes more often while anything is under way
+constexpr uint64_t kPulledNs = 2'000'000'000;  // as long as devices themselves try by default
 constexpr uint64_t kFlushNs = 2'000'000'000;
 constexpr double kSlowest =
     1e-3;  // of the line's rate: a hundred senders to one port over a network that loses packets
@@ -26,7 +27,7 @@ void VerbsRail::look_for_silence() {
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookNs;
   const uint64_t patience = uint64_t{device_->options().silence_ms} * 1'000'000;
-  const uint64_t gap = std::min({now - std::exchange(looked_ns_, now), kLongestGapNs, patience / 4});
+  const uint64_t gap = std::min({now - std::exchange(looked_ns_, now), kLongestLookGapNs, patience / 4});
   uint64_t bytes = 0;  // of all peers: they share the line
   for (const auto& connection : table_)
     if (connection != nullptr)
