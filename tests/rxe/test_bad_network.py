@@ -5,17 +5,20 @@ from __future__ import annotations
 import anyio
 import links
 import pytest
+from extent import cases
 from links import far, near
 from load import open_load
 
 
 @pytest.mark.parametrize(
     "netem",
-    [
-        pytest.param(("loss", "2%"), id="loss"),
-        pytest.param(("delay", "2ms", "1ms", "reorder", "30%"), id="reordering"),
-        pytest.param(("loss", "1%", "delay", "1ms", "1ms", "reorder", "25%"), id="both"),
-    ],
+    cases(
+        [pytest.param(("loss", "1%", "delay", "1ms", "1ms", "reorder", "25%"), id="both")],
+        [
+            pytest.param(("loss", "2%"), id="loss"),
+            pytest.param(("delay", "2ms", "1ms", "reorder", "30%"), id="reordering"),
+        ],
+    ),
 )
 def test_writes_through_a_bad_network(netem: tuple[str, ...]) -> None:
     async def check() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import anyio
 import links
 import pytest
+from extent import cases
 from links import far, near
 from load import Load, open_load
 
@@ -21,7 +22,7 @@ async def _until_rail(load: Load, rail: int, up: bool) -> None:
         await anyio.sleep(0.01)
 
 
-@pytest.mark.parametrize("theirs", [1, 2, 3])
+@pytest.mark.parametrize("theirs", cases([2], [1, 3]))
 def test_link_down_under_load_and_up_again(theirs: int) -> None:
     async def check() -> None:
         with anyio.fail_after(110):
