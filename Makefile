@@ -19,6 +19,9 @@ STAMPS := build/stamps
 export ASYNCFABRIC_JOBS := $(JOBS)
 export ASYNCFABRIC_WERROR := ON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# With ccache, the wheel, built from the unpacked sdist in a folder of ours, takes the objects that `make build` made.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help demo test test-native test-python doors coverage check format build asan tsan rxe gpu ptx bench docs wheel clean
@@ -39,6 +42,7 @@ $(STAMPS)/apt: Makefile
 	"$(PYTHON)" -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' \
 	  || need python3-dev; \
 	command -v c++ >/dev/null || need g++; \
+	command -v ccache >/dev/null || need ccache; \
 	[ -e /usr/include/rdma/fabric.h ] || need libfabric-dev; \
 	/sbin/ldconfig -p | grep -q 'libfabric\.so\.1' || need libfabric1; \
 	[ -e /usr/include/infiniband/verbs.h ] || need libibverbs-dev; \
@@ -204,8 +208,8 @@ docs: $(STAMPS)/packages  ## the reference from docstrings, and a check of every
 	$(BIN)/python -P -m pytest -q tests/architecture/test_docs.py
 
 wheel: $(STAMPS)/packages  ## sdist and wheel in dist/, then the wheel installed in a fresh environment and tried
-	rm -rf dist
-	$(BIN)/python -m build --no-isolation --outdir dist . >build/wheel.log || { tail -50 build/wheel.log; exit 1; }
+	rm -rf dist build/wheel-from && mkdir -p build/wheel-from
+	TMPDIR=$(CURDIR)/build/wheel-from $(BIN)/python -m build --no-isolation --outdir dist . >build/wheel.log || { tail -50 build/wheel.log; exit 1; }
 	rm -rf build/wheel-check && $(BIN)/python -m venv build/wheel-check
 	build/wheel-check/bin/python -m pip install -q --no-deps --force-reinstall dist/*.whl
 	cd build/wheel-check && PYTHONPATH=$$($(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \

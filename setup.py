@@ -45,6 +45,13 @@ def tool(name: str) -> str:
 class BuildNative(build_ext):
     """Build the static library, cythonize, then link the one extension."""
 
+    def build_extensions(self) -> None:
+        """Compile by way of ccache, where it is installed and is not the compiler by another name."""
+        ccache, compiler = shutil.which("ccache"), shutil.which(self.compiler.compiler_so_cxx[0])
+        if ccache and compiler and Path(compiler).resolve().name != "ccache":
+            self.compiler.compiler_so_cxx = [ccache, *self.compiler.compiler_so_cxx]
+        super().build_extensions()
+
     def run(self) -> None:
         """Run CMake first: the extension links what it leaves."""
         # Not build_temp: editable installs would start from nothing. The presets of CMake use the same folders.
