@@ -20,10 +20,9 @@ from asyncfabric.weights.update.messenger import (
     receiver_of,
     trainer_name,
 )
-from asyncfabric.weights.update.pipeline import Stages
 from asyncfabric.weights.update.publisher import WeightPublisher, open_publisher
 from asyncfabric.weights.update.replica import WeightReplica, open_replica
-from asyncfabric.weights.update.reports import CodingReport, PublishReport, UpdateReport
+from asyncfabric.weights.update.reports import CodingReport, PublishReport, Stages, UpdateReport
 
 __all__ = [
     "COORDINATOR",

@@ -27,6 +27,7 @@ from asyncfabric.weights.update.gathering import Gathered
 from asyncfabric.weights.update.host_device import HostSums
 from asyncfabric.weights.update.line import Line
 from asyncfabric.weights.update.program import Program, Unit
+from asyncfabric.weights.update.reports import Stages
 from asyncfabric.weights.update.runs import LONG_RUN_BYTES, MOST_PAGES, Gate, write_runs
 from asyncfabric.weights.update.shards import Shards
 from asyncfabric.weights.update.staging import Staging
@@ -45,19 +46,6 @@ engine serves all transfers alike that it cannot begin at once."""
 
 UNITS_AHEAD = 2
 """There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
-
-
-@dataclass(slots=True)
-class Stages:
-    """Seconds that each stage was busy, and what went through; stages overlap."""
-
-    convert_s: float = 0.0
-    checksum_s: float = 0.0
-    write_s: float = 0.0
-    staging_wait_s: float = 0.0
-    maxima_wait_s: float = 0.0
-    bytes: int = 0
-    writes: int = 0
 
 
 @dataclass(slots=True)

@@ -1,12 +1,21 @@
-"""Reports: what participants of an update tell their callers about it. Values only."""
+"""Reports of an update to the callers of its participants. Values only; imports no participant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from asyncfabric.weights.update.pipeline import Stages
+
+@dataclass(slots=True)
+class Stages:
+    """Seconds that each stage was busy, and what went through; stages overlap."""
+
+    convert_s: float = 0.0
+    checksum_s: float = 0.0
+    write_s: float = 0.0
+    staging_wait_s: float = 0.0
+    maxima_wait_s: float = 0.0
+    bytes: int = 0
+    writes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
