@@ -181,7 +181,7 @@ ptx:  ## the kernels of native/cuda as the texts that the library and the packag
 	nvcc -std=c++17 -ptx -arch=compute_90 -o build/moe.ptx native/cuda/moe/kernels.cu
 	$(GPU_PYTHON) native/cuda/embed.py build/moe.ptx 8.3 asyncfabric/moe/nvlink/kernels.ptx
 	nvcc -std=c++17 -ptx -arch=compute_75 -o build/weights.ptx native/cuda/weights/kernels.cu
-	$(GPU_PYTHON) native/cuda/embed.py build/weights.ptx 7.0 asyncfabric/weights/update/cuda/kernels.ptx
+	$(GPU_PYTHON) native/cuda/embed.py build/weights.ptx 7.0 asyncfabric/weights/memory/gpu/kernels.ptx
 
 check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, clang-format, verifytypes, the house test
 	$(BIN)/ruff check --output-format concise .

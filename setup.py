@@ -123,7 +123,7 @@ setup(
         "asyncfabric._native": ["_engine.pyi"],
         "asyncfabric.integrations.nixl": ["pythonpath/nixl/*.py"],  # no package of ours: a folder for PYTHONPATH
         "asyncfabric.moe.nvlink": ["kernels.ptx"],
-        "asyncfabric.weights.update.cuda": ["kernels.ptx"],
+        "asyncfabric.weights.memory.gpu": ["kernels.ptx"],
     },
     ext_modules=[engine_extension()],
     cmdclass={"build_ext": BuildNative},

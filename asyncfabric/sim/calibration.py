@@ -20,7 +20,7 @@ from asyncfabric.sim.fanout import predict
 from asyncfabric.sim.labour import THREADS, Labour, SentRuns, Thread, labour_of
 from asyncfabric.sim.nonnegative import nonnegative_least_squares
 from asyncfabric.sim.workload import workload_of
-from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.plan.plan import Plan
 
 STEPS = 200
 """Steps of a simulated run, about: more make no difference that could be measured."""

@@ -20,8 +20,8 @@ from asyncfabric.sim.prediction import Lane, Prediction
 from asyncfabric.sim.processor import Processor
 from asyncfabric.sim.rails import share
 from asyncfabric.sim.workload import Floats, Workload, workload_of
-from asyncfabric.weights.boxes import Ints
-from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.plan.boxes import Ints
+from asyncfabric.weights.plan.plan import Plan
 
 DONE = 1.0
 """Bytes that may be left over by rounding."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from asyncfabric.sim.costs import COSTS, HostCosts
 from asyncfabric.sim.words import forwarded_words, words_of, words_of_coordinator
 from asyncfabric.sim.workload import Floats, Workload
-from asyncfabric.weights.batch import all_sent
-from asyncfabric.weights.boxes import Ints
-from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.plan.batch import all_sent
+from asyncfabric.weights.plan.boxes import Ints
+from asyncfabric.weights.plan.plan import Plan
 
 Thread = Literal["trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine", "receiver work",
                  "coordinator begins", "coordinator"]  # fmt: skip

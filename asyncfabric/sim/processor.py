@@ -11,7 +11,7 @@ import numpy as np
 from asyncfabric.sim.costs import COSTS, Hosts
 from asyncfabric.sim.labour import Labour, Thread
 from asyncfabric.sim.workload import Floats, Workload
-from asyncfabric.weights.boxes import Ints
+from asyncfabric.weights.plan.boxes import Ints
 
 THREADS_OF_A_RANK = 3
 """Of a trainer or a receiver: where each has a core of its own, `most` says all that there is to say."""

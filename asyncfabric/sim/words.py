@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from asyncfabric.sim.workload import Floats, Workload
-from asyncfabric.weights.boxes import Ints
-from asyncfabric.weights.plan import Plan
-from asyncfabric.weights.shares import LEAST_PART, SHARES, begin_of
+from asyncfabric.weights.plan.batch import LEAST_PART, SHARES, begin_of
+from asyncfabric.weights.plan.boxes import Ints
+from asyncfabric.weights.plan.plan import Plan
 
 LAST_WORDS = int(np.log2(LEAST_PART)) + 1
 """Of each pair, worth less than a share."""

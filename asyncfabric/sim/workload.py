@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric.sim.assumptions import Assumptions
-from asyncfabric.weights.batch import Batch, all_sent
-from asyncfabric.weights.boxes import Ints, volumes
-from asyncfabric.weights.formats import ITEM_BYTES
-from asyncfabric.weights.plan import Plan
+from asyncfabric.weights.plan.batch import Batch, all_sent
+from asyncfabric.weights.plan.boxes import Ints, volumes
+from asyncfabric.weights.plan.formats import ITEM_BYTES
+from asyncfabric.weights.plan.plan import Plan
 
 Floats = NDArray[np.float64]
 

@@ -7,24 +7,22 @@ Read it:               sent_by, forwarded_by, Plan.expected, Plan.region_bytes; 
 draw_plan. Carry it out:          execute is the reference in numpy; HeldShard.convert casts and quantises.
 """
 
-from asyncfabric.weights.balance import imbalance
-from asyncfabric.weights.batch import Batch, Forwards, all_sent, forwarded_by, sent_by
-from asyncfabric.weights.cards import CARDS, ModelCard, Parameter, card, parameters
-from asyncfabric.weights.causal import card_of, causal_moves
-from asyncfabric.weights.execute import HeldShard, ReplicaMemory, execute, open_shard, run_layout
-from asyncfabric.weights.formats import BLOCK, ITEM_BYTES, STORED_AS
-from asyncfabric.weights.geometry import Pieces
-from asyncfabric.weights.holdings import Held, Holding, held_by
-from asyncfabric.weights.layouts import ReplicaLayout, TrainerLayout, moves_between
-from asyncfabric.weights.local_tensors import LocalTensor, local_tensors
-from asyncfabric.weights.maxima import Shares, shares
-from asyncfabric.weights.placement import Mesh, Placement, Replicate, Shard, boxes, place
-from asyncfabric.weights.plan import Expected, Kind, Plan, RegionSizes, Relay, Replica
-from asyncfabric.weights.planner import CHUNK_BYTES, join_replica, leave_replica, plan_weights, seat_replicas
-from asyncfabric.weights.relay import Rates
-from asyncfabric.weights.storage import from_bytes, to_bytes
-from asyncfabric.weights.table import draw_plan
-from asyncfabric.weights.target import SCALE_SUFFIX, Move, Target, alone, fused, stacked
+from asyncfabric.weights.plan.assignment import imbalance, join_replica, leave_replica, seat_replicas
+from asyncfabric.weights.plan.batch import Batch, Forwards, all_sent, forwarded_by, sent_by
+from asyncfabric.weights.plan.cards import CARDS, ModelCard, Parameter, card, parameters
+from asyncfabric.weights.plan.causal import card_of, causal_moves
+from asyncfabric.weights.plan.execute import HeldShard, ReplicaMemory, execute, open_shard, run_layout
+from asyncfabric.weights.plan.formats import BLOCK, ITEM_BYTES, STORED_AS
+from asyncfabric.weights.plan.geometry import Pieces
+from asyncfabric.weights.plan.holdings import Held, Holding, LocalTensor, held_by, local_tensors
+from asyncfabric.weights.plan.layouts import ReplicaLayout, TrainerLayout, moves_between
+from asyncfabric.weights.plan.parts import Expected, Kind, RegionSizes, Relay, Replica
+from asyncfabric.weights.plan.placement import Mesh, Placement, Replicate, Shard, Shares, boxes, place, shares
+from asyncfabric.weights.plan.plan import Plan, from_bytes, to_bytes
+from asyncfabric.weights.plan.planner import CHUNK_BYTES, plan_weights
+from asyncfabric.weights.plan.relay import Rates
+from asyncfabric.weights.plan.table import draw_plan
+from asyncfabric.weights.plan.target import SCALE_SUFFIX, Move, Target, alone, fused, stacked
 
 __all__ = [
     "BLOCK",

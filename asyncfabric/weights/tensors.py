@@ -17,10 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
-from asyncfabric.weights.formats import STORED_AS
-from asyncfabric.weights.holdings import Holding
-from asyncfabric.weights.local_tensors import LocalTensor
-from asyncfabric.weights.placement import Mesh, Placement, Replicate, Shard, boxes, place
+from asyncfabric.weights.plan.formats import STORED_AS
+from asyncfabric.weights.plan.holdings import Holding, LocalTensor
+from asyncfabric.weights.plan.placement import Mesh, Placement, Replicate, Shard, boxes, place
 
 _BITS = {"bfloat16": torch.uint16, "float8_e4m3fn": torch.uint8}  # numpy has neither
 

@@ -19,10 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncfabric.bench.measure import paired_ratio, significant
 from asyncfabric.bench.rows import Point, rates
-from asyncfabric.weights.coding import Coding, Costs, choose
-from asyncfabric.weights.coding.choice import GAIN, measure
-from asyncfabric.weights.coding.delta import apply_delta, encode_delta
-from asyncfabric.weights.coding.exponent import decode_exponents, encode_exponents
+from asyncfabric.weights.coding.choice import GAIN, Coding, Costs, choose, measure
+from asyncfabric.weights.coding.codings import apply_delta, decode_exponents, encode_delta, encode_exponents
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
 

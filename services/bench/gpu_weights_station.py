@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import asyncfabric as af
-from asyncfabric.weights.formats import STORED_AS
+from asyncfabric.weights.plan.formats import STORED_AS
 from asyncfabric_services.bench.gpu_weights_reference import wrong_tensor
 from asyncfabric_services.bench.weights_station import WeightsStation
 from asyncfabric_services.bench.weights_workload import FORMS, mixed_rows

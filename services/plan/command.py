@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from asyncfabric.sim import Assumptions
-from asyncfabric.weights.cards import CARDS, card
+from asyncfabric.weights.plan.cards import CARDS, card
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.plan.calibrate import calibrate

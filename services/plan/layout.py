@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import click
 
-from asyncfabric.weights.cards import ModelCard
-from asyncfabric.weights.layouts import ReplicaLayout, TrainerLayout
+from asyncfabric.weights.plan.cards import ModelCard
+from asyncfabric.weights.plan.layouts import ReplicaLayout, TrainerLayout
 
 REPLICA_RANKS = {"kimi-k2": 32, "deepseek-v3": 32, "qwen3-235b-a22b": 16, "llama-3.1-70b": 8, "tiny": 2}
 NODE_RANKS = 8

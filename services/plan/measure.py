@@ -18,10 +18,9 @@ import click
 
 from asyncfabric.sim.calibration import Run
 from asyncfabric.sim.labour import THREADS, Thread
-from asyncfabric.weights.update.host_device import HostDevice
-from asyncfabric.weights.update.pipeline import PAGES_IN_FLIGHT
-from asyncfabric.weights.update.scratch import PAGE_ENTRY_BYTES, UNITS_STAGED
-from asyncfabric.weights.update.tiles import TILE_BYTES
+from asyncfabric.weights.memory.host import HostDevice
+from asyncfabric.weights.memory.tiles import TILE_BYTES
+from asyncfabric.weights.sender.scratch import PAGE_ENTRY_BYTES, PAGES_IN_FLIGHT, UNITS_STAGED
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
 from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene

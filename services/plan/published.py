@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from asyncfabric.weights.cards import ModelCard
+from asyncfabric.weights.plan.cards import ModelCard
 from asyncfabric_services.plan.layout import Cluster
 
 

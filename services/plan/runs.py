@@ -6,8 +6,8 @@ import numpy as np
 
 from asyncfabric.sim.labour import SentRuns
 from asyncfabric.weights import Plan
-from asyncfabric.weights.update.gathering import is_gathered
-from asyncfabric.weights.update.rows import PieceShape, in_shard, is_direct, written_run_bytes
+from asyncfabric.weights.memory.rows import PieceShape, in_shard, is_direct, written_run_bytes
+from asyncfabric.weights.sender.shards import is_gathered
 
 
 def sent_runs(plan: Plan, gathers: bool = False) -> SentRuns:

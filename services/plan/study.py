@@ -14,12 +14,12 @@ from asyncfabric.sim.calibration import Calibration
 from asyncfabric.sim.costs import COSTS, Hosts
 from asyncfabric.sim.labour import labour_of
 from asyncfabric.sim.workload import workload_of
-from asyncfabric.weights.balance import imbalance
-from asyncfabric.weights.cards import ModelCard
-from asyncfabric.weights.layouts import moves_between
-from asyncfabric.weights.plan import Plan
-from asyncfabric.weights.planner import plan_weights
-from asyncfabric.weights.relay import Rates
+from asyncfabric.weights.plan.assignment import imbalance
+from asyncfabric.weights.plan.cards import ModelCard
+from asyncfabric.weights.plan.layouts import moves_between
+from asyncfabric.weights.plan.plan import Plan
+from asyncfabric.weights.plan.planner import plan_weights
+from asyncfabric.weights.plan.relay import Rates
 from asyncfabric_services.plan.calibrated import calibration_summary
 from asyncfabric_services.plan.layout import Cluster
 from asyncfabric_services.plan.published import Published, published_of

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from asyncfabric.weights import SCALE_SUFFIX, ModelCard, ReplicaLayout
-from asyncfabric.weights.causal import card_of
+from asyncfabric.weights.plan.causal import card_of
 from asyncfabric_services.rollout.usual import BLOCK
 
 RankTensors = Mapping[str, Tensor]

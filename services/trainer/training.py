@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from asyncfabric.weights.holdings import Holding
+from asyncfabric.weights.plan.holdings import Holding
 from asyncfabric.weights.tensors import holdings, stored
 from asyncfabric_services.trainer.parallel import Kind, spread
 

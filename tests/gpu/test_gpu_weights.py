@@ -13,16 +13,14 @@ from weight_scene import on_host, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, fused, place, plan_weights
-from asyncfabric.weights.arithmetic import cast
-from asyncfabric.weights.commit.word_sums import word_sum
-from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
-from asyncfabric.weights.plan import Kind
+from asyncfabric.weights.memory.checksums import word_sum
+from asyncfabric.weights.memory.device import Measured, Stretch, stretch
+from asyncfabric.weights.memory.host import HostDevice, device_of
+from asyncfabric.weights.memory.rows import Strided
+from asyncfabric.weights.plan.formats import BLOCK, CASTS, STORED_AS, cast
+from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.update import open_replica
-from asyncfabric.weights.update.device import Measured, Stretch, stretch
-from asyncfabric.weights.update.devices import device_of
-from asyncfabric.weights.update.host_device import HostDevice
-from asyncfabric.weights.update.intake import Intake
-from asyncfabric.weights.update.rows import Strided
 
 
 @pytest.mark.parametrize(("dtype", "to"), sorted(CASTS))
@@ -230,7 +228,7 @@ def test_what_the_caller_has_begun_is_in_the_version(tmp_path: Path, far: int) -
 
 
 def test_shards_in_two_places_and_codings_are_refused(tmp_path: Path) -> None:
-    from asyncfabric.weights.update.shards import Shards
+    from asyncfabric.weights.sender.shards import Shards
 
     plan = small_plan()
     arrays = {name: random_shard(0, name) for name in ("gate", "up", "down")}
@@ -254,7 +252,7 @@ def test_shards_in_two_places_and_codings_are_refused(tmp_path: Path) -> None:
 def test_a_state_dict_on_a_gpu_is_given_and_served_as_tensors() -> None:
     import torch
 
-    from asyncfabric.weights.local_tensors import LocalTensor
+    from asyncfabric.weights.plan.holdings import LocalTensor
     from asyncfabric.weights.tensors import arrays_of, tensor_over
 
     state = {"w": torch.arange(12, dtype=torch.bfloat16, device="cuda:0").view(3, 4)}

@@ -16,7 +16,7 @@ from trained import Filled, model_of  # noqa: E402
 
 import asyncfabric as af  # noqa: E402
 from asyncfabric.weights import ReplicaLayout  # noqa: E402
-from asyncfabric.weights.commit.messages import Abort  # noqa: E402
+from asyncfabric.weights.messages import Abort  # noqa: E402
 from asyncfabric.weights.tensors import arrays_of, holdings  # noqa: E402
 from asyncfabric.weights.update import (  # noqa: E402
     COORDINATOR,

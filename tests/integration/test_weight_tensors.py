@@ -26,9 +26,12 @@ from trained import PROMPTS, Filled, config_of, model_of  # noqa: E402
 from transformers import GemmaConfig, GraniteConfig, LlamaConfig, MistralConfig, MistralForCausalLM  # noqa: E402
 
 from asyncfabric.weights import ReplicaLayout  # noqa: E402
-from asyncfabric.weights.causal import card_of, causal_moves  # noqa: E402
-from asyncfabric.weights.holdings import Holding, held_by  # noqa: E402
-from asyncfabric.weights.local_tensors import LocalTensor  # noqa: E402
+from asyncfabric.weights.plan.causal import card_of, causal_moves  # noqa: E402
+from asyncfabric.weights.plan.holdings import (  # noqa: E402
+    Holding,
+    LocalTensor,
+    held_by,
+)
 from asyncfabric.weights.tensors import arrays_of, holdings, placement_of, stored, tensor_over  # noqa: E402
 from asyncfabric_services.rollout.fused_model import FusedModel  # noqa: E402
 from asyncfabric_services.rollout.usual import load_usual, quantise  # noqa: E402

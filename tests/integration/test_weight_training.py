@@ -24,7 +24,7 @@ from processes import Process  # noqa: E402
 from trained import Filled, Version  # noqa: E402
 
 from asyncfabric.weights import ReplicaLayout  # noqa: E402
-from asyncfabric.weights.holdings import Holding  # noqa: E402
+from asyncfabric.weights.plan.holdings import Holding  # noqa: E402
 
 VERSIONS = int(os.environ.get("ASYNCFABRIC_TEST_VERSIONS", "2"))
 FULL = VERSIONS >= 20

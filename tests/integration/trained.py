@@ -21,10 +21,9 @@ from transformers import (
 
 import asyncfabric as af
 from asyncfabric.weights import Plan, ReplicaLayout, ReplicaMemory, execute, plan_weights
-from asyncfabric.weights.causal import card_of, causal_moves
-from asyncfabric.weights.holdings import Holding, held_by
-from asyncfabric.weights.local_tensors import local_tensors
-from asyncfabric.weights.target import Move
+from asyncfabric.weights.plan.causal import card_of, causal_moves
+from asyncfabric.weights.plan.holdings import Holding, held_by, local_tensors
+from asyncfabric.weights.plan.target import Move
 from asyncfabric.weights.tensors import tensor_over
 from asyncfabric.weights.update import (
     COORDINATOR,

@@ -17,15 +17,15 @@ from test_weight_devices import tensors_over, torch, torch_everywhere
 from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights import Mesh, Move, Plan, Relay, alone, place, plan_weights
-from asyncfabric.weights.commit.coordinator import Phase
-from asyncfabric.weights.update import intake, messages, pipeline, publisher
-from asyncfabric.weights.update.comparing import compared_soon
-from asyncfabric.weights.update.cuda.device import TorchDevice
-from asyncfabric.weights.update.device import Sums
-from asyncfabric.weights.update.intake import Intake
-from asyncfabric.weights.update.messages import Opened, Roster, Written
-from asyncfabric.weights.update.telling import rows_told
+from asyncfabric.weights import Mesh, Move, Plan, Relay, alone, messages, place, plan_weights
+from asyncfabric.weights.coordinator.decision import Phase
+from asyncfabric.weights.memory.device import Sums
+from asyncfabric.weights.memory.gpu.device import TorchDevice
+from asyncfabric.weights.messages import Opened, Roster, Written
+from asyncfabric.weights.receiver import intake
+from asyncfabric.weights.receiver.intake import Intake, compared_soon
+from asyncfabric.weights.sender import pipeline, publisher
+from asyncfabric.weights.writing import rows_told
 
 SIDE = 256
 MIXED = "fault+local?reorder=8&delay_us=200&seed=7"
@@ -135,7 +135,7 @@ def test_arrivals_that_never_come_are_refused_by_name(tmp_path: Path) -> None:
 def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the first write may wait for, and no more."""
     monkeypatch.setattr(TorchDevice, "first_unit_bytes", 1)  # a box each
-    monkeypatch.setattr("asyncfabric.weights.update.scratch.UNITS_STAGED", 1 << 20)
+    monkeypatch.setattr("asyncfabric.weights.sender.scratch.UNITS_STAGED", 1 << 20)
     filled: list[int] = []
     fill = pipeline.Filler.fill
     monkeypatch.setattr(pipeline.Filler, "fill", lambda *words: filled.append(1) or fill(*words))

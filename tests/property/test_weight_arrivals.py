@@ -14,11 +14,20 @@ import pytest
 from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.commit.messages import Abort, CatchUp, Prepare
-from asyncfabric.weights.update import COORDINATOR, WeightReplica, catching_up, open_replica
-from asyncfabric.weights.update.messages import Given, Want, WeightMessage, decode_message, encode_message
-from asyncfabric.weights.update.messenger import LocalPost
-from asyncfabric.weights.update.words import Words
+from asyncfabric.weights.channel import LocalPost
+from asyncfabric.weights.messages import (
+    Abort,
+    CatchUp,
+    Given,
+    Prepare,
+    Want,
+    WeightMessage,
+    decode_message,
+    encode_message,
+)
+from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.receiver import catching_up
+from asyncfabric.weights.update import COORDINATOR, WeightReplica, open_replica
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

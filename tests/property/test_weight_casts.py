@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from asyncfabric._bridge.converting import CASTS
 from asyncfabric._bridge.native import native_converting
-from asyncfabric.weights.arithmetic import cast
-from asyncfabric.weights.formats import CASTS as ALLOWED
-from asyncfabric.weights.formats import STORED_AS
-from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.converting import convert_plane
+from asyncfabric.weights.memory.tiles import convert_plane
+from asyncfabric.weights.plan.formats import CASTS as ALLOWED
+from asyncfabric.weights.plan.formats import STORED_AS, cast
+from asyncfabric.weights.plan.parts import Kind
 
 pytestmark = pytest.mark.skipif(native_converting() is None, reason="NOTHING WAS COMPILED: make build")
 

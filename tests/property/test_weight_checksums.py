@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric.weights.commit.checksums import checksums, chunks_of, wrong_chunks
+from asyncfabric.weights.memory.checksums import checksums, chunks_of, wrong_chunks
 
 
 @given(st.integers(0, 300), st.integers(1, 64), st.data())

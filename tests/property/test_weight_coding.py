@@ -10,19 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric.weights.coding import (
-    KNOWN,
-    Coding,
-    Costs,
+from asyncfabric.weights.coding.choice import KNOWN, Coding, Costs, choose, common, measure
+from asyncfabric.weights.coding.codings import (
     apply_delta,
-    choose,
-    common,
     decode_exponents,
     encode_delta,
     encode_exponents,
-    measure,
+    packed,
+    unpacked,
 )
-from asyncfabric.weights.coding.streams import packed, unpacked
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ITEMS = st.sampled_from([1, 2, 4])

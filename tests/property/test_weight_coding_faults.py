@@ -13,9 +13,9 @@ from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
-from asyncfabric.weights.update.landing import SLOTS, Arrivals
-from asyncfabric.weights.update.lane import Lane
-from asyncfabric.weights.update.messages import Coded, Opened
+from asyncfabric.weights.coding.lane import Lane
+from asyncfabric.weights.messages import Coded, Opened
+from asyncfabric.weights.receiver.slots import SLOTS, Arrivals
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric.weights.commit.coordinator import Coordinator, Decide, Phase, Say
-from asyncfabric.weights.commit.decision_log import DecisionLog
-from asyncfabric.weights.commit.messages import Write
-from asyncfabric.weights.commit.receiver import Discard, Fetch, Open, Receiver, State, Tell
+from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Phase, Say
+from asyncfabric.weights.coordinator.decision_log import DecisionLog
+from asyncfabric.weights.messages import Write
+from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, State, Tell
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where putting a line on the disk costs nothing
 NAMES = ("a", "b", "c")

@@ -20,20 +20,22 @@ from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay, plan_weights
-from asyncfabric.weights.arithmetic import cast, quantise, to_float32
-from asyncfabric.weights.commit.word_sums import word_sum
-from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS
-from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update import device, devices, replica, shards
-from asyncfabric.weights.update.rows import Strided
-from asyncfabric.weights.update.tiles import measure
+from asyncfabric.weights.memory import device
+from asyncfabric.weights.memory import host as devices
+from asyncfabric.weights.memory.checksums import word_sum
+from asyncfabric.weights.memory.rows import Strided
+from asyncfabric.weights.memory.tiles import measure
+from asyncfabric.weights.plan.formats import BLOCK, CASTS, STORED_AS, cast, quantise, to_float32
+from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.receiver import replica
+from asyncfabric.weights.sender import shards
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 torch = pytest.importorskip("torch", reason="NO TEST OF WEIGHTS IN TENSORS WAS RUN: torch is not installed")
-from asyncfabric.weights.update.cuda import arithmetic  # noqa: E402  # needs torch
-from asyncfabric.weights.update.cuda import device as gpu_device  # noqa: E402
-from asyncfabric.weights.update.cuda.device import TorchDevice  # noqa: E402
-from asyncfabric.weights.update.host_device import HostDevice  # noqa: E402
+from asyncfabric.weights.memory.gpu import arithmetic  # noqa: E402
+from asyncfabric.weights.memory.gpu import device as gpu_device  # noqa: E402
+from asyncfabric.weights.memory.gpu.device import TorchDevice  # noqa: E402
+from asyncfabric.weights.memory.host import HostDevice  # noqa: E402
 
 Host, Torch = HostDevice(), TorchDevice("cpu")
 FORMS = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<u2"), "float32": np.dtype("<u4")}

@@ -15,12 +15,12 @@ from test_weight_ordering import WHOLE, boxes
 from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.update import host_device, intake
-from asyncfabric.weights.update.gathering import gathers, is_gathered, row_of
-from asyncfabric.weights.update.host_device import HostDevice
-from asyncfabric.weights.update.program import Program
-from asyncfabric.weights.update.rows import Strided
-from asyncfabric.weights.update.shards import open_shards
+from asyncfabric.weights.memory import host as host_device
+from asyncfabric.weights.memory.host import HostDevice
+from asyncfabric.weights.memory.rows import Strided
+from asyncfabric.weights.receiver import intake
+from asyncfabric.weights.sender.program import Program
+from asyncfabric.weights.sender.shards import gathers, is_gathered, open_shards, row_of
 from asyncfabric_services.bench.weights_workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine")

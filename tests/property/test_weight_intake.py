@@ -11,14 +11,15 @@ import pytest
 from weight_scene import small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.commit.checksums import ChecksumKind
-from asyncfabric.weights.update import intake as module
-from asyncfabric.weights.update.copies import Copy, open_copies
-from asyncfabric.weights.update.host_device import HostDevice
-from asyncfabric.weights.update.intake import Intake, RowPlaces
-from asyncfabric.weights.update.layout import layout_of
-from asyncfabric.weights.update.line import Line
-from asyncfabric.weights.update.messages import Written
+from asyncfabric.weights.channel import Line
+from asyncfabric.weights.memory.checksums import ChecksumKind
+from asyncfabric.weights.memory.host import HostDevice
+from asyncfabric.weights.memory.rows import layout_of
+from asyncfabric.weights.messages import Written
+from asyncfabric.weights.receiver import intake as module
+from asyncfabric.weights.receiver.awaited import RowPlaces
+from asyncfabric.weights.receiver.copies import Copy, open_copies
+from asyncfabric.weights.receiver.intake import Intake
 
 pytestmark = pytest.mark.anyio
 pytest.importorskip("asyncfabric._native._engine")

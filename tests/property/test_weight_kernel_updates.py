@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN
 from weight_processor import OnProcessor, kernels_on_processor  # noqa: E402
 
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, fused, place, plan_weights  # noqa: E402
-from asyncfabric.weights.update import exchange, replica, shards  # noqa: E402
+from asyncfabric.weights.receiver import replica  # noqa: E402
+from asyncfabric.weights.sender import exchange, shards  # noqa: E402
 
 pytestmark = pytest.mark.slow
 ROWS = 768

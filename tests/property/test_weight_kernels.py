@@ -9,13 +9,17 @@ from weight_blocks import check_laid, check_whole_blocks
 torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN: torch is not installed")
 from weight_processor import OnProcessor, kernels_on_processor  # noqa: E402
 
-from asyncfabric.weights.arithmetic import cast  # noqa: E402
-from asyncfabric.weights.commit.word_sums import word_sum  # noqa: E402
-from asyncfabric.weights.formats import BLOCK, CASTS, STORED_AS  # noqa: E402
-from asyncfabric.weights.plan import Kind  # noqa: E402
-from asyncfabric.weights.update.device import Measured, Stretch, stretch  # noqa: E402
-from asyncfabric.weights.update.host_device import HostDevice  # noqa: E402
-from asyncfabric.weights.update.rows import Strided  # noqa: E402
+from asyncfabric.weights.memory.checksums import word_sum  # noqa: E402
+from asyncfabric.weights.memory.device import Measured, Stretch, stretch  # noqa: E402
+from asyncfabric.weights.memory.host import HostDevice  # noqa: E402
+from asyncfabric.weights.memory.rows import Strided  # noqa: E402
+from asyncfabric.weights.plan.formats import (  # noqa: E402
+    BLOCK,
+    CASTS,
+    STORED_AS,
+    cast,
+)
+from asyncfabric.weights.plan.parts import Kind  # noqa: E402
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20

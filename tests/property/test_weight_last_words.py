@@ -10,8 +10,8 @@ import anyio
 import pytest
 from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
+from asyncfabric.weights.messages import Wrote
 from asyncfabric.weights.update import WeightMessage
-from asyncfabric.weights.update.messages import Wrote
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

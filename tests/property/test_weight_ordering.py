@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncfabric as af
-from asyncfabric.weights.update.filling import Filler
-from asyncfabric.weights.update.ordering import order_and_sum, orders
-from asyncfabric.weights.update.program import Program
-from asyncfabric.weights.update.rows import Strided
-from asyncfabric.weights.update.shards import open_shards
-from asyncfabric.weights.update.staging import Staging
+from asyncfabric.weights.memory.rows import Strided, order_and_sum, orders
+from asyncfabric.weights.sender.filling import Filler
+from asyncfabric.weights.sender.program import Program
+from asyncfabric.weights.sender.scratch import Staging
+from asyncfabric.weights.sender.shards import open_shards
 from asyncfabric_services.bench.weights_workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine")

@@ -12,15 +12,25 @@ from weight_scene import SHAPE, Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
-from asyncfabric.weights.commit.messages import Failed, Fetched, Ready, Standing, Stopped
-from asyncfabric.weights.outline import Outline
-from asyncfabric.weights.update import COORDINATOR, catching_up, open_coordinator, open_replica
-from asyncfabric.weights.update import replica as replica_module
-from asyncfabric.weights.update.backoff import MOST_S, Backoff
-from asyncfabric.weights.update.copies import Copy
-from asyncfabric.weights.update.messages import Given, Offered, Refused, Want, decode_message
-from asyncfabric.weights.update.messenger import AGAIN_S
-from asyncfabric.weights.update.refusal import Refusal
+from asyncfabric.weights.agreement import Outline
+from asyncfabric.weights.channel import AGAIN_S
+from asyncfabric.weights.messages import (
+    Failed,
+    Fetched,
+    Given,
+    Offered,
+    Ready,
+    Refused,
+    Standing,
+    Stopped,
+    Want,
+    decode_message,
+)
+from asyncfabric.weights.receiver import catching_up
+from asyncfabric.weights.receiver import replica as replica_module
+from asyncfabric.weights.receiver.copies import Copy
+from asyncfabric.weights.receiver.refusal import MOST_S, Backoff, Refusal
+from asyncfabric.weights.update import COORDINATOR, open_coordinator, open_replica
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

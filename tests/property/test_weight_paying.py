@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weight_scene import open_scene, random_shard, run, small_plan
 
-from asyncfabric.weights.coding import Coding, Costs
-from asyncfabric.weights.update.paying import (
+from asyncfabric.weights.coding.choice import (
     LOOK_EVERY,
     MEASURE_EVERY,
     PLAIN_FIRST,
     PLAIN_KEPT,
+    Coding,
+    Costs,
     Offer,
     Paying,
     known_codings,

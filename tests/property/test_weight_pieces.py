@@ -17,21 +17,20 @@ from weight_scene import shards_of
 from asyncfabric._bridge.native import native_converting
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights import Relay, all_sent, forwarded_by, plan_weights
-from asyncfabric.weights.arithmetic import block_maxima, cast, quantise, scales_of, to_float32
-from asyncfabric.weights.formats import STORED_AS
-from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.planner import join_replica, leave_replica
-from asyncfabric.weights.update import converting
-from asyncfabric.weights.update import rows as rows_module
-from asyncfabric.weights.update.intake import RowPlaces
-from asyncfabric.weights.update.messages import Roster, Seat, Written, decode_message, encode_message
-from asyncfabric.weights.update.messenger import receiver_name, receiver_of
-from asyncfabric.weights.update.program import Program
-from asyncfabric.weights.update.rosters import RosterPlans, roster_of
-from asyncfabric.weights.update.rows import Strided, written_run_bytes
-from asyncfabric.weights.update.shards import Shards
-from asyncfabric.weights.update.staging import PLACE_ALIGN, Staging
-from asyncfabric.weights.update.tiles import convert_into, measure
+from asyncfabric.weights.agreement import RosterPlans, roster_of
+from asyncfabric.weights.channel import receiver_name, receiver_of
+from asyncfabric.weights.memory import rows as rows_module
+from asyncfabric.weights.memory import tiles as converting
+from asyncfabric.weights.memory.rows import PLACE_ALIGN, Strided, written_run_bytes
+from asyncfabric.weights.memory.tiles import convert_into, measure
+from asyncfabric.weights.messages import Roster, Seat, Written, decode_message, encode_message
+from asyncfabric.weights.plan.assignment import join_replica, leave_replica
+from asyncfabric.weights.plan.formats import STORED_AS, block_maxima, cast, quantise, scales_of, to_float32
+from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.receiver.awaited import RowPlaces
+from asyncfabric.weights.sender.program import Program
+from asyncfabric.weights.sender.scratch import Staging
+from asyncfabric.weights.sender.shards import Shards
 
 
 @given(st.data())

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weight_cases import Case, cases, expected_tensors
 
-from asyncfabric.weights.execute import ReplicaMemory, execute
-from asyncfabric.weights.plan import Plan, Relay
-from asyncfabric.weights.planner import join_replica, leave_replica, plan_weights
-from asyncfabric.weights.storage import from_bytes, to_bytes
+from asyncfabric.weights.plan.assignment import join_replica, leave_replica
+from asyncfabric.weights.plan.execute import ReplicaMemory, execute
+from asyncfabric.weights.plan.parts import Relay
+from asyncfabric.weights.plan.plan import Plan, from_bytes, to_bytes
+from asyncfabric.weights.plan.planner import plan_weights
 
 RELAYS = st.builds(Relay, st.integers(0, 3), st.integers(0, 2))
 

@@ -10,9 +10,9 @@ import anyio
 import pytest
 from weight_scene import Scene, open_scene, run
 
+from asyncfabric.weights.messages import Maxima, Opened, Outcome, decode_message
+from asyncfabric.weights.sender.version import Awaited
 from asyncfabric.weights.update import COORDINATOR, WeightMessage
-from asyncfabric.weights.update.messages import Maxima, Opened, Outcome, decode_message
-from asyncfabric.weights.update.publication import Awaited
 from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")

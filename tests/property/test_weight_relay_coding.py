@@ -11,10 +11,10 @@ from weight_scene import SHAPE, Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Relay, Shard, alone, place, plan_weights
-from asyncfabric.weights.coding import Coding
-from asyncfabric.weights.update import CodingReport, UpdateReport, coded_forwarding
-from asyncfabric.weights.update.messages import Coded
-from asyncfabric.weights.update.paying import Paying
+from asyncfabric.weights.coding.choice import Coding, Paying
+from asyncfabric.weights.messages import Coded
+from asyncfabric.weights.receiver import coded_forwarding
+from asyncfabric.weights.update import CodingReport, UpdateReport
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

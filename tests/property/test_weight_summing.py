@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfabric._bridge.native import native_box_sums
-from asyncfabric.weights.update import summing
-from asyncfabric.weights.update.device import Stretch
-from asyncfabric.weights.update.host_device import HostDevice
-from asyncfabric.weights.update.rows import Strided
-from asyncfabric.weights.update.summing import BoxTable
+from asyncfabric.weights.memory import host as summing
+from asyncfabric.weights.memory.device import Stretch
+from asyncfabric.weights.memory.host import BoxTable, HostDevice
+from asyncfabric.weights.memory.rows import Strided
 
 pytest.importorskip("asyncfabric._native._engine")
 

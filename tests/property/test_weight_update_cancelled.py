@@ -17,8 +17,9 @@ import pytest
 from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.commit.messages import Abort
-from asyncfabric.weights.update import host_device, rows
+from asyncfabric.weights.memory import host as host_device
+from asyncfabric.weights.memory import rows
+from asyncfabric.weights.messages import Abort
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

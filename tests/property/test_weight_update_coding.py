@@ -14,8 +14,8 @@ from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay, plan_weights
+from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.update import UpdateReport, open_replica
-from asyncfabric.weights.update.intake import Intake
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
-from asyncfabric.weights.update.messages import Opened, Written
+from asyncfabric.weights.messages import Opened, Written
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from weight_scene import open_scene, run
 
-from asyncfabric.weights import Plan
-from asyncfabric.weights.update import host_device, threads
-from asyncfabric.weights.update.filling import Filler
-from asyncfabric.weights.update.pipeline import Sending
+from asyncfabric.weights import Plan, threads
+from asyncfabric.weights.memory import host as host_device
+from asyncfabric.weights.sender.filling import Filler
+from asyncfabric.weights.sender.pipeline import Sending
 from asyncfabric_services.bench.weights_workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")

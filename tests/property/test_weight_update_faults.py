@@ -14,10 +14,10 @@ import pytest
 from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.commit import DecisionLog
+from asyncfabric.weights.coordinator.decision_log import DecisionLog
+from asyncfabric.weights.messages import Opened
+from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.update import COORDINATOR, WeightPublisher, open_coordinator, open_replica
-from asyncfabric.weights.update.intake import Intake
-from asyncfabric.weights.update.messages import Opened
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

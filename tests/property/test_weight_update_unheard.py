@@ -13,10 +13,9 @@ from weight_scene import Scene, open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
-from asyncfabric.weights.commit.messages import Write
+from asyncfabric.weights.channel import AGAIN_S
+from asyncfabric.weights.messages import Maxima, Opened, Want, WeightMessage, Write, decode_message
 from asyncfabric.weights.update import COORDINATOR, open_replica
-from asyncfabric.weights.update.messages import Maxima, Opened, Want, WeightMessage, decode_message
-from asyncfabric.weights.update.messenger import AGAIN_S
 from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")

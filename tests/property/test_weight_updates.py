@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from weight_cases import Case, cases
 from weight_scene import open_scene, run
 
-from asyncfabric.weights import Relay, plan_weights
-from asyncfabric.weights.update import host_device, rows, threads
+from asyncfabric.weights import Relay, plan_weights, threads
+from asyncfabric.weights.memory import host as host_device
+from asyncfabric.weights.memory import rows
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

@@ -10,8 +10,8 @@ import pytest
 from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.update import threads
-from asyncfabric.weights.update.pipeline import Sending
+from asyncfabric.weights import threads
+from asyncfabric.weights.sender.pipeline import Sending
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow

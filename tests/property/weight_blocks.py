@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric.weights.arithmetic import cast, scales_of
-from asyncfabric.weights.formats import BLOCK, STORED_AS
-from asyncfabric.weights.plan import Kind
-from asyncfabric.weights.update.device import Device, Measured, PlacedBox
-from asyncfabric.weights.update.host_device import HostDevice
+from asyncfabric.weights.memory.device import Device, Measured, PlacedBox
+from asyncfabric.weights.memory.host import HostDevice
+from asyncfabric.weights.plan.formats import BLOCK, STORED_AS, cast, scales_of
+from asyncfabric.weights.plan.parts import Kind
 
 INTS = {2: np.int16, 4: np.int32}
 ORDERS = (((0, 1, 2, 3), [0, 1, 2, 3]), ((1, 0, 3, 2), [1, 0, 3, 2]), ((0, 1, 3, 2), [2, 0, 1, 3]))

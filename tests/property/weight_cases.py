@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from asyncfabric.weights.arithmetic import cast, from_float32, to_e4m3, to_float32
-from asyncfabric.weights.formats import BLOCK, STORED_AS
-from asyncfabric.weights.placement import Mesh, Placement, Replicate, Shard, boxes, place
-from asyncfabric.weights.plan import Plan
-from asyncfabric.weights.target import SCALE_SUFFIX, Move, alone, fused, stacked
+from asyncfabric.weights.plan.formats import BLOCK, STORED_AS, cast, from_float32, to_e4m3, to_float32
+from asyncfabric.weights.plan.placement import Mesh, Placement, Replicate, Shard, boxes, place
+from asyncfabric.weights.plan.plan import Plan
+from asyncfabric.weights.plan.target import SCALE_SUFFIX, Move, alone, fused, stacked
 
 DIRECT = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16"),
           ("uint8", "uint8")]  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncfabric.weights.update.cuda import kernels
-from asyncfabric.weights.update.cuda.device import TorchDevice
+from asyncfabric.weights.memory.gpu import kernels
+from asyncfabric.weights.memory.gpu.device import TorchDevice
 
 
 class OnProcessor(TorchDevice):

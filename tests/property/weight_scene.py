@@ -25,6 +25,7 @@ from asyncfabric.weights import (
     place,
     plan_weights,
 )
+from asyncfabric.weights.messages import Written
 from asyncfabric.weights.update import (
     COORDINATOR,
     LocalPost,
@@ -39,7 +40,6 @@ from asyncfabric.weights.update import (
     receiver_name,
     trainer_name,
 )
-from asyncfabric.weights.update.messages import Written
 
 PATIENCE_S = 90.0
 SCRATCH = 96 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncfabric.errors import BrokenError, BusyError, ClosedError
-from asyncfabric.weights.commit.decision_log import DecisionLog
+from asyncfabric.weights.coordinator.decision_log import DecisionLog
 
 
 @contextmanager

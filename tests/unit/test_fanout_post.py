@@ -16,9 +16,8 @@ pytest.importorskip("starlette", reason="services need starlette")
 
 from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
 from asyncfabric.errors import ClosedError, PeerError
-from asyncfabric.weights.commit.messages import Commit
+from asyncfabric.weights.messages import Commit, Written
 from asyncfabric.weights.update import Found, Lost
-from asyncfabric.weights.update.messages import Written
 from asyncfabric_services.fanout.link_post import CHANNEL, Here, LinkMessenger, LinkPost, Part
 
 ROLES = ("node",)

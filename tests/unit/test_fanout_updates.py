@@ -16,8 +16,8 @@ pytest.importorskip("starlette", reason="services need starlette")
 from prometheus_client import CollectorRegistry
 
 from asyncfabric.weights import Mesh, Move, alone, place, plan_weights
+from asyncfabric.weights.messages import CodingReport
 from asyncfabric.weights.update import COORDINATOR, LocalPost, UpdateReport, open_coordinator
-from asyncfabric.weights.update.reports import CodingReport
 from asyncfabric_services.fanout.blueprint import Desk
 from asyncfabric_services.fanout.coordinator_service import Coordinating
 from asyncfabric_services.fanout.update_book import UpdateBook

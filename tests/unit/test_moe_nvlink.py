@@ -206,7 +206,7 @@ def test_constants_are_those_of_the_kernels() -> None:
             "weights/kernels.cu",
             ["-std=c++17", "-arch=compute_75"],
             "7.0",
-            "asyncfabric/weights/update/cuda/kernels.ptx",
+            "asyncfabric/weights/memory/gpu/kernels.ptx",
         ),
     ],
 )

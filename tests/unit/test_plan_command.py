@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncfabric.weights.cards import card
+from asyncfabric.weights.plan.cards import card
 from asyncfabric_services.plan.command import plan
 from asyncfabric_services.plan.layout import cluster
 from asyncfabric_services.plan.published import Published, published_of

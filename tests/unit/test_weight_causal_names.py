@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from asyncfabric.weights import Mesh, ReplicaLayout, place
-from asyncfabric.weights.causal import card_of, causal_moves
-from asyncfabric.weights.holdings import Held
+from asyncfabric.weights.plan.causal import card_of, causal_moves
+from asyncfabric.weights.plan.holdings import Held
 
 CARD = card_of(SimpleNamespace(
     hidden_size=64, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, vocab_size=256,

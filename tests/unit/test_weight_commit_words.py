@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from asyncfabric.errors import RemoteProtocolError
-from asyncfabric.weights.commit.coordinator import Coordinator, Say
-from asyncfabric.weights.commit.messages import Abort, CatchUp, Commit, Fetched, Prepare, Ready, Standing, Stopped
-from asyncfabric.weights.commit.receiver import Discard, Fetch, Open, Receiver, State, Tell
+from asyncfabric.weights.coordinator.decision import Coordinator, Say
+from asyncfabric.weights.messages import Abort, CatchUp, Commit, Fetched, Prepare, Ready, Standing, Stopped
+from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, State, Tell
 
 SENDER = "trainer"
 

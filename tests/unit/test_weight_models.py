@@ -30,7 +30,7 @@ from asyncfabric.weights import (
     sent_by,
     to_bytes,
 )
-from asyncfabric.weights.arithmetic import block_maxima, from_float32, quantise, scales_of, to_float32
+from asyncfabric.weights.plan.formats import block_maxima, from_float32, quantise, scales_of, to_float32
 
 PUBLISHED = {
     "kimi-k2": 1.0264e12,

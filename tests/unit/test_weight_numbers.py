@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncfabric.weights.arithmetic import block_maxima, cast, from_float32, quantise, scales_of, to_e4m3, to_float32
+from asyncfabric.weights.plan.formats import block_maxima, cast, from_float32, quantise, scales_of, to_e4m3, to_float32
 
 torch = pytest.importorskip("torch", reason="CASTS WERE NOT COMPARED WITH TORCH: it is not installed")
 EVERY = np.arange(1 << 16, dtype=np.uint16)

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from asyncfabric._notice import Notice
-from asyncfabric.weights.update import pace
-from asyncfabric.weights.update.pace import (
+from asyncfabric.weights import outbox as pace
+from asyncfabric.weights.outbox import (
     BEATS_AT_ONCE,
     BEATS_PER_S,
     FEW_SENDERS,

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
-from asyncfabric.weights.update.shards import Shards
+from asyncfabric.weights.sender.shards import Shards
 
 
 def plan() -> Plan:

@@ -8,10 +8,9 @@ import trio
 import trio.testing
 
 from asyncfabric import RegionKey
-from asyncfabric.weights.shares import Share
-from asyncfabric.weights.update import telling
-from asyncfabric.weights.update.runs import Gate
-from asyncfabric.weights.update.telling import LATEST_S, Teller, shares_of
+from asyncfabric.weights import writing as telling
+from asyncfabric.weights.plan.batch import Share
+from asyncfabric.weights.writing import LATEST_S, Gate, Teller, shares_of
 
 Told = list[tuple[str, list[int], list[int], int]]
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfabric import RemoteProtocolError
-from asyncfabric.weights.commit.checksums import ChecksumKind
-from asyncfabric.weights.update.messages import Written
-from asyncfabric.weights.update.told import Columns, Told
+from asyncfabric.weights.memory.checksums import ChecksumKind
+from asyncfabric.weights.messages import Written
+from asyncfabric.weights.receiver.awaited import Columns, Told
 
 ROWS = np.array([3, 5, 8, 13, 21, 34])
 SENDERS = np.array([0, 0, 1, 1, 2, 2])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric.weights.update import threads
-from asyncfabric.weights.update.host_device import HOST_UNIT_BYTES, LEAST_UNIT_BYTES, HostDevice
-from asyncfabric.weights.update.program import Program
+from asyncfabric.weights import threads
+from asyncfabric.weights.memory.host import HOST_UNIT_BYTES, LEAST_UNIT_BYTES, HostDevice
+from asyncfabric.weights.sender.program import Program
 
 
 @pytest.mark.parametrize(("cores", "unit_bytes"), [(1, HOST_UNIT_BYTES), (2, HOST_UNIT_BYTES), (16, 32 << 20)])

@@ -6,10 +6,9 @@ import anyio
 import pytest
 
 from asyncfabric.errors import PeerError
-from asyncfabric.weights.commit.messages import Commit
-from asyncfabric.weights.update.messages import WeightMessage
-from asyncfabric.weights.update.messenger import Event
-from asyncfabric.weights.update.words import SPEAKERS, Words
+from asyncfabric.weights.channel import Event
+from asyncfabric.weights.messages import Commit, WeightMessage
+from asyncfabric.weights.outbox import SPEAKERS, Words
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,178 @@
+"""Lane: the way of coded rows from one trainer to one receiver, for one version: slots that are filled in turn.
+
+Runs on the event loop's thread. A slot is filled here, written with one write that the slot's own counter counts, and
+told; the receiver reads it and says Taken, and only then it is filled again. So a slot's count says exactly which
+filling has arrived, on rails without order too, and nothing waits but for a receiver that is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from asyncfabric import BusyError, Fabric, FabricError, Region, RegionKey, Transfer
+from asyncfabric._notice import Notice
+from asyncfabric.weights.coding.choice import KNOWN, Coding
+from asyncfabric.weights.memory.checksums import ChecksumKind
+from asyncfabric.weights.memory.rows import Bytes
+from asyncfabric.weights.messages import MOST_ROWS, Coded, Landing, Taken
+
+CODING_NUMBERS = {Coding(name): number for number, name in enumerate(KNOWN)}
+
+WORK_BYTES = 4 << 20
+"""A slot is sent when it stands for so many bytes of weights, however short they got: the receiver can begin."""
+
+SLOT_BYTES = 4 << 20
+"""Slots are not made longer than this, unless a row is."""
+
+Tell = Callable[[str, Coded], Awaitable[None]]
+
+Failed = Callable[[str, FabricError], Awaitable[None]]
+
+
+def slot_length(landing: Landing, largest: int) -> int:
+    """Return how long the sender's slots are, whose largest row has so many bytes."""
+    return min(landing.slot_bytes, max(largest, SLOT_BYTES))
+
+
+class Lane:
+    """Coded rows on their way to one receiver.
+
+    Attributes:
+        coding: that rows are tried in.
+        kind: of the checksums of rows that are put next; what is in the slot was put with the same.
+        sent_bytes: of the rows so far.
+    """
+
+    def __init__(
+        self, fabric: Fabric, memory: Region, at: int, slot_bytes: int, version: int, receiver: str, coding: Coding,
+        landing: Landing, tell: Tell, failed: Failed, kind: ChecksumKind,
+    ) -> None:  # fmt: skip
+        """Fill slots at `at` of local memory, each `slot_bytes` long, which is not more than the receiver's.
+
+        `tell` is called for each filling; `failed` once when the receiver cannot be written to.
+        """
+        self.coding: Coding = coding
+        self.kind: ChecksumKind = kind
+        self.sent_bytes: int = 0
+        self._fabric = fabric
+        self._region = memory
+        self._memory = np.frombuffer(memory.memory, np.uint8)
+        self._at = at
+        self._slot_bytes = slot_bytes
+        self._version = version
+        self._receiver = receiver
+        self._landing = landing
+        self._key = RegionKey.from_bytes(landing.key)
+        self._tell = tell
+        self._failed = failed
+        self._transfers: list[Transfer | None] = [None] * len(landing.imms)
+        self._taken = [True] * len(landing.imms)
+        self._slot = self._filled = self._work = 0
+        self._rows: list[tuple[int, int, int, int]] = []
+        self._gone = False
+        self._changed = Notice()
+
+    def take(self, message: Taken) -> None:
+        """Take the word that a slot may be filled again."""
+        if message.version == self._version and 0 <= message.slot < len(self._taken):
+            self._taken[message.slot] = True
+            self._changed.tell()
+
+    def lost(self) -> None:
+        """The receiver is gone: what is still to come for it goes nowhere."""
+        self._gone = True
+        self._changed.tell()
+
+    async def put(self, row: int, checksum: int, plain_bytes: int, coding: Coding, coded: Bytes | bytes) -> None:
+        """Add a row of `plain_bytes` to the slot that is being filled; what does not fit begins the next one.
+
+        Cancellation: the row may or may not be in the slot; the version is over then.
+        """
+        length = len(coded)
+        full = self._filled + length > self._slot_bytes or len(self._rows) == MOST_ROWS
+        if self._rows and (full or self._work + plain_bytes > WORK_BYTES):
+            await self.flush()
+        if not self._rows:
+            await self._wait_free()
+        if self._gone:
+            return
+        begin = self._at + self._slot * self._slot_bytes + self._filled
+        self._memory[begin : begin + length] = np.frombuffer(coded, np.uint8)
+        self._rows.append((row, checksum, CODING_NUMBERS[coding], length))
+        self._filled += length
+        self._work += plain_bytes
+        self.sent_bytes += length
+
+    async def flush(self) -> None:
+        """Write and tell what is in the slot, and go on with the next slot.
+
+        Cancellation: it was posted or not; see `drain`.
+        """
+        begin = self._at + self._slot * self._slot_bytes
+        while self._rows and not self._gone:
+            try:
+                transfer = self._fabric.write(
+                    self._region[begin : begin + self._filled], self._key, self._slot * self._landing.slot_bytes,
+                    self._landing.imms[self._slot],
+                )  # fmt: skip
+            except BusyError:
+                await self._fabric.wait_writable()
+                continue
+            except FabricError as error:
+                await self._give_up(error)
+                break
+            self._transfers[self._slot], self._taken[self._slot] = transfer, False
+            rows, sums, codings, lengths = zip(*self._rows, strict=True)
+            told = Coded(
+                self._version, self._slot, np.array(rows, "<i8").tobytes(), np.array(sums, "<u8").tobytes(),
+                bytes(codings), np.array(lengths, "<i8").tobytes(), self.kind,
+            )  # fmt: skip
+            self._slot, self._filled, self._work = (self._slot + 1) % len(self._taken), 0, 0
+            self._rows = []
+            await self._tell(self._receiver, told)
+
+    async def finish(self) -> None:
+        """Return when every write has ended.
+
+        Cancellation: see `drain`.
+        """
+        for slot in range(len(self._transfers)):
+            await self._end(slot)
+
+    async def drain(self) -> None:
+        """Post nothing more; returns when nothing reads the local memory any more (INV-2).
+
+        Cancellation: the caller shields.
+        """
+        self._gone = True
+        for transfer in self._transfers:
+            if transfer is not None:
+                transfer.cancel()
+        for transfer in self._transfers:
+            if transfer is not None:
+                try:
+                    await transfer
+                except FabricError:
+                    pass  # it was cancelled, or the receiver is gone
+
+    # ---- inside
+
+    async def _wait_free(self) -> None:
+        await self._end(self._slot)
+        while not self._taken[self._slot] and not self._gone:
+            await self._changed.wait()
+
+    async def _end(self, slot: int) -> None:
+        transfer = self._transfers[slot]
+        if transfer is not None:
+            try:
+                await transfer
+            except FabricError as error:
+                await self._give_up(error)
+
+    async def _give_up(self, error: FabricError) -> None:
+        if not self._gone:
+            self.lost()
+            await self._failed(self._receiver, error)

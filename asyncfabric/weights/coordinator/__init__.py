@@ -1,0 +1,1 @@
+"""The coordinator of weight updates: participants, decision, durable log. Door: `asyncfabric.weights.update`."""

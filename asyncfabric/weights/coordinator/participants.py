@@ -1,0 +1,223 @@
+"""Participants: proposals of trainers, receivers that are admitted, and their seats in the plan.
+
+Runs on the event loop's thread. A receiver with another plan could not make the plan of any version, so each version
+that it took part in would be aborted, and its memory does not fit what it would fetch from the others. One whose name
+is no receiver of any replica has no place in a plan at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from time import monotonic
+
+from asyncfabric._notice import Notice
+from asyncfabric.weights.agreement import Outline
+from asyncfabric.weights.channel import receiver_of
+from asyncfabric.weights.coordinator.decision import Coordinator
+from asyncfabric.weights.coordinator.decision_log import DecisionLog
+from asyncfabric.weights.messages import Refused, Standing
+from asyncfabric.weights.plan.assignment import join_replica, leave_replica
+from asyncfabric.weights.plan.parts import Relay
+from asyncfabric.weights.plan.plan import Plan
+
+
+class Offers:
+    """The offers that stand."""
+
+    def __init__(self, trainers: Iterable[str]) -> None:
+        self._trainers = tuple(trainers)
+        self._offered: dict[str, int] = {}
+
+    def __contains__(self, trainer: str) -> bool:
+        """Return whether an offer of this trainer stands."""
+        return trainer in self._offered
+
+    @property
+    def agreed(self) -> int | None:
+        """The version that all trainers offer, if they do."""
+        if len(self._offered) < len(self._trainers):
+            return None  # asked at every word while hundreds make theirs
+        versions = {self._offered.get(name) for name in self._trainers}
+        return versions.pop() if len(versions) == 1 else None
+
+    def make(self, trainer: str, version: int) -> None:
+        """Note an offer; it replaces an earlier one."""
+        self._offered[trainer] = version
+
+    def withdraw(self, trainer: str, version: int | None = None) -> None:
+        """Forget what a trainer offers, or only if it is this version."""
+        if version is None or self._offered.get(trainer) == version:
+            self._offered.pop(trainer, None)
+
+    def take_down(self, version: int) -> list[str]:
+        """Forget all offers of a version; returns who had made them."""
+        found = [trainer for trainer, offered in self._offered.items() if offered == version]
+        for trainer in found:
+            del self._offered[trainer]
+        return found
+
+
+class Seating:
+    """The plans so far, with forwarding and without.
+
+    Attributes:
+        geometry: the digest of the plan without replicas.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Begin with nobody there; the replicas of `plan` do not matter."""
+        bare = plan.with_replicas(())
+        self.geometry: str = bare.digest
+        self._forwards = bare.relay != Relay()
+        self._receivers = bare.receivers
+        self._plans = {True: bare, False: bare.with_relay(Relay())}
+
+    def plan(self, receivers: Iterable[str]) -> tuple[Plan, bool]:
+        """Return the plan for these receivers, and whether they forward: only when every replica is whole."""
+        present: dict[str, set[int]] = {}
+        for name in receivers:
+            replica, receiver = receiver_of(name)
+            present.setdefault(replica, set()).add(receiver)
+        forwards = self._forwards and all(len(have) == self._receivers for have in present.values())
+        plan = self._plans[forwards]
+        for one in plan.replicas:
+            if one.name not in present:
+                plan = leave_replica(plan, one.name)
+        for name in present:
+            if all(one.name != name for one in plan.replicas):
+                plan = join_replica(plan, name)
+        self._plans[forwards] = plan
+        return plan, forwards
+
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+
+class Admission:
+    """Judges what receivers report.
+
+    Attributes:
+        manifest: the digest of the plan that they must have.
+        refused: by receiver, why it takes part in nothing.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Take those of a plan without replicas."""
+        self.manifest: str = plan.digest
+        self.refused: dict[str, str] = {}
+        self._receivers = plan.receivers
+        self._outline = Outline(plan)
+
+    def judge(self, name: str, standing: Standing) -> Refused | None:
+        """Return the answer to a receiver that has another plan or no place in one, None for one that takes part."""
+        if misplaced := self._misplaced(name):
+            return self._refuse(name, misplaced, b"")
+        if standing.manifest == self.manifest:
+            self.refused.pop(name, None)
+            return None
+        reason = (
+            f"the plan of {name} is {_shown(standing.manifest) or 'not named'}, the coordinator's is {self.manifest}"
+        )
+        differs = standing.differs
+        if differs is not None:
+            here = self._outline.text(differs.part)
+            theirs = _shown(differs.text)
+            reason += (
+                f"; they differ first in {here} at the coordinator, and {theirs} at {name}"
+                if here != theirs
+                else f"; they differ first in how a part is cut into pieces or placed: {here}"
+            )
+        return self._refuse(name, reason, b"" if differs is not None else self._outline.hashes)
+
+    def forget(self, name: str) -> None:
+        """Forget a receiver that has gone."""
+        self.refused.pop(name, None)
+
+    def _misplaced(self, name: str) -> str:
+        """Return why a name is of no receiver that a replica of the plan has, "" when it is."""
+        try:
+            _, receiver = receiver_of(name)
+        except ValueError as error:
+            return str(error)
+        there = f"replicas of the coordinator's plan have receivers 0 to {self._receivers - 1}"
+        return "" if receiver < self._receivers else f"{name} is receiver {receiver}, and {there}"
+
+    def _refuse(self, name: str, reason: str, hashes: bytes) -> Refused:
+        if self.refused.get(name) != reason:
+            logger.warning("%s takes part in no update: %s", name, reason)
+            self.refused[name] = reason
+        return Refused(self.manifest, reason[:2000], hashes)
+
+
+def _shown(text: str) -> str:
+    """Return another process's text without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+class Attendance:
+    """Who a coordinator knows of; the base of WeightCoordinator, which tells of each change."""
+
+    def __init__(self, trainers: tuple[str, ...], log: DecisionLog) -> None:
+        """Begin with what the log says; nobody is there."""
+        self._trainers = trainers
+        self._log = log
+        self._machine = Coordinator(begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1])
+        self._offers = Offers(trainers)
+        self._changed = Notice()
+        self._absent: dict[str, float] = dict.fromkeys(trainers, monotonic())
+
+    @property
+    def trainers(self) -> int:
+        """How many trainers the plan has."""
+        return len(self._trainers)
+
+    @property
+    def absent(self) -> dict[str, float]:
+        """The trainers that have no session with the coordinator, and since when, on time.monotonic()."""
+        return dict(self._absent)
+
+    @property
+    def committed(self) -> int:
+        """The latest decided version, 0 for none."""
+        return self._machine.committed
+
+    @property
+    def begun(self) -> int:
+        """The latest version that was begun, also one that nobody was there for. The next is later."""
+        return max(self._log.begun, self._machine.begun)
+
+    @property
+    def receivers(self) -> dict[str, int]:
+        """The receivers that are there, and the complete version that each holds."""
+        return self._machine.receivers
+
+    async def wait_receivers(self, names: Iterable[str]) -> None:
+        """Return when these receivers are there.
+
+        Cancellation: only this wait ends.
+        """
+        wanted = set(names)
+        while not wanted <= set(self._machine.receivers):
+            await self._changed.wait()
+
+    async def wait_held(self, names: Iterable[str], version: int) -> None:
+        """Return when these receivers hold this version or a later one.
+
+        Cancellation: only this wait ends.
+        """
+        wanted = set(names)
+        while not all(self._machine.receivers.get(name, 0) >= version for name in wanted):
+            await self._changed.wait()
+
+    async def offers(self) -> AsyncIterator[int]:
+        """Yield each version that all trainers offer, for a loop that updates to it.
+
+        Cancellation: nothing is lost.
+        """
+        while True:
+            while (version := self._offers.agreed) is None:
+                await self._changed.wait()
+            yield version
+            while self._offers.agreed == version:  # until it was taken up, or refused
+                await self._changed.wait()

@@ -1,0 +1,359 @@
+"""Coordination: drives the coordinator of the commit: who takes part, the log, and how updates end.
+
+Runs on the event loop's thread; the log's file calls run on a worker thread, but for a decision on a disk that took the
+beginning of the version at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from time import monotonic
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
+from asyncfabric._groups import beside
+from asyncfabric.weights.agreement import roster_of
+from asyncfabric.weights.channel import Event, Found, Lost, Messenger, trainer_name
+from asyncfabric.weights.coordinator.decision import Decide, Effect, Phase, Say
+from asyncfabric.weights.coordinator.decision_log import DecisionLog
+from asyncfabric.weights.coordinator.participants import Admission, Attendance, Seating
+from asyncfabric.weights.coordinator.progress import Progress, UpdateReport
+from asyncfabric.weights.messages import (
+    Failed,
+    Fetched,
+    Gone,
+    Offered,
+    Outcome,
+    Ready,
+    Standing,
+    Stopped,
+    Unreachable,
+    Verified,
+    Wrote,
+)
+from asyncfabric.weights.outbox import QUICK_BEATS_PER_S, Pace, Words
+from asyncfabric.weights.plan.plan import Plan
+from asyncfabric.weights.threads import in_thread
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+GRACE_S = 5.0
+"""How long a receiver that cannot be written to may take to be known as dead, before it fails the update; and so long
+the report of a decided update waits for a trainer whose writes have not all ended, say those to a dead receiver."""
+
+AT_ONCE_S = 0.002
+"""A disk that took the beginning of a version so soon takes its decision without a thread, the way to which would take
+longer: should the disk take longer this once, the event loop waits."""
+
+
+class WeightCoordinator(Attendance):
+    """The coordinator; made by `async with open_coordinator(...)`."""
+
+    def __init__(
+        self, messenger: Messenger, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
+    ) -> None:
+        """Not for users: `async with open_coordinator(...)`."""
+        super().__init__(tuple(trainer_name(rank) for rank in range(plan.trainers)), log)
+        self._messenger = messenger
+        self._tasks = tasks
+        self._grace_s = grace_s
+        self._seating = Seating(plan)
+        self._admission = Admission(plan.with_replicas(()))
+        self._here: set[str] = set()
+        self._update: Progress | None = None
+        self._ranks = frozenset(self._trainers)
+        self._pace = Pace(QUICK_BEATS_PER_S)
+        self._words = Words(messenger, "the coordinator", quiet=self._said)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The receivers that take part in nothing, since their plan is another one, and why."""
+        return dict(self._admission.refused)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Who the open update waits for."""
+        if self._update is not None and self._machine.phase is Phase.WRITING:
+            return (*sorted(set(self._trainers) - self._update.wrote), *self._machine.awaited)
+        return self._machine.awaited
+
+    async def update(self, version: int) -> UpdateReport:
+        """Wait until every trainer offers a version, and bring it to every receiver that is there, or to none.
+
+        Raises:
+            ValueError: the version is not later than all that were begun.
+            BusyError: an update is open.
+            BrokenError: the update was aborted, and the text says why; replicas serve what they served.
+
+        Cancellation: the update is aborted, unless it is being decided.
+        """
+        if version <= self.begun:
+            reason = f"version must be greater than {self.begun}, got {version}"
+            self._refuse(version, reason)
+            raise ValueError(reason)
+        if self._update is not None:
+            raise BusyError(f"the update to version {self._update.version} is open")
+        while self._offers.agreed != version:
+            await self._changed.wait()
+        update = self._update = Progress(version)
+        try:
+            if self._machine.stoppable:
+                await in_thread(self._log.begin, version, self._seating.geometry)
+                self._begin(update, logged=True)
+            else:  # receivers open their memory meanwhile; senders hear Write when it is on the disk (WC-6)
+                self._begin(update, logged=False)
+                await in_thread(self._log.begin, version, self._seating.geometry)
+                self._carry_out(self._machine.logged(version))
+                self._settle()
+            await update.done.wait()
+        except BaseException as error:
+            if not update.done.is_set():
+                self._carry_out(self._machine.sender_failed(self._trainers[0], f"the coordinator gave up: {error!r}"))
+                if self._machine.phase is Phase.DECIDING:
+                    with anyio.CancelScope(shield=True):
+                        await update.done.wait()
+                update.failure = update.failure or str(error)
+            self._tell_outcome(update)
+            self._end(update)
+            if isinstance(error, (FabricError, ValueError)):
+                raise BrokenError(f"version {version} was not committed: {error}") from error
+            raise
+        self._tell_outcome(update)
+        try:
+            if not update.failure:
+                await self._hear_out(update)
+        finally:
+            self._end(update)
+        if update.failure:
+            raise BrokenError(f"version {version} was not committed: {update.failure}", remedy="the old one serves")
+        return update.report()
+
+    # ---- one update
+
+    def _begin(self, update: Progress, *, logged: bool) -> None:
+        """Say who takes part, and open the update; nothing waits between the two."""
+        if self._offers.agreed != update.version:
+            raise BrokenError("a trainer withdrew it before it began")
+        present = list(self._machine.receivers)
+        if not present or not set(self._trainers) <= self._here:
+            gone = sorted(set(self._trainers) - self._here)
+            lacking = [*gone, *([] if present else ["a receiver"])]
+            raise BrokenError(f"an update needs all trainers and a receiver; not there: {', '.join(lacking)}")
+        if self._machine.endangered:
+            raise BrokenError(
+                self._machine.endangered,
+                remedy="start a receiver with a shadow for each rank of the replicas; nobody has stopped serving",
+            )
+        plan, forwards = self._seating.plan(present)
+        roster = roster_of(plan, update.version, forwards)
+        for name in (*present, *self._trainers):  # those have to open their memory
+            self._words.say(name, roster)
+        update.receivers = tuple(sorted(present))
+        self._carry_out(
+            self._machine.begin(
+                update.version,
+                self._seating.geometry,
+                [*self._trainers, *(present if forwards else ())],
+                logged=logged,
+            )
+        )
+
+    async def _hear_out(self, update: Progress) -> None:
+        """Wait a while for what trainers tell of a decided version: it may be verified before they speak."""
+        with anyio.move_on_after(self._grace_s):
+            while not update.wrote | update.silent >= self._ranks:
+                await self._changed.wait()
+
+    def _end(self, update: Progress) -> None:
+        if self._update is update:
+            self._update = None
+        self._changed.tell()
+
+    def _tell_outcome(self, update: Progress) -> None:
+        self._offers.take_down(update.version)
+        outcome = Outcome(update.version, update.failure[:2000])
+        for trainer in self._trainers:
+            if trainer in self._here:
+                self._words.say(trainer, outcome)
+        self._changed.tell()
+
+    # ---- messages
+
+    async def run(self) -> None:
+        """Take messages until the messenger is closed; not for users.
+
+        Cancellation: at once.
+        """
+        self._tasks.start_soon(self._words.run)
+        burst: list[tuple[str, Event]] = []
+        while True:
+            try:
+                burst = burst or [await self._messenger.receive()]
+            except ClosedError as error:
+                self._carry_out(self._machine.sender_failed(self._trainers[0], str(error)))
+                if self._update is not None:
+                    self._update.silent.update(self._ranks)
+                self._settle()
+                return
+            for sender, event in (*burst, *self._messenger.take_nowait()):
+                self._hear(sender, event)
+                self._follow()
+            self._changed.tell()  # once for all: who waits looks at everything anew
+            burst = await self._pace.listen(self._messenger.take_nowait)
+
+    def _hear(self, sender: str, event: Event) -> None:
+        update = self._update
+        match event:
+            case Found():
+                logger.info("%s is here", sender)
+                self._here.add(sender)
+                self._absent.pop(sender, None)
+            case Lost(reason):
+                self._lost(sender, reason)
+            case Offered(version):
+                self._offers.make(sender, version)
+                if version <= self.begun:
+                    self._refuse(version, f"version must be greater than {self.begun}, got {version}")
+            case Wrote(version, codings, sent_bytes) if update is not None and version == update.version:
+                update.wrote.add(sender)
+                update.codings += codings
+                update.sent_bytes += sent_bytes
+            case Unreachable(version, receiver, reason) if update is not None and version == update.version:
+                self._tasks.start_soon(self._doubt, update, receiver, f"{sender} cannot write to it: {reason}")
+            case Failed(version, reason) if sender in self._ranks:
+                self._offers.withdraw(sender, version)
+                if update is not None and version == update.version:
+                    update.silent.add(sender)
+                    self._carry_out(self._machine.sender_failed(sender, reason))
+            case Standing() if sender not in self._ranks:
+                self._stands(sender, event)
+            case Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
+                self._carry_out(self._machine.heard(sender, event))
+            case _:
+                pass
+
+    def _stands(self, receiver: str, standing: Standing) -> None:
+        """Let a receiver take part, or refuse it; the open update and later ones go on without it."""
+        refused = self._admission.judge(receiver, standing)
+        if refused is None:
+            self._carry_out(self._machine.heard(receiver, standing))
+            return
+        if receiver in self._machine.receivers:
+            self._carry_out(self._machine.receiver_lost(receiver, refused.reason))
+        self._words.say(receiver, refused)
+
+    def _lost(self, name: str, reason: str) -> None:
+        logger.info("%s is gone: %s", name, reason)
+        self._admission.forget(name)
+        self._here.discard(name)
+        if name in self._ranks:
+            self._absent[name] = monotonic()
+        self._offers.withdraw(name)
+        if self._update is not None:
+            self._update.silent.add(name)
+        if name in self._machine.receivers:
+            self._carry_out(self._machine.receiver_lost(name, reason))
+        self._carry_out(self._machine.sender_failed(name, reason))
+        gone = Gone(name)
+        for other in (*self._machine.receivers, *(trainer for trainer in self._trainers if trainer in self._here)):
+            self._words.say(other, gone)
+
+    async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
+        """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
+        with anyio.move_on_after(self._grace_s):
+            while receiver in self._machine.receivers and self._update is update:
+                await self._changed.wait()
+        if self._update is update and receiver in self._machine.receivers:
+            self._carry_out(self._machine.heard(receiver, Failed(update.version, reason[:2000])))
+            self._settle()
+
+    def _refuse(self, version: int, reason: str) -> None:
+        for trainer in self._offers.take_down(version):
+            self._words.say(trainer, Outcome(version, reason))
+        self._changed.tell()
+
+    def _said(self) -> None:
+        if self._update is not None and self._machine.phase in (Phase.WRITING, Phase.DECIDING):
+            self._update.mark("told")
+
+    # ---- effects
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Say(to, message):
+                    self._words.say(to, message)
+                case Decide(version) if self._log.took_s < AT_ONCE_S:
+                    self._settle()
+                    with self._deciding(version):
+                        self._log.commit(version)
+                    self._settle()
+                case Decide(version):
+                    self._tasks.start_soon(self._decide, version)
+        if effects:
+            self._changed.tell()
+
+    async def _decide(self, version: int) -> None:
+        with self._deciding(version), anyio.CancelScope(shield=True):  # what may be on the disk, the machine must know
+            await in_thread(self._log.commit, version)
+        self._settle()
+
+    @contextmanager
+    def _deciding(self, version: int) -> Iterator[None]:
+        """Tell the machine how putting the decision on the disk ends."""
+        try:
+            yield
+        except FabricError as error:
+            logger.error("version %d: %s", version, error)
+            self._carry_out(self._machine.not_recorded(version, str(error)))
+        except BaseException as error:  # what is on the disk is not known: this coordinator must say no more
+            if self._update is not None:
+                self._update.failure = f"the coordinator broke while it decided: {error!r}"
+                self._update.done.set()
+            raise
+        else:
+            self._carry_out(self._machine.recorded(version))
+
+    def _settle(self) -> None:
+        """Note how far the open update is, and wake who waits for its end."""
+        if self._update is not None:
+            self._follow()
+            self._changed.tell()
+
+    def _follow(self) -> None:
+        if self._update is not None:
+            self._update.follow(self._machine, self._ranks)
+
+
+@asynccontextmanager
+async def open_coordinator(
+    messenger: Messenger, plan: Plan, log_path: Path, *, grace_s: float = GRACE_S
+) -> AsyncIterator[WeightCoordinator]:
+    """Open the coordinator of updates; one at a time for a log. After a restart it goes on from the log.
+
+    Args:
+        messenger: of `COORDINATOR`; it is the coordinator's to receive from.
+        plan: moves and relay; its replicas do not matter, receivers join by having a session.
+        log_path: of the decision log.
+        grace_s: see GRACE_S.
+
+    Raises:
+        BusyError: another process has the log open.
+        BrokenError: the log cannot be read or written.
+
+    Cancellation: at once; an open update is undecided, which is an abort. A decision that is being written is
+    finished first.
+    """
+    log = await in_thread(DecisionLog, log_path)
+    try:
+        async with beside() as tasks:
+            coordinator = WeightCoordinator(messenger, plan, log, tasks, grace_s)
+            tasks.start_soon(coordinator.run)
+            yield coordinator
+    finally:
+        log.close()

@@ -1,0 +1,1 @@
+"""A trainer of weight updates: proposes a version, converts, writes, reports. Door: `asyncfabric.weights.update`."""

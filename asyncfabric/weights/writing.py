@@ -1,0 +1,197 @@
+"""Writing: runs of rows written to a receiver, waiting for transfers, and the reports of rows that are written.
+
+Runs on the event loop's thread. A report costs its two event loops a tenth of a millisecond and more, so hundreds of
+senders must not report each unit to each receiver. A report is due when the rows since the last one are worth
+checking, see `Share`; other waiting rows go along, and none waits for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+import anyio
+import numpy as np
+
+from asyncfabric import Fabric, FabricError, Region, RegionKey, Transfer
+from asyncfabric._notice import Notice
+from asyncfabric.weights.memory.checksums import ChecksumKind
+from asyncfabric.weights.messages import MOST_ROWS, Written
+from asyncfabric.weights.plan.batch import Share, begin_of
+from asyncfabric.weights.plan.boxes import Ints
+from asyncfabric.weights.threads import ways
+
+MOST_PAGES = 32768
+"""Pages of one call."""
+
+LONG_RUN_BYTES = 8 << 20
+"""Runs from here on are written one by one: a call is nothing beside them, and rails may split them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where a receiver wants a version: its key, the counter for what this sender writes, what is worth a word."""
+
+    key: RegionKey
+    imm: int
+    share_bytes: int = 0
+
+
+def write_runs(
+    fabric: Fabric, region: Region, sources: Ints, gate: Gate, targets: Ints, run_bytes: int, after: object = None
+) -> Transfer:
+    """Write runs from byte offsets of a region to byte offsets behind a key; each counts one arrival.
+
+    `after` is a stream of the region's GPU that the bytes are read after.
+
+    Runs of LONG_RUN_BYTES and more come one at a time. Raises what `Fabric.write_pages` raises.
+    """
+    if len(sources) == 1:
+        begin = int(sources[0])
+        return fabric.write(region[begin : begin + run_bytes], gate.key, int(targets[0]), gate.imm, after=after)
+    return fabric.write_pages(
+        region,
+        sources,
+        gate.key,
+        targets,
+        page_bytes=run_bytes,
+        source_stride=1,
+        target_stride=1,
+        imm=gate.imm,
+        after=after,
+    )
+
+
+async def settle(transfers: Sequence[Transfer]) -> list[FabricError | None]:
+    """Return when all have ended, with the error of each that failed.
+
+    Cancellation: stops posting all of them and goes on when what was posted has drained.
+    """
+    errors: list[FabricError | None] = [None] * len(transfers)
+    try:
+        for number, transfer in enumerate(transfers):
+            try:
+                await transfer
+            except FabricError as error:
+                errors[number] = error
+    except BaseException:
+        for transfer in transfers:
+            transfer.cancel()
+        with anyio.CancelScope(shield=True):
+            for transfer in transfers:
+                try:
+                    await transfer
+                except FabricError:
+                    pass  # it was cancelled
+        raise
+    return errors
+
+
+FEW_CORES_TELL_S, TELL_S = 0.005, 0.001
+"""A word that is due leaves so much later: what is written meanwhile goes along. Where cores are few a word takes time
+from what is checked meanwhile."""
+
+LATEST_S, LATEST_PART = 0.25, 8
+"""What was written is told after so long at the latest, or after this part of the sending so far, if that is longer:
+receivers check and forward meanwhile what they know of."""
+
+Tell = Callable[[str, list[int], list[int], int], Awaitable[None]]
+
+
+def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Callable[[str], Share | None]:
+    """Return what says the share of a receiver in what one sender writes through these gates.
+
+    The counters of a receiver's senders are different numbers, so their first words are spread evenly.
+    """
+
+    def share_of(receiver: str) -> Share | None:
+        gate = gates.get(receiver)
+        return None if gate is None else Share(coming_bytes[receiver], gate.share_bytes, begin_of(gate.imm))
+
+    return share_of
+
+
+@dataclass(slots=True)
+class _Untold:
+    """Rows for one receiver: since when, and after which arrival there all of them are."""
+
+    since: float
+    rows: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    after: int = 0
+
+
+class Teller:
+    """What is written and not told yet, by receiver."""
+
+    def __init__(self, tell: Tell, share_of: Callable[[str], Share | None] | None = None) -> None:
+        """`tell` gets (receiver, rows, checksums, after which arrival); who has no share hears of each unit."""
+        self._tell = tell
+        self._share_of = share_of
+        self._shares: dict[str, Share] = {}
+        self._untold: dict[str, _Untold] = {}
+        self._due: set[str] = set()
+        self._added = Notice()
+        self._last = anyio.Event()
+        self._begin = monotonic()
+
+    def add(self, receiver: str, row: int, checksum: int, row_bytes: int = 0, after: int = 0) -> None:
+        """Note that a row is written, or that it will be among the first `after` arrivals there, which only grow."""
+        untold = self._untold.get(receiver)
+        if untold is None:
+            untold = self._untold[receiver] = _Untold(monotonic())
+            self._added.tell()
+        untold.rows.append(row)
+        untold.sums.append(checksum)
+        untold.after = after
+        share = self._shares.get(receiver)
+        if share is None and self._share_of is not None and (share := self._share_of(receiver)) is not None:
+            self._shares[receiver] = share
+        if (share is None or share.add(row_bytes)) and receiver not in self._due:
+            self._due.add(receiver)
+            self._added.tell()
+
+    def finish(self) -> None:
+        """Say that nothing more will be added: what is left is told at once."""
+        self._last.set()
+        self._added.tell()
+
+    async def run(self) -> None:
+        """Tell until `finish`.
+
+        Cancellation: what was not told is not told.
+        """
+        while self._untold or not self._last.is_set():
+            if not self._untold:
+                await self._added.wait()
+            elif not self._due and not self._last.is_set():
+                with anyio.move_on_after(LATEST_S / 4):
+                    await self._added.wait()
+            if not self._last.is_set() and self._due:
+                with anyio.move_on_after(TELL_S if ways() > 1 else FEW_CORES_TELL_S):
+                    await self._last.wait()
+            for receiver in self._ready():
+                untold = self._untold.pop(receiver)
+                self._due.discard(receiver)
+                if (share := self._shares.get(receiver)) is not None:
+                    share.told()
+                await self._tell(receiver, untold.rows, untold.sums, untold.after)
+
+    def _ready(self) -> list[str]:
+        """Return who is to hear now."""
+        if self._last.is_set():
+            return list(self._untold)
+        now = monotonic()
+        latest = now - max(LATEST_S, (now - self._begin) / LATEST_PART)
+        return [name for name, untold in self._untold.items() if name in self._due or untold.since < latest]
+
+
+def rows_told(
+    version: int, rows: list[int], sums: list[int], kind: ChecksumKind, after: int = 0
+) -> Iterator[Written]:  # fmt: skip
+    """Yield the messages that say that these rows are written, or will be with so many arrivals."""
+    for low in range(0, len(rows), MOST_ROWS):
+        part = slice(low, low + MOST_ROWS)
+        columns = np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes()
+        yield Written(version, *columns, kind, after)
