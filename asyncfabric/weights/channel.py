@@ -7,6 +7,7 @@ none arrives after its session has ended.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -123,6 +124,10 @@ class Lost:
 
 
 Event = WeightMessage | Found | Lost
+
+
+Send = Callable[[str, WeightMessage], Awaitable[None]]
+"""Sends a message to a participant, for one of a version: a message that cannot be sent is logged, not raised."""
 
 
 class Messenger(Protocol):

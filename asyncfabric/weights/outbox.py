@@ -58,6 +58,13 @@ class Words:
         self._next.append(to)
         self._wake()
 
+    async def send(self, to: str, message: WeightMessage) -> None:
+        """Put a message behind the others, for callers that await a `Send`.
+
+        Cancellation: it does not wait.
+        """
+        self.say(to, message)
+
     async def run(self) -> None:
         """Send what is said, for ever. What cannot be sent is logged: the loss of its reader is heard of.
 

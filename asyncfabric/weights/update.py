@@ -17,8 +17,8 @@ from asyncfabric.weights.channel import (
     receiver_of,
     trainer_name,
 )
+from asyncfabric.weights.coordinator.coordinator import WeightCoordinator, open_coordinator
 from asyncfabric.weights.coordinator.progress import UpdateReport
-from asyncfabric.weights.coordinator.updates import WeightCoordinator, open_coordinator
 from asyncfabric.weights.memory.rows import TensorLayout, layout_of
 from asyncfabric.weights.messages import CodingReport, WeightMessage, decode_message, encode_message
 from asyncfabric.weights.receiver.replica import WeightReplica, open_replica

@@ -26,8 +26,17 @@ from torch import Tensor
 from asyncfabric import Waiting
 from asyncfabric.actors import Membership, Node, Reference
 from asyncfabric.errors import BrokenError, FabricError
-from asyncfabric.weights import Holding, Plan, ReplicaLayout, card_of, causal_moves, held_by, plan_weights, to_bytes
-from asyncfabric.weights.plan import holdings as local_tensors
+from asyncfabric.weights import (
+    Holding,
+    Plan,
+    ReplicaLayout,
+    card_of,
+    causal_moves,
+    held_by,
+    local_tensors,
+    plan_weights,
+    to_bytes,
+)
 from asyncfabric.weights.update import WeightPublisher, open_publisher, trainer_name
 from asyncfabric_services.exits import CheckFailed
 from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, tell_blueprint

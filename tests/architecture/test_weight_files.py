@@ -15,7 +15,7 @@ import pytest
 from house_tree import ROOT
 
 PACKAGE = "asyncfabric.weights"
-MOST = {"sender.publisher": 30, "receiver.replica": 32, "coordinator.updates": 20}
+MOST = {"sender.publisher": 30, "receiver.replica": 32, "coordinator.coordinator": 20}
 """Other files that the first file of a role reaches at import."""
 
 MOST_LATER = 8

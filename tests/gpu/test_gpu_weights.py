@@ -171,10 +171,10 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
 
             async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
                 assert kind == "words"
-                if self._copy in victim._copies:
-                    place = self._places.places(rows[0])[0]
-                    self._copy.memory[place] |= 0xFF  # what is wrong is looked at twice
-                    self._copy.memory[place] ^= 0x10
+                if self.copy in victim._versions.copies:
+                    place = self.places.places(rows[0])[0]
+                    self.copy.memory[place] |= 0xFF  # what is wrong is looked at twice
+                    self.copy.memory[place] ^= 0x10
                     torch.cuda.synchronize(far)
                 return await right(self, rows, sums, kind, told)
 

@@ -24,7 +24,7 @@ from asyncfabric.weights.memory.gpu.device import TorchDevice
 from asyncfabric.weights.messages import Opened, Roster, Written
 from asyncfabric.weights.receiver import intake
 from asyncfabric.weights.receiver.intake import Intake, compared_soon
-from asyncfabric.weights.sender import pipeline, publisher
+from asyncfabric.weights.sender import pipeline
 from asyncfabric.weights.writing import rows_told
 
 SIDE = 256
@@ -55,7 +55,7 @@ def told_as(after: Any) -> Iterator[list[int]]:
         return rows_told(version, rows, sums, kind, after(count))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publisher, "rows_told", changed)
+        patch.setattr(pipeline, "rows_told", changed)
         yield said
 
 
@@ -185,8 +185,8 @@ class SlowDisk:
 
     def __init__(self, scene: Scene, failure: Exception | None = None) -> None:
         self.asked, self.go, self.failure = threading.Event(), threading.Event(), failure
-        self._begin = scene.coordinator._log.begin
-        scene.coordinator._log.begin = self.begin  # type: ignore[method-assign]
+        self._begin = scene.coordinator._updates.log.begin
+        scene.coordinator._updates.log.begin = self.begin  # type: ignore[method-assign]
 
     def begin(self, version: int, manifest: str) -> None:
         self.asked.set()
@@ -226,7 +226,7 @@ def test_receivers_open_their_memory_while_the_beginning_is_on_its_way_to_the_di
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(scene.update, 1)
                 await anyio.to_thread.run_sync(disk.asked.wait, 60)
-                machine = scene.coordinator._machine
+                machine = scene.coordinator._updates.machine
                 if in_place:
                     for _ in range(50):
                         await checkpoint()
@@ -265,7 +265,7 @@ def test_a_beginning_that_the_disk_refuses_is_an_abort_and_its_number_is_taken(t
 def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool) -> None:
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            log, threads = scene.coordinator._log, list[int]()
+            log, threads = scene.coordinator._updates.log, list[int]()
             begin, commit = log.begin, log.commit
 
             def begun(version: int, manifest: str) -> None:
@@ -319,10 +319,10 @@ def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, mo
                 async def flipped(
                     self: Intake, rows: list[int], sums: list[int], kind: Any, told: Any = None
                 ) -> list[bool]:  # fmt: skip
-                    if self._copy in victim._copies:
-                        place = self._places.places(rows[0])[0]
-                        self._copy.memory[place] |= 0xFF  # what is wrong is looked at several times
-                        self._copy.memory[place] ^= 0x10
+                    if self.copy in victim._versions.copies:
+                        place = self.places.places(rows[0])[0]
+                        self.copy.memory[place] |= 0xFF  # what is wrong is looked at several times
+                        self.copy.memory[place] ^= 0x10
                     return await right(self, rows, sums, kind, told)
 
                 monkeypatch.setattr(Intake, "_right", flipped)

@@ -26,7 +26,7 @@ from asyncfabric.weights.messages import (
     encode_message,
 )
 from asyncfabric.weights.outbox import Words
-from asyncfabric.weights.receiver import catching_up
+from asyncfabric.weights.receiver import copies as copies_module
 from asyncfabric.weights.update import COORDINATOR, WeightReplica, open_replica
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
@@ -39,10 +39,10 @@ class Carried:
     """The tasks of a replica. Those that carry arrivals can be held, and begun in a chosen order."""
 
     def __init__(self, late: WeightReplica) -> None:
-        self._tasks = late._tasks
+        self._tasks = late._versions._tasks
         self.ended: list[anyio.Event] = []
         self.held: list[Callable[[], Awaitable[None]]] | None = None
-        late._tasks = self  # type: ignore[assignment]
+        late._versions._tasks = self  # type: ignore[assignment]
 
     def start_soon(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         if work.__name__ != "_carry":
@@ -117,7 +117,7 @@ def test_a_dropped_fetch_that_ends_late_does_not_stand_for_the_next_one_of_the_s
 ) -> None:
     """Its last checksums are on a thread when it is dropped for another version, which is then aborted."""
     hashing, go_on = threading.Event(), threading.Event()
-    sums = catching_up._sums
+    sums = copies_module._sums
 
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
@@ -128,15 +128,15 @@ def test_a_dropped_fetch_that_ends_late_does_not_stand_for_the_next_one_of_the_s
                 carried = Carried(late)
 
                 def held_up(copy: Any, kind: Any) -> Any:
-                    if copy in late._copies and not hashing.is_set():
+                    if copy in late._versions.copies and not hashing.is_set():
                         hashing.set()
                         go_on.wait(30)
                     return sums(copy, kind)
 
-                monkeypatch.setattr(catching_up, "_sums", held_up)
+                monkeypatch.setattr(copies_module, "_sums", held_up)
                 await until(hashing.is_set)
                 wants, carried.held = Kept(scene, Want, LATE), []
-                coordinate(scene, Prepare(2, late._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0"))
+                coordinate(scene, Prepare(2, late._versions._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0"))
                 await anyio.wait_all_tasks_blocked()
                 await carried.begin(order)
                 go_on.set()
@@ -168,7 +168,7 @@ def test_a_dropped_arrival_that_comes_to_its_turn_last_leaves_what_is_complete(
                 carried, answers = Carried(late), Kept(scene, Given, LATE)
                 await until(lambda: bool(answers.messages))
                 carried.held = []
-                coordinate(scene, Prepare(2, late._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0"))
+                coordinate(scene, Prepare(2, late._versions._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0"))
                 await anyio.wait_all_tasks_blocked()
                 await carried.begin(order)
                 answers.let_go()  # one is of the fetch that was dropped
@@ -187,8 +187,8 @@ def test_a_version_in_no_copy_is_an_error_and_what_served_serves_on(tmp_path: Pa
             before = await scene.begin()
             await scene.update(2)
             for replica in scene.replicas.values():
-                next(copy for copy in replica._copies if copy.version == 2).version = 0
-                next(copy for copy in replica._copies if copy.version == 0).arrival = 0
+                next(copy for copy in replica._versions.copies if copy.version == 2).version = 0
+                next(copy for copy in replica._versions.copies if copy.version == 0).arrival = 0
                 for _ in range(2):
                     with pytest.raises(af.InternalError, match=r"version 2 came with arrival 2, but the copies hold"):
                         replica.step_boundary()
@@ -205,7 +205,7 @@ def test_a_version_that_begins_without_its_roster_is_refused_by_that_name(tmp_pa
             await scene.update(1)
             await scene.flip(1)
             replica = scene.replicas["a/0"]
-            scene.post.deliver(COORDINATOR, "a/0", encode_message(Prepare(2, replica._plans.geometry)))
+            scene.post.deliver(COORDINATOR, "a/0", encode_message(Prepare(2, replica._versions._plans.geometry)))
             await until(lambda: replica.failure != "")
             assert replica.failure.startswith(
                 "the roster of version 2, which lists its replicas, did not arrive here before the version began: "
@@ -260,7 +260,7 @@ def test_leaving_a_replica_as_an_update_begins_is_quiet(tmp_path: Path, monkeypa
                 try:
                     await send_all(words)
                 finally:
-                    if words is late._words:
+                    if words is late._versions._words:
                         ended.set()
 
             monkeypatch.setattr(Words, "run", sending)
@@ -272,7 +272,7 @@ def test_leaving_a_replica_as_an_update_begins_is_quiet(tmp_path: Path, monkeypa
                     await scene.coordinator.wait_held([LATE], 1)
                     await anyio.wait_all_tasks_blocked()
                     turn = LateTurn(ended)
-                    late._turn = turn  # type: ignore[assignment]
+                    late._versions._turn = turn  # type: ignore[assignment]
                     tasks.start_soon(scene.update, 2)
                     await turn.taken.wait()
                 scene.post.close(LATE)

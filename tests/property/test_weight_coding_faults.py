@@ -55,7 +55,7 @@ def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
             victim, decode = scene.replicas["b/1"], Arrivals._decode
 
             def flipped(self: Any, rows: list[int], kinds: list[int], lengths: list[int], at: int) -> None:
-                if self._into in victim._copies:
+                if self._into in victim._versions.copies:
                     self._landing.memory[at + int(lengths[0] * where)] ^= 0x10
                 decode(self, rows, kinds, lengths, at)
 

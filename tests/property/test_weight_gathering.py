@@ -141,7 +141,7 @@ def test_a_byte_that_changes_after_it_was_gathered_is_found(tmp_path: Path, monk
 
             def damaging(self: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
                 transfer = write_boxes(self, source, rows, key, imm)
-                for copy in scene.replicas["a/1"]._copies:
+                for copy in scene.replicas["a/1"]._versions.copies:
                     if not hit and bytes(key) == bytes(copy.region.key("write")):
                         while not transfer.done:
                             pass

@@ -27,7 +27,7 @@ def speak_late(scene: Scene, last: Callable[[], Awaitable[bool]]) -> None:
     async def late(to: str, message: WeightMessage) -> None:
         if isinstance(message, Wrote):
             while scene.coordinator.committed < message.version:
-                await scene.coordinator._changed.wait()
+                await scene.coordinator._updates.changed.wait()
             await anyio.sleep(0.02)
             if not await last():
                 return

@@ -26,8 +26,8 @@ from asyncfabric.weights.messages import (
     Want,
     decode_message,
 )
-from asyncfabric.weights.receiver import catching_up
-from asyncfabric.weights.receiver import replica as replica_module
+from asyncfabric.weights.receiver import copies as copies_module
+from asyncfabric.weights.receiver import versions as versions_module
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.receiver.refusal import MOST_S, Backoff, Refusal
 from asyncfabric.weights.update import COORDINATOR, open_coordinator, open_replica
@@ -206,9 +206,9 @@ def test_a_fetch_that_fails_is_tried_again_after_longer_and_longer_rests(
             async def give(fabric: af.Fabric, copy: Copy, want: Want) -> Given:
                 if found[OTHER, "a/0", "Want"] + found[OTHER, "b/0", "Want"] < 4:
                     return Given(want.version, want.imm, b"", "by choice")
-                return await catching_up.give(fabric, copy, want)
+                return await copies_module.give(fabric, copy, want)
 
-            monkeypatch.setattr(replica_module, "give", give)
+            monkeypatch.setattr(versions_module, "give", give)
             post = scene.post.open(OTHER)
             async with af.open_fabric() as fabric, open_replica(fabric, post, scene.plan, "other", 0) as replica:
                 await replica.wait_version(1)

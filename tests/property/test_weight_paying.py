@@ -25,7 +25,7 @@ from asyncfabric.weights.coding.choice import (
 BOTH = frozenset({Coding.DELTA, Coding.EXPONENT})
 DELTA = Costs(coding=Coding.DELTA, ratio=0.0159, encode_bytes_per_s=0.58e9, decode_bytes_per_s=1.2e9)
 EXPONENT = Costs(coding=Coding.EXPONENT, ratio=0.682, encode_bytes_per_s=0.18e9, decode_bytes_per_s=0.4e9)
-"""Of `bench coding` on one core, see docs/explain/weights.md."""
+"""Of `bench coding` on one core, see docs/explain/weights_coding.md."""
 
 LOCAL = 2.2e9
 """Plain bytes between two processes of the same machine, from the same page."""

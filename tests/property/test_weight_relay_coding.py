@@ -145,7 +145,7 @@ def test_a_relay_that_codes_wrongly_is_found_before_the_commit(tmp_path: Path, m
 
             def wrong(copy: Any, places: Any, row: int) -> Any:
                 found = right(copy, places, row)
-                if copy is not scene.replicas["b/1"]._base():
+                if copy is not scene.replicas["b/1"]._versions._base():
                     return found
                 found = found.copy()
                 found[len(found) // 2] ^= 1
@@ -198,7 +198,7 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
             tried = [
                 measured_at(forwards.paying, wire_bytes_per_s)
                 for replica in scene.replicas.values()
-                if (forwards := replica._receiving._forwards) is not None and replica.name != "c"
+                if (forwards := replica._versions._receiving._forwards) is not None and replica.name != "c"
             ]
             found: list[set[str]] = []
             for version in range(1, 6):

@@ -40,10 +40,10 @@ def everywhere(scene: Scene, coding: str) -> dict[str, set[str]]:
 async def aborted(scene: Scene, version: int, victim: str) -> None:
     """A version that a receiver finds wrong."""
     right = Intake._right
-    copies = scene.replicas[victim]._copies
+    copies = scene.replicas[victim]._versions.copies
 
     async def wrong(self: Any, rows: list[int], sums: list[int], kind: Any) -> list[bool]:
-        return [False] * len(rows) if self._copy in copies else await right(self, rows, sums, kind)
+        return [False] * len(rows) if self.copy in copies else await right(self, rows, sums, kind)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Intake, "_right", wrong)
@@ -112,7 +112,7 @@ def test_deltas_begin_with_a_base_and_survive_an_abort(tmp_path: Path) -> None:
             assert used(report) == {"a/0": {"delta"}, "a/1": {"delta"}, "b/0": {"delta"}}
             await scene.flip(5)
             scene.check(5)
-            scene.coordinator._machine._send_elsewhere = list  # type: ignore[method-assign]  # catches nobody up
+            scene.coordinator._updates.machine._send_elsewhere = list  # type: ignore[method-assign]  # catches nobody up
             async with (
                 af.open_fabric(af.FabricConfig(rails=(RAIL,))) as one,
                 af.open_fabric(af.FabricConfig(rails=(RAIL,))) as other,

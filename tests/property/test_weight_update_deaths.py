@@ -11,7 +11,7 @@ from weight_scene import open_scene, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
-from asyncfabric.weights.messages import Opened, Written
+from asyncfabric.weights.messages import Opened, WeightMessage, Written
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow
@@ -46,12 +46,16 @@ def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
             before = await scene.begin()
             victim, dead = scene.publishers[1], anyio.Event()
 
-            async def die(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
-                if not dead.is_set():
+            say = victim._say
+
+            async def die(to: str, message: WeightMessage) -> None:
+                if not isinstance(message, Written):
+                    await say(to, message)
+                elif not dead.is_set():
                     dead.set()
                     scene.post.close("trainer-1", "killed")
 
-            victim._written = die  # type: ignore[method-assign]
+            victim._say = die  # type: ignore[method-assign]
             with pytest.raises(af.BrokenError, match="sender trainer-1: killed"):
                 await scene.update(2)
             assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
@@ -70,7 +74,7 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
             await scene.update(1)
             await scene.flip(1)
             before = scene.expected()
-            first = scene.replicas["a/0"]._copies[0].region
+            first = scene.replicas["a/0"]._versions.copies[0].region
             keys = first.key("write")
             await first.revoke()
             for publisher in scene.publishers:

@@ -37,10 +37,10 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
             right = Intake._right
 
             async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
-                if self._copy in victim._copies:
-                    place = self._places.places(rows[0])[0]
-                    self._copy.memory[place] |= 0xFF
-                    self._copy.memory[place] ^= 0x10
+                if self.copy in victim._versions.copies:
+                    place = self.places.places(rows[0])[0]
+                    self.copy.memory[place] |= 0xFF
+                    self.copy.memory[place] ^= 0x10
                 return await right(self, rows, sums, kind, told)
 
             monkeypatch.setattr(Intake, "_right", flipped)
@@ -325,7 +325,11 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                     coordinator = scene.coordinator
                     while not committed:
                         await anyio.lowlevel.checkpoint()
-                        if left and coordinator._update is None and "trainer-0" not in coordinator._offers:
+                        if (
+                            left
+                            and coordinator._updates._update is None
+                            and "trainer-0" not in coordinator._updates.proposals
+                        ):
                             break  # it was withdrawn before it began, and is waited for again
                     tasks.cancel_scope.cancel()
                 assert left == [0]

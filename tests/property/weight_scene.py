@@ -99,7 +99,7 @@ class Scene:
 
     def kill_at(self, name: str, word: type) -> None:
         """Let a receiver die when it hears such a word for the first time; it is none of `replicas` any more."""
-        victim = self.replicas.pop(name)
+        victim = self.replicas.pop(name)._versions
         hand_over = victim._hand_over
 
         def die(sender: str, message: Any) -> None:

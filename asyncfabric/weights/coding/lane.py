@@ -7,16 +7,17 @@ filling has arrived, on rails without order too, and nothing waits but for a rec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, RegionKey, Transfer
 from asyncfabric._notice import Notice
+from asyncfabric.weights.channel import COORDINATOR, Send
 from asyncfabric.weights.coding.choice import KNOWN, Coding
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
-from asyncfabric.weights.messages import MOST_ROWS, Coded, Landing, Taken
+from asyncfabric.weights.messages import MOST_ROWS, Coded, Landing, Taken, Unreachable
 
 CODING_NUMBERS = {Coding(name): number for number, name in enumerate(KNOWN)}
 
@@ -26,9 +27,13 @@ WORK_BYTES = 4 << 20
 SLOT_BYTES = 4 << 20
 """Slots are not made longer than this, unless a row is."""
 
-Tell = Callable[[str, Coded], Awaitable[None]]
 
-Failed = Callable[[str, FabricError], Awaitable[None]]
+class LaneMemory(NamedTuple):
+    """Local memory of a lane: slots of `slot_bytes` each, which is not more than the receiver's, from a byte on."""
+
+    region: Region
+    begin: int
+    slot_bytes: int
 
 
 def slot_length(landing: Landing, largest: int) -> int:
@@ -46,27 +51,32 @@ class Lane:
     """
 
     def __init__(
-        self, fabric: Fabric, memory: Region, at: int, slot_bytes: int, version: int, receiver: str, coding: Coding,
-        landing: Landing, tell: Tell, failed: Failed, kind: ChecksumKind,
-    ) -> None:  # fmt: skip
-        """Fill slots at `at` of local memory, each `slot_bytes` long, which is not more than the receiver's.
+        self,
+        fabric: Fabric,
+        memory: LaneMemory,
+        landing: Landing,
+        receiver: str,
+        version: int,
+        coding: Coding,
+        send: Send,
+    ) -> None:
+        """Fill slots in local memory and write them where the receiver takes coded rows.
 
-        `tell` is called for each filling; `failed` once when the receiver cannot be written to.
+        Each filling is reported to the receiver, and once to the coordinator that the receiver cannot be written to.
         """
         self.coding: Coding = coding
-        self.kind: ChecksumKind = kind
+        self.kind: ChecksumKind = "xxh3"
         self.sent_bytes: int = 0
         self._fabric = fabric
-        self._region = memory
-        self._memory = np.frombuffer(memory.memory, np.uint8)
-        self._at = at
-        self._slot_bytes = slot_bytes
+        self._region = memory.region
+        self._memory = np.frombuffer(memory.region.memory, np.uint8)
+        self._at = memory.begin
+        self._slot_bytes = memory.slot_bytes
         self._version = version
         self._receiver = receiver
         self._landing = landing
         self._key = RegionKey.from_bytes(landing.key)
-        self._tell = tell
-        self._failed = failed
+        self._send = send
         self._transfers: list[Transfer | None] = [None] * len(landing.imms)
         self._taken = [True] * len(landing.imms)
         self._slot = self._filled = self._work = 0
@@ -131,7 +141,7 @@ class Lane:
             )  # fmt: skip
             self._slot, self._filled, self._work = (self._slot + 1) % len(self._taken), 0, 0
             self._rows = []
-            await self._tell(self._receiver, told)
+            await self._send(self._receiver, told)
 
     async def finish(self) -> None:
         """Return when every write has ended.
@@ -175,4 +185,4 @@ class Lane:
     async def _give_up(self, error: FabricError) -> None:
         if not self._gone:
             self.lost()
-            await self._failed(self._receiver, error)
+            await self._send(COORDINATOR, Unreachable(self._version, self._receiver, str(error)[:2000]))

@@ -1,4 +1,4 @@
-"""Coordination: drives the coordinator of the commit: who takes part, the log, and how updates end.
+"""Updates: drives the coordinator of the commit: who takes part, the log, and how updates end.
 
 Runs on the event loop's thread; the log's file calls run on a worker thread, but for a decision on a disk that took the
 beginning of the version at once.
@@ -7,21 +7,20 @@ beginning of the version at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 import anyio
 from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
-from asyncfabric._groups import beside
+from asyncfabric._notice import Notice
 from asyncfabric.weights.agreement import roster_of
-from asyncfabric.weights.channel import Event, Found, Lost, Messenger, trainer_name
-from asyncfabric.weights.coordinator.decision import Decide, Effect, Phase, Say
+from asyncfabric.weights.channel import Event, Found, Lost, Messenger, receiver_of, trainer_name
+from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Effect, Phase, Say
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
-from asyncfabric.weights.coordinator.participants import Admission, Attendance, Seating
+from asyncfabric.weights.coordinator.participants import Admission, Proposals, Seating
 from asyncfabric.weights.coordinator.progress import Progress, UpdateReport
 from asyncfabric.weights.messages import (
     Failed,
@@ -51,44 +50,56 @@ AT_ONCE_S = 0.002
 longer: should the disk take longer this once, the event loop waits."""
 
 
-class WeightCoordinator(Attendance):
-    """The coordinator; made by `async with open_coordinator(...)`."""
+class Updates:
+    """The updates that a coordinator drives, one at a time.
+
+    Attributes:
+        trainers: names of all ranks of the plan.
+        machine: the coordinator of the commit.
+        log: of decisions.
+        proposals: of trainers.
+        admission: of receivers.
+        absent: the trainers that have no session with the coordinator, and since when, on time.monotonic().
+        changed: notified with each change of these.
+    """
 
     def __init__(
         self, messenger: Messenger, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
     ) -> None:
-        """Not for users: `async with open_coordinator(...)`."""
-        super().__init__(tuple(trainer_name(rank) for rank in range(plan.trainers)), log)
+        """Begin with what the log has; no participant is there."""
+        self.trainers: tuple[str, ...] = tuple(trainer_name(rank) for rank in range(plan.trainers))
+        self.log: DecisionLog = log
+        self.machine: Coordinator = Coordinator(
+            begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1]
+        )
+        self.proposals: Proposals = Proposals(self.trainers)
+        self.admission: Admission = Admission(plan.with_replicas(()))
+        self.absent: dict[str, float] = dict.fromkeys(self.trainers, monotonic())
+        self.changed: Notice = Notice()
         self._messenger = messenger
         self._tasks = tasks
         self._grace_s = grace_s
         self._seating = Seating(plan)
-        self._admission = Admission(plan.with_replicas(()))
         self._here: set[str] = set()
         self._update: Progress | None = None
-        self._ranks = frozenset(self._trainers)
+        self._ranks = frozenset(self.trainers)
         self._pace = Pace(QUICK_BEATS_PER_S)
         self._words = Words(messenger, "the coordinator", quiet=self._said)
 
     @property
-    def refused(self) -> dict[str, str]:
-        """The receivers that take part in nothing, since their plan is another one, and why."""
-        return dict(self._admission.refused)
+    def begun(self) -> int:
+        """The latest version that was begun, also one that nobody was there for. The next is later."""
+        return max(self.log.begun, self.machine.begun)
 
     @property
     def awaited(self) -> tuple[str, ...]:
         """Who the open update waits for."""
-        if self._update is not None and self._machine.phase is Phase.WRITING:
-            return (*sorted(set(self._trainers) - self._update.wrote), *self._machine.awaited)
-        return self._machine.awaited
+        if self._update is not None and self.machine.phase is Phase.WRITING:
+            return (*sorted(set(self.trainers) - self._update.wrote), *self.machine.awaited)
+        return self.machine.awaited
 
     async def update(self, version: int) -> UpdateReport:
-        """Wait until every trainer offers a version, and bring it to every receiver that is there, or to none.
-
-        Raises:
-            ValueError: the version is not later than all that were begun.
-            BusyError: an update is open.
-            BrokenError: the update was aborted, and the text says why; replicas serve what they served.
+        """Bring a version to every receiver that is there, or to none; see `WeightCoordinator.update`.
 
         Cancellation: the update is aborted, unless it is being decided.
         """
@@ -98,23 +109,23 @@ class WeightCoordinator(Attendance):
             raise ValueError(reason)
         if self._update is not None:
             raise BusyError(f"the update to version {self._update.version} is open")
-        while self._offers.agreed != version:
-            await self._changed.wait()
+        while self.proposals.agreed != version:
+            await self.changed.wait()
         update = self._update = Progress(version)
         try:
-            if self._machine.stoppable:
-                await in_thread(self._log.begin, version, self._seating.geometry)
+            if self.machine.stoppable:
+                await in_thread(self.log.begin, version, self._seating.geometry)
                 self._begin(update, logged=True)
             else:  # receivers open their memory meanwhile; senders hear Write when it is on the disk (WC-6)
                 self._begin(update, logged=False)
-                await in_thread(self._log.begin, version, self._seating.geometry)
-                self._carry_out(self._machine.logged(version))
+                await in_thread(self.log.begin, version, self._seating.geometry)
+                self._carry_out(self.machine.logged(version))
                 self._settle()
             await update.done.wait()
         except BaseException as error:
             if not update.done.is_set():
-                self._carry_out(self._machine.sender_failed(self._trainers[0], f"the coordinator gave up: {error!r}"))
-                if self._machine.phase is Phase.DECIDING:
+                self._carry_out(self.machine.sender_failed(self.trainers[0], f"the coordinator gave up: {error!r}"))
+                if self.machine.phase is Phase.DECIDING:
                     with anyio.CancelScope(shield=True):
                         await update.done.wait()
                 update.failure = update.failure or str(error)
@@ -137,28 +148,28 @@ class WeightCoordinator(Attendance):
 
     def _begin(self, update: Progress, *, logged: bool) -> None:
         """Say who takes part, and open the update; nothing waits between the two."""
-        if self._offers.agreed != update.version:
+        if self.proposals.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
-        present = list(self._machine.receivers)
-        if not present or not set(self._trainers) <= self._here:
-            gone = sorted(set(self._trainers) - self._here)
+        present = list(self.machine.receivers)
+        if not present or not set(self.trainers) <= self._here:
+            gone = sorted(set(self.trainers) - self._here)
             lacking = [*gone, *([] if present else ["a receiver"])]
             raise BrokenError(f"an update needs all trainers and a receiver; not there: {', '.join(lacking)}")
-        if self._machine.endangered:
+        if self.machine.endangered:
             raise BrokenError(
-                self._machine.endangered,
+                self.machine.endangered,
                 remedy="start a receiver with a shadow for each rank of the replicas; nobody has stopped serving",
             )
         plan, forwards = self._seating.plan(present)
         roster = roster_of(plan, update.version, forwards)
-        for name in (*present, *self._trainers):  # those have to open their memory
+        for name in (*present, *self.trainers):  # those have to open their memory
             self._words.say(name, roster)
         update.receivers = tuple(sorted(present))
         self._carry_out(
-            self._machine.begin(
+            self.machine.begin(
                 update.version,
                 self._seating.geometry,
-                [*self._trainers, *(present if forwards else ())],
+                [*self.trainers, *(present if forwards else ())],
                 logged=logged,
             )
         )
@@ -167,25 +178,25 @@ class WeightCoordinator(Attendance):
         """Wait a while for what trainers tell of a decided version: it may be verified before they speak."""
         with anyio.move_on_after(self._grace_s):
             while not update.wrote | update.silent >= self._ranks:
-                await self._changed.wait()
+                await self.changed.wait()
 
     def _end(self, update: Progress) -> None:
         if self._update is update:
             self._update = None
-        self._changed.tell()
+        self.changed.tell()
 
     def _tell_outcome(self, update: Progress) -> None:
-        self._offers.take_down(update.version)
+        self.proposals.take_down(update.version)
         outcome = Outcome(update.version, update.failure[:2000])
-        for trainer in self._trainers:
+        for trainer in self.trainers:
             if trainer in self._here:
                 self._words.say(trainer, outcome)
-        self._changed.tell()
+        self.changed.tell()
 
     # ---- messages
 
     async def run(self) -> None:
-        """Take messages until the messenger is closed; not for users.
+        """Take messages until the messenger is closed.
 
         Cancellation: at once.
         """
@@ -195,7 +206,7 @@ class WeightCoordinator(Attendance):
             try:
                 burst = burst or [await self._messenger.receive()]
             except ClosedError as error:
-                self._carry_out(self._machine.sender_failed(self._trainers[0], str(error)))
+                self._carry_out(self.machine.sender_failed(self.trainers[0], str(error)))
                 if self._update is not None:
                     self._update.silent.update(self._ranks)
                 self._settle()
@@ -203,7 +214,7 @@ class WeightCoordinator(Attendance):
             for sender, event in (*burst, *self._messenger.take_nowait()):
                 self._hear(sender, event)
                 self._follow()
-            self._changed.tell()  # once for all: who waits looks at everything anew
+            self.changed.tell()  # once for all: who waits looks at everything anew
             burst = await self._pace.listen(self._messenger.take_nowait)
 
     def _hear(self, sender: str, event: Event) -> None:
@@ -212,11 +223,11 @@ class WeightCoordinator(Attendance):
             case Found():
                 logger.info("%s is here", sender)
                 self._here.add(sender)
-                self._absent.pop(sender, None)
+                self.absent.pop(sender, None)
             case Lost(reason):
                 self._lost(sender, reason)
             case Offered(version):
-                self._offers.make(sender, version)
+                self.proposals.make(sender, version)
                 if version <= self.begun:
                     self._refuse(version, f"version must be greater than {self.begun}, got {version}")
             case Wrote(version, codings, sent_bytes) if update is not None and version == update.version:
@@ -226,59 +237,59 @@ class WeightCoordinator(Attendance):
             case Unreachable(version, receiver, reason) if update is not None and version == update.version:
                 self._tasks.start_soon(self._doubt, update, receiver, f"{sender} cannot write to it: {reason}")
             case Failed(version, reason) if sender in self._ranks:
-                self._offers.withdraw(sender, version)
+                self.proposals.withdraw(sender, version)
                 if update is not None and version == update.version:
                     update.silent.add(sender)
-                    self._carry_out(self._machine.sender_failed(sender, reason))
+                    self._carry_out(self.machine.sender_failed(sender, reason))
             case Standing() if sender not in self._ranks:
                 self._stands(sender, event)
             case Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
-                self._carry_out(self._machine.heard(sender, event))
+                self._carry_out(self.machine.heard(sender, event))
             case _:
                 pass
 
     def _stands(self, receiver: str, standing: Standing) -> None:
         """Let a receiver take part, or refuse it; the open update and later ones go on without it."""
-        refused = self._admission.judge(receiver, standing)
+        refused = self.admission.judge(receiver, standing)
         if refused is None:
-            self._carry_out(self._machine.heard(receiver, standing))
+            self._carry_out(self.machine.heard(receiver, standing))
             return
-        if receiver in self._machine.receivers:
-            self._carry_out(self._machine.receiver_lost(receiver, refused.reason))
+        if receiver in self.machine.receivers:
+            self._carry_out(self.machine.receiver_lost(receiver, refused.reason))
         self._words.say(receiver, refused)
 
     def _lost(self, name: str, reason: str) -> None:
         logger.info("%s is gone: %s", name, reason)
-        self._admission.forget(name)
+        self.admission.forget(name)
         self._here.discard(name)
         if name in self._ranks:
-            self._absent[name] = monotonic()
-        self._offers.withdraw(name)
+            self.absent[name] = monotonic()
+        self.proposals.withdraw(name)
         if self._update is not None:
             self._update.silent.add(name)
-        if name in self._machine.receivers:
-            self._carry_out(self._machine.receiver_lost(name, reason))
-        self._carry_out(self._machine.sender_failed(name, reason))
+        if name in self.machine.receivers:
+            self._carry_out(self.machine.receiver_lost(name, reason))
+        self._carry_out(self.machine.sender_failed(name, reason))
         gone = Gone(name)
-        for other in (*self._machine.receivers, *(trainer for trainer in self._trainers if trainer in self._here)):
+        for other in (*self.machine.receivers, *(trainer for trainer in self.trainers if trainer in self._here)):
             self._words.say(other, gone)
 
     async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
         """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
         with anyio.move_on_after(self._grace_s):
-            while receiver in self._machine.receivers and self._update is update:
-                await self._changed.wait()
-        if self._update is update and receiver in self._machine.receivers:
-            self._carry_out(self._machine.heard(receiver, Failed(update.version, reason[:2000])))
+            while receiver in self.machine.receivers and self._update is update:
+                await self.changed.wait()
+        if self._update is update and receiver in self.machine.receivers:
+            self._carry_out(self.machine.heard(receiver, Failed(update.version, reason[:2000])))
             self._settle()
 
     def _refuse(self, version: int, reason: str) -> None:
-        for trainer in self._offers.take_down(version):
+        for trainer in self.proposals.take_down(version):
             self._words.say(trainer, Outcome(version, reason))
-        self._changed.tell()
+        self.changed.tell()
 
     def _said(self) -> None:
-        if self._update is not None and self._machine.phase in (Phase.WRITING, Phase.DECIDING):
+        if self._update is not None and self.machine.phase in (Phase.WRITING, Phase.DECIDING):
             self._update.mark("told")
 
     # ---- effects
@@ -288,19 +299,19 @@ class WeightCoordinator(Attendance):
             match effect:
                 case Say(to, message):
                     self._words.say(to, message)
-                case Decide(version) if self._log.took_s < AT_ONCE_S:
+                case Decide(version) if self.log.took_s < AT_ONCE_S:
                     self._settle()
                     with self._deciding(version):
-                        self._log.commit(version)
+                        self.log.commit(version)
                     self._settle()
                 case Decide(version):
                     self._tasks.start_soon(self._decide, version)
         if effects:
-            self._changed.tell()
+            self.changed.tell()
 
     async def _decide(self, version: int) -> None:
         with self._deciding(version), anyio.CancelScope(shield=True):  # what may be on the disk, the machine must know
-            await in_thread(self._log.commit, version)
+            await in_thread(self.log.commit, version)
         self._settle()
 
     @contextmanager
@@ -310,50 +321,21 @@ class WeightCoordinator(Attendance):
             yield
         except FabricError as error:
             logger.error("version %d: %s", version, error)
-            self._carry_out(self._machine.not_recorded(version, str(error)))
+            self._carry_out(self.machine.not_recorded(version, str(error)))
         except BaseException as error:  # what is on the disk is not known: this coordinator must say no more
             if self._update is not None:
                 self._update.failure = f"the coordinator broke while it decided: {error!r}"
                 self._update.done.set()
             raise
         else:
-            self._carry_out(self._machine.recorded(version))
+            self._carry_out(self.machine.recorded(version))
 
     def _settle(self) -> None:
         """Note how far the open update is, and wake who waits for its end."""
         if self._update is not None:
             self._follow()
-            self._changed.tell()
+            self.changed.tell()
 
     def _follow(self) -> None:
         if self._update is not None:
-            self._update.follow(self._machine, self._ranks)
-
-
-@asynccontextmanager
-async def open_coordinator(
-    messenger: Messenger, plan: Plan, log_path: Path, *, grace_s: float = GRACE_S
-) -> AsyncIterator[WeightCoordinator]:
-    """Open the coordinator of updates; one at a time for a log. After a restart it goes on from the log.
-
-    Args:
-        messenger: of `COORDINATOR`; it is the coordinator's to receive from.
-        plan: moves and relay; its replicas do not matter, receivers join by having a session.
-        log_path: of the decision log.
-        grace_s: see GRACE_S.
-
-    Raises:
-        BusyError: another process has the log open.
-        BrokenError: the log cannot be read or written.
-
-    Cancellation: at once; an open update is undecided, which is an abort. A decision that is being written is
-    finished first.
-    """
-    log = await in_thread(DecisionLog, log_path)
-    try:
-        async with beside() as tasks:
-            coordinator = WeightCoordinator(messenger, plan, log, tasks, grace_s)
-            tasks.start_soon(coordinator.run)
-            yield coordinator
-    finally:
-        log.close()
+            self._update.follow(self.machine, self._ranks)

@@ -17,10 +17,11 @@ import numpy as np
 from asyncfabric import Fabric, Region
 from asyncfabric.weights.coding.choice import SAMPLE_BOXES, SAMPLE_BYTES, Coding, Costs, Offer, Paying, Rule, fastest_of
 from asyncfabric.weights.coding.codings import encode_delta, encode_exponents
-from asyncfabric.weights.coding.lane import Failed, Lane, Tell, slot_length
+from asyncfabric.weights.coding.lane import Lane, LaneMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
 from asyncfabric.weights.messages import CodingReport, Landing, Taken
+from asyncfabric.weights.outbox import Words
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.threads import in_thread
@@ -94,17 +95,15 @@ class CodedForwarding:
     """What one receiver passes on of one version, in coded rows or timed."""
 
     def __init__(
-        self, codings: ForwardCodings, version: int, base: Copy | None, copy: Copy, places: RowPlaces, tell: Tell,
-        failed: Failed,
-    ) -> None:  # fmt: skip
-        """Code against `base`, which serves and stays, what is complete in `copy`; see Lane for the two calls."""
+        self, codings: ForwardCodings, version: int, base: Copy | None, copy: Copy, places: RowPlaces, words: Words
+    ) -> None:
+        """Code against `base`, which serves and stays, what is complete in `copy`; lanes report by `words`."""
         self._codings = codings
         self._version = version
         self._base = base
         self._copy = copy
         self._places = places
-        self._tell = tell
-        self._failed = failed
+        self._words = words
         self._links: dict[str, _Link] = {}
         self._regions: list[Region] = []
 
@@ -209,10 +208,8 @@ class CodedForwarding:
         size = slot_length(link.landing, link.largest)
         region = await self._codings.fabric.allocate(size * len(link.landing.imms), access="local")
         self._regions.append(region)
-        link.lane = Lane(
-            self._codings.fabric, region, 0, size, self._version, name, link.coding, link.landing, self._tell,
-            self._failed, "xxh3",
-        )  # fmt: skip
+        room = LaneMemory(region, 0, size)
+        link.lane = Lane(self._codings.fabric, room, link.landing, name, self._version, link.coding, self._words.send)
         return link.lane
 
     def _form(self, row: int, coding: Coding) -> Form:

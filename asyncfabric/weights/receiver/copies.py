@@ -1,21 +1,35 @@
-"""Copies: the memory of versions at a receiver, its keys and readers; and which copy serves the engine.
+"""Copies: the memory of versions at a receiver, its keys and readers; a whole copy fetched from another receiver.
 
-Runs on the event loop's thread. `step_boundary` is the only place where what serves changes (WC-5).
+Runs on the event loop's thread; hashing runs on worker threads. A receiver that lacks a version gets it from another
+one of the same rank, chunk by chunk, checked. The holder writes, so that rails that cannot read do.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
 
 import anyio
+import numpy as np
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from asyncfabric import ClosedError, Fabric, InternalError, Region, RegionKey
+from asyncfabric import (
+    BrokenError,
+    BusyError,
+    Fabric,
+    FabricError,
+    Region,
+    RegionKey,
+    Transfer,
+)
 from asyncfabric._notice import Notice
-from asyncfabric.weights.memory.device import Device, Memory
+from asyncfabric.weights.memory.checksums import CHUNK_BYTES, ChecksumKind, chunks_of, wrong_chunks
+from asyncfabric.weights.memory.device import Device, Memory, stretch
 from asyncfabric.weights.memory.rows import TensorLayout
-from asyncfabric.weights.receiver.machine import Effect, Receiver
+from asyncfabric.weights.messages import Given, Want
+from asyncfabric.weights.threads import in_thread
+from asyncfabric.weights.writing import settle
 
 
 class Copy:
@@ -99,102 +113,104 @@ async def open_copies(fabric: Fabric, layout: TensorLayout, count: int, device: 
                 await region.release()
 
 
-Tensors = dict[str, Memory]
-"""By name: bytes, an array of numpy in host memory, a tensor of torch on a GPU."""
+IN_FLIGHT = 4
+"""Chunks under way at once."""
 
 
-class Serving:
-    """The copies of a receiver, and the one of them that serves; the base of WeightReplica."""
+class Fetching:
+    """A version on its way from one receiver; used with `with`."""
 
-    def __init__(self, copies: list[Copy], manifest: str = "") -> None:
-        """Serve nothing yet; `manifest` is the digest of the plan without replicas."""
-        self._copies = copies
-        self._machine = Receiver(in_place=len(copies) == 1, manifest=manifest)
-        self._serving = 0
-        self._serving_copy = -1
-        self._changed = Notice()
-        self._closed = False
+    def __init__(self, fabric: Fabric, version: int, source: str, copy: Copy) -> None:
+        """Open the counter."""
+        self._counter = fabric.counter()
+        self.imm: int = self._counter.imm
+        self._version = version
+        self._source = source
+        self._copy = copy
+        self._sums: bytes | None = None
+        self._kind: ChecksumKind = "xxh3"
+        self._failure = ""
+        self._answered = anyio.Event()
 
-    def current_version(self) -> int:
-        """Return the version that serves, 0 for none."""
-        return self._serving
+    def __enter__(self) -> Fetching:
+        """Return itself."""
+        return self
 
-    @property
-    def serving_copy(self) -> int:
-        """Which of `copies` serves, -1 for none."""
-        return self._serving_copy
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the counter; what arrives later is stale."""
+        self._counter.close()
 
-    @property
-    def copies(self) -> list[Tensors]:
-        """The tensors of each copy, as bytes, to make views of once; only those of `serving_copy` are whole."""
-        return [copy.tensors for copy in self._copies]
+    def take(self, sender: str, given: Given) -> None:
+        """Take the answer."""
+        if sender == self._source and (given.version, given.imm) == (self._version, self.imm):
+            self._sums, self._kind, self._failure = given.sums, given.checksum, given.reason
+            self._answered.set()
 
-    def tensors(self) -> Tensors:
-        """Return the bytes of the tensors that serve; empty when none do. Valid until the next `step_boundary()`."""
-        return self._copies[self._serving_copy].tensors if self._serving_copy >= 0 else {}
+    def lost(self, name: str, reason: str) -> None:
+        """A participant is lost; it may be the source."""
+        if name == self._source and not self._answered.is_set():
+            self._failure = f"{name} is lost: {reason}"
+            self._answered.set()
 
-    def step_boundary(self) -> int:
-        """Say that no step reads the tensors now: what is decided serves (WC-5), what waits may be overwritten.
-
-        Returns the version that serves until the next call; 0 for none, then do not step.
+    async def run(self) -> None:
+        """Return when the version is here and right.
 
         Raises:
-            ClosedError: the replica was left, and its memory with it.
-            InternalError: what was decided is in no copy. What served before serves on.
+            BrokenError: the source is lost or does not hold it, or bytes are wrong.
+
+        Cancellation: at once; the caller takes back the key.
         """
-        if self._closed:
-            raise ClosedError("this replica was left, and its memory is released", remedy="step within `open_replica`")
-        coming = self._copy_of(self._machine.held_arrival)  # before anything changes
-        effects = self._machine.flip()
-        serving = self._machine.serving
-        if serving != self._serving:
-            self._serving = serving
-            self._serving_copy = coming if serving else -1
-            self._notify()
-        self._carry_out(effects)
-        return self._serving
+        await self._answered.wait()
+        if self._failure:
+            raise BrokenError(f"version {self._version} could not be fetched from {self._source}: {self._failure}")
+        await self._counter.wait(len(list(chunks_of(self._copy.region.length))))
+        await self._copy.close()  # what is checked now stays as it is
+        expected = np.frombuffer(self._sums or b"", "<u8")
+        try:
+            wrong = wrong_chunks(await in_thread(_sums, self._copy, self._kind), expected)
+        except ValueError as error:
+            raise BrokenError(f"{self._source} gave another memory than this receiver has: {error}") from error
+        if wrong:
+            raise BrokenError(f"chunks {wrong[:8]} of version {self._version} from {self._source} have wrong bytes")
 
-    def _copy_of(self, arrival: int) -> int:
-        """Return the number of the copy that an arrival completed, -1 for no arrival."""
-        if not arrival:
-            return -1
-        for number, copy in enumerate(self._copies):
-            if copy.arrival == arrival:
-                return number
-        have = [(copy.version, copy.arrival) for copy in self._copies]
-        raise InternalError(
-            f"version {self._machine.held} came with arrival {arrival}, but the copies hold (version, arrival) {have}",
-            remedy="this is a defect of asyncfabric; please report it with this text",
-        )
 
-    @property
-    def waits_for_boundary(self) -> bool:
-        """Whether the next `step_boundary()` changes anything."""
-        return self._machine.waits_for_flip
+async def give(fabric: Fabric, copy: Copy, want: Want) -> Given:
+    """Write a copy behind the key of a receiver that wants it, and return the answer for it.
 
-    async def wait_version(self, version: int) -> None:
-        """Return when this version, or a later one, serves from the next `step_boundary()` at the latest.
+    Cancellation: stops posting, and goes on when what was posted has drained.
+    """
+    try:
+        key = RegionKey.from_bytes(want.key)
+        if key.length != copy.region.length:
+            raise ValueError(f"it has {key.length} bytes of memory, this receiver {copy.region.length}")
+        kind: ChecksumKind = "words" if "words" in (want.checksum, copy.device.checksum) else "xxh3"
+        sums = await in_thread(_sums, copy, kind)
+        under_way: list[Transfer] = []
+        try:
+            for part in chunks_of(copy.region.length, CHUNK_BYTES):
+                while len(under_way) >= IN_FLIGHT:
+                    await under_way.pop(0)
+                while True:
+                    try:
+                        under_way.append(fabric.write(copy.region[part], key, part.start, want.imm))
+                        break
+                    except BusyError:
+                        await fabric.wait_writable()
+        finally:
+            errors = await settle(under_way)
+        for error in errors:
+            if error is not None:
+                raise error
+    except (FabricError, ValueError) as error:
+        return Given(want.version, want.imm, b"", str(error)[:2000])
+    return Given(want.version, want.imm, sums.astype("<u8").tobytes(), checksum=kind)
 
-        Cancellation: only this wait ends.
-        """
-        while self._machine.held < version:
-            await self._changed.wait()
 
-    def _free_copy(self) -> Copy:
-        """Return the copy that does not serve; in place the machine asks for it when nothing does."""
-        return next(copy for number, copy in enumerate(self._copies) if number != self._serving_copy)
-
-    async def wait_changed(self) -> None:
-        """Return when a `step_boundary()` is waited for.
-
-        Cancellation: only this wait ends.
-        """
-        while not self.waits_for_boundary:
-            await self._changed.wait()
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        """Do what the machine says."""
-        raise NotImplementedError
-
-    def _notify(self) -> None:
-        self._changed.tell()
+def _sums(copy: Copy, kind: ChecksumKind) -> np.ndarray:
+    """Return the checksums of all chunks. On a worker thread."""
+    found = copy.device.sums(kind)
+    for part in chunks_of(copy.region.length):
+        found.add([stretch(copy.memory, part.start, part.stop - part.start)])
+    return np.array(found.result(), np.uint64)

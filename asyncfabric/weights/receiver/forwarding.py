@@ -7,28 +7,73 @@ receiver between is found at the next one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import anyio
 import numpy as np
+from anyio.abc import TaskGroup
 
 from asyncfabric import BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._notice import Notice
-from asyncfabric.weights.channel import receiver_name
+from asyncfabric.weights.channel import COORDINATOR, receiver_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Device, Stretch
 from asyncfabric.weights.memory.rows import Strided, written_run_bytes
-from asyncfabric.weights.messages import Landing
-from asyncfabric.weights.plan.batch import forwarded_by
+from asyncfabric.weights.messages import Landing, Unreachable
+from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.plan.batch import Share, forwarded_by
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.receiver.coded_forwarding import CodedForwarding, Forms, Passed
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.threads import in_thread
-from asyncfabric.weights.writing import LONG_RUN_BYTES, MOST_PAGES, Gate, settle, write_runs
+from asyncfabric.weights.writing import LONG_RUN_BYTES, MOST_PAGES, Gate, Tell, Teller, rows_told, settle, write_runs
 
 BATCHES = 4
 """Batches of rows under way at once."""
+
+
+class ReReports:
+    """The reports of one receiver about one version that it passes on: to those it feeds, and to the coordinator."""
+
+    def __init__(self, version: int, words: Words) -> None:
+        """Report by these words."""
+        self._version = version
+        self._words = words
+        self._tellers: dict[ChecksumKind, Teller] = {}  # each trainer's checksums travel along, of its kind
+        self._tasks: TaskGroup | None = None
+        self._share_of: Callable[[str], Share | None] | None = None
+
+    def begin(self, tasks: TaskGroup, share_of: Callable[[str], Share | None]) -> None:
+        """Report by tasks of this group, which ends after `finish`."""
+        self._tasks = tasks
+        self._share_of = share_of
+
+    def add(self, receiver: str, rows: list[int], sums: list[int], sizes: list[int], kind: ChecksumKind) -> None:
+        """Note rows of a receiver that are written, their checksums and bytes."""
+        teller = self._tellers.get(kind)
+        if teller is None:
+            assert self._tasks is not None
+            teller = self._tellers[kind] = Teller(self._tell_of(kind), self._share_of)
+            self._tasks.start_soon(teller.run)
+        for row, checksum, size in zip(rows, sums, sizes, strict=True):
+            teller.add(receiver, row, checksum, size)
+
+    def finish(self) -> None:
+        """Note that everything is passed on: the rest is reported at once."""
+        for teller in self._tellers.values():
+            teller.finish()
+
+    def unreachable(self, receiver: str, error: FabricError) -> None:
+        """Report a receiver that cannot be written to."""
+        self._words.say(COORDINATOR, Unreachable(self._version, receiver, str(error)[:2000]))
+
+    def _tell_of(self, kind: ChecksumKind) -> Tell:
+        async def tell(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
+            for message in rows_told(self._version, rows, sums, kind, after):
+                self._words.say(receiver, message)
+
+        return tell
 
 
 class Forwarding:
@@ -46,18 +91,13 @@ class Forwarding:
         name: str,
         receiver: int,
         copy: Copy,
-        written: Callable[[str, list[int], list[int], list[int], ChecksumKind], None],
-        failed: Callable[[str, FabricError], Awaitable[None]],
+        reports: ReReports,
         coded: CodedForwarding | None = None,
     ) -> None:
-        """Look up who wants what.
-
-        `written` is called with (receiver, rows, checksums, bytes of each row, kind); see Sending for `failed`.
-        """
+        """Look up who wants what; rows that are written, and receivers that cannot be written to, go to `reports`."""
         self._fabric = fabric
         self._copy = copy
-        self._written = written
-        self._failed = failed
+        self._reports = reports
         self.coded: CodedForwarding | None = coded
         self.gates: dict[str, Gate] = {}
         self.bytes_to: dict[str, int] = {}
@@ -133,15 +173,15 @@ class Forwarding:
                         return
                     await self._post(self.gates[name], row, self._there[receiver], there, transfers, borrowed)
             except FabricError as error:
-                await self._give_up(name, error)
+                self._give_up(name, error)
             finally:
                 errors = await settle(transfers)
             failure = next((error for error in errors if error is not None), None)
             if failure is not None:
-                await self._give_up(name, failure)
+                self._give_up(name, failure)
             if name not in self._given_up:
                 sizes = [self._there[each[1]].shape(each[2]).nbytes for each in wanted]
-                self._written(name, [each[2] for each in wanted], [each[3] for each in wanted], sizes, kind)
+                self._reports.add(name, [each[2] for each in wanted], [each[3] for each in wanted], sizes, kind)
         finally:
             with anyio.CancelScope(shield=True):
                 for region in borrowed:
@@ -182,10 +222,10 @@ class Forwarding:
                     except BusyError:
                         await self._fabric.wait_writable()
 
-    async def _give_up(self, name: str, error: FabricError) -> None:
+    def _give_up(self, name: str, error: FabricError) -> None:
         if name not in self._given_up:
             self._given_up.add(name)
-            await self._failed(name, error)
+            self._reports.unreachable(name, error)
 
 
 def _gather(device: Device, region: Region, part: Stretch) -> None:

@@ -60,6 +60,7 @@ class Intake:
     """One version on its way into a copy.
 
     Attributes:
+        places, copy: where rows lie, and what they are written into.
         rows: of the plan, that it awaits; total_bytes: of them.
         names: of the senders, and their numbers in `Replica.senders`.
     """
@@ -67,8 +68,8 @@ class Intake:
     def __init__(self, fabric: Fabric, plan: Plan, places: RowPlaces, name: str, copy: Copy) -> None:
         """Open the counters of a version that goes into a copy; `plan` is the one with its replicas."""
         self._plan = plan
-        self._places = places
-        self._copy = copy
+        self.places: RowPlaces = places
+        self.copy: Copy = copy
         rows, senders, targets = places.awaited(name)
         self.rows: Ints = rows
         self._senders: Ints = senders
@@ -135,7 +136,7 @@ class Intake:
                 self._ahead.put_nowait((self.names[sender], message.after, columns))
         for columns in self._told.take(there):
             if decoded:
-                for number, writes in self._places.writes(columns.rows, self._senders[columns.at]).items():
+                for number, writes in self.places.writes(columns.rows, self._senders[columns.at]).items():
                     self._targets[number] -= writes
             for piece in columns.cut(self._row_bytes[columns.at], self._trip_bytes):
                 self._line.put_nowait(piece)
@@ -214,10 +215,10 @@ class Intake:
         await self._all_told.wait()
         for number, target in self._targets.items():  # what came decoded is not in them any more
             await self._counters[number].wait(target)
-        await self._copy.close()
+        await self.copy.close()
 
     async def _check_all(self, verified: Verified) -> None:
-        turns = anyio.Semaphore(self._copy.device.checks)
+        turns = anyio.Semaphore(self.copy.device.checks)
         with unwrapped():
             async with anyio.create_task_group() as tasks:
                 async for first in self._line:
@@ -259,7 +260,7 @@ class Intake:
 
     def _queues(self, kind: ChecksumKind) -> bool:
         """Return whether the device is told from the event loop: threads would wait for each other."""
-        return self._copy.device.queues and kind == self._copy.device.checksum
+        return self.copy.device.queues and kind == self.copy.device.checksum
 
     async def _right(
         self, rows: list[int], sums: list[int], kind: ChecksumKind, told: Sums | None = None
@@ -273,8 +274,8 @@ class Intake:
 
     def _told_of(self, rows: list[int], kind: ChecksumKind) -> Sums:
         """Return what works out the checksums of rows, once it is begun."""
-        summing = self._places.summing(self._copy, kind, self.rows)
-        with nullcontext() if self._queues(kind) else self._copy.device.working():
+        summing = self.places.summing(self.copy, kind, self.rows)
+        with nullcontext() if self._queues(kind) else self.copy.device.working():
             return summing(np.searchsorted(self.rows, rows).tolist())
 
     def _describe(self, wrong: list[int]) -> str:
@@ -282,8 +283,8 @@ class Intake:
         place = int(np.searchsorted(self.rows, row))
         sender = next(name for name, number in self.names.items() if number == self._senders[place])
         region = self._plan.regions[int(self._plan.move_region[self._plan.row_move[row]])]
-        begin, _ = self._places.places(row)
+        begin, _ = self.places.places(row)
         return (
             f"{len(wrong)} of {len(self.rows)} rows have wrong bytes, the first is row {row} of {sender}: "
-            f"{self._places.shape(row).nbytes} bytes of {region}, at byte {begin} of this receiver's memory"
+            f"{self.places.shape(row).nbytes} bytes of {region}, at byte {begin} of this receiver's memory"
         )

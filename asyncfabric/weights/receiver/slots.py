@@ -6,7 +6,7 @@ written, so checksums, forwarding and the decision are the same for both. Keys a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ from asyncfabric.weights.channel import Line
 from asyncfabric.weights.coding.choice import KNOWN, Coding
 from asyncfabric.weights.coding.codings import apply_delta, decode_exponents
 from asyncfabric.weights.memory.rows import PLACE_ALIGN, Bytes
-from asyncfabric.weights.messages import Coded, Landing, Taken, WeightMessage, Written
-from asyncfabric.weights.receiver.awaited import RowPlaces
+from asyncfabric.weights.messages import Coded, Landing, Taken, Written
+from asyncfabric.weights.outbox import Words
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.threads import in_thread
@@ -58,24 +58,21 @@ class LandingMemory:
 
     @asynccontextmanager
     async def arrivals(
-        self, fabric: Fabric, version: int, base: Copy | None, into: Copy, intake: Intake, places: RowPlaces,
-        say: Callable[[str, WeightMessage], None],
-    ) -> AsyncIterator[Arrivals]:  # fmt: skip
+        self, fabric: Fabric, version: int, base: Copy | None, intake: Intake, words: Words
+    ) -> AsyncIterator[Arrivals]:
         """Open the slots for one version; on leaving its keys are dead and its counters closed.
 
         Args:
             fabric: of the receiver.
             version: on its way.
             base: the copy that serves, which is another one than is filled; None without.
-            into: the copy that is filled.
-            intake: what checks it.
-            places: where rows lie in it.
-            say: sends Taken.
+            intake: checks the copy that is filled.
+            words: report slots that were read.
 
         Cancellation: shielded while keys are taken back.
         """
         await self.region.revoke()
-        arrivals = Arrivals(self, fabric, version, list(intake.names), base, into, intake, places, say)
+        arrivals = Arrivals(self, fabric, version, base, intake, words)
         try:
             with unwrapped():
                 yield arrivals
@@ -96,18 +93,18 @@ class Arrivals:
     """
 
     def __init__(
-        self, landing: LandingMemory, fabric: Fabric, version: int, senders: list[str], base: Copy | None, into: Copy,
-        intake: Intake, places: RowPlaces, say: Callable[[str, WeightMessage], None],
-    ) -> None:  # fmt: skip
+        self, landing: LandingMemory, fabric: Fabric, version: int, base: Copy | None, intake: Intake, words: Words
+    ) -> None:
         """Open the counters; see `LandingMemory.arrivals`."""
         self.used: bool = False
         self._landing = landing
         self._version = version
         self._base = base
-        self._into = into
+        self._into = intake.copy
         self._intake = intake
-        self._places = places
-        self._say = say
+        self._places = intake.places
+        self._words = words
+        senders = list(intake.names)
         self._slots: dict[str, _Slots] = {}
         self._codings = landing.codings if landing.trusted else frozenset()
         whole = landing.region.length // max(1, len(senders) * SLOTS)
@@ -203,7 +200,7 @@ class Arrivals:
                 sender, Written(message.version, message.rows, message.sums, message.checksum), decoded=True
             )
             slots.open[slot] = True
-            self._say(sender, Taken(message.version, slot))
+            self._words.say(sender, Taken(message.version, slot))
 
     def _decode(self, rows: list[int], codings: list[int], lengths: list[int], at: int) -> None:
         """Put rows into the copy. On a worker thread."""

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import anyio
 
 from asyncfabric import Fabric, Region
+from asyncfabric.weights.channel import Send
 from asyncfabric.weights.coding.choice import Coding, Costs, Offer, Paying, Rule, fastest_of
-from asyncfabric.weights.coding.lane import Failed, Lane, Tell, slot_length
+from asyncfabric.weights.coding.lane import Lane, LaneMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
 from asyncfabric.weights.messages import CodingReport, Landing, Taken
@@ -44,9 +45,13 @@ class SenderCodings:
         self._gone: set[str] = set()
 
     async def begin(
-        self, version: int, program: Program, landings: Mapping[str, Landing | None], tell: Tell, failed: Failed,
+        self,
+        version: int,
+        program: Program,
+        landings: Mapping[str, Landing | None],
+        send: Send,
         kind: ChecksumKind,
-    ) -> CodedSending | None:  # fmt: skip
+    ) -> CodedSending | None:
         """Choose for each receiver of a version, and return what sends coded rows; None when nothing is to be done.
 
         Cancellation: nothing was sent.
@@ -77,12 +82,12 @@ class SenderCodings:
         for name, size in slots.items():
             landing = landings[name]
             assert memory is not None and landing is not None
-            lanes[name] = Lane(
-                self._fabric, memory, at, size, version, name, self._chosen[name][0], landing, tell, failed, kind
-            )  # fmt: skip
+            room = LaneMemory(memory, at, size)
+            lane = lanes[name] = Lane(self._fabric, room, landing, name, version, self._chosen[name][0], send)
+            lane.kind = kind
             at += size * len(landing.imms)
             if name in self._gone:
-                lanes[name].lost()
+                lane.lost()
         if lanes or self._bases.collects:
             self.sending = CodedSending(lanes, self._bases, self._shards)
         return self.sending

@@ -8,7 +8,7 @@ a number of page entries.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -18,9 +18,10 @@ import numpy as np
 from asyncfabric import BoxTransfer, BrokenError, BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
-from asyncfabric.weights.channel import Line
+from asyncfabric.weights.channel import COORDINATOR, Line, Send
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.host import HostSums
+from asyncfabric.weights.messages import Unreachable
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.sender.coded import CodedSending
 from asyncfabric.weights.sender.exchange import Exchange, Floats
@@ -30,7 +31,7 @@ from asyncfabric.weights.sender.scratch import PAGES_IN_FLIGHT, Staging
 from asyncfabric.weights.sender.shards import Gathered, Shards
 from asyncfabric.weights.sender.version import Stages
 from asyncfabric.weights.threads import in_thread
-from asyncfabric.weights.writing import LONG_RUN_BYTES, MOST_PAGES, Gate, Tell, Teller, shares_of, write_runs
+from asyncfabric.weights.writing import LONG_RUN_BYTES, MOST_PAGES, Gate, Teller, rows_told, shares_of, write_runs
 
 UNITS_READY, UNITS_IN_FLIGHT = 4, 64
 
@@ -84,15 +85,15 @@ class Sending:
         shards: Shards,
         staging: Staging | None,
         exchange: Exchange,
-        written: Tell,
-        failed: Callable[[str, FabricError], Awaitable[None]],
+        version: int,
+        send: Send,
         kind: ChecksumKind = "xxh3",
     ) -> None:
         """Convert what goes into the staging memory; nothing is written before `open`.
 
-        `written` is called with (receiver, rows, checksums, arrivals) soon after writes have ended, or, where the
-        device queues, when they are next and all before them have; `failed` once for a receiver that cannot be written
-        to, and the others go on. `kind` is of the checksums.
+        Rows are reported to their receivers soon after writes have ended, or, where the device queues, when they are
+        next and all before them have. A receiver that cannot be written to is reported to the coordinator once, and
+        the others go on. `kind` is of the checksums.
         """
         self.stages: Stages = Stages()
         self.kind: ChecksumKind = kind
@@ -103,8 +104,8 @@ class Sending:
         self._shards = shards
         self._samples = shards.samples()
         self._gates: dict[str, Gate] = {}
-        self._written = written
-        self._failed = failed
+        self._version = version
+        self._send = send
         self._coded: CodedSending | None = None
         self._opened = anyio.Event()
         self._began = monotonic()
@@ -127,7 +128,7 @@ class Sending:
 
         Cancellation: stops posting, and goes on when what was posted has drained (INV-2).
         """
-        self._teller = Teller(self._written, shares_of(self._gates, program.bytes_to))
+        self._teller = Teller(self._report, shares_of(self._gates, program.bytes_to))
         try:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
@@ -293,6 +294,10 @@ class Sending:
                 if row.receiver in self._gates:
                     self._teller.add(row.receiver, row.row, checksum, row.shape.nbytes, counts.get(row.receiver, 0))
 
+    async def _report(self, receiver: str, rows: list[int], sums: list[int], after: int) -> None:
+        for message in rows_told(self._version, rows, sums, self.kind, after):
+            await self._send(receiver, message)
+
     def _check_unchanged(self) -> None:
         """Raise BrokenError if shards changed meanwhile: before receivers hear of the last unit, so nobody commits."""
         if not all(map(np.array_equal, self._samples, self._shards.samples())):
@@ -303,7 +308,7 @@ class Sending:
 
     async def _give_up(self, receiver: str, error: FabricError) -> None:
         if self._gates.pop(receiver, None) is not None:
-            await self._failed(receiver, error)
+            await self._send(COORDINATOR, Unreachable(self._version, receiver, str(error)[:2000]))
 
     async def _drain(self) -> None:
         """Return when nothing reads the staging memory or the shards any more."""

@@ -55,7 +55,7 @@ from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.scratch import Scratch
 from asyncfabric.weights.sender.shards import ShardMap, Shards, gathers, open_shards
 from asyncfabric.weights.sender.version import Awaited, Preparation, Publication, PublishReport
-from asyncfabric.weights.writing import Gate, rows_told
+from asyncfabric.weights.writing import Gate
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
@@ -188,9 +188,7 @@ class WeightPublisher:
         """Write everything; return with what, and when receivers had opened their memory."""
 
         def begun(kind: ChecksumKind) -> Sending:
-            return Sending(
-                self._fabric, self._shards, scratch.staging, exchange, self._written, self._unreachable, kind
-            )
+            return Sending(self._fabric, self._shards, scratch.staging, exchange, one.version, self._say, kind)
 
         device = self._shards.device
         early_kind = device.checksum if device.queues else self._kind
@@ -222,7 +220,7 @@ class WeightPublisher:
     async def _coded(self, one: Publication, program: Program) -> CodedSending | None:
         if self._codings is None:
             return None
-        return await self._codings.begin(one.version, program, one.landings, self._say, self._unreachable, one.kind)
+        return await self._codings.begin(one.version, program, one.landings, self._say, one.kind)
 
     # ---- messages
 
@@ -310,15 +308,6 @@ class WeightPublisher:
                 return await self._messenger.send(trainer_name(to), message)
             except PeerError:
                 await anyio.sleep(AGAIN_S)
-
-    async def _written(self, receiver: str, rows: list[int], sums: list[int], after: int) -> None:
-        assert self._publication is not None
-        for message in rows_told(self._publication.version, rows, sums, self._publication.kind, after):
-            await self._say(receiver, message)
-
-    async def _unreachable(self, receiver: str, error: FabricError) -> None:
-        assert self._publication is not None
-        await self._say(COORDINATOR, Unreachable(self._publication.version, receiver, str(error)[:2000]))
 
     async def _say(self, to: str, message: WeightMessage) -> None:
         try:
