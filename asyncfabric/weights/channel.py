@@ -20,8 +20,8 @@ from asyncfabric.weights.messages import WeightMessage, decode_message, encode_m
 Item = TypeVar("Item")
 
 
-class Line(Generic[Item]):
-    """Items in order. anyio's streams want to be closed at both ends; a line may simply be forgotten."""
+class Queue(Generic[Item]):
+    """Items in order. anyio's streams want to be closed at both ends; a queue may simply be forgotten."""
 
     def __init__(self, room: int = 0) -> None:
         """Hold any number of items, or `room` of them."""
@@ -47,7 +47,7 @@ class Line(Generic[Item]):
         self.put_nowait(item)
 
     def take_nowait(self) -> list[Item]:
-        """Return everything that is in line now, perhaps nothing."""
+        """Return everything that is in the queue now, perhaps nothing."""
         items = list(self._items)
         if items:
             self._items.clear()
@@ -70,11 +70,11 @@ class Line(Generic[Item]):
         self._closed = True
         self._changed.tell()
 
-    def __aiter__(self) -> Line[Item]:
+    def __aiter__(self) -> Queue[Item]:
         return self
 
     async def __anext__(self) -> Item:
-        """Return the next item; ends when the line is closed and empty.
+        """Return the next item; ends when the queue is closed and empty.
 
         Cancellation: nothing is lost.
         """
@@ -89,7 +89,7 @@ class Line(Generic[Item]):
 COORDINATOR = "coordinator"
 
 AGAIN_S = 0.05
-"""Who has to hear of a version and has no session yet is told again after so long, while the version is open:
+"""A message of a version to a participant without a session is sent again after so long, while the version is open:
 participants that have just begun find the coordinator first, and each other later."""
 
 
@@ -155,7 +155,7 @@ class Messenger(Protocol):
         """
 
     def take_nowait(self) -> list[tuple[str, Event]]:
-        """Return what is there already, in order, perhaps nothing: it is heard together, with one wake-up."""
+        """Return what is there already, in order, perhaps nothing: it is taken together, with one wake-up."""
 
 
 class LocalPost:
@@ -205,7 +205,7 @@ class LocalMessenger:
         """Not for users."""
         self.name: str = name
         self._post = post
-        self._line: Line[tuple[str, Event]] = Line()
+        self._queue: Queue[tuple[str, Event]] = Queue()
 
     async def send(self, to: str, message: WeightMessage) -> None:
         """Send a message; see Messenger.
@@ -221,18 +221,18 @@ class LocalMessenger:
         Cancellation: nothing is lost.
         """
         try:
-            return await anext(self._line)
+            return await anext(self._queue)
         except StopAsyncIteration:
             raise ClosedError(f"the messenger of {self.name} is closed") from None
 
     def take_nowait(self) -> list[tuple[str, Event]]:
         """Return what is there already."""
-        return self._line.take_nowait()
+        return self._queue.take_nowait()
 
     def put(self, sender: str, event: Event) -> None:
-        """Add to what is received; of a closed messenger nobody hears."""
-        self._line.put_nowait((sender, event))
+        """Add to what is received; a closed messenger drops it."""
+        self._queue.put_nowait((sender, event))
 
     def end(self) -> None:
         """Say that nothing more will come."""
-        self._line.close()
+        self._queue.close()

@@ -60,7 +60,7 @@ class Prepare(Struct, frozen=True, tag="weights.prepare"):
 class Stopped(Struct, frozen=True, tag="weights.stopped"):
     """From a receiver without room for two versions: for the sake of this one, the version that it held is gone.
 
-    It serves nothing until this one or another is complete. Said before Ready, and also when the update has ended.
+    It serves nothing until this one or another is complete. Sent before Ready, and also when the update has ended.
     """
 
     version: Version
@@ -113,7 +113,7 @@ class CatchUp(Struct, frozen=True, tag="weights.catch_up"):
 
 
 class Fetched(Struct, frozen=True, tag="weights.fetched"):
-    """From a receiver: it holds the version now; or could not get it, and `reason` says why."""
+    """From a receiver: it holds the version now; or could not get it, and `reason` is why."""
 
     version: Version
     reason: Reason = ""
@@ -169,7 +169,7 @@ class Seat(Struct, frozen=True, array_like=True):
 class Roster(Struct, frozen=True, tag="weights.roster"):
     """From the coordinator to everybody, before Prepare: the replicas of this version; all make one plan of it.
 
-    `relay` says whether receivers forward this time; `plan` is the digest of the plan that all must make of it.
+    `relay`: whether receivers forward this time; `plan` is the digest of the plan that all must make of it.
     """
 
     version: Version
@@ -184,7 +184,7 @@ class Offered(Struct, frozen=True, tag="weights.offered"):
     version: Version
 
 
-class Landing(Struct, frozen=True, array_like=True):
+class CodedSlots(Struct, frozen=True, array_like=True):
     """Where a receiver lets one sender put coded rows, if it reads any coding.
 
     Attributes:
@@ -207,14 +207,14 @@ class Landing(Struct, frozen=True, array_like=True):
 class Opened(Struct, frozen=True, tag="weights.opened"):
     """From a receiver to each of its senders: where the version goes, and the counter for what this sender writes.
 
-    `checksum` is what it works out quickest; it takes every kind. `share_bytes` are worth a word to it, see `Share`; 0,
-    which who does not know the field means, for every unit.
+    `checksum` is what it works out quickest; it takes every kind. `share_bytes` are worth a report to it, see `Share`;
+    0, as when a participant does not know the field, for every unit.
     """
 
     version: Version
     key: Annotated[bytes, Meta(max_length=8192)]
     imm: int
-    landing: Landing | None = None
+    landing: CodedSlots | None = None
     checksum: ChecksumKind = "xxh3"
     share_bytes: int = 0
 
@@ -270,7 +270,7 @@ class Maxima(Struct, frozen=True, tag="weights.maxima"):
 class Wrote(Struct, frozen=True, tag="weights.wrote"):
     """From a trainer to the coordinator: all its writes have ended, and how many bytes they were.
 
-    It stays until the outcome. From a receiver that forwards to some that read codings: what it passed on, said before
+    It stays until the outcome. From a receiver that forwards to some that read codings: what it passed on, sent before
     Verified.
     """
 
@@ -288,7 +288,7 @@ class Unreachable(Struct, frozen=True, tag="weights.unreachable"):
 
 
 class Outcome(Struct, frozen=True, tag="weights.outcome"):
-    """From the coordinator to the trainers: how the update ended; an empty reason says that it was decided."""
+    """From the coordinator to the trainers: how the update ended; an empty reason: it was decided."""
 
     version: Version
     reason: Reason
@@ -306,7 +306,7 @@ class Refused(Struct, frozen=True, tag="weights.refused"):
     Attributes:
         manifest: the digest of the coordinator's plan without replicas.
         reason: what differs, as far as it is known.
-        outline: see `weights.outline`, for the receiver to find what differs; empty once it reported that.
+        outline: see `agreement.Outline`, for the receiver to find what differs; empty once it reported that.
     """
 
     manifest: str
@@ -354,9 +354,9 @@ _decoder: msgspec.msgpack.Decoder[WeightMessage] = msgspec.msgpack.Decoder(Weigh
 
 
 def encode_message(message: WeightMessage) -> bytes:
-    """Return a message as bytes, at most about a megabyte; one that is said to many is encoded once."""
-    for said, data in _latest:
-        if said is message:
+    """Return a message as bytes, at most about a megabyte; one that goes to many is encoded once."""
+    for sent, data in _latest:
+        if sent is message:
             return data
     data = _encoder.encode(message)
     _latest.append((message, data))

@@ -23,32 +23,32 @@ from asyncfabric.weights.threads import ways
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
-SPEAKERS = 64
-"""So many are spoken to at the same time, by tasks that stay: a task for each message costs more than the message."""
+SENDING_TASKS = 64
+"""Messages go to so many at the same time, by tasks that stay: a task for each message costs more than the message."""
 
-Unsaid = Callable[[str, WeightMessage, FabricError], None]
+Unsent = Callable[[str, WeightMessage, FabricError], None]
 
 
-class Words:
-    """What one participant says."""
+class Outbox:
+    """The messages of one participant on their way out."""
 
     def __init__(
-        self, messenger: Messenger, who: str, unsaid: Unsaid | None = None, quiet: Callable[[], None] | None = None
+        self, messenger: Messenger, who: str, unsent: Unsent | None = None, quiet: Callable[[], None] | None = None
     ) -> None:
-        """Say it as `who`; `unsaid` is told of what somebody did not get, `quiet` when all that was said has left."""
+        """Send as `who`; `unsent` is called with each message that was not sent, `quiet` when all have left."""
         self._messenger = messenger
         self._who = who
-        self._unsaid = unsaid
+        self._unsent = unsent
         self._quiet = quiet
-        self._waiting: dict[str, deque[WeightMessage]] = {}  # who is in it is spoken to, or will be
-        self._next: deque[str] = deque()  # of them those whom nobody speaks to yet
+        self._waiting: dict[str, deque[WeightMessage]] = {}  # by recipient; a task sends to each, or will
+        self._next: deque[str] = deque()  # of them those that no task sends to yet
         self._idle: list[anyio.Event] = []
-        self._speakers = 0
+        self._sending = 0
         self._tasks: TaskGroup | None = None
         self._ended = False
 
     def say(self, to: str, message: WeightMessage) -> None:
-        """Put a message behind what else is said to the same one; once `run` has ended it is dropped."""
+        """Put a message behind the others to the same recipient; once `run` has ended it is dropped."""
         if self._ended:
             return
         if (waiting := self._waiting.get(to)) is not None:
@@ -66,12 +66,12 @@ class Words:
         self.say(to, message)
 
     async def run(self) -> None:
-        """Send what is said, for ever. What cannot be sent is logged: the loss of its reader is heard of.
+        """Send for ever. A message that cannot be sent is logged: the loss of its reader is reported elsewhere.
 
         Cancellation: what was not sent is not sent.
         """
         async with anyio.create_task_group() as self._tasks:
-            for _ in range(len(self._next)):  # was said before
+            for _ in range(len(self._next)):  # put before this ran
                 self._wake()
             try:
                 await anyio.sleep_forever()
@@ -81,19 +81,19 @@ class Words:
     def _wake(self) -> None:
         if self._idle:
             self._idle.pop().set()
-        elif self._tasks is not None and self._speakers < SPEAKERS:
-            self._speakers += 1
-            self._tasks.start_soon(self._speak)
+        elif self._tasks is not None and self._sending < SENDING_TASKS:
+            self._sending += 1
+            self._tasks.start_soon(self._send_all)
 
-    async def _speak(self) -> None:
+    async def _send_all(self) -> None:
         while True:
             while self._next:
-                await self._tell(self._next.popleft())
+                await self._send_waiting(self._next.popleft())
             event = anyio.Event()
             self._idle.append(event)
             await event.wait()
 
-    async def _tell(self, to: str) -> None:
+    async def _send_waiting(self, to: str) -> None:
         waiting = self._waiting[to]
         while waiting:
             message = waiting.popleft()
@@ -101,64 +101,64 @@ class Words:
                 await self._messenger.send(to, message)
             except FabricError as error:
                 logger.info("%s did not get %s of %s: %s", to, type(message).__name__, self._who, error)
-                if self._unsaid is not None:
-                    self._unsaid(to, message, error)
+                if self._unsent is not None:
+                    self._unsent(to, message, error)
         del self._waiting[to]
         if not self._waiting and self._quiet is not None:
             self._quiet()
 
 
-Heard = TypeVar("Heard")
+Taken = TypeVar("Taken")
 
-BEATS_PER_S = 250.0
+BATCHES_PER_S = 250.0
 """Of a receiver, which has until the end of the update to check."""
 
-QUICK_BEATS_PER_S = 1000.0
+QUICK_BATCHES_PER_S = 1000.0
 """Of a coordinator, for whom everybody waits; and of a receiver with cores for it, whose few senders write for tens of
-milliseconds: the last of what they say would wait for four of them."""
+milliseconds: their last reports would wait for four of them."""
 
 FEW_SENDERS = 16
 """So many do not talk all the time."""
 
-BEATS_AT_ONCE = 16
-"""So many times somebody may be heard without a rest after a silence."""
+BATCHES_AT_ONCE = 16
+"""So many batches may be taken without a rest after a silence."""
 
-IDLE_BEATS = 8
-"""So many times in a row it is worth looking whether something was said, before waiting for it: who waits is woken by
-every write that arrives, on rails that do not tell writes and words apart."""
+IDLE_BATCHES = 8
+"""So many times in a row it is worth looking for a message, before waiting for one: a waiting task is woken by
+every write that arrives, on rails that do not tell writes and messages apart."""
 
 
-def receiving_beats(senders: int) -> float:
+def receiving_rate(senders: int) -> float:
     """Return how many beats a second a receiver has for so many senders."""
-    return QUICK_BEATS_PER_S if senders <= FEW_SENDERS and ways() > 1 else BEATS_PER_S
+    return QUICK_BATCHES_PER_S if senders <= FEW_SENDERS and ways() > 1 else BATCHES_PER_S
 
 
-class Pace:
-    """A bucket of beats: one for each time that something was heard; it fills as time goes by.
+class BatchingInterval:
+    """A bucket of batches: one for each time that messages were taken; it fills as time goes by.
 
     Attributes:
-        beats_per_s: how fast.
+        batches_per_s: how fast.
     """
 
-    def __init__(self, beats_per_s: float = BEATS_PER_S) -> None:
+    def __init__(self, batches_per_s: float = BATCHES_PER_S) -> None:
         """Begin with a full bucket."""
-        self.beats_per_s: float = beats_per_s
-        self._beats = float(BEATS_AT_ONCE)
+        self.batches_per_s: float = batches_per_s
+        self._batches = float(BATCHES_AT_ONCE)
         self._since = monotonic()
 
-    async def listen(self, take_nowait: Callable[[], list[Heard]]) -> list[Heard]:
-        """Take a beat, and return what was said when there was one: nothing, where waiting for it is better.
+    async def gather(self, take_nowait: Callable[[], list[Taken]]) -> list[Taken]:
+        """Take a batch from the bucket; return the messages that came meanwhile: none where waiting is better.
 
         Cancellation: only this wait ends; nothing is lost.
         """
         now = monotonic()
-        self._beats = min(float(BEATS_AT_ONCE), self._beats + (now - self._since) * self.beats_per_s) - 1.0
+        self._batches = min(float(BATCHES_AT_ONCE), self._batches + (now - self._since) * self.batches_per_s) - 1.0
         self._since = now
-        if self._beats >= 0:
+        if self._batches >= 0:
             return []
-        await anyio.sleep(-self._beats / self.beats_per_s)
-        for _ in range(IDLE_BEATS):
+        await anyio.sleep(-self._batches / self.batches_per_s)
+        for _ in range(IDLE_BATCHES):
             if found := take_nowait():
                 return found
-            await anyio.sleep(1 / self.beats_per_s)
+            await anyio.sleep(1 / self.batches_per_s)
         return []

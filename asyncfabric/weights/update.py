@@ -3,7 +3,7 @@
 A trainer:        open_publisher, WeightPublisher.publish
 A receiver:       open_replica, WeightReplica.step_boundary, .tensors, .current_version
 The coordinator:  open_coordinator, WeightCoordinator.update
-What carries their words: Messenger (services have one over links), LocalPost within one process.
+Carries their messages: Messenger (services have one over links), LocalPost within one process.
 """
 
 from asyncfabric.weights.channel import (

@@ -31,7 +31,7 @@ LONG_RUN_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Where a receiver wants a version: its key, the counter for what this sender writes, what is worth a word."""
+    """Where a receiver wants a version: its key, the counter for what this sender writes, the bytes worth a report."""
 
     key: RegionKey
     imm: int
@@ -88,21 +88,21 @@ async def settle(transfers: Sequence[Transfer]) -> list[FabricError | None]:
     return errors
 
 
-FEW_CORES_TELL_S, TELL_S = 0.005, 0.001
-"""A word that is due leaves so much later: what is written meanwhile goes along. Where cores are few a word takes time
+FEW_CORES_REPORT_S, REPORT_S = 0.005, 0.001
+"""A report that is due leaves so much later: rows written meanwhile go along. Where cores are few a report takes time
 from what is checked meanwhile."""
 
 LATEST_S, LATEST_PART = 0.25, 8
-"""What was written is told after so long at the latest, or after this part of the sending so far, if that is longer:
+"""A written row is reported after so long at the latest, or after this part of the sending so far, if that is longer:
 receivers check and forward meanwhile what they know of."""
 
-Tell = Callable[[str, list[int], list[int], int], Awaitable[None]]
+Report = Callable[[str, list[int], list[int], int], Awaitable[None]]
 
 
 def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Callable[[str], Share | None]:
-    """Return what says the share of a receiver in what one sender writes through these gates.
+    """Return the function that gives the share of a receiver in what one sender writes through these gates.
 
-    The counters of a receiver's senders are different numbers, so their first words are spread evenly.
+    The counters of a receiver's senders are different numbers, so their first reports are spread evenly.
     """
 
     def share_of(receiver: str) -> Share | None:
@@ -113,7 +113,7 @@ def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Cal
 
 
 @dataclass(slots=True)
-class _Untold:
+class _Unreported:
     """Rows for one receiver: since when, and after which arrival there all of them are."""
 
     since: float
@@ -122,15 +122,15 @@ class _Untold:
     after: int = 0
 
 
-class Teller:
-    """What is written and not told yet, by receiver."""
+class Reporter:
+    """Rows that are written and not reported yet, by receiver."""
 
-    def __init__(self, tell: Tell, share_of: Callable[[str], Share | None] | None = None) -> None:
-        """`tell` gets (receiver, rows, checksums, after which arrival); who has no share hears of each unit."""
-        self._tell = tell
+    def __init__(self, report: Report, share_of: Callable[[str], Share | None] | None = None) -> None:
+        """`report` gets (receiver, rows, checksums, after which arrival); one without a share gets each unit."""
+        self._report = report
         self._share_of = share_of
         self._shares: dict[str, Share] = {}
-        self._untold: dict[str, _Untold] = {}
+        self._unreported: dict[str, _Unreported] = {}
         self._due: set[str] = set()
         self._added = Notice()
         self._last = anyio.Event()
@@ -138,13 +138,13 @@ class Teller:
 
     def add(self, receiver: str, row: int, checksum: int, row_bytes: int = 0, after: int = 0) -> None:
         """Note that a row is written, or that it will be among the first `after` arrivals there, which only grow."""
-        untold = self._untold.get(receiver)
-        if untold is None:
-            untold = self._untold[receiver] = _Untold(monotonic())
+        unreported = self._unreported.get(receiver)
+        if unreported is None:
+            unreported = self._unreported[receiver] = _Unreported(monotonic())
             self._added.tell()
-        untold.rows.append(row)
-        untold.sums.append(checksum)
-        untold.after = after
+        unreported.rows.append(row)
+        unreported.sums.append(checksum)
+        unreported.after = after
         share = self._shares.get(receiver)
         if share is None and self._share_of is not None and (share := self._share_of(receiver)) is not None:
             self._shares[receiver] = share
@@ -153,44 +153,44 @@ class Teller:
             self._added.tell()
 
     def finish(self) -> None:
-        """Say that nothing more will be added: what is left is told at once."""
+        """Note that nothing more will be added: the rest is reported at once."""
         self._last.set()
         self._added.tell()
 
     async def run(self) -> None:
-        """Tell until `finish`.
+        """Report until `finish`.
 
-        Cancellation: what was not told is not told.
+        Cancellation: what was not reported is not reported.
         """
-        while self._untold or not self._last.is_set():
-            if not self._untold:
+        while self._unreported or not self._last.is_set():
+            if not self._unreported:
                 await self._added.wait()
             elif not self._due and not self._last.is_set():
                 with anyio.move_on_after(LATEST_S / 4):
                     await self._added.wait()
             if not self._last.is_set() and self._due:
-                with anyio.move_on_after(TELL_S if ways() > 1 else FEW_CORES_TELL_S):
+                with anyio.move_on_after(REPORT_S if ways() > 1 else FEW_CORES_REPORT_S):
                     await self._last.wait()
             for receiver in self._ready():
-                untold = self._untold.pop(receiver)
+                unreported = self._unreported.pop(receiver)
                 self._due.discard(receiver)
                 if (share := self._shares.get(receiver)) is not None:
-                    share.told()
-                await self._tell(receiver, untold.rows, untold.sums, untold.after)
+                    share.reported()
+                await self._report(receiver, unreported.rows, unreported.sums, unreported.after)
 
     def _ready(self) -> list[str]:
-        """Return who is to hear now."""
+        """Return the receivers whose reports leave now."""
         if self._last.is_set():
-            return list(self._untold)
+            return list(self._unreported)
         now = monotonic()
         latest = now - max(LATEST_S, (now - self._begin) / LATEST_PART)
-        return [name for name, untold in self._untold.items() if name in self._due or untold.since < latest]
+        return [name for name, unreported in self._unreported.items() if name in self._due or unreported.since < latest]
 
 
-def rows_told(
+def report_messages(
     version: int, rows: list[int], sums: list[int], kind: ChecksumKind, after: int = 0
 ) -> Iterator[Written]:  # fmt: skip
-    """Yield the messages that say that these rows are written, or will be with so many arrivals."""
+    """Yield the messages that report these rows as written, or as written with so many arrivals."""
     for low in range(0, len(rows), MOST_ROWS):
         part = slice(low, low + MOST_ROWS)
         columns = np.array(rows[part], "<i8").tobytes(), np.array(sums[part], "<u8").tobytes()

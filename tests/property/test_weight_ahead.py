@@ -25,7 +25,7 @@ from asyncfabric.weights.messages import Opened, Roster, Written
 from asyncfabric.weights.receiver import intake
 from asyncfabric.weights.receiver.intake import Intake, compared_soon
 from asyncfabric.weights.sender import pipeline
-from asyncfabric.weights.writing import rows_told
+from asyncfabric.weights.writing import report_messages
 
 SIDE = 256
 MIXED = "fault+local?reorder=8&delay_us=200&seed=7"
@@ -52,10 +52,10 @@ def told_as(after: Any) -> Iterator[list[int]]:
 
     def changed(version: int, rows: Any, sums: Any, kind: Any, count: int = 0) -> Iterator[Written]:
         said.append(count)
-        return rows_told(version, rows, sums, kind, after(count))
+        return report_messages(version, rows, sums, kind, after(count))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "rows_told", changed)
+        patch.setattr(pipeline, "report_messages", changed)
         yield said
 
 
@@ -147,7 +147,7 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
                 given=lambda rank, held: tensors_over(held),
             ) as scene:  # fmt: skip
                 trainer, opened, here = scene.publishers[0], [], anyio.Event()
-                hear = trainer._hear
+                hear = trainer._take_message
 
                 def late(sender: str, event: Any) -> None:
                     if isinstance(event, Opened):
@@ -156,7 +156,7 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
                     else:
                         hear(sender, event)
 
-                monkeypatch.setattr(trainer, "_hear", late)
+                monkeypatch.setattr(trainer, "_take_message", late)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(scene.update, 1)
                     await here.wait()
@@ -165,7 +165,7 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
                     for _ in range(300):
                         await checkpoint()
                     assert len(filled) == pipeline.UNITS_AHEAD
-                    monkeypatch.setattr(trainer, "_hear", hear)
+                    monkeypatch.setattr(trainer, "_take_message", hear)
                     for each in opened:
                         hear(*each)
                     trainer._changed.tell()

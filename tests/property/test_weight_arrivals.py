@@ -25,7 +25,7 @@ from asyncfabric.weights.messages import (
     decode_message,
     encode_message,
 )
-from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.outbox import Outbox
 from asyncfabric.weights.receiver import copies as copies_module
 from asyncfabric.weights.update import COORDINATOR, WeightReplica, open_replica
 
@@ -219,7 +219,7 @@ def test_a_version_that_begins_without_its_roster_is_refused_by_that_name(tmp_pa
 def test_what_is_sent_when_the_senders_have_ended_is_dropped() -> None:
     async def body() -> None:
         post = LocalPost()
-        words, other = Words(post.open("a"), "a"), post.open("b")
+        words, other = Outbox(post.open("a"), "a"), post.open("b")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(words.run)
             await anyio.wait_all_tasks_blocked()
@@ -248,7 +248,7 @@ class LateTurn:
 
 def test_leaving_a_replica_as_an_update_begins_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What carries the update has its turn already, and finds that nothing is sent any more."""
-    send_all = Words.run
+    send_all = Outbox.run
 
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
@@ -256,14 +256,14 @@ def test_leaving_a_replica_as_an_update_begins_is_quiet(tmp_path: Path, monkeypa
             await scene.flip(1)
             ended = anyio.Event()
 
-            async def sending(words: Words) -> None:
+            async def sending(words: Outbox) -> None:
                 try:
                     await send_all(words)
                 finally:
-                    if words is late._versions._words:
+                    if words is late._versions._outbox:
                         ended.set()
 
-            monkeypatch.setattr(Words, "run", sending)
+            monkeypatch.setattr(Outbox, "run", sending)
             plan, post = scene.plan, scene.post.open(LATE)
             async with af.open_fabric() as fabric, anyio.create_task_group() as tasks:
                 async with open_replica(fabric, post, plan, "late", 0) as late:

@@ -224,14 +224,14 @@ def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> 
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as scene:
             keys: list[af.RegionKey] = []
-            hear = scene.publishers[0]._hear
+            hear = scene.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and event.landing is not None:
                     keys.append(af.RegionKey.from_bytes(event.landing.key))
                 hear(sender, event)
 
-            scene.publishers[0]._hear = listening  # type: ignore[method-assign]
+            scene.publishers[0]._take_message = listening  # type: ignore[method-assign]
             await begun(scene, 2)
             fabric = scene.fabrics["trainer-0"]
             poison = await fabric.allocate(64)

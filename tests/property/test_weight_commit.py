@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Phase, Say
+from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Phase, Send
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
 from asyncfabric.weights.messages import Write
-from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, State, Tell
+from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, Report, State
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where putting a line on the disk costs nothing
 NAMES = ("a", "b", "c")
@@ -63,7 +63,7 @@ class World:
         for effect in effects:
             if isinstance(effect, Decide):
                 self.deciding = effect
-            elif isinstance(effect, Say) and effect.to == SENDER:
+            elif isinstance(effect, Send) and effect.to == SENDER:
                 if isinstance(effect.message, Write):
                     assert effect.message.version <= self.log.begun, "WC-6: the number may be given to other bytes"
                     self.written |= {(effect.message.version, name) for name in effect.message.receivers}
@@ -133,7 +133,7 @@ class World:
         node = self.nodes[name]
         for effect in effects:
             match effect:
-                case Tell():
+                case Report():
                     if node.connected:
                         node.outbox.append(effect.message)
                 case Open():
@@ -152,9 +152,9 @@ class World:
     def deliver(self, name: str, to_coordinator: bool) -> None:
         node = self.nodes[name]
         if to_coordinator and node.outbox and self.coordinator is not None:
-            self.run(self.coordinator.heard(name, node.outbox.popleft()))
+            self.run(self.coordinator.received(name, node.outbox.popleft()))
         elif not to_coordinator and node.inbox:
-            self.act(name, node.machine.heard(node.inbox.popleft()))
+            self.act(name, node.machine.received(node.inbox.popleft()))
 
     def open_ends(self, name: str) -> None:
         node = self.nodes[name]

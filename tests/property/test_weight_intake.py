@@ -11,7 +11,7 @@ import pytest
 from weight_scene import small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.channel import Line
+from asyncfabric.weights.channel import Queue
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.host import HostDevice
 from asyncfabric.weights.memory.rows import layout_of
@@ -91,8 +91,8 @@ async def test_a_row_that_nobody_checked_does_not_pass(monkeypatch: pytest.Monke
     async with open_intake(1) as (intake, _, words):
         for word in words:
             intake.take(*word, decoded=True)
-        assert isinstance(intake._line, Line)
-        assert intake._line.next_nowait() is not None
+        assert isinstance(intake._queue, Queue)
+        assert intake._queue.next_nowait() is not None
 
         async def take(rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
             pass

@@ -45,13 +45,13 @@ def poisoned(scene: Scene) -> int:
 def deafen(scene: Scene) -> None:
     """Let no replica hear of an abort: its memory stays open."""
     for replica in scene.replicas.values():
-        hear = replica._versions._hear
+        hear = replica._versions._take_message
 
         async def deaf(sender: str, event: Any, hear: Any = hear) -> None:
             if not isinstance(event, Abort):
                 await hear(sender, event)
 
-        replica._versions._hear = deaf  # type: ignore[method-assign]
+        replica._versions._take_message = deaf  # type: ignore[method-assign]
 
 
 def sources(scene: Scene) -> list[Any]:

@@ -78,14 +78,14 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
             keys = first.key("write")
             await first.revoke()
             for publisher in scene.publishers:
-                hear = publisher._hear
+                hear = publisher._take_message
 
                 def dead(sender: str, event: Any, hear: Any = hear) -> None:
                     if isinstance(event, Opened) and sender == "a/0":
                         event = Opened(event.version, keys.to_bytes(), event.imm)
                     hear(sender, event)
 
-                publisher._hear = dead  # type: ignore[method-assign]
+                publisher._take_message = dead  # type: ignore[method-assign]
             with pytest.raises(
                 af.BrokenError, match=r"version 2 was not committed: a/0: trainer-\d cannot write to it"
             ):

@@ -103,14 +103,14 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
     async def body() -> None:
         async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
             keys: list[af.RegionKey] = []
-            hear = scene.publishers[0]._hear
+            hear = scene.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and sender == "a/0":
                     keys.append(af.RegionKey.from_bytes(event.key))
                 hear(sender, event)
 
-            monkeypatch.setattr(scene.publishers[0], "_hear", listening)
+            monkeypatch.setattr(scene.publishers[0], "_take_message", listening)
             await scene.update(1)
             await scene.flip(1)
             with monkeypatch.context() as patch:

@@ -112,12 +112,12 @@ class Scene:
         victim._hand_over = die  # type: ignore[method-assign]
         take_written = victim._take_written
 
-        def die_of_written(words: list[tuple[str, Any]]) -> bool:
-            if words and word is Written:
-                victim._take_written = lambda words: False  # type: ignore[method-assign]
+        def die_of_written(reports: list[tuple[str, Any]]) -> bool:
+            if reports and word is Written:
+                victim._take_written = lambda reports: False  # type: ignore[method-assign]
                 self.post.close(name, "killed")
                 return False
-            return take_written(words)
+            return take_written(reports)
 
         victim._take_written = die_of_written  # type: ignore[method-assign]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from asyncfabric.errors import RemoteProtocolError
-from asyncfabric.weights.coordinator.decision import Coordinator, Say
+from asyncfabric.weights.coordinator.decision import Coordinator, Send
 from asyncfabric.weights.messages import Abort, CatchUp, Commit, Fetched, Prepare, Ready, Standing, Stopped
-from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, State, Tell
+from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, Report, State
 
 SENDER = "trainer"
 
@@ -15,11 +15,11 @@ SENDER = "trainer"
 def test_who_is_told_to_catch_up_before_it_flipped_or_while_it_fetches_does_so() -> None:
     """Found by chance: such a word was lost, and the receiver stayed behind until the next update."""
     receiver = Receiver()
-    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
-    assert receiver.heard(CatchUp(1, "b")) == []
-    assert receiver.heard(CatchUp(2, "b")) == [Discard(1, 1), Fetch(2, "b", 2)]
-    assert receiver.fetched(2) == [Tell(Fetched(2))]
-    assert receiver.heard(CatchUp(3, "a")) == []
+    assert receiver.received(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
+    assert receiver.received(CatchUp(1, "b")) == []
+    assert receiver.received(CatchUp(2, "b")) == [Discard(1, 1), Fetch(2, "b", 2)]
+    assert receiver.fetched(2) == [Report(Fetched(2))]
+    assert receiver.received(CatchUp(3, "a")) == []
     assert receiver.flip() == [Fetch(3, "a", 3)]
     assert (receiver.serving, receiver.serving_arrival, receiver.state) == (2, 2, State.FETCHING)
 
@@ -27,35 +27,35 @@ def test_who_is_told_to_catch_up_before_it_flipped_or_while_it_fetches_does_so()
 def test_an_arrival_that_was_dropped_reports_in_vain() -> None:
     """WC-7: the same version is begun again while the first arrival of it still ends."""
     receiver = Receiver()
-    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
-    assert receiver.heard(Prepare(2, "m")) == [Discard(1, 1), Open(2, "m", 2)]
-    assert receiver.heard(Abort(2, "by choice")) == [Discard(2, 2)]
-    assert receiver.heard(CatchUp(1, "a")) == [Fetch(1, "a", 3)]
+    assert receiver.received(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
+    assert receiver.received(Prepare(2, "m")) == [Discard(1, 1), Open(2, "m", 2)]
+    assert receiver.received(Abort(2, "by choice")) == [Discard(2, 2)]
+    assert receiver.received(CatchUp(1, "a")) == [Fetch(1, "a", 3)]
     assert receiver.fetched(1) == receiver.fetched(1, "lost") == receiver.opened(2) == receiver.failed(2, "lost") == []
     assert (receiver.state, receiver.held) == (State.FETCHING, 0)
-    assert receiver.fetched(3) == [Tell(Fetched(1))]
+    assert receiver.fetched(3) == [Report(Fetched(1))]
     assert (receiver.held, receiver.held_arrival) == (1, 3)
 
 
 def test_a_receiver_in_doubt_hears_the_decision_from_the_next_coordinator() -> None:
     coordinator = Coordinator(begun=7, committed=7)
-    assert coordinator.heard("a", Standing(held=6, verified=7)) == [Say("a", Commit(7))]
-    assert coordinator.heard("b", Standing(held=7, verified=8))[0] == Say(
+    assert coordinator.received("a", Standing(held=6, verified=7)) == [Send("a", Commit(7))]
+    assert coordinator.received("b", Standing(held=7, verified=8))[0] == Send(
         "b", Abort(8, "it was not decided before the session ended")
     )
-    assert coordinator.heard("c", Standing(held=0, verified=0)) == [Say("c", CatchUp(7, "a"))]
+    assert coordinator.received("c", Standing(held=0, verified=0)) == [Send("c", CatchUp(7, "a"))]
 
 
 def test_someone_keeps_the_version_that_is_overwritten_elsewhere() -> None:
     coordinator = Coordinator(begun=1, committed=1)
     for name in ("a", "b"):
-        coordinator.heard(name, Standing(held=1, verified=0))
+        coordinator.received(name, Standing(held=1, verified=0))
     coordinator.begin(2, "m", [SENDER])
     for name in ("a", "b"):
-        assert coordinator.heard(name, Stopped(2)) == []
-    assert coordinator.heard("a", Ready(2)) == []
-    aborted = coordinator.heard("b", Ready(2))
-    assert {effect.to for effect in aborted if isinstance(effect, Say) and isinstance(effect.message, Abort)} == {
+        assert coordinator.received(name, Stopped(2)) == []
+    assert coordinator.received("a", Ready(2)) == []
+    aborted = coordinator.received("b", Ready(2))
+    assert {effect.to for effect in aborted if isinstance(effect, Send) and isinstance(effect.message, Abort)} == {
         "a", "b", SENDER,
     }  # fmt: skip
     assert "needs a shadow" in coordinator.failure
@@ -64,7 +64,7 @@ def test_someone_keeps_the_version_that_is_overwritten_elsewhere() -> None:
 def test_a_commit_of_what_is_not_here_is_a_protocol_error() -> None:
     receiver = Receiver(serving=3)
     with pytest.raises(RemoteProtocolError, match="commit of version 4, but this receiver holds 3 and is idle"):
-        receiver.heard(Commit(4))
+        receiver.received(Commit(4))
     assert receiver.serving == 3
 
 
@@ -72,8 +72,8 @@ def test_a_receiver_that_overwrote_its_version_for_an_aborted_one_is_brought_up(
     """Found by chance: the word that the old version is gone comes after the abort."""
     coordinator = Coordinator(begun=1, committed=1)
     for name in ("a", "b"):
-        coordinator.heard(name, Standing(held=1, verified=0))
+        coordinator.received(name, Standing(held=1, verified=0))
     coordinator.begin(2, "m", [SENDER])
     coordinator.sender_failed(SENDER, "by choice")
-    assert coordinator.heard("a", Stopped(2)) == [Say("a", CatchUp(1, "b"))]
+    assert coordinator.received("a", Stopped(2)) == [Send("a", CatchUp(1, "b"))]
     assert coordinator.receivers == {"a": 0, "b": 1}

@@ -1,4 +1,4 @@
-"""Pace: a few are heard at once, many at a steady beat. trio's mock clock: nothing really waits."""
+"""BatchingInterval: a few are heard at once, many at a steady beat. trio's mock clock: nothing really waits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import trio.testing
 from asyncfabric._notice import Notice
 from asyncfabric.weights import outbox as pace
 from asyncfabric.weights.outbox import (
-    BEATS_AT_ONCE,
-    BEATS_PER_S,
+    BATCHES_AT_ONCE,
+    BATCHES_PER_S,
     FEW_SENDERS,
-    IDLE_BEATS,
-    QUICK_BEATS_PER_S,
-    Pace,
-    receiving_beats,
+    IDLE_BATCHES,
+    QUICK_BATCHES_PER_S,
+    BatchingInterval,
+    receiving_rate,
 )
 
 
@@ -33,42 +33,47 @@ def test_few_are_heard_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyPatc
         begin = trio.current_time()
         for _ in range(count):
             said.append(1)
-            assert (await beat.listen(take_nowait) or take_nowait()) == [1]
+            assert (await beat.gather(take_nowait) or take_nowait()) == [1]
         took.append(trio.current_time() - begin)
 
     async def body() -> None:
         nonlocal beat
         monkeypatch.setattr(pace, "monotonic", trio.current_time)
-        beat = Pace()
-        await rests(BEATS_AT_ONCE)
+        beat = BatchingInterval()
+        await rests(BATCHES_AT_ONCE)
         await rests(100)
         await trio.sleep(10)
-        await rests(BEATS_AT_ONCE)
+        await rests(BATCHES_AT_ONCE)
         await rests(1)
         begin = trio.current_time()
-        assert await beat.listen(take_nowait) == []
-        assert trio.current_time() - begin > IDLE_BEATS / BEATS_PER_S
+        assert await beat.gather(take_nowait) == []
+        assert trio.current_time() - begin > IDLE_BATCHES / BATCHES_PER_S
 
-    beat = Pace()
+    beat = BatchingInterval()
     trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0))
     assert took[0] == took[2] == 0
-    assert took[1] == pytest.approx(100 / BEATS_PER_S)
+    assert took[1] == pytest.approx(100 / BATCHES_PER_S)
 
 
 @pytest.mark.parametrize(
     ("cores", "senders", "wanted"),
-    [(2, 1, BEATS_PER_S), (16, 4, QUICK_BEATS_PER_S), (16, FEW_SENDERS + 1, BEATS_PER_S), (64, 256, BEATS_PER_S)],
+    [
+        (2, 1, BATCHES_PER_S),
+        (16, 4, QUICK_BATCHES_PER_S),
+        (16, FEW_SENDERS + 1, BATCHES_PER_S),
+        (64, 256, BATCHES_PER_S),
+    ],
 )
 def test_few_senders_are_heard_sooner_where_there_are_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, senders: int, wanted: float
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert receiving_beats(senders) == wanted
+    assert receiving_rate(senders) == wanted
 
 
-@pytest.mark.parametrize(("beats_per_s", "latest_s"), [(BEATS_PER_S, 0.004), (QUICK_BEATS_PER_S, 0.001)])
+@pytest.mark.parametrize(("batches_per_s", "latest_s"), [(BATCHES_PER_S, 0.004), (QUICK_BATCHES_PER_S, 0.001)])
 def test_the_last_word_of_a_short_update_waits_for_a_beat_at_most(
-    monkeypatch: pytest.MonkeyPatch, beats_per_s: float, latest_s: float
+    monkeypatch: pytest.MonkeyPatch, batches_per_s: float, latest_s: float
 ) -> None:
     """Four senders say a word every two and a half milliseconds for thirty, as they do with units of a gigabyte."""
     said: list[float] = []
@@ -88,12 +93,12 @@ def test_the_last_word_of_a_short_update_waits_for_a_beat_at_most(
 
     async def body() -> None:
         monkeypatch.setattr(pace, "monotonic", trio.current_time)
-        beat = Pace(beats_per_s)
+        beat = BatchingInterval(batches_per_s)
         async with trio.open_nursery() as nursery:
             for sender in range(4):
                 nursery.start_soon(speak, 0.0006 * sender)
             while len(late) < 4 * 12:
-                heard = await beat.listen(take_nowait)
+                heard = await beat.gather(take_nowait)
                 while not (heard := heard or take_nowait()):
                     await more.wait()
                 late.extend(trio.current_time() - when for when in heard)

@@ -1,4 +1,4 @@
-"""Teller: every row is told once, together with what was written meanwhile, also what is added at the last moment."""
+"""Reporter: every row is told once, together with what was written meanwhile, also what is added at the last moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio.testing
 from asyncfabric import RegionKey
 from asyncfabric.weights import writing as telling
 from asyncfabric.weights.plan.batch import Share
-from asyncfabric.weights.writing import LATEST_S, Gate, Teller, shares_of
+from asyncfabric.weights.writing import LATEST_S, Gate, Reporter, shares_of
 
 Told = list[tuple[str, list[int], list[int], int]]
 
@@ -22,7 +22,7 @@ def test_rows_of_one_moment_are_one_word_for_each_receiver() -> None:
         told.append(word)  # type: ignore[arg-type]
 
     async def body() -> None:
-        teller = Teller(tell)
+        teller = Reporter(tell)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.run)
             for row in range(3):
@@ -46,7 +46,7 @@ def test_what_is_added_while_a_word_is_on_its_way_is_told_before_the_end() -> No
             speaks.set()
             await go.wait()
 
-        teller = Teller(tell)
+        teller = Reporter(tell)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.run)
             teller.add("a", 0, 1)
@@ -64,7 +64,7 @@ def test_nothing_to_tell_ends_at_once() -> None:
         async def tell(*_: object) -> None:
             raise AssertionError("there was nothing to tell")
 
-        teller = Teller(tell)
+        teller = Reporter(tell)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.run)
             await anyio.lowlevel.checkpoint()
@@ -107,7 +107,7 @@ def test_a_word_that_is_not_due_is_told_in_time_and_what_is_left_at_the_end(monk
             told.append(word)  # type: ignore[arg-type]
             heard.set()
 
-        teller = Teller(tell, {"a": Share(1 << 30, 1 << 20)}.get)
+        teller = Reporter(tell, {"a": Share(1 << 30, 1 << 20)}.get)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(teller.run)
             teller.add("a", 0, 1, 10)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from asyncfabric import RemoteProtocolError
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.messages import Written
-from asyncfabric.weights.receiver.awaited import Columns, Told
+from asyncfabric.weights.receiver.awaited import Columns, Reported
 
 ROWS = np.array([3, 5, 8, 13, 21, 34])
 SENDERS = np.array([0, 0, 1, 1, 2, 2])
 NAMES = {"a": 0, "b": 1, "c": 2}
 
 
-def told() -> Told:
-    return Told(ROWS, SENDERS, NAMES)
+def told() -> Reported:
+    return Reported(ROWS, SENDERS, NAMES)
 
 
 def word(*rows: int, kind: ChecksumKind = "xxh3") -> Written:
@@ -37,7 +37,7 @@ def test_many_words_are_one_lookup_for_each_kind_and_equal_them_one_by_one() -> 
     assert not found.all
     assert list(found.take([])) == []
     assert [each.rows.tolist() for each in found.take([("c", word(21)), ("b", word(8))])] == [[21, 8]] and found.all
-    assert Told(ROWS[:0], SENDERS[:0], {}).all
+    assert Reported(ROWS[:0], SENDERS[:0], {}).all
 
 
 def columns(count: int) -> Columns:

@@ -8,7 +8,7 @@ import pytest
 from asyncfabric.errors import PeerError
 from asyncfabric.weights.channel import Event
 from asyncfabric.weights.messages import Commit, WeightMessage
-from asyncfabric.weights.outbox import SPEAKERS, Words
+from asyncfabric.weights.outbox import SENDING_TASKS, Outbox
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +56,7 @@ class Post:
 
 async def test_each_hears_what_is_said_to_it_in_order_also_what_was_said_before_and_meanwhile() -> None:
     post = Post()
-    words = Words(post, "me")
+    words = Outbox(post, "me")
     for version in range(5):
         for name in ("a", "b", "c"):
             words.say(name, Commit(version))
@@ -75,17 +75,17 @@ async def test_each_hears_what_is_said_to_it_in_order_also_what_was_said_before_
 async def test_who_cannot_be_reached_soon_keeps_nobody_from_hearing() -> None:
     post = Post()
     post.gates = {"stuck": anyio.Event()}
-    words = Words(post, "me")
+    words = Outbox(post, "me")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(words.run)
         for version in range(3):
             words.say("stuck", Commit(version))
-            for number in range(SPEAKERS + 5):
+            for number in range(SENDING_TASKS + 5):
                 words.say(f"other {number}", Commit(version))
-        await post.until(heard=3 * (SPEAKERS + 5))
+        await post.until(heard=3 * (SENDING_TASKS + 5))
         assert all(to != "stuck" for to, _ in post.heard)
         post.gates.pop("stuck").set()
-        await post.until(heard=3 * (SPEAKERS + 6))
+        await post.until(heard=3 * (SENDING_TASKS + 6))
         assert [version for to, version in post.heard if to == "stuck"] == [0, 1, 2]
         tasks.cancel_scope.cancel()
 
@@ -93,19 +93,19 @@ async def test_who_cannot_be_reached_soon_keeps_nobody_from_hearing() -> None:
 async def test_what_is_said_to_many_goes_side_by_side_but_not_all_at_once() -> None:
     post = Post()
     gate = anyio.Event()
-    names = [f"r/{number}" for number in range(3 * SPEAKERS)]
+    names = [f"r/{number}" for number in range(3 * SENDING_TASKS)]
     post.gates = dict.fromkeys(names, gate)
-    words = Words(post, "me")
+    words = Outbox(post, "me")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(words.run)
         for name in names:
             words.say(name, Commit(7))
-        await post.until(under_way=SPEAKERS)
+        await post.until(under_way=SENDING_TASKS)
         assert post.heard == []
         gate.set()
         await post.until(heard=len(names))
         tasks.cancel_scope.cancel()
-    assert post.most == SPEAKERS
+    assert post.most == SENDING_TASKS
     assert sorted(post.heard) == sorted((name, 7) for name in names)
 
 
@@ -118,7 +118,7 @@ async def test_who_did_not_hear_is_told_and_the_next_words_are_tried() -> None:
         unsaid.append((to, message.version))
         post.gone.discard("a")  # it is back
 
-    words = Words(post, "me", note)
+    words = Outbox(post, "me", note)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(words.run)
         words.say("a", Commit(1))

@@ -1,8 +1,8 @@
 """Lane: the way of coded rows from one trainer to one receiver, for one version: slots that are filled in turn.
 
 Runs on the event loop's thread. A slot is filled here, written with one write that the slot's own counter counts, and
-told; the receiver reads it and says Taken, and only then it is filled again. So a slot's count says exactly which
-filling has arrived, on rails without order too, and nothing waits but for a receiver that is at work.
+reported; the receiver reads it and answers Taken, and only then it is filled again. So a slot's count gives exactly
+which filling has arrived, on rails without order too, and nothing waits but for a receiver that is at work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncfabric.weights.channel import COORDINATOR, Send
 from asyncfabric.weights.coding.choice import KNOWN, Coding
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
-from asyncfabric.weights.messages import MOST_ROWS, Coded, Landing, Taken, Unreachable
+from asyncfabric.weights.messages import MOST_ROWS, Coded, CodedSlots, Taken, Unreachable
 
 CODING_NUMBERS = {Coding(name): number for number, name in enumerate(KNOWN)}
 
@@ -36,7 +36,7 @@ class LaneMemory(NamedTuple):
     slot_bytes: int
 
 
-def slot_length(landing: Landing, largest: int) -> int:
+def slot_length(landing: CodedSlots, largest: int) -> int:
     """Return how long the sender's slots are, whose largest row has so many bytes."""
     return min(landing.slot_bytes, max(largest, SLOT_BYTES))
 
@@ -54,7 +54,7 @@ class Lane:
         self,
         fabric: Fabric,
         memory: LaneMemory,
-        landing: Landing,
+        landing: CodedSlots,
         receiver: str,
         version: int,
         coding: Coding,
@@ -85,7 +85,7 @@ class Lane:
         self._changed = Notice()
 
     def take(self, message: Taken) -> None:
-        """Take the word that a slot may be filled again."""
+        """Take the message that a slot may be filled again."""
         if message.version == self._version and 0 <= message.slot < len(self._taken):
             self._taken[message.slot] = True
             self._changed.tell()
@@ -116,7 +116,7 @@ class Lane:
         self.sent_bytes += length
 
     async def flush(self) -> None:
-        """Write and tell what is in the slot, and go on with the next slot.
+        """Write and report what is in the slot, and go on with the next slot.
 
         Cancellation: it was posted or not; see `drain`.
         """
@@ -135,13 +135,13 @@ class Lane:
                 break
             self._transfers[self._slot], self._taken[self._slot] = transfer, False
             rows, sums, codings, lengths = zip(*self._rows, strict=True)
-            told = Coded(
+            report = Coded(
                 self._version, self._slot, np.array(rows, "<i8").tobytes(), np.array(sums, "<u8").tobytes(),
                 bytes(codings), np.array(lengths, "<i8").tobytes(), self.kind,
             )  # fmt: skip
             self._slot, self._filled, self._work = (self._slot + 1) % len(self._taken), 0, 0
             self._rows = []
-            await self._send(self._receiver, told)
+            await self._send(self._receiver, report)
 
     async def finish(self) -> None:
         """Return when every write has ended.

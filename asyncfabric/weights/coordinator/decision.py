@@ -6,8 +6,8 @@ No clock, no files, no network: events in, effects out, carried out in their ord
                  \\___________\\_ a failure, a lost sender, no receiver left: idle, aborted
 
 WC-1: a version is decided only when every receiver that is still there has verified it, and at least one has.
-WC-2: Commit is said only after `recorded`. WC-3: versions only grow; an undecided one is an abort (presumed abort).
-WC-6: Write is said only once the beginning is on the disk: a receiver may be in doubt about the version from then on,
+WC-2: Commit is sent only after `recorded`. WC-3: versions only grow; an undecided one is an abort (presumed abort).
+WC-6: Write is sent only once the beginning is on the disk: a receiver may be in doubt about the version from then on,
 and a coordinator that begins anew must know that its number is taken.
 """
 
@@ -44,7 +44,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Send:
     """Effect: send a message to a receiver or a sender."""
 
     to: str
@@ -58,12 +58,12 @@ class Decide:
     version: int
 
 
-Effect = Say | Decide
+Effect = Send | Decide
 
 
 @dataclass
 class _Receiver:
-    """What is known of a receiver: the complete version that it holds, and what it was told to fetch."""
+    """What is known of a receiver: the complete version that it holds, and what it was asked to fetch."""
 
     held: int
     in_place: bool = False
@@ -96,7 +96,7 @@ class Coordinator:
     def __init__(
         self, *, begun: int = 0, committed: int = 0, seat: Callable[[str], Hashable] = lambda receiver: None
     ) -> None:
-        """Begin with what the decision log says; no receiver and no sender is known.
+        """Begin with what the decision log holds; no receiver and no sender is known.
 
         Receivers of one `seat` hold the same and can stand in for each other; by default all do.
         """
@@ -115,7 +115,7 @@ class Coordinator:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The receivers whose next word the open update waits for: what an operator asks when it hangs."""
+        """The receivers whose next message the open update waits for: what an operator asks when it hangs."""
         if self._update is None:
             return ()
         if self.phase is Phase.PREPARING:
@@ -160,17 +160,17 @@ class Coordinator:
         for receiver in self._receivers.values():
             receiver.fetching = 0  # who was catching up gets this version instead
         prepare = Prepare(version, manifest)  # one message for all: it is encoded once
-        return [Say(name, prepare) for name in self._update.ready]
+        return [Send(name, prepare) for name in self._update.ready]
 
     def logged(self, version: int) -> list[Effect]:
-        """The beginning is on the disk: senders may be told to write (WC-6)."""
+        """The beginning is on the disk: Write may be sent (WC-6)."""
         if self._update is None or self._update.version != version:
             return []  # aborted meanwhile
         self._update.logged = True
         return self._go_on()
 
-    def heard(self, receiver: str, message: FromReceiver) -> list[Effect]:
-        """Take a message of a receiver; words about versions that are not open change nothing."""
+    def received(self, receiver: str, message: FromReceiver) -> list[Effect]:
+        """Take a message of a receiver; messages about versions that are not open change nothing."""
         if isinstance(message, Standing):
             return self._stands(receiver, message)
         if isinstance(message, Fetched):
@@ -209,7 +209,7 @@ class Coordinator:
         return [*effects, *self._go_on()]
 
     def recorded(self, version: int) -> list[Effect]:
-        """The decision is on the disk: it may be told."""
+        """The decision is on the disk: it may be sent."""
         update = self._deciding(version)
         self._update, self.phase, self.committed = None, Phase.IDLE, version
         effects: list[Effect] = []
@@ -217,7 +217,7 @@ class Coordinator:
         for name, receiver in self._receivers.items():
             if name in update.verified:
                 receiver.held = version
-                effects.append(Say(name, commit))
+                effects.append(Send(name, commit))
         return effects + self._send_elsewhere()
 
     def not_recorded(self, version: int, reason: str) -> list[Effect]:
@@ -241,7 +241,7 @@ class Coordinator:
                 return self._abort(f"nobody would hold version {self.committed} any more: one receiver needs a shadow")
             self.phase = Phase.WRITING
             write = Write(update.version, sorted(update.ready))
-            return [Say(sender, write) for sender in sorted(update.senders)]
+            return [Send(sender, write) for sender in sorted(update.senders)]
         if self.phase is Phase.WRITING and len(update.verified) == len(update.ready):  # who is verified is ready
             self.phase = Phase.DECIDING
             return [Decide(update.version)]
@@ -262,7 +262,7 @@ class Coordinator:
         self._update, self.phase, self.failure = None, Phase.IDLE, reason[:2000]
         told = [*sorted(update.senders), *(name for name in update.ready if name in self._receivers)]
         abort = Abort(update.version, self.failure)
-        effects: list[Effect] = [Say(name, abort) for name in told]
+        effects: list[Effect] = [Send(name, abort) for name in told]
         return effects + self._send_elsewhere()
 
     def _fetched(self, name: str, fetched: Fetched) -> list[Effect]:
@@ -276,22 +276,22 @@ class Coordinator:
         return self._send_elsewhere()
 
     def _stands(self, name: str, standing: Standing) -> list[Effect]:
-        """A receiver begins a session: what was said in an earlier one may be lost, so it leaves the open update."""
+        """A receiver begins a session: messages of an earlier one may be lost, so it leaves the open update."""
         effects: list[Effect] = []
         update, waits = self._update, False
         if update is not None and name in update.ready:
             if self.phase is not Phase.DECIDING:
                 effects = self.receiver_lost(name, "it began a new session")
             elif standing.verified == update.version:
-                waits = True  # it hears what the record decides
+                waits = True  # it gets what the record decides
             else:
                 update.verified.discard(name)  # another life, or it gave up
         receiver = self._receivers[name] = _Receiver(standing.held, standing.in_place)
         if standing.verified and standing.verified == self.committed:
             receiver.held = self.committed
-            effects.append(Say(name, Commit(self.committed)))
+            effects.append(Send(name, Commit(self.committed)))
         elif standing.verified and not waits:
-            effects.append(Say(name, Abort(standing.verified, "it was not decided before the session ended")))
+            effects.append(Send(name, Abort(standing.verified, "it was not decided before the session ended")))
         return effects + self._send_elsewhere()
 
     def _send_elsewhere(self) -> list[Effect]:
@@ -311,5 +311,5 @@ class Coordinator:
         for index, (name, receiver) in enumerate(behind):
             if able := holders.get(self._seat(name)):
                 receiver.fetching = self.committed
-                effects.append(Say(name, CatchUp(self.committed, able[index % len(able)])))
+                effects.append(Send(name, CatchUp(self.committed, able[index % len(able)])))
         return effects

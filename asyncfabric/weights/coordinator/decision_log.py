@@ -1,7 +1,7 @@
 """The coordinator's durable memory: which versions were begun, and which of them were decided. Blocking file calls.
 
 One line of JSON for each record, with a checksum. A version that was begun and has no decision was never decided: that
-is an abort. WC-2: a decision is on the disk before anybody hears of it. A record that could not be written
+is an abort. WC-2: a decision is on the disk before it is sent. A record that could not be written
 is taken back, so that a later reader cannot find a decision that was never announced.
 """
 
@@ -101,7 +101,7 @@ class DecisionLog:
         """Record the decision; blocks until it is on the disk.
 
         Raises ValueError unless the version is the one that was begun last. Raises BrokenError when the disk refuses;
-        the record is then not in the log, or, if even that is unsure, the log takes no more records and says so.
+        the record is then not in the log, or, if even that is unsure, the log takes no more records and raises.
         """
         if version != self.begun or version == self.committed:
             raise ValueError(f"version {version} is not open: begun {self.begun}, committed {self.committed}")

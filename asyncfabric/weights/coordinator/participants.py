@@ -33,7 +33,7 @@ class Proposals:
     def agreed(self) -> int | None:
         """The version that all trainers offer, if they do."""
         if len(self._offered) < len(self._trainers):
-            return None  # asked at every word while hundreds make theirs
+            return None  # asked at every message while hundreds make theirs
         versions = {self._offered.get(name) for name in self._trainers}
         return versions.pop() if len(versions) == 1 else None
 
@@ -54,7 +54,7 @@ class Proposals:
         return found
 
 
-class Seating:
+class SeatAssignment:
     """The plans so far, with forwarding and without.
 
     Attributes:

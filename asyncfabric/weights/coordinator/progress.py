@@ -26,8 +26,8 @@ class UpdateReport:
         write_s: until every trainer's writes had ended.
         verify_s: until every receiver had verified; receivers verify while others still write.
         decide_s: for the log.
-        prepare_core_s: core time of the coordinator's process until every trainer had been told to write.
-        codings: what trainers said of those receivers that read codings which they write.
+        prepare_core_s: core time of the coordinator's process until Write had been sent to every trainer.
+        codings: what trainers reported of those receivers that read codings which they write.
         sent_bytes: that trainers wrote, coded ones as they were sent; what receivers forwarded is not in it.
     """
 
@@ -51,10 +51,10 @@ class Progress:
         receivers: who takes part.
         marks, cores: moments, by what happened then, and the core time of the process until then.
         wrote: trainers whose writes have ended.
-        silent: trainers that will not say so any more.
+        silent: trainers that will not report that any more.
         done: set when it is decided or aborted.
-        codings: what trainers told of them.
-        sent_bytes: that trainers wrote, as they told.
+        codings: what trainers reported of them.
+        sent_bytes: that trainers wrote, as they reported.
         failure: why it was aborted, empty if it was not.
     """
 
@@ -100,6 +100,6 @@ class Progress:
         ready = marks.get("ready", marks["begin"])
         return UpdateReport(
             self.version, self.receivers, end - marks["begin"], ready - marks["begin"], wrote - ready,
-            decided - ready, end - decided, self.cores.get("told", self.cores["begin"]) - self.cores["begin"],
+            decided - ready, end - decided, self.cores.get("sent", self.cores["begin"]) - self.cores["begin"],
             tuple(self.codings), self.sent_bytes,
         )  # fmt: skip

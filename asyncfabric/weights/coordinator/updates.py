@@ -18,9 +18,9 @@ from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
 from asyncfabric._notice import Notice
 from asyncfabric.weights.agreement import roster_of
 from asyncfabric.weights.channel import Event, Found, Lost, Messenger, receiver_of, trainer_name
-from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Effect, Phase, Say
+from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Effect, Phase, Send
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
-from asyncfabric.weights.coordinator.participants import Admission, Proposals, Seating
+from asyncfabric.weights.coordinator.participants import Admission, Proposals, SeatAssignment
 from asyncfabric.weights.coordinator.progress import Progress, UpdateReport
 from asyncfabric.weights.messages import (
     Failed,
@@ -35,7 +35,7 @@ from asyncfabric.weights.messages import (
     Verified,
     Wrote,
 )
-from asyncfabric.weights.outbox import QUICK_BEATS_PER_S, Pace, Words
+from asyncfabric.weights.outbox import QUICK_BATCHES_PER_S, BatchingInterval, Outbox
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.threads import in_thread
 
@@ -43,7 +43,7 @@ logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
 GRACE_S = 5.0
 """How long a receiver that cannot be written to may take to be known as dead, before it fails the update; and so long
-the report of a decided update waits for a trainer whose writes have not all ended, say those to a dead receiver."""
+the report of a decided update waits for a trainer whose writes have not all ended, such as those to a dead receiver."""
 
 AT_ONCE_S = 0.002
 """A disk that took the beginning of a version so soon takes its decision without a thread, the way to which would take
@@ -79,12 +79,12 @@ class Updates:
         self._messenger = messenger
         self._tasks = tasks
         self._grace_s = grace_s
-        self._seating = Seating(plan)
+        self._seating = SeatAssignment(plan)
         self._here: set[str] = set()
         self._update: Progress | None = None
         self._ranks = frozenset(self.trainers)
-        self._pace = Pace(QUICK_BEATS_PER_S)
-        self._words = Words(messenger, "the coordinator", quiet=self._said)
+        self._pace = BatchingInterval(QUICK_BATCHES_PER_S)
+        self._outbox = Outbox(messenger, "the coordinator", quiet=self._all_sent)
 
     @property
     def begun(self) -> int:
@@ -116,7 +116,7 @@ class Updates:
             if self.machine.stoppable:
                 await in_thread(self.log.begin, version, self._seating.geometry)
                 self._begin(update, logged=True)
-            else:  # receivers open their memory meanwhile; senders hear Write when it is on the disk (WC-6)
+            else:  # receivers open their memory meanwhile; senders get Write when it is on the disk (WC-6)
                 self._begin(update, logged=False)
                 await in_thread(self.log.begin, version, self._seating.geometry)
                 self._carry_out(self.machine.logged(version))
@@ -129,15 +129,15 @@ class Updates:
                     with anyio.CancelScope(shield=True):
                         await update.done.wait()
                 update.failure = update.failure or str(error)
-            self._tell_outcome(update)
+            self._send_outcome(update)
             self._end(update)
             if isinstance(error, (FabricError, ValueError)):
                 raise BrokenError(f"version {version} was not committed: {error}") from error
             raise
-        self._tell_outcome(update)
+        self._send_outcome(update)
         try:
             if not update.failure:
-                await self._hear_out(update)
+                await self._await_reports(update)
         finally:
             self._end(update)
         if update.failure:
@@ -163,7 +163,7 @@ class Updates:
         plan, forwards = self._seating.plan(present)
         roster = roster_of(plan, update.version, forwards)
         for name in (*present, *self.trainers):  # those have to open their memory
-            self._words.say(name, roster)
+            self._outbox.say(name, roster)
         update.receivers = tuple(sorted(present))
         self._carry_out(
             self.machine.begin(
@@ -174,8 +174,8 @@ class Updates:
             )
         )
 
-    async def _hear_out(self, update: Progress) -> None:
-        """Wait a while for what trainers tell of a decided version: it may be verified before they speak."""
+    async def _await_reports(self, update: Progress) -> None:
+        """Wait a while for reports of trainers about a decided version: it may be verified before they come."""
         with anyio.move_on_after(self._grace_s):
             while not update.wrote | update.silent >= self._ranks:
                 await self.changed.wait()
@@ -185,12 +185,12 @@ class Updates:
             self._update = None
         self.changed.tell()
 
-    def _tell_outcome(self, update: Progress) -> None:
+    def _send_outcome(self, update: Progress) -> None:
         self.proposals.take_down(update.version)
         outcome = Outcome(update.version, update.failure[:2000])
         for trainer in self.trainers:
             if trainer in self._here:
-                self._words.say(trainer, outcome)
+                self._outbox.say(trainer, outcome)
         self.changed.tell()
 
     # ---- messages
@@ -200,7 +200,7 @@ class Updates:
 
         Cancellation: at once.
         """
-        self._tasks.start_soon(self._words.run)
+        self._tasks.start_soon(self._outbox.run)
         burst: list[tuple[str, Event]] = []
         while True:
             try:
@@ -212,12 +212,12 @@ class Updates:
                 self._settle()
                 return
             for sender, event in (*burst, *self._messenger.take_nowait()):
-                self._hear(sender, event)
+                self._take_message(sender, event)
                 self._follow()
             self.changed.tell()  # once for all: who waits looks at everything anew
-            burst = await self._pace.listen(self._messenger.take_nowait)
+            burst = await self._pace.gather(self._messenger.take_nowait)
 
-    def _hear(self, sender: str, event: Event) -> None:
+    def _take_message(self, sender: str, event: Event) -> None:
         update = self._update
         match event:
             case Found():
@@ -244,7 +244,7 @@ class Updates:
             case Standing() if sender not in self._ranks:
                 self._stands(sender, event)
             case Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
-                self._carry_out(self.machine.heard(sender, event))
+                self._carry_out(self.machine.received(sender, event))
             case _:
                 pass
 
@@ -252,11 +252,11 @@ class Updates:
         """Let a receiver take part, or refuse it; the open update and later ones go on without it."""
         refused = self.admission.judge(receiver, standing)
         if refused is None:
-            self._carry_out(self.machine.heard(receiver, standing))
+            self._carry_out(self.machine.received(receiver, standing))
             return
         if receiver in self.machine.receivers:
             self._carry_out(self.machine.receiver_lost(receiver, refused.reason))
-        self._words.say(receiver, refused)
+        self._outbox.say(receiver, refused)
 
     def _lost(self, name: str, reason: str) -> None:
         logger.info("%s is gone: %s", name, reason)
@@ -272,7 +272,7 @@ class Updates:
         self._carry_out(self.machine.sender_failed(name, reason))
         gone = Gone(name)
         for other in (*self.machine.receivers, *(trainer for trainer in self.trainers if trainer in self._here)):
-            self._words.say(other, gone)
+            self._outbox.say(other, gone)
 
     async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
         """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
@@ -280,25 +280,25 @@ class Updates:
             while receiver in self.machine.receivers and self._update is update:
                 await self.changed.wait()
         if self._update is update and receiver in self.machine.receivers:
-            self._carry_out(self.machine.heard(receiver, Failed(update.version, reason[:2000])))
+            self._carry_out(self.machine.received(receiver, Failed(update.version, reason[:2000])))
             self._settle()
 
     def _refuse(self, version: int, reason: str) -> None:
         for trainer in self.proposals.take_down(version):
-            self._words.say(trainer, Outcome(version, reason))
+            self._outbox.say(trainer, Outcome(version, reason))
         self.changed.tell()
 
-    def _said(self) -> None:
+    def _all_sent(self) -> None:
         if self._update is not None and self.machine.phase in (Phase.WRITING, Phase.DECIDING):
-            self._update.mark("told")
+            self._update.mark("sent")
 
     # ---- effects
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Say(to, message):
-                    self._words.say(to, message)
+                case Send(to, message):
+                    self._outbox.say(to, message)
                 case Decide(version) if self.log.took_s < AT_ONCE_S:
                     self._settle()
                     with self._deciding(version):
@@ -322,7 +322,7 @@ class Updates:
         except FabricError as error:
             logger.error("version %d: %s", version, error)
             self._carry_out(self.machine.not_recorded(version, str(error)))
-        except BaseException as error:  # what is on the disk is not known: this coordinator must say no more
+        except BaseException as error:  # what is on the disk is not known: this coordinator must send no more
             if self._update is not None:
                 self._update.failure = f"the coordinator broke while it decided: {error!r}"
                 self._update.done.set()

@@ -75,7 +75,7 @@ def _sum(words: NDArray[np.uint32], place: int) -> int:
 CHUNK_BYTES = 16 << 20
 
 ChecksumKind = Literal["xxh3", "words"]
-"""Which checksum: XXH3, quickest on processors, or `word_sums`, which GPUs can do too."""
+"""Which checksum: XXH3, quickest on processors, or `word_sum`, which GPUs can do too."""
 
 
 def checksum(parts: Iterable[np.ndarray], kind: ChecksumKind = "xxh3") -> int:

@@ -168,53 +168,53 @@ def _shards(plan: Plan, kind: Ints, rank: int) -> tuple[Ints, Ints]:
 
 
 SHARES = 512
-"""A receiver asks for words worth this part of all that it awaits: they then cost its event loop some 50 ms, whoever
+"""A receiver asks for reports worth this part of all that it awaits: they then cost its event loop some 50 ms, whoever
 sends, and what is still to be checked at the end is little."""
 
 LEAST_PART = 8
-"""Towards the end words are worth less, down to this part of a share, so that the last checks are short."""
+"""Towards the end reports are worth less, down to this part of a share, so that the last checks are short."""
 
 GOLDEN_BITS = 0x9E3779B1
 """Its multiples, modulo 2^32, are spread evenly, as many as there are."""
 
 
 def begin_of(number: int) -> float:
-    """Return at which part of a share the first word is due, by a number in which the senders of a receiver differ."""
+    """Return the part of a share at which the first report is due, by a number in which a receiver's senders differ."""
     return ((number + 1) * GOLDEN_BITS & 0xFFFFFFFF) / (1 << 32)
 
 
 class Share:
-    """When what one sender has written for one receiver is worth a word.
+    """When what one sender has written for one receiver is worth a report.
 
-    It is worth one when it makes up a share; or at least a part of one, and half of what the receiver did not hear of.
+    It is worth one when it makes up a share; or at least a part of one, and half of what was not reported.
     """
 
-    __slots__ = ("_coming", "_least", "_share", "_untold", "_worth")
+    __slots__ = ("_coming", "_least", "_share", "_unreported", "_worth")
 
     def __init__(self, coming_bytes: int, share_bytes: int, begin: float = 1.0) -> None:
         """Look forward to so many bytes.
 
         Args:
             coming_bytes: of everything for this receiver.
-            share_bytes: as it asked for; 0: it wants to hear of each unit.
-            begin: part of a share that is worth the first word; senders who begin at different ones tell in turn.
+            share_bytes: as it asked for; 0: it wants a report of each unit.
+            begin: part of a share that is worth the first report; senders that begin at different ones report in turn.
         """
         self._coming = coming_bytes
         self._share = share_bytes
         self._least = share_bytes // LEAST_PART
         self._worth = share_bytes * begin
-        self._untold = 0
+        self._unreported = 0
 
     def add(self, written_bytes: int) -> bool:
-        """Note what was written; return whether a word is due, which then is told."""
+        """Note what was written; return whether a report is due, which then is sent."""
         self._coming -= written_bytes
-        self._untold += written_bytes
-        if self._untold < self._worth and self._untold < max(self._least, self._coming):
+        self._unreported += written_bytes
+        if self._unreported < self._worth and self._unreported < max(self._least, self._coming):
             return False
-        self.told()
+        self.reported()
         self._worth = self._share
         return True
 
-    def told(self) -> None:
-        """A word was told, due or not."""
-        self._untold = 0
+    def reported(self) -> None:
+        """A report was sent, due or not."""
+        self._unreported = 0

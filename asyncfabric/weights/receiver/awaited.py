@@ -45,8 +45,8 @@ class Columns(NamedTuple):
                 yield Columns(self.rows[part], self.sums[part], self.at[part], self.kind)
 
 
-class Told:
-    """What was told of one version.
+class Reported:
+    """The reported rows of one version.
 
     Attributes:
         all: whether that is everything.
@@ -57,17 +57,17 @@ class Told:
         self._rows = rows
         self._senders = senders
         self._names = names
-        self._told = np.zeros(len(rows), bool)
+        self._reported = np.zeros(len(rows), bool)
         self.all: bool = not len(rows)
 
-    def take(self, words: Sequence[tuple[str, Written]]) -> Iterator[Columns]:
-        """Note what was said together; yields it by the kind of its checksums.
+    def take(self, reports: Sequence[tuple[str, Written]]) -> Iterator[Columns]:
+        """Note rows that were reported together; yields them by the kind of its checksums.
 
-        Raises RemoteProtocolError for rows that are not their sender's to write here, or that were told before; the
+        Raises RemoteProtocolError for rows that are not their sender's to write here, or that were reported before; the
         rest of what came with them is not noted then, the version is over.
         """
         by_kind: dict[ChecksumKind, list[tuple[str, Written]]] = {}
-        for sender, message in words:
+        for sender, message in reports:
             if len(message.rows) != len(message.sums) or len(message.rows) % 8:
                 _refuse(sender, message.version)
             by_kind.setdefault(message.checksum, []).append((sender, message))
@@ -98,12 +98,12 @@ class Told:
         at = np.searchsorted(self._rows, rows)
         if len(at) and int(at.max()) >= len(self._rows):
             return None
-        fine = (self._rows[at] == rows) & (self._senders[at] == numbers) & ~self._told[at]
+        fine = (self._rows[at] == rows) & (self._senders[at] == numbers) & ~self._reported[at]
         return at if bool(fine.all()) and len(np.unique(at)) == len(at) else None
 
     def _note(self, at: Ints) -> None:
-        self._told[at] = True
-        self.all = bool(self._told.all())
+        self._reported[at] = True
+        self.all = bool(self._reported.all())
 
 
 def _refuse(sender: str, version: int) -> NoReturn:

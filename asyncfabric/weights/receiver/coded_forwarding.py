@@ -20,8 +20,8 @@ from asyncfabric.weights.coding.codings import encode_delta, encode_exponents
 from asyncfabric.weights.coding.lane import Lane, LaneMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
-from asyncfabric.weights.messages import CodingReport, Landing, Taken
-from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.messages import CodedSlots, CodingReport, Taken
+from asyncfabric.weights.outbox import Outbox
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.threads import in_thread
@@ -83,7 +83,7 @@ class _Link:
     left: int = 0
     coding: Coding | None = None  # None: it reads none
     why: str = ""
-    landing: Landing | None = None
+    landing: CodedSlots | None = None
     lane: Lane | None = None
     turn: anyio.Lock = field(default_factory=anyio.Lock)
     at_work: int = 0
@@ -95,15 +95,15 @@ class CodedForwarding:
     """What one receiver passes on of one version, in coded rows or timed."""
 
     def __init__(
-        self, codings: ForwardCodings, version: int, base: Copy | None, copy: Copy, places: RowPlaces, words: Words
+        self, codings: ForwardCodings, version: int, base: Copy | None, copy: Copy, places: RowPlaces, outbox: Outbox
     ) -> None:
-        """Code against `base`, which serves and stays, what is complete in `copy`; lanes report by `words`."""
+        """Code against `base`, which serves and stays, what is complete in `copy`; lanes report by `outbox`."""
         self._codings = codings
         self._version = version
         self._base = base
         self._copy = copy
         self._places = places
-        self._words = words
+        self._outbox = outbox
         self._links: dict[str, _Link] = {}
         self._regions: list[Region] = []
 
@@ -114,7 +114,7 @@ class CodedForwarding:
         link.largest = max(link.largest, length)
         link.left += 1
 
-    def open(self, name: str, landing: Landing | None) -> None:
+    def open(self, name: str, landing: CodedSlots | None) -> None:
         """Take where a receiver takes coded rows, None when it reads none, and choose."""
         link = self._links.get(name)
         if link is None or landing is None:
@@ -209,7 +209,7 @@ class CodedForwarding:
         region = await self._codings.fabric.allocate(size * len(link.landing.imms), access="local")
         self._regions.append(region)
         room = LaneMemory(region, 0, size)
-        link.lane = Lane(self._codings.fabric, room, link.landing, name, self._version, link.coding, self._words.send)
+        link.lane = Lane(self._codings.fabric, room, link.landing, name, self._version, link.coding, self._outbox.send)
         return link.lane
 
     def _form(self, row: int, coding: Coding) -> Form:

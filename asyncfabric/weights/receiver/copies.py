@@ -74,7 +74,7 @@ class Copy:
         self.version, self.arrival = version, arrival
 
     async def close(self) -> None:
-        """Take back every key, if any was told since the last time; returns when no write can land any more.
+        """Take back every key, if any was handed out since the last time; returns when no write can land any more.
 
         Cancellation: the revocation goes on.
         """

@@ -19,15 +19,24 @@ from asyncfabric.weights.channel import COORDINATOR, receiver_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Device, Stretch
 from asyncfabric.weights.memory.rows import Strided, written_run_bytes
-from asyncfabric.weights.messages import Landing, Unreachable
-from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.messages import CodedSlots, Unreachable
+from asyncfabric.weights.outbox import Outbox
 from asyncfabric.weights.plan.batch import Share, forwarded_by
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.receiver.coded_forwarding import CodedForwarding, Forms, Passed
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.threads import in_thread
-from asyncfabric.weights.writing import LONG_RUN_BYTES, MOST_PAGES, Gate, Tell, Teller, rows_told, settle, write_runs
+from asyncfabric.weights.writing import (
+    LONG_RUN_BYTES,
+    MOST_PAGES,
+    Gate,
+    Report,
+    Reporter,
+    report_messages,
+    settle,
+    write_runs,
+)
 
 BATCHES = 4
 """Batches of rows under way at once."""
@@ -36,11 +45,11 @@ BATCHES = 4
 class ReReports:
     """The reports of one receiver about one version that it passes on: to those it feeds, and to the coordinator."""
 
-    def __init__(self, version: int, words: Words) -> None:
-        """Report by these words."""
+    def __init__(self, version: int, outbox: Outbox) -> None:
+        """Report by an outbox."""
         self._version = version
-        self._words = words
-        self._tellers: dict[ChecksumKind, Teller] = {}  # each trainer's checksums travel along, of its kind
+        self._outbox = outbox
+        self._reporters: dict[ChecksumKind, Reporter] = {}  # each trainer's checksums travel along, of its kind
         self._tasks: TaskGroup | None = None
         self._share_of: Callable[[str], Share | None] | None = None
 
@@ -51,29 +60,29 @@ class ReReports:
 
     def add(self, receiver: str, rows: list[int], sums: list[int], sizes: list[int], kind: ChecksumKind) -> None:
         """Note rows of a receiver that are written, their checksums and bytes."""
-        teller = self._tellers.get(kind)
-        if teller is None:
+        reporter = self._reporters.get(kind)
+        if reporter is None:
             assert self._tasks is not None
-            teller = self._tellers[kind] = Teller(self._tell_of(kind), self._share_of)
-            self._tasks.start_soon(teller.run)
+            reporter = self._reporters[kind] = Reporter(self._report_of(kind), self._share_of)
+            self._tasks.start_soon(reporter.run)
         for row, checksum, size in zip(rows, sums, sizes, strict=True):
-            teller.add(receiver, row, checksum, size)
+            reporter.add(receiver, row, checksum, size)
 
     def finish(self) -> None:
         """Note that everything is passed on: the rest is reported at once."""
-        for teller in self._tellers.values():
-            teller.finish()
+        for reporter in self._reporters.values():
+            reporter.finish()
 
     def unreachable(self, receiver: str, error: FabricError) -> None:
         """Report a receiver that cannot be written to."""
-        self._words.say(COORDINATOR, Unreachable(self._version, receiver, str(error)[:2000]))
+        self._outbox.say(COORDINATOR, Unreachable(self._version, receiver, str(error)[:2000]))
 
-    def _tell_of(self, kind: ChecksumKind) -> Tell:
-        async def tell(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
-            for message in rows_told(self._version, rows, sums, kind, after):
-                self._words.say(receiver, message)
+    def _report_of(self, kind: ChecksumKind) -> Report:
+        async def report(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
+            for message in report_messages(self._version, rows, sums, kind, after):
+                self._outbox.say(receiver, message)
 
-        return tell
+        return report
 
 
 class Forwarding:
@@ -133,7 +142,7 @@ class Forwarding:
         """The rows of this receiver that are wanted elsewhere."""
         return list(self._wanted)
 
-    def open(self, receiver: str, gate: Gate, landing: Landing | None) -> None:
+    def open(self, receiver: str, gate: Gate, landing: CodedSlots | None) -> None:
         """Take the key of a receiver, and where it takes coded rows."""
         self.gates[receiver] = gate
         if self.coded is not None:

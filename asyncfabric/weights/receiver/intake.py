@@ -16,13 +16,13 @@ from anyio.lowlevel import checkpoint
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
 from asyncfabric._groups import unwrapped
-from asyncfabric.weights.channel import Line
+from asyncfabric.weights.channel import Queue
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Sums
 from asyncfabric.weights.messages import Written
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.plan import Plan
-from asyncfabric.weights.receiver.awaited import Columns, RowPlaces, Told, sender_name
+from asyncfabric.weights.receiver.awaited import Columns, Reported, RowPlaces, sender_name
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.threads import in_thread
 
@@ -50,7 +50,7 @@ async def compared_soon(found: Sums, sums: list[int]) -> list[bool]:
 
 TRIP_BYTES = 8 << 20
 """One thread hashes so many at a time where several do: what is left in the end is shared out among them. A device that
-queues does them one after the other whoever tells it."""
+queues does them one after the other whichever thread begins it."""
 
 Verified = Callable[[list[int], list[int], ChecksumKind], Awaitable[None]]
 """Called with rows that are right, and their checksums, in no order."""
@@ -86,13 +86,13 @@ class Intake:
         self.total_bytes: int = int(self._row_bytes.sum())
         shared_out = copy.device.checks > 1 and not copy.device.queues
         self._trip_bytes = TRIP_BYTES if shared_out else max(1, self.total_bytes)
-        self._told = Told(rows, senders, self.names)
+        self._reported = Reported(rows, senders, self.names)
         self._doubtful: dict[ChecksumKind, dict[int, int]] = {}
-        self._line: Line[Columns] = Line()
-        self._ahead: Line[tuple[int, int, Columns]] = Line()  # of whom, after which arrival
+        self._queue: Queue[Columns] = Queue()
+        self._ahead: Queue[tuple[int, int, Columns]] = Queue()  # of whom, after which arrival
         self._coming = 0
         self._checked = 0
-        self._all_told = anyio.Event()
+        self._all_reported = anyio.Event()
 
     def imm(self, sender: str) -> int:
         """Return the counter for what a sender writes."""
@@ -104,9 +104,9 @@ class Intake:
         return [name for name, number in self.names.items() if number < self._plan.trainers]
 
     @property
-    def all_told(self) -> bool:
-        """Whether every row was said to be written."""
-        return self._told.all
+    def all_reported(self) -> bool:
+        """Whether every row was reported as written."""
+        return self._reported.all
 
     def close(self) -> None:
         """Close the counters; what arrives later is stale."""
@@ -118,32 +118,32 @@ class Intake:
         return [name for name, number in self.names.items() if self._counters[number].value < self._targets[number]]
 
     def take(self, sender: str, message: Written, *, decoded: bool = False) -> None:
-        """Take what a sender says that it has written; rows that were decoded here no write was counted for.
+        """Take the rows that a sender reports as written; rows that were decoded here no write was counted for.
 
         Raises RemoteProtocolError for rows that are not this sender's to write here.
         """
         self.take_all([(sender, message)], decoded=decoded)
 
-    def take_all(self, words: Sequence[tuple[str, Written]], *, decoded: bool = False) -> None:
-        """Take what senders say together, as `take` one by one."""
+    def take_all(self, reports: Sequence[tuple[str, Written]], *, decoded: bool = False) -> None:
+        """Take what senders report together, as `take` one by one."""
         there = []
-        for sender, message in words:
+        for sender, message in reports:
             if not self._is_ahead(sender, message):
                 there.append((sender, message))
                 continue
-            for columns in self._told.take([(sender, message)]):
+            for columns in self._reported.take([(sender, message)]):
                 self._coming += 1
                 self._ahead.put_nowait((self.names[sender], message.after, columns))
-        for columns in self._told.take(there):
+        for columns in self._reported.take(there):
             if decoded:
                 for number, writes in self.places.writes(columns.rows, self._senders[columns.at]).items():
                     self._targets[number] -= writes
             for piece in columns.cut(self._row_bytes[columns.at], self._trip_bytes):
-                self._line.put_nowait(piece)
-        self._end_lines()
+                self._queue.put_nowait(piece)
+        self._end_queues()
 
     def _is_ahead(self, sender: str, message: Written) -> bool:
-        """Return whether what is told is still to come."""
+        """Return whether what is reported is still to come."""
         number = self.names.get(sender)
         if number is None or not message.after:
             return False
@@ -152,21 +152,21 @@ class Intake:
         return message.after > self._counters[number].value
 
     def check(self, sender: str, version: int, rows: Ints) -> None:
-        """Raise RemoteProtocolError for rows that are not this sender's to write here, or were told before."""
-        self._told.check(sender, version, rows)
+        """Raise RemoteProtocolError for rows that are not this sender's to write here, or were reported before."""
+        self._reported.check(sender, version, rows)
 
     async def run(self, verified: Verified) -> None:
         """Return when every byte has arrived and every checksum is right.
 
         Args:
-            verified: is told what is right.
+            verified: called with what is right.
 
         Raises:
             BrokenError: bytes are wrong; the text names the tensor and the sender.
 
         Cancellation: at once; the caller takes back the keys.
         """
-        self._end_lines()
+        self._end_queues()
         with unwrapped():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._check_all, verified)
@@ -182,22 +182,22 @@ class Intake:
                     self._describe(wrong),
                     remedy="publish again, while nobody changes the weights; if it repeats, check memory and links",
                 )
-            await self._say(rows, sums, kind, verified)
+            await self._pass(rows, sums, kind, verified)
         if self._checked != len(self.rows):
             raise BrokenError(
                 f"{len(self.rows) - self._checked} of {len(self.rows)} rows were not checked",
                 remedy="this is a defect of asyncfabric; the version is not taken, please report it with this text",
             )
 
-    def _end_lines(self) -> None:
-        if self._told.all:
+    def _end_queues(self) -> None:
+        if self._reported.all:
             self._ahead.close()
-            self._all_told.set()
+            self._all_reported.set()
             if not self._coming:
-                self._line.close()
+                self._queue.close()
 
     async def _arrive(self, number: int, after: int, columns: Columns, verified: Verified) -> None:
-        """Check rows that were told ahead once they are there; what is hashed is made ready meanwhile."""
+        """Check rows that were reported ahead once they are there; what is hashed is made ready meanwhile."""
         rows, sums, kind = columns.rows.tolist(), columns.sums.tolist(), columns.kind
         counter = self._counters[number]
         told = self._told_of(rows, kind) if self._queues(kind) else None
@@ -208,11 +208,11 @@ class Intake:
             right = await self._right(rows, sums, kind)
         await self._judge(rows, sums, kind, right, verified)
         self._coming -= 1
-        self._end_lines()
+        self._end_queues()
 
     async def _shut(self) -> None:
         """Return when all writes have arrived, and nothing can land any more: what is checked then stays as it is."""
-        await self._all_told.wait()
+        await self._all_reported.wait()
         for number, target in self._targets.items():  # what came decoded is not in them any more
             await self._counters[number].wait(target)
         await self.copy.close()
@@ -221,7 +221,7 @@ class Intake:
         turns = anyio.Semaphore(self.copy.device.checks)
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                async for first in self._line:
+                async for first in self._queue:
                     await turns.acquire()
                     together: dict[ChecksumKind, tuple[list[int], list[int]]] = {}
                     columns: Columns | None = first
@@ -231,7 +231,7 @@ class Intake:
                         rows.extend(columns.rows.tolist())
                         sums.extend(columns.sums.tolist())
                         left -= int(self._row_bytes[columns.at].sum())
-                        columns = self._line.next_nowait() if left > 0 else None
+                        columns = self._queue.next_nowait() if left > 0 else None
                     tasks.start_soon(self._check_batch, together, verified, turns)
 
     async def _check_batch(
@@ -245,16 +245,16 @@ class Intake:
     async def _judge(
         self, rows: list[int], sums: list[int], kind: ChecksumKind, right: list[bool], verified: Verified
     ) -> None:
-        """Say which rows are right; the others are looked at again in the end."""
+        """Pass rows on that are right; the others are looked at again in the end."""
         if all(right):
-            await self._say(rows, sums, kind, verified)
+            await self._pass(rows, sums, kind, verified)
             return
         found = list(zip(rows, sums, right, strict=True))
         self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
         if fine := [(row, told) for row, told, fine in found if fine]:
-            await self._say([row for row, _ in fine], [told for _, told in fine], kind, verified)
+            await self._pass([row for row, _ in fine], [told for _, told in fine], kind, verified)
 
-    async def _say(self, rows: list[int], sums: list[int], kind: ChecksumKind, verified: Verified) -> None:
+    async def _pass(self, rows: list[int], sums: list[int], kind: ChecksumKind, verified: Verified) -> None:
         self._checked += len(rows)
         await verified(rows, sums, kind)
 

@@ -6,7 +6,7 @@
 WC-4: memory that is opened for a version has keys that no earlier version had, and `Discard` takes them back before the
 memory is used again: a late write of an aborted version is refused, never mixed in. WC-5: `serving` changes in
 `flip` alone, at a step boundary, to a version that was complete and decided, or to none: in place the memory is opened
-once nothing serves from it, and the coordinator is told so. A receiver in doubt keeps what it serves.
+once nothing serves from it, and reports that. A receiver in doubt keeps what it serves.
 
 WC-7: each `Open` and `Fetch` begins an arrival with a number of its own. A version may be begun again while an earlier
 arrival of it still ends, on a thread that cannot be cancelled; what an arrival reports counts only while it is the
@@ -47,7 +47,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Report:
     """Effect: send a message to the coordinator."""
 
     message: FromReceiver
@@ -79,7 +79,7 @@ class Discard:
     arrival: int
 
 
-Effect = Tell | Open | Fetch | Discard
+Effect = Report | Open | Fetch | Discard
 
 
 class Receiver:
@@ -125,14 +125,14 @@ class Receiver:
     def session_began(self, differs: Difference | None = None) -> list[Effect]:
         """Report where we stand, first to a coordinator, the same one or a new one; `differs` once it was refused."""
         verified = self.version if self.state is State.VERIFIED else 0
-        return [Tell(Standing(self.held, verified, self._in_place, self.manifest, differs))]
+        return [Report(Standing(self.held, verified, self._in_place, self.manifest, differs))]
 
     def session_lost(self) -> list[Effect]:
         """The coordinator is gone: what is not verified is given up, what is verified stays in doubt."""
         self._next = None
         return self._drop() if self.state is State.RECEIVING else []
 
-    def heard(self, message: ToReceiver) -> list[Effect]:
+    def received(self, message: ToReceiver) -> list[Effect]:
         """Take a message of the coordinator.
 
         Raises RemoteProtocolError for a commit of what is not complete here.
@@ -148,21 +148,21 @@ class Receiver:
 
     def opened(self, arrival: int) -> list[Effect]:
         """The memory is open and the counters are armed."""
-        return [Tell(Ready(self.version))] if self._receives(arrival) else []
+        return [Report(Ready(self.version))] if self._receives(arrival) else []
 
     def verified(self, arrival: int) -> list[Effect]:
         """Every byte of the version arrived and every checksum is right."""
         if not self._receives(arrival):
             return []
         self.state = State.VERIFIED
-        return [Tell(Verified(self.version))]
+        return [Report(Verified(self.version))]
 
     def failed(self, arrival: int, reason: str) -> list[Effect]:
         """The version cannot be completed here: a checksum is wrong, memory could not be opened."""
         if not self._receives(arrival):
             return []
         version = self.version
-        return [*self._drop(), Tell(Failed(version, reason[:2000]))]
+        return [*self._drop(), Report(Failed(version, reason[:2000]))]
 
     def fetched(self, arrival: int, failure: str = "") -> list[Effect]:
         """The fetched version is complete and right, or `failure` says why not."""
@@ -170,21 +170,21 @@ class Receiver:
             return []
         version = self.version
         if failure:
-            return [*self._drop(), Tell(Fetched(version, failure[:2000]))]
+            return [*self._drop(), Report(Fetched(version, failure[:2000]))]
         self.state = State.COMMITTED
-        return [Tell(Fetched(version))]
+        return [Report(Fetched(version))]
 
     def flip(self) -> list[Effect]:
         """At a step boundary: let a committed version serve, or none where the memory is to be overwritten."""
         if self._at_stop is not None:
             begun, self._at_stop, self.serving, self.serving_arrival = self._at_stop, None, 0, 0
-            return [Tell(Stopped(begun.version)), begun]
+            return [Report(Stopped(begun.version)), begun]
         if self.state is not State.COMMITTED:
             return []
         self.serving, self.serving_arrival = self.version, self.arrival
         self.version, self.arrival, self.state = 0, 0, State.IDLE
         waiting, self._next = self._next, None
-        return self.heard(waiting) if waiting is not None else []
+        return self.received(waiting) if waiting is not None else []
 
     # ---- inside
 
@@ -199,9 +199,9 @@ class Receiver:
     def _prepare(self, message: Prepare) -> list[Effect]:
         version = message.version
         if self.state is State.VERIFIED:
-            return [Tell(Failed(version, f"version {self.version} is in doubt here"))]
+            return [Report(Failed(version, f"version {self.version} is in doubt here"))]
         if version <= self.held:
-            return [Tell(Failed(version, f"version {self.held} is here already"))]
+            return [Report(Failed(version, f"version {self.held} is here already"))]
         if self.state is State.COMMITTED:
             self._next = message
             return []

@@ -17,7 +17,7 @@ from asyncfabric._groups import unwrapped
 from asyncfabric.weights.channel import COORDINATOR, Messenger, receiver_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.messages import Coded, Opened, Taken, Wrote
-from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.outbox import Outbox
 from asyncfabric.weights.plan.batch import SHARES
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.awaited import RowPlaces
@@ -25,7 +25,7 @@ from asyncfabric.weights.receiver.coded_forwarding import CodedForwarding, Forwa
 from asyncfabric.weights.receiver.copies import Copy, Fetching
 from asyncfabric.weights.receiver.forwarding import Forwarding, ReReports
 from asyncfabric.weights.receiver.intake import Intake
-from asyncfabric.weights.receiver.slots import Arrivals, LandingMemory
+from asyncfabric.weights.receiver.slots import Arrivals, SlotMemory
 from asyncfabric.weights.writing import Gate, shares_of
 
 
@@ -51,7 +51,7 @@ class Arrival:
     def take(self, sender: str, message: Opened | Coded | Taken) -> bool:
         """Hand a message of this version on; return whether there was somebody to take it.
 
-        Raises RemoteProtocolError for what is not the sender's to say.
+        Raises RemoteProtocolError for what is not the sender's to send.
         """
         if isinstance(message, Opened) and self.forwarding is not None:
             self.forwarding.open(
@@ -86,13 +86,13 @@ class Receiving:
     """How one receiver takes versions; it outlives them."""
 
     def __init__(
-        self, here: Participant, landing: LandingMemory | None, forwards: ForwardCodings | None, words: Words
+        self, here: Participant, landing: SlotMemory | None, forwards: ForwardCodings | None, outbox: Outbox
     ) -> None:
         """Take coded rows in `landing` and pass some on with `forwards`, if there are."""
         self._here = here
         self._landing = landing
         self._forwards = forwards
-        self._words = words
+        self._outbox = outbox
         self._places: tuple[Plan, RowPlaces] | None = None
 
     @asynccontextmanager
@@ -116,7 +116,7 @@ class Receiving:
                 passing = self._passing(arrival, base, copy, places)
                 if passing is not None:
                     ending.push_async_callback(passing.aclose)
-                reports = ReReports(arrival.version, self._words)
+                reports = ReReports(arrival.version, self._outbox)
                 forwarding = Forwarding(
                     self._here.fabric, plan, self._here.replica, self._here.receiver, copy, reports, passing
                 )
@@ -130,7 +130,7 @@ class Receiving:
                         tasks.start_soon(coded.run)
                     await self._take(intake, forwarding, coded, reports)
                     if passing is not None and (used := passing.end()):
-                        self._words.say(COORDINATOR, Wrote(arrival.version, used))  # ahead of what may end the update
+                        self._outbox.say(COORDINATOR, Wrote(arrival.version, used))  # ahead of what may end the update
                         assert self._forwards is not None
                         self._here.tasks.start_soon(self._forwards.measure, base, copy, places, forwarding.rows)
                     copy.complete(arrival.version, arrival.number)
@@ -146,7 +146,7 @@ class Receiving:
         for name in intake.names:
             landing = coded.offer(name) if coded is not None else None
             opened = Opened(version, data, intake.imm(name), landing, intake.copy.device.checksum, share)
-            self._words.say(name, opened)
+            self._outbox.say(name, opened)
 
     async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None, reports: ReReports) -> None:
         """Return when all is right, and passed on where somebody wants it."""
@@ -170,9 +170,9 @@ class Receiving:
         """Return what takes coded rows of a version."""
         if self._landing is None:
             return nullcontext()
-        return self._landing.arrivals(self._here.fabric, arrival.version, base, intake, self._words)
+        return self._landing.arrivals(self._here.fabric, arrival.version, base, intake, self._outbox)
 
     def _passing(self, arrival: Arrival, base: Copy | None, copy: Copy, places: RowPlaces) -> CodedForwarding | None:
         if self._forwards is None:
             return None
-        return CodedForwarding(self._forwards, arrival.version, base, copy, places, self._words)
+        return CodedForwarding(self._forwards, arrival.version, base, copy, places, self._outbox)

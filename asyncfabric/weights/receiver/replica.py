@@ -5,7 +5,6 @@ Runs on the event loop's thread. `step_boundary` is the only place where what se
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -20,11 +19,8 @@ from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.coded_forwarding import ForwardCodings
 from asyncfabric.weights.receiver.copies import open_copies
 from asyncfabric.weights.receiver.receiving import Participant
-from asyncfabric.weights.receiver.slots import LANDING_BYTES, open_landing
+from asyncfabric.weights.receiver.slots import LANDING_BYTES, open_slots
 from asyncfabric.weights.receiver.versions import Versions
-
-logger: logging.Logger = logging.getLogger("asyncfabric.weights")
-
 
 Tensors = dict[str, Memory]
 """By name: bytes, an array of numpy in host memory, a tensor of torch on a GPU."""
@@ -144,7 +140,7 @@ async def open_replica(
     reads = wanted - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
     async with (
         open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1, place) as copies,
-        open_landing(fabric, reads, landing_bytes) as landing,
+        open_slots(fabric, reads, landing_bytes) as landing,
         beside() as tasks,
     ):
         forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None

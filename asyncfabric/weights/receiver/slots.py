@@ -15,12 +15,12 @@ import numpy as np
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, Region, RemoteProtocolError
 from asyncfabric._groups import unwrapped
-from asyncfabric.weights.channel import Line
+from asyncfabric.weights.channel import Queue
 from asyncfabric.weights.coding.choice import KNOWN, Coding
 from asyncfabric.weights.coding.codings import apply_delta, decode_exponents
 from asyncfabric.weights.memory.rows import PLACE_ALIGN, Bytes
-from asyncfabric.weights.messages import Coded, Landing, Taken, Written
-from asyncfabric.weights.outbox import Words
+from asyncfabric.weights.messages import Coded, CodedSlots, Taken, Written
+from asyncfabric.weights.outbox import Outbox
 from asyncfabric.weights.receiver.copies import Copy
 from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.threads import in_thread
@@ -39,10 +39,10 @@ class _Slots:
     counters: list[ImmCounter]
     filled: list[int]
     open: list[bool]
-    line: Line[Coded]
+    queue: Queue[Coded]
 
 
-class LandingMemory:
+class SlotMemory:
     """The region, registered once, and whether senders may use it.
 
     Attributes:
@@ -58,7 +58,7 @@ class LandingMemory:
 
     @asynccontextmanager
     async def arrivals(
-        self, fabric: Fabric, version: int, base: Copy | None, intake: Intake, words: Words
+        self, fabric: Fabric, version: int, base: Copy | None, intake: Intake, outbox: Outbox
     ) -> AsyncIterator[Arrivals]:
         """Open the slots for one version; on leaving its keys are dead and its counters closed.
 
@@ -67,12 +67,12 @@ class LandingMemory:
             version: on its way.
             base: the copy that serves, which is another one than is filled; None without.
             intake: checks the copy that is filled.
-            words: report slots that were read.
+            outbox: reports slots that were read.
 
         Cancellation: shielded while keys are taken back.
         """
         await self.region.revoke()
-        arrivals = Arrivals(self, fabric, version, base, intake, words)
+        arrivals = Arrivals(self, fabric, version, base, intake, outbox)
         try:
             with unwrapped():
                 yield arrivals
@@ -93,9 +93,9 @@ class Arrivals:
     """
 
     def __init__(
-        self, landing: LandingMemory, fabric: Fabric, version: int, base: Copy | None, intake: Intake, words: Words
+        self, landing: SlotMemory, fabric: Fabric, version: int, base: Copy | None, intake: Intake, outbox: Outbox
     ) -> None:
-        """Open the counters; see `LandingMemory.arrivals`."""
+        """Open the counters; see `SlotMemory.arrivals`."""
         self.used: bool = False
         self._landing = landing
         self._version = version
@@ -103,7 +103,7 @@ class Arrivals:
         self._into = intake.copy
         self._intake = intake
         self._places = intake.places
-        self._words = words
+        self._outbox = outbox
         senders = list(intake.names)
         self._slots: dict[str, _Slots] = {}
         self._codings = landing.codings if landing.trusted else frozenset()
@@ -113,7 +113,7 @@ class Arrivals:
             return
         try:
             for number, sender in enumerate(senders):
-                slots = _Slots(number * SLOTS * self._slot_bytes, [], [0] * SLOTS, [True] * SLOTS, Line())
+                slots = _Slots(number * SLOTS * self._slot_bytes, [], [0] * SLOTS, [True] * SLOTS, Queue())
                 self._slots[sender] = slots
                 for _ in range(SLOTS):
                     slots.counters.append(fabric.counter())
@@ -121,13 +121,13 @@ class Arrivals:
             self.close()
             raise
 
-    def offer(self, sender: str) -> Landing | None:
-        """Return what a sender is told, None for one that has no slots."""
+    def offer(self, sender: str) -> CodedSlots | None:
+        """Return what a sender gets, None for one that has no slots."""
         slots = self._slots.get(sender)
         if slots is None:
             return None
         part = self._landing.region[slots.begin : slots.begin + SLOTS * self._slot_bytes]
-        return Landing(
+        return CodedSlots(
             sorted(one.value for one in self._codings),
             self._base.version if self._base is not None else 0,
             part.key("write").to_bytes(),
@@ -137,7 +137,7 @@ class Arrivals:
         )
 
     def take(self, sender: str, message: Coded) -> None:
-        """Take the word that a slot was filled.
+        """Take the report that a slot was filled.
 
         Raises RemoteProtocolError for a slot that is not free or not this sender's, and for a message that is damaged.
         """
@@ -150,13 +150,13 @@ class Arrivals:
             raise RemoteProtocolError(f"{sender} says version {message.version} in columns of different lengths")
         slots.open[message.slot] = False
         self.used = True
-        slots.line.put_nowait(message)
+        slots.queue.put_nowait(message)
 
     def finish(self) -> None:
-        """Say that every row is here and right: `run` ends."""
+        """Note that every row is here and right: `run` ends."""
         self._landing.trusted = True
         for slots in self._slots.values():
-            slots.line.close()
+            slots.queue.close()
 
     def close(self) -> None:
         """Close the counters; what arrives later is stale."""
@@ -181,7 +181,7 @@ class Arrivals:
     # ---- inside
 
     async def _serve(self, sender: str, slots: _Slots) -> None:
-        async for message in slots.line:
+        async for message in slots.queue:
             rows, lengths = np.frombuffer(message.rows, "<i8"), np.frombuffer(message.lengths, "<i8")
             self._intake.check(sender, message.version, rows)
             if (lengths < 0).any() or lengths.sum() > self._slot_bytes:
@@ -200,7 +200,7 @@ class Arrivals:
                 sender, Written(message.version, message.rows, message.sums, message.checksum), decoded=True
             )
             slots.open[slot] = True
-            self._words.say(sender, Taken(message.version, slot))
+            self._outbox.say(sender, Taken(message.version, slot))
 
     def _decode(self, rows: list[int], codings: list[int], lengths: list[int], at: int) -> None:
         """Put rows into the copy. On a worker thread."""
@@ -233,9 +233,7 @@ class Arrivals:
 
 
 @asynccontextmanager
-async def open_landing(
-    fabric: Fabric, codings: frozenset[Coding], length_bytes: int
-) -> AsyncIterator[LandingMemory | None]:
+async def open_slots(fabric: Fabric, codings: frozenset[Coding], length_bytes: int) -> AsyncIterator[SlotMemory | None]:
     """Allocate memory for coded rows, None when no coding is read; released on leaving.
 
     Raises:
@@ -251,7 +249,7 @@ async def open_landing(
         raise ValueError(f"landing_bytes must be above 0, got {length_bytes}")
     region = await fabric.allocate(length_bytes, access="write")
     try:
-        yield LandingMemory(region, codings)
+        yield SlotMemory(region, codings)
     finally:
         with anyio.CancelScope(shield=True):
             await region.release()

@@ -31,14 +31,14 @@ from asyncfabric.weights.messages import (
     WeightMessage,
     Written,
 )
-from asyncfabric.weights.outbox import Pace, Words, receiving_beats
+from asyncfabric.weights.outbox import BatchingInterval, Outbox, receiving_rate
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.coded_forwarding import ForwardCodings
 from asyncfabric.weights.receiver.copies import Copy, Fetching, give
-from asyncfabric.weights.receiver.machine import Discard, Effect, Fetch, Open, Receiver, State, Tell
+from asyncfabric.weights.receiver.machine import Discard, Effect, Fetch, Open, Receiver, Report, State
 from asyncfabric.weights.receiver.receiving import Arrival, Participant, Receiving
 from asyncfabric.weights.receiver.refusal import Backoff, Refusal
-from asyncfabric.weights.receiver.slots import LandingMemory
+from asyncfabric.weights.receiver.slots import SlotMemory
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
@@ -56,7 +56,7 @@ class Versions:
     """
 
     def __init__(
-        self, here: Participant, copies: list[Copy], landing: LandingMemory | None, forwards: ForwardCodings | None
+        self, here: Participant, copies: list[Copy], landing: SlotMemory | None, forwards: ForwardCodings | None
     ) -> None:
         """Serve nothing yet."""
         self._plans = RosterPlans(here.plan)
@@ -76,10 +76,10 @@ class Versions:
         self._arrival: Arrival | None = None
         self._early: list[tuple[str, Opened]] = []
         self._turn = anyio.Lock()
-        self._pace = Pace()
+        self._pace = BatchingInterval()
         self._backoff = Backoff()
-        self._words = Words(here.messenger, here.name, self._unsaid)
-        self._receiving = Receiving(here, landing, forwards, self._words)
+        self._outbox = Outbox(here.messenger, here.name, self._unsent)
+        self._receiving = Receiving(here, landing, forwards, self._outbox)
 
     def leave(self) -> None:
         """Begin nothing any more."""
@@ -123,7 +123,7 @@ class Versions:
 
         Cancellation: what is under way drains.
         """
-        self._tasks.start_soon(self._words.run)
+        self._tasks.start_soon(self._outbox.run)
         burst: list[tuple[str, Event]] = []
         while True:
             try:
@@ -140,27 +140,27 @@ class Versions:
                     continue
                 self._take_written(written)
                 try:
-                    await self._hear(sender, event)
+                    await self._take_message(sender, event)
                 except RemoteProtocolError as error:
                     self._give_up(str(error))
             more = self._take_written(written)
-            burst = await self._pace.listen(self._messenger.take_nowait) if more else []
+            burst = await self._pace.gather(self._messenger.take_nowait) if more else []
 
-    def _take_written(self, words: list[tuple[str, Written]]) -> bool:
-        """Take what was said together, and forget it; return whether there is more to be written."""
+    def _take_written(self, reports: list[tuple[str, Written]]) -> bool:
+        """Take what was reported together, and forget it; return whether there is more to be written."""
         arrival = self._arrival
-        mine = [word for word in words if arrival is not None and word[1].version == arrival.version]
-        words.clear()
+        mine = [report for report in reports if arrival is not None and report[1].version == arrival.version]
+        reports.clear()
         if not mine or arrival is None or arrival.intake is None:
             return False
-        self._pace.beats_per_s = receiving_beats(len(arrival.intake.names))
+        self._pace.batches_per_s = receiving_rate(len(arrival.intake.names))
         try:
             arrival.intake.take_all(mine)
         except RemoteProtocolError as error:
             self._give_up(str(error))
-        return not arrival.intake.all_told
+        return not arrival.intake.all_reported
 
-    async def _hear(self, sender: str, event: Event) -> None:
+    async def _take_message(self, sender: str, event: Event) -> None:
         match event:
             case Found() if sender == COORDINATOR:
                 self.refusal.session_began()
@@ -178,7 +178,7 @@ class Versions:
                 self._plan, self._plan_version = self._plans.plan(event), event.version
             case Prepare() | Commit() | Abort() | CatchUp() if sender == COORDINATOR:
                 self.refusal.accepted()
-                self._carry_out(self.machine.heard(event))
+                self._carry_out(self.machine.received(event))
                 arrival = self._arrival
                 if isinstance(event, Commit) and arrival is not None and arrival.version == event.version:
                     arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
@@ -196,7 +196,7 @@ class Versions:
     def _hand_over(self, sender: str, message: Opened | Coded | Taken) -> None:
         arrival = self._arrival
         if isinstance(message, Opened) and (arrival is None or arrival.version < message.version):
-            self._early.append((sender, message))  # they were faster than we are
+            self._early.append((sender, message))  # they were faster
             return
         if arrival is None or arrival.version != message.version:
             return  # of a version that is over
@@ -208,10 +208,10 @@ class Versions:
             self._arrival.fetching.lost(name, reason)
 
     def _parted(self, name: str, reason: str) -> None:
-        """A session ended: what was said last to one that gets rows from here, or by it, may not have been heard."""
+        """A session ended: the last messages to one that gets rows from here, or by it, may be lost."""
         arrival = self._arrival
         if arrival is not None and arrival.forwarding is not None and name in arrival.forwarding.bytes_to:
-            self._words.say(COORDINATOR, Unreachable(arrival.version, name, f"its session broke: {reason}"[:2000]))
+            self._outbox.say(COORDINATOR, Unreachable(arrival.version, name, f"its session broke: {reason}"[:2000]))
 
     # ---- effects
 
@@ -227,8 +227,8 @@ class Versions:
             return
         for effect in effects:
             match effect:
-                case Tell(message):
-                    self._words.say(COORDINATOR, message)
+                case Report(message):
+                    self._outbox.say(COORDINATOR, message)
                 case Open() | Fetch():
                     arrival = self._arrival = Arrival(effect.arrival, effect.version)
                     self._tasks.start_soon(self._carry, arrival, effect)
@@ -288,7 +288,7 @@ class Versions:
             with Fetching(self._here.fabric, effect.version, effect.source, copy) as fetching:
                 arrival.fetching = fetching
                 want = Want(effect.version, key.to_bytes(), fetching.imm, copy.device.checksum)
-                self._words.say(effect.source, want)
+                self._outbox.say(effect.source, want)
                 await fetching.run()
                 copy.complete(effect.version, arrival.number)
                 self._backoff.reset()
@@ -308,21 +308,21 @@ class Versions:
         held = self.machine.held
         if not held or want.version != held:
             reason = f"{self._here.name} does not hold it, but version {held}"
-            self._words.say(to, Given(want.version, want.imm, b"", reason))
+            self._outbox.say(to, Given(want.version, want.imm, b"", reason))
             return
         copy = self.copies[self._copy_of(self.machine.held_arrival)]
         with copy.lend():
-            self._words.say(to, await give(self._here.fabric, copy, want))
+            self._outbox.say(to, await give(self._here.fabric, copy, want))
 
-    def _unsaid(self, to: str, message: WeightMessage, error: FabricError) -> None:
+    def _unsent(self, to: str, message: WeightMessage, error: FabricError) -> None:
         if isinstance(message, Want):
             fetching = self._arrival.fetching if self._arrival is not None else None
             if fetching is not None and fetching.imm == message.imm:
                 fetching.lost(to, str(error))
         elif isinstance(message, Opened):
-            self._tasks.start_soon(self._say_again, to, message)
+            self._tasks.start_soon(self._send_again, to, message)
 
-    async def _say_again(self, to: str, message: Opened) -> None:
+    async def _send_again(self, to: str, message: Opened) -> None:
         await anyio.sleep(AGAIN_S)
         if self.machine.state is State.RECEIVING and self.machine.version == message.version:
-            self._words.say(to, message)
+            self._outbox.say(to, message)

@@ -15,7 +15,7 @@ from asyncfabric.weights.coding.choice import Coding, Costs, Offer, Paying, Rule
 from asyncfabric.weights.coding.lane import Lane, LaneMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
-from asyncfabric.weights.messages import CodingReport, Landing, Taken
+from asyncfabric.weights.messages import CodedSlots, CodingReport, Taken
 from asyncfabric.weights.sender.coded import Bases, CodedSending, sample_of
 from asyncfabric.weights.sender.program import Box, Program
 from asyncfabric.weights.sender.shards import Shards
@@ -48,7 +48,7 @@ class SenderCodings:
         self,
         version: int,
         program: Program,
-        landings: Mapping[str, Landing | None],
+        landings: Mapping[str, CodedSlots | None],
         send: Send,
         kind: ChecksumKind,
     ) -> CodedSending | None:
@@ -150,7 +150,7 @@ class SenderCodings:
 
     # ---- inside
 
-    def _offer(self, landing: Landing, own_bytes: int) -> Offer:
+    def _offer(self, landing: CodedSlots, own_bytes: int) -> Offer:
         assert self._program is not None
         everything = sum(box.weight_bytes + box.scale_bytes for box in self._program.boxes)
         both = frozenset(one for one in self._codings if one.value in landing.codings)
@@ -186,5 +186,5 @@ def _bytes_for(program: Program) -> tuple[dict[str, int], dict[str, int]]:
     return total, largest
 
 
-def _imms(landing: Landing | None) -> list[int]:
+def _imms(landing: CodedSlots | None) -> list[int]:
     return landing.imms if landing is not None else []

@@ -1,4 +1,4 @@
-"""Exchange: maxima of quantisation blocks that shards cut, told among trainers (WT-2: maxima travel, weights do not).
+"""Exchange of maxima of quantisation blocks that shards cut, among trainers (WT-2: maxima travel, weights do not).
 
 Runs on the event loop's thread; measuring runs on worker threads, ahead of converting. It waits for nobody, so ranks
 that wait for each other's maxima cannot wait for ever.
@@ -48,7 +48,7 @@ class Exchange:
     """What one trainer measures, tells and is told, for all versions."""
 
     def __init__(self, plan: Plan, rank: int, shards: Shards, sent: Iterable[Key]) -> None:
-        """Work out who tells whom.
+        """Work out which maxima go between which ranks.
 
         Args:
             plan: its geometry.
@@ -99,7 +99,7 @@ class Exchange:
         return bool(self._order)
 
     def begin(self, version: int) -> None:
-        """Forget the version before; what was told early about this one is taken."""
+        """Forget the version before; what came early about this one is taken."""
         self._version = version
         self._found = {}
         self._missing = {key: set(self._takes[key]) for key in self._order}
@@ -108,8 +108,8 @@ class Exchange:
         for source, message in early:
             self.take(source, message)
 
-    async def run(self, tell: Callable[[int, Maxima], Awaitable[None]]) -> None:
-        """Measure every shard and tell others what they need, by rank.
+    async def run(self, send: Callable[[int, Maxima], Awaitable[None]]) -> None:
+        """Measure every shard and send others what they need, by rank.
 
         Cancellation: between two shards.
         """
@@ -118,13 +118,13 @@ class Exchange:
                 self._found[key] = found
                 for to, parts in self._gives[key].items():
                     values = np.concatenate([found[part.where].reshape(-1) for part in parts])
-                    await tell(to, Maxima(self._version, key[0], key[1], values.astype("<f4").tobytes()))
+                    await send(to, Maxima(self._version, key[0], key[1], values.astype("<f4").tobytes()))
                 for source, message in self._waiting.pop(key, ()):
                     self._learn(source, key, message)
                 self._changed.tell()
 
     def take(self, source: int, message: Maxima) -> None:
-        """Take what another trainer tells.
+        """Take what another trainer sends.
 
         Raises RemoteProtocolError for maxima that nobody asked for.
         """
@@ -152,7 +152,7 @@ class Exchange:
         return self._found[key], self._origins[key]
 
     def awaited(self, version: int) -> set[str]:
-        """Return who still has to tell maxima of a version, which may be one that is not begun yet."""
+        """Return the trainers that still have to send maxima of a version, which may be one that is not begun yet."""
         told = self._missing if version == self._version else self._takes
         return {trainer_name(rank) for ranks in told.values() for rank in ranks}
 

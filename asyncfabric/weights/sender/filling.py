@@ -1,6 +1,6 @@
-"""Filling: a unit's boxes converted into the staging memory, hashed, and said as runs to write.
+"""Filling: a unit's boxes converted into the staging memory, hashed, and given as runs to write.
 
-In host memory `fill` is for a worker thread and lets go of the GIL. On a GPU it only tells the device what to do, so
+In host memory `fill` is for a worker thread and lets go of the GIL. On a GPU it only begins the work of the device, so
 the event loop's thread does that, but for shards that are brought.
 """
 
@@ -82,7 +82,7 @@ class Filler:
         self._staging = staging
 
     def quick(self, unit: Unit) -> bool:
-        """Return whether filling it is but a few words to the device, which nobody needs a thread for."""
+        """Return whether filling it is but a few calls of the device, which need no thread."""
         return self.device.queues and all(self._shards.place(box.parameter) is not None for box in unit.boxes)
 
     def idle(self, unit: Unit) -> bool:

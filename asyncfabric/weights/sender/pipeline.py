@@ -18,7 +18,7 @@ import numpy as np
 from asyncfabric import BoxTransfer, BrokenError, BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
-from asyncfabric.weights.channel import COORDINATOR, Line, Send
+from asyncfabric.weights.channel import COORDINATOR, Queue, Send
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.host import HostSums
 from asyncfabric.weights.messages import Unreachable
@@ -31,7 +31,15 @@ from asyncfabric.weights.sender.scratch import PAGES_IN_FLIGHT, Staging
 from asyncfabric.weights.sender.shards import Gathered, Shards
 from asyncfabric.weights.sender.version import Stages
 from asyncfabric.weights.threads import in_thread
-from asyncfabric.weights.writing import LONG_RUN_BYTES, MOST_PAGES, Gate, Teller, rows_told, shares_of, write_runs
+from asyncfabric.weights.writing import (
+    LONG_RUN_BYTES,
+    MOST_PAGES,
+    Gate,
+    Reporter,
+    report_messages,
+    shares_of,
+    write_runs,
+)
 
 UNITS_READY, UNITS_IN_FLIGHT = 4, 64
 
@@ -41,7 +49,7 @@ the wire must not wait for the event loop; many more would end late, and togethe
 engine serves all transfers alike that it cannot begin at once."""
 
 UNITS_AHEAD = 2
-"""There: converted before receivers have opened their memory; the first write waits for all that was told by then."""
+"""There: converted before receivers have opened their memory; the first write waits for all that was begun by then."""
 
 
 @dataclass(slots=True)
@@ -66,7 +74,7 @@ class _Posted:
     after: dict[str, int] | None = (
         None  # by receiver: what it has counted once all of it is there; None: not all posted
     )
-    told: bool = False
+    reported: bool = False
 
     def take_sums(self, transfer: Transfer) -> None:
         """Take what a transfer that has ended well found out about boxes."""
@@ -112,7 +120,7 @@ class Sending:
         self._counted: Counter[str] = Counter()
         self._pages = 0
         self._page_room = Notice()
-        self._ready: Line[_Ready] = Line(UNITS_READY)
+        self._ready: Queue[_Ready] = Queue(UNITS_READY)
         self._unposted = 0
         self._in_flight: deque[_Posted] = deque()
 
@@ -128,18 +136,18 @@ class Sending:
 
         Cancellation: stops posting, and goes on when what was posted has drained (INV-2).
         """
-        self._teller = Teller(self._report, shares_of(self._gates, program.bytes_to))
+        self._reporter = Reporter(self._send_report, shares_of(self._gates, program.bytes_to))
         try:
             with unwrapped():
                 async with anyio.create_task_group() as tasks:
                     device = self._filler.device
-                    posted: Line[_Posted] = Line(QUEUED_IN_FLIGHT if device.queues else UNITS_IN_FLIGHT)
+                    posted: Queue[_Posted] = Queue(QUEUED_IN_FLIGHT if device.queues else UNITS_IN_FLIGHT)
                     units = program.units(unit_bytes, device.first_unit_bytes, device.last_unit_bytes)
                     self._unposted = len(units)
                     tasks.start_soon(self._prepare, units)
                     tasks.start_soon(self._post_all, posted)
                     tasks.start_soon(self._retire, posted)
-                    tasks.start_soon(self._teller.run)
+                    tasks.start_soon(self._reporter.run)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._drain()
@@ -180,7 +188,7 @@ class Sending:
                         one = _Ready(unit, at, self._filler.fill(unit, at, maxima))
                         await ready.put(one)
                         if self._opened.is_set():
-                            await one.posted.wait()  # its writes wait for no more than what was told so far
+                            await one.posted.wait()  # its writes wait for no more than what was begun so far
                     else:
                         await turns.acquire()
                         tasks.start_soon(fill, unit, at, maxima)
@@ -188,7 +196,7 @@ class Sending:
 
     # ---- write
 
-    async def _post_all(self, posted: Line[_Posted]) -> None:
+    async def _post_all(self, posted: Queue[_Posted]) -> None:
         await self._opened.wait()
         async for prepared in self._ready:
             unit, at, filled = prepared.unit, prepared.at, prepared.filled
@@ -251,19 +259,19 @@ class Sending:
 
     # ---- retire
 
-    async def _retire(self, posted: Line[_Posted]) -> None:
+    async def _retire(self, posted: Queue[_Posted]) -> None:
         async for one in posted:
-            self._tell_ahead()
+            self._report_ahead()
             for receiver, transfer, pages in one.transfers:
                 try:
                     await transfer
-                except FabricError as error:  # if nobody gets a box, nobody is told its checksum
+                except FabricError as error:  # if no receiver gets a box, none gets its checksum
                     await self._give_up(receiver, error)
                 else:
                     one.take_sums(transfer)
                 self._pages -= pages
                 self._page_room.tell()
-            self._tell(one)
+            self._report(one)
             self._in_flight.popleft()
             if one.unit.staged_bytes:
                 assert self._staging is not None
@@ -271,35 +279,35 @@ class Sending:
             convert_s, checksum_s = self._filler.seconds(one.filled)
             self.stages.convert_s += convert_s
             self.stages.checksum_s += checksum_s
-        self._teller.finish()
+        self._reporter.finish()
 
-    def _tell_ahead(self) -> None:
-        """Tell what was hashed and will be written soon: receivers need no word any more when it is there."""
+    def _report_ahead(self) -> None:
+        """Report what was hashed and will be written soon: receivers need no message any more when it is there."""
         if self._filler.device.queues:
             for one in self._in_flight:
                 if one.after is not None and one.filled.sums.ready():
-                    self._tell(one)
-            if not self._unposted and all(one.told for one in self._in_flight):
-                self._teller.finish()
+                    self._report(one)
+            if not self._unposted and all(one.reported for one in self._in_flight):
+                self._reporter.finish()
 
-    def _tell(self, one: _Posted) -> None:
-        if one.told:
+    def _report(self, one: _Posted) -> None:
+        if one.reported:
             return
-        one.told = True
+        one.reported = True
         if not self._unposted and one is self._in_flight[-1]:
             self._check_unchanged()
         counts = one.after if one.after is not None and self._filler.device.queues else {}
         for box, checksum in zip(one.unit.boxes, one.filled.sums.result(), strict=True):
             for row in box.rows:
                 if row.receiver in self._gates:
-                    self._teller.add(row.receiver, row.row, checksum, row.shape.nbytes, counts.get(row.receiver, 0))
+                    self._reporter.add(row.receiver, row.row, checksum, row.shape.nbytes, counts.get(row.receiver, 0))
 
-    async def _report(self, receiver: str, rows: list[int], sums: list[int], after: int) -> None:
-        for message in rows_told(self._version, rows, sums, self.kind, after):
+    async def _send_report(self, receiver: str, rows: list[int], sums: list[int], after: int) -> None:
+        for message in report_messages(self._version, rows, sums, self.kind, after):
             await self._send(receiver, message)
 
     def _check_unchanged(self) -> None:
-        """Raise BrokenError if shards changed meanwhile: before receivers hear of the last unit, so nobody commits."""
+        """Raise BrokenError if shards changed meanwhile: before the last unit is reported, so no receiver commits."""
         if not all(map(np.array_equal, self._samples, self._shards.samples())):
             raise BrokenError(
                 "weights changed while they were published, so what was sent is of two steps",

@@ -1,4 +1,4 @@
-"""Publisher: one trainer of weight updates: offers a version, writes when told to, hears how it ended.
+"""Publisher: one trainer of weight updates: offers a version, writes it, waits for its outcome.
 
 Runs on the event loop's thread.
 """
@@ -106,7 +106,7 @@ class WeightPublisher:
             BrokenError: the version was aborted, as when weights changed meanwhile, or the coordinator is lost; the
                 text says why. Replicas serve what they served; publish a later version.
 
-        Cancellation: what was posted drains, then the coordinator is told and aborts the version.
+        Cancellation: what was posted drains, then the coordinator receives that and aborts the version.
         """
         if get_ident() != self._thread:
             raise another_loop()
@@ -123,8 +123,8 @@ class WeightPublisher:
             await self._messenger.send(COORDINATOR, Offered(version))
             report = await self._carry_out(one, began)
         except BaseException as error:
-            told = isinstance(error, Exception)
-            reason = f"{type(error).__name__}: {error}" if told else "its publish was cancelled before it was decided"
+            named = isinstance(error, Exception)
+            reason = f"{type(error).__name__}: {error}" if named else "its publish was cancelled before it was decided"
             with anyio.CancelScope(shield=True):
                 await self._say(COORDINATOR, Failed(version, reason[:2000]))
             raise
@@ -237,7 +237,7 @@ class WeightPublisher:
                 sender, event = COORDINATOR, Lost(str(error))
                 self._closed = True
             try:
-                self._hear(sender, event)
+                self._take_message(sender, event)
             except RemoteProtocolError as error:
                 logger.warning("trainer %d: %s", self.rank, error)
                 if self._publication is not None:
@@ -248,7 +248,7 @@ class WeightPublisher:
             if isinstance(event, Lost) and sender != COORDINATOR:
                 await self._parted(sender, event.reason)
 
-    def _hear(self, sender: str, event: Event) -> None:
+    def _take_message(self, sender: str, event: Event) -> None:
         one = self._publication
         match event:
             case Found() if sender == COORDINATOR:
@@ -289,9 +289,9 @@ class WeightPublisher:
                 pass
 
     async def _parted(self, name: str, reason: str) -> None:
-        """The session with another participant ended: what was said in it last may not have been heard, at either end.
+        """The session with another participant ended: its last messages may be lost, at either end.
 
-        It may be dead, which the coordinator hears by itself; or the link broke, and what is missing would be waited
+        It may be dead, which the coordinator notices by itself; or the link broke, and what is missing would be waited
         for without an end.
         """
         one = self._publication
@@ -312,7 +312,7 @@ class WeightPublisher:
     async def _say(self, to: str, message: WeightMessage) -> None:
         try:
             await self._messenger.send(to, message)
-        except FabricError as error:  # the coordinator knows of the loss, or will hear of it
+        except FabricError as error:  # the coordinator knows of the loss, or will notice it
             logger.info("%s did not get %s of trainer %d: %s", to, type(message).__name__, self.rank, error)
 
 
@@ -333,7 +333,7 @@ async def open_publisher(
     Args:
         fabric: that writes.
         messenger: of `trainer_name(rank)`; it is the publisher's to receive from.
-        plan: moves and relay; its replicas do not matter, the coordinator says who takes part.
+        plan: moves and relay; its replicas do not matter, the roster lists who takes part.
         rank: of the trainer.
         shards: by parameter, what this rank holds; see ShardMap.
         scratch_bytes: bound on all memory beyond the shards and beyond what codings need.

@@ -125,9 +125,9 @@ class Shards:
         return self._views[region.id]
 
     def samples(self) -> list[NDArray[np.uint64]]:
-        """Return a few words of the shards in host memory: an optimizer's step changes some of them, as good as surely.
+        """Return a few cells of the shards in host memory: an optimizer's step changes some of them, as good as surely.
 
-        However large they are it takes a millisecond: about MOST_SAMPLES words of at most MOST_SAMPLED shards.
+        However large they are it takes a millisecond: about MOST_SAMPLES cells of at most MOST_SAMPLED shards.
         """
         arrays = [held for held in self._arrays.values() if isinstance(held, np.ndarray)]
         arrays = arrays[:: max(1, -(-len(arrays) // MOST_SAMPLED))]

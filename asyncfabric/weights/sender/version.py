@@ -15,7 +15,7 @@ from asyncfabric import Fabric, RemoteProtocolError
 from asyncfabric.weights.agreement import RosterPlans
 from asyncfabric.weights.channel import COORDINATOR, trainer_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
-from asyncfabric.weights.messages import CodingReport, Landing, Maxima, Roster, Write
+from asyncfabric.weights.messages import CodedSlots, CodingReport, Maxima, Roster, Write
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.sender.exchange import Exchange
 from asyncfabric.weights.sender.program import Program
@@ -79,9 +79,9 @@ class Publication:
     Attributes:
         version: of it.
         seated: whether it is known who takes part.
-        write: the word that it may be written.
-        gates, landings, kinds: what receivers that opened their memory said.
-        gone: participants that the coordinator has lost since it said who takes part.
+        write: the message that it may be written.
+        gates, landings, kinds: what receivers that opened their memory sent.
+        gone: participants that the coordinator has lost since its roster.
         kind: of the checksums.
         written: whether everything is.
         outcome: None while it is open, "" once it is decided, else why it was aborted.
@@ -95,7 +95,7 @@ class Publication:
         self.write: Write | None = None
         self.gates: dict[str, Gate] = {}
         self.gone: set[str] = set()
-        self.landings: dict[str, Landing | None] = {}
+        self.landings: dict[str, CodedSlots | None] = {}
         self.kinds: set[ChecksumKind] = set()
         self.kind: ChecksumKind = "xxh3"
         self.written: bool = False
@@ -154,7 +154,7 @@ class Preparation:
         """Return what is worked out for the plan of now, the exchange open for a version.
 
         Raises:
-            RemoteProtocolError: nobody said who takes part.
+            RemoteProtocolError: no roster came.
             ValueError: the scratch is too small for one piece.
             DeviceError: no memory left.
 
@@ -183,7 +183,7 @@ class Preparation:
         self._take(self._ranks.get(sender, -1), message)
 
     def needs(self, name: str, version: int) -> bool:
-        """Return whether words of another participant matter for a version.
+        """Return whether messages of another participant matter for a version.
 
         A receiver's do that rows of this trainer are for, and those of a trainer whose maxima are still to come; with a
         plan that nothing was made of yet, anybody's may.

@@ -1,5 +1,5 @@
 // elements.cuh: what the kernels of weights do with one word or one number: bijections of checksums, float8, stored bits.
-// The same bits as asyncfabric/weights/arithmetic.py and asyncfabric/weights/commit/word_sums.py, which say why.
+// The same bits as asyncfabric/weights/plan/formats.py and asyncfabric/weights/memory/checksums.py, with the reasons.
 #pragma once
 
 #include <cmath>
