@@ -94,8 +94,25 @@ $(STAMPS)/doors: $(STAMPS)/packages tests/doors/requirements.txt
 	$(PIP) --python $(DOORS)/bin/python install -q --no-deps -r tests/doors/requirements.txt
 	@touch $@
 
-doors: build $(STAMPS)/doors  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, in an environment of their own
-	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors
+# Of vLLM its Python alone, out of its wheels: scheduler and connectors run without what is compiled, which is nine tenths.
+VLLM ?= 0.26.0 0.33.0
+VLLM_PYTHON := build/doors/vllm-python
+$(STAMPS)/doors-vllm: $(STAMPS)/packages Makefile
+	rm -rf $(VLLM_PYTHON)
+	for version in $(VLLM); do \
+	  folder=$(VLLM_PYTHON)/$$version; \
+	  $(PIP) download -q --no-deps --only-binary :all: --dest $$folder vllm==$$version; \
+	  $(BIN)/python -c 'import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
+	    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.endswith(".py")])' $$folder/*.whl $$folder; \
+	  rm $$folder/*.whl; \
+	done
+	@touch $@
+
+doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
+	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines
+	for version in $(VLLM); do \
+	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines; \
+	done
 
 coverage: build  ## the Python tests once more, and which lines and branches of asyncfabric they ran; half as long again
 	@mkdir -p build/coverage && rm -f build/coverage/data*

@@ -1,0 +1,16 @@
+"""Starts the process that imports vLLM once; engines are forked from it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+HERE = str(Path(__file__).parent)
+
+# Read when the first engine is started, and only then.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+multiprocessing.get_context("forkserver").set_forkserver_preload(["engine"])

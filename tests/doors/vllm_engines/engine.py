@@ -1,0 +1,187 @@
+"""An engine without a model runner: vLLM's scheduler, its connector of both roles, and tensors of the CPU for blocks.
+
+A process of its own, forked from one that has imported vLLM. It takes requests over a pipe and steps as vLLM's engine
+core does; the code between `execute` and the connector is vLLM's own mixin.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from asyncfabric.integrations import nixl
+
+nixl.install()
+
+import model  # noqa: E402  # chooses the platform before the rest of vLLM is imported
+import torch  # noqa: E402
+from vllm.config import set_current_vllm_config  # noqa: E402
+from vllm.distributed import parallel_state  # noqa: E402
+from vllm.distributed.kv_transfer import kv_transfer_state  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as stock  # noqa: E402,F401  # imported before the fork
+from vllm.forward_context import set_forward_context  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput  # noqa: E402
+from vllm.v1.request import Request, RequestStatus  # noqa: E402
+from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin  # noqa: E402
+
+
+class Engine:
+    """Scheduler, connectors and blocks of one engine."""
+
+    def __init__(self, folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int) -> None:
+        self.config = model.configure(folder, transfer, blocks, head_size, step_tokens)
+        cache_config, self.caches = model.cache_of(blocks, head_size)
+        self._current = ExitStack()
+        self._current.enter_context(set_current_vllm_config(self.config))
+        parallel_state.init_distributed_environment(1, 0, f"file://{folder.absolute()}/rendezvous", 0, "gloo")
+        parallel_state.initialize_model_parallel(1, 1)
+        kv_transfer_state.ensure_kv_transfer_initialized(self.config, cache_config)
+        self.worker = kv_transfer_state.get_kv_transfer_group()
+        self.worker.register_kv_caches(self.caches)
+        self.scheduler = Scheduler(
+            self.config, cache_config, StructuredOutputManager(self.config), model.BLOCK_TOKENS, log_stats=True
+        )
+        met = self.worker.get_handshake_metadata()
+        if met is not None:
+            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): met})
+        self.outputs: dict[str, list[int]] = {}
+        self.steps = 0
+        self.computed = 0  # tokens
+        self.transferred: dict[str, Any] = {}
+
+    def add(self, name: str, prompt: list[int], count: int, params: dict[str, Any] | None) -> None:
+        """Queue a request."""
+        sampling = SamplingParams(max_tokens=count, ignore_eos=True, extra_args={"kv_transfer_params": params})
+        self.outputs[name] = []
+        self.scheduler.add_request(Request(name, prompt, sampling, None))
+
+    def abort(self, name: str) -> None:
+        """Finish a request as vLLM's engine does when a client has gone."""
+        self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine's core would step."""
+        return bool(self.scheduler.requests) or self.scheduler.has_requests()
+
+    def step(self) -> list[dict[str, Any]]:
+        """Run one step and return the requests that it finished."""
+        scheduled = self.scheduler.schedule()
+        produced = self._execute(scheduled)
+        self.steps += 1
+        self.computed += scheduled.total_num_scheduled_tokens
+        finished = []
+        for outputs in self.scheduler.update_from_output(scheduled, produced).values():
+            for output in outputs.outputs:
+                self.outputs[output.request_id] += output.new_token_ids
+                if output.finish_reason is not None:
+                    finished.append(
+                        {
+                            "name": output.request_id,
+                            "tokens": self.outputs.pop(output.request_id),
+                            "params": output.kv_transfer_params,
+                            "reason": str(output.finish_reason),
+                        }
+                    )
+            if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
+                self._observe(outputs.scheduler_stats.kv_connector_stats)
+        return finished
+
+    def report(self) -> dict[str, Any]:
+        """Return what tests look at from outside."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return {
+            "free": pool.get_num_free_blocks(),
+            "requests": sorted(self.scheduler.requests),
+            "loading": sorted(
+                name
+                for name, request in self.scheduler.requests.items()
+                if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+            ),
+            "steps": self.steps,
+            "computed": self.computed,
+            "transferred": self.transferred,
+        }
+
+    def close(self) -> None:
+        """Shut the connectors down as vLLM does."""
+        self.scheduler.shutdown()
+        kv_transfer_state.ensure_kv_transfer_shutdown()
+        self._current.close()
+
+    def _execute(self, scheduled: Any) -> Any:
+        if not scheduled.total_num_scheduled_tokens:
+            output = KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduled, self.config)
+            return output if output is not EMPTY_MODEL_RUNNER_OUTPUT else ModelRunnerOutput([], {})
+        names = list(scheduled.num_scheduled_tokens)
+        tokens: list[list[int]] = []
+        with (
+            set_forward_context(None, self.config),
+            KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(scheduled) as connected,
+        ):
+            self._forward(scheduled)
+            for name in names:
+                request, count = self.scheduler.requests[name], self._end(scheduled, name)
+                done = count == request.num_tokens
+                table = self._table(name)
+                tokens.append([model.next_token(list(self.caches.values()), table, count)] if done else [])
+        positions = {name: number for number, name in enumerate(names)}
+        return ModelRunnerOutput(names, positions, tokens, kv_connector_output=connected)
+
+    def _forward(self, scheduled: Any) -> None:
+        for layer, (name, cache) in enumerate(self.caches.items()):
+            self.worker.wait_for_layer_load(name)
+            for request_name in scheduled.num_scheduled_tokens:
+                first, end = self._first(scheduled, request_name), self._end(scheduled, request_name)
+                tokens = list(self.scheduler.requests[request_name].all_token_ids[first:end])
+                model.fill(cache, layer, self._table(request_name), first, tokens)
+            self.worker.save_kv_layer(name, cache, None)
+
+    def _first(self, scheduled: Any, name: str) -> int:
+        return self._end(scheduled, name) - int(scheduled.num_scheduled_tokens[name])
+
+    def _end(self, scheduled: Any, name: str) -> int:
+        return int(self.scheduler.requests[name].num_computed_tokens)  # the scheduler has advanced it already
+
+    def _table(self, name: str) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+
+    def _observe(self, data: dict[str, Any]) -> None:
+        for key, value in data.items():
+            self.transferred[key] = self.transferred.get(key, 0) + (sum(value) if isinstance(value, list) else value)
+
+
+def serve(pipe: Connection, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    """Be an engine until the pipe ends; every command is answered once, finished requests come by themselves."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # so that the model has the same name in all engines: connectors compare it
+        engine = Engine(Path("arithmetic"), **settings)
+        pipe.send({"ready": True})
+        while _take(pipe, engine):
+            if engine.busy:
+                for finished in engine.step():
+                    pipe.send({"finished": finished})
+        engine.close()
+    os._exit(0)
+
+
+def _take(pipe: Connection, engine: Engine) -> bool:
+    """Answer the calls that are here; wait for one where no step is due. Return False at the end of the pipe."""
+    patience = 0.001 if engine.busy else None
+    while pipe.poll(patience):
+        try:
+            do, arguments = pipe.recv()
+        except EOFError:
+            return False
+        pipe.send({"answer": getattr(engine, do)(*arguments)})
+        patience = 0
+    return True

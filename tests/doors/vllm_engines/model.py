@@ -1,0 +1,199 @@
+"""What stands in for a model under vLLM: its configuration, its layers, and arithmetic in place of attention.
+
+Runs in each engine process; imported once by the process that they are forked from. No connector, no scheduling here.
+A block holds what a function of (layer, position, token) gives, and the next token is a checksum over all blocks of a
+request: text is right exactly if every byte of KvCache is.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.platforms as platforms
+from vllm.platforms.cpu import CpuPlatform
+
+
+class Host(CpuPlatform):
+    """vLLM's platform for CPUs, without what looks for a compiled extension or pins threads."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Leave the configuration as the test made it."""
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Import none."""
+
+    @classmethod
+    def discover_numa_topology(cls) -> list[list[int]]:
+        """Return no cores, so that the connector pins no thread."""
+        return []
+
+
+platforms._current_platform = Host()
+
+from vllm.config import (  # noqa: E402
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase  # noqa: E402
+from vllm.model_executor.models import ModelRegistry  # noqa: E402
+from vllm.v1.attention.backend import AttentionBackend  # noqa: E402
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor  # noqa: E402
+
+LAYERS, HEADS, BLOCK_TOKENS, VOCABULARY = 3, 2, 16, 32000
+DTYPE = torch.float32
+
+
+class Arithmetic(torch.nn.Module):
+    """The architecture that the configuration names; never run."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+ModelRegistry.register_model("ArithmeticForCausalLM", Arithmetic)
+
+
+class Blocks(AttentionBackend):
+    """The layout of a block: (blocks, heads, tokens, key and value)."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def get_builder_cls() -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return (num_blocks, num_kv_heads, block_size, 2 * head_size)
+
+
+class Layer(AttentionLayerBase):
+    """A layer as connectors look it up."""
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return Blocks
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        return None
+
+
+def configure(folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int) -> VllmConfig:
+    """Return vLLM's configuration of an engine over this model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {
+        "model_type": "llama", "architectures": ["ArithmeticForCausalLM"], "hidden_size": HEADS * head_size,
+        "intermediate_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": head_size,
+        "num_key_value_heads": HEADS, "vocab_size": VOCABULARY, "max_position_embeddings": 8192,
+        "dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(described))
+    cache = CacheConfig(block_size=BLOCK_TOKENS, gpu_memory_utilization=0.5, enable_prefix_caching=False)
+    cache.num_gpu_blocks = blocks
+    if "kv_cache_layout" in CacheConfig.__dataclass_fields__:  # 0.33: the engine core chooses it before workers start
+        cache.kv_cache_layout = "LBHNC"
+    model = ModelConfig(
+        model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=4096, enforce_eager=True
+    )
+    scheduling = SchedulerConfig(
+        max_num_seqs=16,
+        max_num_batched_tokens=step_tokens,
+        max_model_len=4096,
+        is_encoder_decoder=False,
+        enable_chunked_prefill=True,
+        async_scheduling=False,
+    )
+    config = VllmConfig(
+        model_config=model,
+        cache_config=cache,
+        scheduler_config=scheduling,
+        parallel_config=ParallelConfig(),
+        device_config=DeviceConfig(device="cpu"),
+        kv_transfer_config=KVTransferConfig(kv_buffer_device="cpu", kv_load_failure_policy="recompute", **transfer),
+    )
+    config.compilation_config.static_forward_context.update({name: Layer() for name in layer_names()})
+    return config
+
+
+def layer_names() -> list[str]:
+    """Return the names of the layers in order."""
+    return [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
+
+
+def cache_of(blocks: int, head_size: int) -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
+    """Return vLLM's description of a KvCache and the poisoned tensors of its layers."""
+    spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=head_size, dtype=DTYPE)
+    page, names = spec.page_size_bytes, layer_names()
+    if "layer_stride" in KVCacheTensor.__dataclass_fields__:  # 0.33
+        tensors = [KVCacheTensor(page * blocks * LAYERS, names, layer_stride=page * blocks, block_stride=page)]
+    else:
+        tensors = [KVCacheTensor(page * blocks, [name]) for name in names]
+    shape = Blocks.get_kv_cache_shape(blocks, BLOCK_TOKENS, HEADS, head_size)
+    caches = {name: torch.full(shape, float("nan"), dtype=DTYPE) for name in names}
+    described = KVCacheConfig(blocks, tensors, [KVCacheGroupSpec(names, spec)])
+    if hasattr(described, "kv_cache_layout"):
+        described.kv_cache_layout = "LBHNC"
+    return described, caches
+
+
+def fill(cache: torch.Tensor, layer: int, table: Sequence[int], first: int, tokens: Sequence[int]) -> None:
+    """Write what stands for keys and values of tokens at positions from `first` on."""
+    for position, token in enumerate(tokens, first):
+        seed = (token * 2654435761 + position * 40503 + layer * 9973 + 1) % (1 << 20)
+        block = cache[table[position // BLOCK_TOKENS]]
+        block[:, position % BLOCK_TOKENS] = torch.arange(block.shape[0] * block.shape[2]).reshape(
+            block.shape[0], block.shape[2]
+        ) + float(seed)
+
+
+def next_token(caches: Sequence[torch.Tensor], table: Sequence[int], count: int) -> int:
+    """Return the token after `count` tokens, from every byte of their keys and values."""
+    whole = -(-count // BLOCK_TOKENS)
+    checksum = 0
+    for cache in caches:
+        read = cache[list(table[:whole])].transpose(1, 2).reshape(whole * BLOCK_TOKENS, -1)[:count]
+        checksum = zlib.crc32(read.contiguous().numpy().tobytes(), checksum)
+    return checksum % VOCABULARY
+
+
+def generate(prompt: Sequence[int], count: int, head_size: int) -> list[int]:
+    """Return the tokens that one engine alone gives."""
+    blocks = -(-(len(prompt) + count) // BLOCK_TOKENS)
+    _, caches = cache_of(blocks, head_size)
+    layers, table, tokens = list(caches.values()), range(blocks), list(prompt)
+    for layer, cache in enumerate(layers):
+        fill(cache, layer, table, 0, tokens)
+    for _ in range(count):
+        token = next_token(layers, table, len(tokens))
+        for layer, cache in enumerate(layers):
+            fill(cache, layer, table, len(tokens), [token])
+        tokens.append(token)
+    return tokens[len(prompt) :]

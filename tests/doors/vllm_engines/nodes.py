@@ -1,0 +1,159 @@
+"""Engines as processes, seen from a test: forked from one that has imported vLLM, asked over pipes, stopped and killed.
+
+vLLM is not imported in this process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+PATIENCE_S = 60.0
+ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+       "remote_host": None, "remote_port": None}  # fmt: skip
+"""What a proxy sends with a request to the engine that prefills."""
+
+
+class Node:
+    """One engine. Leaving the block ends it and requires that it ends well; `kill` ends it otherwise."""
+
+    def __init__(self, name: str, transfer: dict[str, Any], *, blocks: int = 64, head_size: int = 16,
+                 step_tokens: int = 64, **environment: str) -> None:  # fmt: skip
+        # imported by the child alone: it brings vLLM along
+        context = multiprocessing.get_context("forkserver")
+        self._pipe, theirs = context.Pipe()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+        settings = {
+            "transfer": {"engine_id": name, **transfer},
+            "blocks": blocks,
+            "head_size": head_size,
+            "step_tokens": step_tokens,
+        }
+        self.blocks, self.connector = blocks, str(transfer["kv_connector"])
+        self._names = self._computed = 0
+        self._finished: dict[str, dict[str, Any]] = {}
+        self._process = context.Process(target=run, args=(theirs, settings, environment), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> Node:
+        """Wait until the engine takes requests."""
+        assert self._receive() == {"ready": True}
+        return self
+
+    def ask(self, do: str, *arguments: Any) -> Any:
+        """Call a method of the engine between two steps."""
+        self.post(do, *arguments)
+        return self.answers(1)[0]
+
+    def post(self, do: str, *arguments: Any) -> None:
+        """Send a call without waiting; calls that are there together are made before the next step."""
+        self._pipe.send((do, arguments))
+
+    def answers(self, count: int) -> list[Any]:
+        """Wait for the answers of calls that were posted."""
+        found = []
+        while len(found) < count:
+            message = self._receive()
+            if "answer" in message:
+                found.append(message["answer"])
+            else:
+                self._keep(message)
+        return found
+
+    def add(self, name: str, prompt: list[int], count: int, params: dict[str, Any] | None = None) -> None:
+        """Send a request."""
+        self.ask("add", name, prompt, count, params)
+
+    def result(self, name: str) -> dict[str, Any]:
+        """Wait until a request has finished."""
+        while name not in self._finished:
+            self._keep(self._receive())
+        return self._finished.pop(name)
+
+    def prefill(self, name: str, prompt: list[int]) -> dict[str, Any]:
+        """Have a prompt computed, and return what a proxy sends to the engine that decodes."""
+        self.add(name, prompt, 1, dict(ASK))
+        params: dict[str, Any] = self.result(name)["params"]
+        return params
+
+    def until(self, condition: Any) -> dict[str, Any]:
+        """Ask for reports until one fulfils a condition."""
+        while not condition(report := self.ask("report")):
+            pass
+        return report  # type: ignore[no-any-return]
+
+    def alone(self, prompt: list[int], count: int) -> list[int]:
+        """Return the text that this engine gives by itself."""
+        self._names += 1
+        self.add(f"alone {self._names}", prompt, count)
+        tokens: list[int] = self.result(f"alone {self._names}")["tokens"]
+        return tokens
+
+    def computed(self) -> int:
+        """Return how many tokens the engine has computed, from the start or from the last call on."""
+        before, self._computed = self._computed, int(self.ask("report")["computed"])
+        return self._computed - before
+
+    def emptied(self) -> dict[str, Any]:
+        """Wait until no request is left, and return the report: every block must be free."""
+        report = self.until(lambda report: not report["requests"])
+        assert report["free"] == self.blocks - 1, "vLLM keeps one block for itself"
+        return report
+
+    def freeze(self) -> None:
+        """Stop the process where it is."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it by -9."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def _keep(self, message: dict[str, Any]) -> None:
+        self._finished[message["finished"]["name"]] = message["finished"]
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._pipe.poll(PATIENCE_S), f"engine {self._process.pid} is silent"
+        try:
+            message: dict[str, Any] = self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise AssertionError(f"engine ended with {self._process.exitcode}") from None
+        return message
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._process.is_alive():
+            return
+        if kind is not None:
+            self.kill()
+            return
+        self._pipe.close()
+        self._process.join(PATIENCE_S)
+        assert self._process.exitcode == 0, f"engine ended with {self._process.exitcode}"
+
+
+def run(pipe: Connection, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    """Be an engine; in its process."""
+    import engine  # vLLM, which the forkserver has imported
+
+    engine.serve(pipe, settings, environment)
