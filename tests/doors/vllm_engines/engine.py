@@ -6,6 +6,7 @@ core does; the code between `execute` and the connector is vLLM's own mixin.
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from asyncfabric.integrations import nixl
 nixl.install()
 
 import model  # noqa: E402  # chooses the platform before the rest of vLLM is imported
+import prometheus_client  # noqa: E402
 import torch  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
@@ -31,13 +33,17 @@ from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin  # noqa: E402
 
+from asyncfabric.integrations import vllm as ours  # noqa: E402,F401  # as above
+
 
 class Engine:
     """Scheduler, connectors and blocks of one engine."""
 
-    def __init__(self, folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int, packed: bool
+    ) -> None:
         self.config = model.configure(folder, transfer, blocks, head_size, step_tokens)
-        cache_config, self.caches = model.cache_of(blocks, head_size)
+        cache_config, self.caches = model.cache_of(blocks, head_size, packed)
         self._current = ExitStack()
         self._current.enter_context(set_current_vllm_config(self.config))
         parallel_state.init_distributed_environment(1, 0, f"file://{folder.absolute()}/rendezvous", 0, "gloo")
@@ -55,6 +61,7 @@ class Engine:
         self.steps = 0
         self.computed = 0  # tokens
         self.transferred: dict[str, Any] = {}
+        self.intervals: list[dict[str, Any]] = []
 
     def add(self, name: str, prompt: list[int], count: int, params: dict[str, Any] | None) -> None:
         """Queue a request."""
@@ -92,6 +99,8 @@ class Engine:
                     )
             if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
                 self._observe(outputs.scheduler_stats.kv_connector_stats)
+        for one in finished:
+            one["pushed"] = self.transferred.get("pushed_bytes", 0)
         return finished
 
     def report(self) -> dict[str, Any]:
@@ -110,6 +119,18 @@ class Engine:
             "transferred": self.transferred,
         }
 
+    def metrics(self) -> str:
+        """Return what Prometheus gets of all transfers so far."""
+        registry = prometheus_client.CollectorRegistry()
+        kinds = {
+            kind: functools.partial(kind, registry=registry)
+            for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
+        }
+        seen = type(self.worker).build_prom_metrics(self.config, kinds, ["engine"], {0: ["0"]})
+        for data in self.intervals:
+            seen.observe(data, 0)
+        return prometheus_client.generate_latest(registry).decode()
+
     def close(self) -> None:
         """Shut the connectors down as vLLM does."""
         self.scheduler.shutdown()
@@ -121,6 +142,8 @@ class Engine:
             output = KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduled, self.config)
             return output if output is not EMPTY_MODEL_RUNNER_OUTPUT else ModelRunnerOutput([], {})
         names = list(scheduled.num_scheduled_tokens)
+        if scheduled.preempted_req_ids:
+            self.worker.handle_preemptions(scheduled.kv_connector_metadata)
         tokens: list[list[int]] = []
         with (
             set_forward_context(None, self.config),
@@ -154,6 +177,7 @@ class Engine:
         return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
 
     def _observe(self, data: dict[str, Any]) -> None:
+        self.intervals.append(data)
         for key, value in data.items():
             self.transferred[key] = self.transferred.get(key, 0) + (sum(value) if isinstance(value, list) else value)
 

@@ -148,20 +148,30 @@ def layer_names() -> list[str]:
     return [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
 
 
-def cache_of(blocks: int, head_size: int) -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
-    """Return vLLM's description of a KvCache and the poisoned tensors of its layers."""
+def cache_of(blocks: int, head_size: int, packed: bool = False) -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
+    """Return vLLM's description of a KvCache and the poisoned tensors of its layers.
+
+    Packed, a block of all layers is contiguous; otherwise a layer of all blocks is.
+    """
     spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=head_size, dtype=DTYPE)
     page, names = spec.page_size_bytes, layer_names()
+    step, apart = (page * LAYERS, page) if packed else (page, page * blocks)
     if "layer_stride" in KVCacheTensor.__dataclass_fields__:  # 0.33
-        tensors = [KVCacheTensor(page * blocks * LAYERS, names, layer_stride=page * blocks, block_stride=page)]
+        tensors = [KVCacheTensor(page * blocks * LAYERS, names, layer_stride=apart, block_stride=step)]
     else:
         tensors = [KVCacheTensor(page * blocks, [name]) for name in names]
     shape = Blocks.get_kv_cache_shape(blocks, BLOCK_TOKENS, HEADS, head_size)
-    caches = {name: torch.full(shape, float("nan"), dtype=DTYPE) for name in names}
+    width = DTYPE.itemsize
+    if packed:
+        whole = torch.full((page * blocks * LAYERS // width,), float("nan"), dtype=DTYPE)
+        inner = torch.empty(shape, device="meta").stride()[1:]
+        layers = [whole.as_strided(shape, (step // width, *inner), apart * n // width) for n in range(LAYERS)]
+    else:
+        layers = [torch.full(shape, float("nan"), dtype=DTYPE) for _ in names]
     described = KVCacheConfig(blocks, tensors, [KVCacheGroupSpec(names, spec)])
     if hasattr(described, "kv_cache_layout"):
         described.kv_cache_layout = "LBHNC"
-    return described, caches
+    return described, dict(zip(names, layers, strict=True))
 
 
 def fill(cache: torch.Tensor, layer: int, table: Sequence[int], first: int, tokens: Sequence[int]) -> None:

@@ -13,7 +13,10 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+PULL, PUSH, OURS = "NixlPullConnector", "NixlPushConnector", "Connector"
 PATIENCE_S = 60.0
+TCP = {"ASYNCFABRIC_NIXL_RAILS": "tcp:lo", "ASYNCFABRIC_RAILS": "tcp:lo"}
+"""A frozen process moves no bytes over this rail, so what is in flight stays in flight."""
 ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
        "remote_host": None, "remote_port": None}  # fmt: skip
 """What a proxy sends with a request to the engine that prefills."""
@@ -22,21 +25,40 @@ ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id":
 class Node:
     """One engine. Leaving the block ends it and requires that it ends well; `kill` ends it otherwise."""
 
-    def __init__(self, name: str, transfer: dict[str, Any], *, blocks: int = 64, head_size: int = 16,
-                 step_tokens: int = 64, **environment: str) -> None:  # fmt: skip
-        # imported by the child alone: it brings vLLM along
+    def __init__(
+        self,
+        name: str,
+        connector: str,
+        *,
+        blocks: int = 64,
+        head_size: int = 16,
+        step_tokens: int = 64,
+        packed: bool = False,
+        lease_s: int = 30,
+        **environment: str,
+    ) -> None:
+        """Start an engine that prefills, by a name that begins with P, or decodes."""
+        transfer = {
+            "engine_id": name,
+            "kv_connector": connector,
+            "kv_role": "kv_producer" if name.startswith("P") else "kv_consumer",
+            "kv_connector_extra_config": {"kv_lease_duration": lease_s, "lease_s": lease_s},
+        }
+        if connector == OURS:
+            transfer["kv_connector_module_path"] = "asyncfabric.integrations.vllm"
         context = multiprocessing.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
         settings = {
-            "transfer": {"engine_id": name, **transfer},
+            "transfer": transfer,
             "blocks": blocks,
             "head_size": head_size,
             "step_tokens": step_tokens,
+            "packed": packed,
         }
-        self.blocks, self.connector = blocks, str(transfer["kv_connector"])
+        self.blocks, self.connector = blocks, connector
         self._names = self._computed = 0
         self._finished: dict[str, dict[str, Any]] = {}
         self._process = context.Process(target=run, args=(theirs, settings, environment), daemon=True)
@@ -67,6 +89,11 @@ class Node:
             else:
                 self._keep(message)
         return found
+
+    def waits(self, name: str) -> None:
+        """Wait until a request loads, and has been looked at in two more steps without an end."""
+        begun = self.until(lambda report: report["loading"] == [name])["steps"]
+        assert self.until(lambda report: report["steps"] > begun + 2)["loading"] == [name]
 
     def add(self, name: str, prompt: list[int], count: int, params: dict[str, Any] | None = None) -> None:
         """Send a request."""
@@ -150,6 +177,11 @@ class Node:
         self._pipe.close()
         self._process.join(PATIENCE_S)
         assert self._process.exitcode == 0, f"engine ended with {self._process.exitcode}"
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Return tokens of a prompt."""
+    return [(seed * 7919 + position * 31) % 31000 + 10 for position in range(length)]
 
 
 def run(pipe: Connection, settings: dict[str, Any], environment: dict[str, str]) -> None:

@@ -1,0 +1,114 @@
+"""What the workers of two engines send each other beside pages, and what travels in a request's kv_transfer_params.
+
+A message longer than the fabric's goes in parts, which may overtake each other.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from asyncfabric._api.peer import Peer
+from asyncfabric.blocking import Fabric
+from asyncfabric.integrations.vllm.layout import Layout
+
+PARAMS = "asyncfabric"
+"""The key of kv_transfer_params under which the engine that prefills is described."""
+PART_BYTES = 8000
+MAX_PARTS = 4096
+UNFINISHED = 1024
+"""Messages of which parts are here; beyond that the oldest is dropped, since its sender died."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a request's blocks are pushed from, as in kv_transfer_params.
+
+    Attributes:
+        transfer: the name of the transfer, the same at both engines.
+        addresses: of the fabric of each worker, in base64.
+    """
+
+    transfer: str
+    addresses: list[str]
+
+    def address(self, rank: int) -> bytes:
+        """Return the address of a worker's fabric."""
+        return base64.b64decode(self.addresses[rank])
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """Decode to prefill: push blocks `first`... of a transfer into these, one arrival of `imm` for each of a layer."""
+
+    transfer: str
+    first: int
+    blocks: list[int]
+    imm: int
+    layout: Layout
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Decode to prefill: push no more of a transfer, and confirm when nothing of it is under way."""
+
+    transfer: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """Prefill to decode: nothing of a transfer is under way any more, and not all of it was pushed."""
+
+    transfer: str
+    reason: str
+
+
+Message = Offer | Cancel | Ended
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def source_of(params: dict[str, Any] | None) -> Source | None:
+    """Return where a request's blocks come from, None if its parameters name no engine of this connector."""
+    try:
+        return msgspec.convert((params or {}).get(PARAMS), Source)
+    except msgspec.ValidationError:
+        return None
+
+
+class Mail:
+    """Messages of a worker over its fabric; never waits. One thread."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._stream = fabric.messages()
+        self._numbers = count()
+        self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            FabricError: the peer is lost, or too much is in flight.
+        """
+        packed, number = msgspec.msgpack.encode(message), next(self._numbers)
+        cut = [packed[begin : begin + PART_BYTES] for begin in range(0, len(packed), PART_BYTES)]
+        for part, piece in enumerate(cut):
+            self._fabric.send(peer, msgspec.msgpack.encode((number, part, len(cut), piece)))
+
+    def take(self) -> Iterator[tuple[Peer, Message]]:
+        """Yield the messages that are whole; malformed ones are dropped."""
+        for peer, payload in self._stream.take_nowait():
+            try:
+                number, part, parts, piece = msgspec.msgpack.decode(payload, type=tuple[int, int, int, bytes])
+                if not 0 <= part < parts <= MAX_PARTS:
+                    continue
+                found = self._parts.setdefault((peer.id, number), {})
+                found[part] = piece
+                if len(self._parts) > UNFINISHED:
+                    del self._parts[next(iter(self._parts))]
+                    continue
+                if len(found) == parts:
+                    del self._parts[peer.id, number]
+                    yield peer, _DECODER.decode(b"".join(found[at] for at in range(parts)))
+            except msgspec.MsgspecError:
+                continue

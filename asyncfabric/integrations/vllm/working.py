@@ -1,0 +1,108 @@
+"""The worker's side of the connector: one fabric, the blocks of this worker, what is sent and what is loaded.
+
+The thread of vLLM's worker calls it between and within steps; nothing here waits for another engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+
+from asyncfabric import blocking
+from asyncfabric.integrations.process_fabric import config_in_force
+from asyncfabric.integrations.vllm.layout import Blocks, read_blocks
+from asyncfabric.integrations.vllm.loading import Loadings, Loads
+from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer
+from asyncfabric.integrations.vllm.sending import Sending
+from asyncfabric.integrations.vllm.statistics import FabricStats
+from asyncfabric.integrations.vllm.steps import Step
+
+
+class Working:
+    """A worker whose KvCache is registered."""
+
+    def __init__(
+        self,
+        caches: Mapping[str, torch.Tensor],
+        *,
+        count: int,
+        tokens: int,
+        rank: int,
+        ranks: int,
+        lease_s: float,
+        load_deadline_s: float,
+    ) -> None:
+        """Open the fabric and register all layers.
+
+        Raises:
+            ValueError: a layout that is not supported; ASYNCFABRIC_RAILS names a malformed rail.
+            DeviceError: a rail cannot be opened, or the memory cannot be registered.
+        """
+        self._stack = ExitStack()
+        self.stats = FabricStats()
+        try:
+            self.fabric = self._stack.enter_context(blocking.open_fabric(config_in_force()))
+            self._blocks: Blocks = read_blocks(self.fabric, caches, count, tokens, ranks)
+            self._mail = Mail(self.fabric)
+            self._sending = Sending(
+                self.fabric, self._mail, self._blocks, tokens, lease_s, self.stats, self._computing_stream
+            )
+            self._loadings = Loadings(self.fabric, self._mail, self._blocks, rank, load_deadline_s, self.stats)
+            self._stack.callback(self._loadings.close)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def begin(self, step: Step) -> None:
+        """Take a step before its forward pass."""
+        self._read_mail()
+        self._sending.begin(step.computing)
+        for request, aborted in step.held.items():
+            self._sending.hold(request, aborted)
+
+    def load(self, step: Step) -> None:
+        """Begin the loads of a step."""
+        for load in step.loading:
+            self._loadings.begin(load)
+        for request in step.cancelled:
+            self._loadings.cancel(request)
+        for source in step.unwanted:
+            self._loadings.refuse(source)
+
+    def preempt(self, step: Step) -> None:
+        """Return when nothing reads blocks that the step overwrites."""
+        self._sending.preempt(step.preempted)
+
+    def save(self, layer: str) -> None:
+        """Push what a step has computed of a layer."""
+        number = self._blocks.names.get(layer)
+        if number is not None:
+            self._sending.layer(number)
+
+    def finish_step(self) -> None:
+        """Push what was not pushed layer by layer, as with a graph that runs all of them."""
+        self._sending.finish_step()
+
+    def look(self) -> tuple[set[str], Loads]:
+        """Return the requests whose blocks are free to use again, and the loads that have ended."""
+        self._read_mail()
+        return self._sending.advance(), self._loadings.advance()
+
+    def close(self) -> None:
+        """Drain and close the fabric. Nothing touches the KvCache afterwards."""
+        self._stack.close()
+
+    def _read_mail(self) -> None:
+        for peer, message in self._mail.take():
+            match message:
+                case Offer():
+                    self._sending.accept(peer, message)
+                case Cancel():
+                    self._sending.cancel(peer, message)
+                case Ended():
+                    self._loadings.ended(message)
+
+    def _computing_stream(self) -> object:
+        return torch.cuda.current_stream() if self._blocks.on_gpu else None

@@ -1,0 +1,122 @@
+"""Our connector beyond what all connectors do: early offers, strides, cancels, kills, refusals, metrics."""
+
+from __future__ import annotations
+
+from nodes import ASK, OURS, TCP, Node, prompt
+
+
+def test_layers_are_pushed_while_the_prompt_is_computed_if_decode_offers_first() -> None:
+    tokens = prompt(300, 1)
+    with Node("P", OURS) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        known = first.prefill("known", tokens)
+        second.add("known", tokens, 3, known)
+        expected = second.result("known")
+        first.emptied()
+        source = {"transfer": "early", "addresses": known["asyncfabric"]["addresses"]}
+        second.add("early", tokens, 3, {"do_remote_prefill": True, "asyncfabric": source})
+        second.waits("early")
+        before = first.ask("report")["transferred"]["pushed_bytes"]
+        first.add("early", tokens, 1, ASK | {"asyncfabric": {"transfer": "early"}})
+        assert first.result("early")["pushed"] == 2 * before, "all of it when the prompt is done"
+        assert second.result("early")["tokens"] == expected["tokens"]
+        assert 'vllm:asyncfabric_load_seconds_count{engine="0"} 2.0' in second.ask("metrics")
+        first.emptied(), second.emptied()
+
+
+def test_block_strides_are_read_and_may_differ_between_the_engines() -> None:
+    tokens = prompt(200, 2)
+    with Node("P", OURS, packed=True) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        second.add("strided", tokens, 3, first.prefill("strided", tokens))
+        assert second.result("strided")["tokens"] == first.alone(tokens, 3)
+        assert second.computed() == 3
+        first.emptied(), second.emptied()
+
+
+def test_engines_whose_blocks_differ_compute_for_themselves() -> None:
+    tokens = prompt(100, 3)
+    with Node("P", OURS, head_size=32) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        second.add("other", tokens, 2, first.prefill("other", tokens))
+        found = second.result("other")["tokens"]
+        assert second.computed() == len(tokens) + 1
+        assert found == second.alone(tokens, 2)
+        first.emptied()
+        assert second.emptied()["transferred"]["failed_loads"] == 1
+
+
+def test_blocks_whose_lease_ended_are_refused_and_computed_again() -> None:
+    tokens = prompt(100, 4)
+    with Node("P", OURS, lease_s=1) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        params = first.prefill("late", tokens)
+        assert first.emptied()["transferred"]["expired_requests"] == 1
+        second.add("late", tokens, 2, params)
+        assert first.alone(tokens, 2) == second.result("late")["tokens"]
+        assert second.computed() == len(tokens) + 1
+        second.emptied()
+
+
+def test_a_cancelled_load_gives_its_blocks_back_when_the_source_has_confirmed() -> None:
+    tokens = prompt(300, 5)
+    with Node("P", OURS, **TCP) as first, Node("D", OURS, **TCP) as second:
+        first.ready(), second.ready()
+        second.add("well", tokens, 1, first.prefill("well", tokens))
+        second.result("well")
+        params = first.prefill("gone", tokens)
+        first.freeze()
+        second.add("gone", tokens, 1, params)
+        second.waits("gone")
+        second.ask("abort", "gone")
+        steps = second.ask("report")["steps"]
+        held = second.until(lambda report: report["steps"] > steps + 3)
+        assert held["free"] < second.blocks - 1, "nothing has proved that no byte arrives any more"
+        first.thaw()
+        assert second.emptied()["transferred"]["cancelled_loads"] == 1
+        first.emptied()
+
+
+def test_after_kill_9_of_prefill_in_mid_transfer_decode_computes_again_and_meets_one_that_joins_later() -> None:
+    tokens = prompt(300, 9)
+    with Node("D", OURS, **TCP) as second:
+        with Node("P1", OURS, **TCP) as first:
+            first.ready(), second.ready()
+            second.add("well", tokens, 2, first.prefill("well", tokens))
+            expected = second.result("well")["tokens"]
+            params = first.prefill("cut", tokens)
+            second.computed()
+            first.freeze()
+            second.add("cut", tokens, 2, params)
+            second.waits("cut")
+            first.kill()
+        assert second.result("cut")["tokens"] == expected
+        assert second.computed() == len(tokens) + 1
+        assert second.emptied()["transferred"]["failed_loads"] == 1
+        with Node("P2", OURS, **TCP) as third:
+            second.add("again", tokens, 2, third.ready().prefill("again", tokens))
+            assert second.result("again")["tokens"] == expected
+            assert second.computed() == 2
+            second.emptied(), third.emptied()
+
+
+def test_after_kill_9_of_decode_in_mid_push_prefill_gets_its_blocks_back_and_serves_another() -> None:
+    tokens = prompt(300, 11)
+    with Node("P", OURS, **TCP) as first, Node("D1", OURS, **TCP) as second:
+        first.ready(), second.ready()
+        params = first.prefill("well", tokens)
+        second.add("well", tokens, 2, params)
+        expected = second.result("well")["tokens"]
+        first.emptied()
+        source = {"transfer": "cut", "addresses": params["asyncfabric"]["addresses"]}
+        second.add("cut", tokens, 2, {"do_remote_prefill": True, "asyncfabric": source})
+        second.waits("cut")  # its offer is out
+        second.freeze()
+        first.add("cut", tokens, 1, ASK | {"asyncfabric": {"transfer": "cut"}})
+        assert first.result("cut")["pushed"] > 0
+        second.kill()
+        first.emptied()
+        with Node("D2", OURS, **TCP) as third:
+            third.ready().add("again", tokens, 2, first.prefill("again", tokens))
+            assert third.result("again")["tokens"] == expected
+            third.emptied(), first.emptied()
