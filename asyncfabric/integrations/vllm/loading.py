@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from asyncfabric._api.peer import Peer
+from asyncfabric import Peer
 from asyncfabric.blocking import Fabric, ImmCounter
 from asyncfabric.errors import FabricError
 from asyncfabric.integrations.vllm.layout import Blocks

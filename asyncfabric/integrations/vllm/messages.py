@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from asyncfabric._api.peer import Peer
+from asyncfabric import Peer
 from asyncfabric.blocking import Fabric
 from asyncfabric.integrations.vllm.layout import Layout
 

@@ -11,8 +11,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from asyncfabric._api.key import RegionKey
-from asyncfabric._api.peer import Peer
+from asyncfabric import Peer, RegionKey
 from asyncfabric.blocking import Fabric, Transfer, wait_all
 from asyncfabric.errors import FabricError
 from asyncfabric.integrations.vllm.layout import After, Blocks

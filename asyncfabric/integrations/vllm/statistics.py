@@ -21,6 +21,8 @@ _HELP = {
 class FabricStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not installed where this is checked
     """What happened since the last call: a list of each load, and sums."""
 
+    data: dict[str, Any]
+
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         super().__init__(data or {})
         if not data:
