@@ -22,7 +22,7 @@ class Proposals:
     """The versions that trainers propose to write."""
 
     def __init__(self, trainers: Iterable[str]) -> None:
-        self._trainers = tuple(trainers)
+        self._trainers = frozenset(trainers)
         self._offered: dict[str, int] = {}
 
     def __contains__(self, trainer: str) -> bool:
@@ -38,8 +38,9 @@ class Proposals:
         return versions.pop() if len(versions) == 1 else None
 
     def make(self, trainer: str, version: int) -> None:
-        """Note an offer; it replaces an earlier one."""
-        self._offered[trainer] = version
+        """Note a proposal of a trainer of the plan; it replaces an earlier one. Others have nothing to propose."""
+        if trainer in self._trainers:
+            self._offered[trainer] = version
 
     def withdraw(self, trainer: str, version: int | None = None) -> None:
         """Forget what a trainer offers, or only if it is this version."""
