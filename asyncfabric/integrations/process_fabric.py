@@ -1,7 +1,7 @@
 """The one fabric of a process whose framework has no place for it: opened by the first call that needs it.
 
 Any thread. Closed when the interpreter exits, after what was submitted has drained; a fork's child opens its own. Rails
-come from `configure()`, or from ASYNCFABRIC_RAILS, as `local,tcp:eth0`; without either they are those of FabricConfig.
+come from `configure()`, or from ASYNCFABRIC_RAILS (`rails_variable`); without either they are those of FabricConfig.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from threading import Lock
 from asyncfabric import blocking
 from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
-
-RAILS_VARIABLE = "ASYNCFABRIC_RAILS"
+from asyncfabric.integrations.rails_variable import RAILS_VARIABLE, config_from
 
 
 class _Process:
@@ -54,8 +53,7 @@ def config_in_force() -> FabricConfig:
     """
     if _process.config is not None:
         return _process.config
-    rails = tuple(rail.strip() for rail in os.environ.get(RAILS_VARIABLE, "").split(",") if rail.strip())
-    return FabricConfig(rails=rails) if rails else FabricConfig()
+    return config_from(os.environ)
 
 
 def process_fabric() -> blocking.Fabric:

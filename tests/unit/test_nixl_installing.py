@@ -87,7 +87,11 @@ def test_the_environment_chooses_rails() -> None:
     assert chosen.rails == ("local", "tcp:lo") and chosen.polling == "busy"
     given = FabricConfig(max_ops=3)
     assert settings.fabric_config(given, {"ASYNCFABRIC_NIXL_RAILS": "local"}) is given
-    for name, value in (("ASYNCFABRIC_NIXL_RAILS", "a b"), ("ASYNCFABRIC_NIXL_POLLING", "never")):
+    both = {"ASYNCFABRIC_RAILS": "local", "ASYNCFABRIC_NIXL_RAILS": " "}
+    assert settings.fabric_config(None, both).rails == ("local",)  # those of every integration; empty is not set
+    assert settings.fabric_config(None, both | {"ASYNCFABRIC_NIXL_RAILS": "tcp:lo"}).rails == ("tcp:lo",)
+    bad = (("ASYNCFABRIC_NIXL_RAILS", "a b"), ("ASYNCFABRIC_RAILS", "a b"), ("ASYNCFABRIC_NIXL_POLLING", "never"))
+    for name, value in bad:
         with pytest.raises(ValueError, match=name):
             settings.fabric_config(None, {name: value})
     assert settings.wants_telemetry({"NIXL_TELEMETRY_ENABLE": "y"}) and not settings.wants_telemetry({})

@@ -66,7 +66,7 @@ def translated(error: Exception, what: str) -> Exception:
     if isinstance(error, ClosedError):
         return nixlNotFoundError(f"{text}; the memory was deregistered, or its agent closed")
     if isinstance(error, DeviceError):
-        return nixlBackendError(f"{text}; ASYNCFABRIC_NIXL_RAILS chooses the rails of an agent")
+        return nixlBackendError(f"{text}; ASYNCFABRIC_NIXL_RAILS, or ASYNCFABRIC_RAILS, chooses the rails of an agent")
     if isinstance(error, FabricError):
         return nixlBackendError(text)
     if isinstance(error, (TypeError, ValueError)):

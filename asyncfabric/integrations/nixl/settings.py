@@ -2,8 +2,8 @@
 
 Read once per agent, in the thread that makes it.
 
-ASYNCFABRIC_NIXL_RAILS: rails separated by commas, as in `FabricConfig(rails=...)`: "local,tcp:eth0". Not set: the
-default of FabricConfig.
+ASYNCFABRIC_NIXL_RAILS: rails separated by commas, as in `FabricConfig(rails=...)`: "local,tcp:eth0". Not set: those of
+ASYNCFABRIC_RAILS, and without it the default of FabricConfig.
 ASYNCFABRIC_NIXL_POLLING: adaptive or busy.
 NIXL_TELEMETRY_ENABLE: y, yes, on, true or 1 capture telemetry, as with NIXL.
 """
@@ -17,6 +17,7 @@ from typing import get_args
 
 from asyncfabric import FabricConfig
 from asyncfabric.config import Polling
+from asyncfabric.integrations.rails_variable import config_from
 
 RAILS, POLLING, TELEMETRY = "ASYNCFABRIC_NIXL_RAILS", "ASYNCFABRIC_NIXL_POLLING", "NIXL_TELEMETRY_ENABLE"
 _YES = frozenset(("y", "yes", "on", "true", "1"))
@@ -30,12 +31,7 @@ def fabric_config(given: FabricConfig | None, environment: Mapping[str, str] = o
     """
     if given is not None:
         return given
-    config = FabricConfig()
-    try:
-        if rails := environment.get(RAILS, "").strip():
-            config = replace(config, rails=tuple(rail.strip() for rail in rails.split(",")))
-    except ValueError as error:
-        raise ValueError(f"environment variable {RAILS}: {error}") from None
+    config = config_from(environment, RAILS)
     mode = environment.get(POLLING, "").strip()
     for known in get_args(Polling):
         if known == mode:
