@@ -66,6 +66,31 @@ def test_blocks_arrive_and_nothing_else_changes(pair: tuple[Agent, Agent], opera
     assert (a.memory == expected[0]).all() and (b.memory == expected[1]).all()
 
 
+@pytest.mark.parametrize("many", [2, 20], ids=["lists", "powers of two"])
+def test_descriptors_of_nothing_name_no_memory(pair: tuple[Agent, Agent], many: int) -> None:
+    a, b = pair
+    nothing, before = (0, 0, 0), b.memory.copy()
+    spans = [(index * 64, 10 + index) for index in range(many)]
+    local = [row for at, size in spans for row in ((a.at(at), size, 0), nothing)]
+    remote = [row for at, size in spans for row in ((b.at(at + 7), size, 0), (3, 0, 9))]
+    near, far = a.get_xfer_descs(local, "DRAM"), a.get_xfer_descs(remote, "DRAM")
+    a.ended(a.initialize_xfer("WRITE", near, far, "bb"))
+    for at, size in spans:
+        before[at + 7 : at + 7 + size] = a.memory[at : at + size]
+    assert (b.memory == before).all()
+    only = a.get_xfer_descs([nothing], "DRAM")
+    assert a.check_remote_metadata("bb", only)
+    a.ended(a.initialize_xfer("READ", only, only, "bb"))
+    with pytest.raises(bind.nixlNotFoundError, match="local descriptor 1: 5 bytes at 0x0"):
+        outside = a.get_xfer_descs([nothing, (0, 5, 0)], "DRAM")
+        a.initialize_xfer("READ", outside, outside, "bb")
+    with pytest.raises(bind.nixlInvalidParamError, match="descriptor 1 has 0 bytes locally and 5 remotely"):
+        rows = [(b.at(0), 1, 0), (b.at(0), 5, 0)]
+        a.initialize_xfer(
+            "READ", a.get_xfer_descs([(a.at(0), 1, 0), nothing], "DRAM"), a.get_xfer_descs(rows, "DRAM"), "bb"
+        )
+
+
 def test_prepared_lists_give_the_blocks_at_their_positions(pair: tuple[Agent, Agent]) -> None:
     a, b = pair
     strided = np.array([[b.at(0), 16, 0, 32, 4], [b.at(1024), 16, 0, 16, 3]], dtype=np.uint64)

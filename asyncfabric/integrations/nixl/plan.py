@@ -95,7 +95,7 @@ class Side(NamedTuple):
 
 
 def plan(operation: nixl_xfer_op_t, local: Side, remote: Side) -> tuple[AnyStep, ...]:
-    """Return the calls that move each local block to or from the remote block of the same position.
+    """Return the calls that move each local block to or from the remote block of the same position; none for empty ones.
 
     Raises:
         nixlInvalidParamError: the sides have other numbers of blocks, or two blocks have other lengths.
@@ -110,9 +110,12 @@ def plan(operation: nixl_xfer_op_t, local: Side, remote: Side) -> tuple[AnyStep,
             f"descriptor {position} has {int(lengths[position])} bytes locally and {int(remote.lengths[position])} "
             "remotely"
         )
-    writes = operation == _WRITE
+    if not lengths.all():
+        rows = np.flatnonzero(lengths)
+        local, remote, lengths, count = local.pick(rows), remote.pick(rows), lengths[rows], len(rows)
     if not count:
         return ()
+    writes = operation == _WRITE
     if len(local.owners) == 1 and len(remote.owners) == 1 and (count == 1 or bool((lengths == lengths[0]).all())):
         pair = (local.owners[0], remote.owners[0])
         return _list(writes, pair, int(lengths[0]), local.offsets, remote.offsets)
@@ -144,8 +147,6 @@ def _list(writes: bool, owners: tuple[object, object], size: int, local: Column,
     """Return the call for blocks of one length between two registrations; one piece where they join on both sides."""
     region, key = owners
     assert isinstance(region, blocking.Region) and isinstance(key, RegionKey)
-    if size == 0:
-        return ()
     if len(local) > 1 and not (bool((np.diff(local) == size).all()) and bool((np.diff(remote) == size).all())):
         pages = (np.ascontiguousarray(local), np.ascontiguousarray(remote))
         return (PageStep(writes, region, key, size, *pages),)

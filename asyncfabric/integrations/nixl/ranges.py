@@ -69,11 +69,13 @@ class RangeTable(Generic[Owner]):
             self._rooms[room] = starts, ends, np.maximum.accumulate(ends), tuple(row[2] for row in rows)
 
     def find(self, blocks: Blocks) -> Found[Owner]:
-        """Return the registration of each block.
+        """Return the registration of each block; an empty one needs none, whatever address it names.
 
         Raises:
             NotCoveredError: a block lies in none; it names the first.
         """
+        if not blocks.lengths.all():
+            return self._find_others(blocks)
         if not len(blocks):
             return Found((), blocks.addresses, blocks.addresses)
         devices = blocks.devices
@@ -94,6 +96,18 @@ class RangeTable(Generic[Owner]):
             offsets[rows] = found.offsets
             owners.extend(found.owners)
         return Found(tuple(owners), which, offsets)
+
+    def _find_others(self, blocks: Blocks) -> Found[Owner]:
+        """Look up those that are not empty; the rows of the empty ones mean nothing."""
+        rows = np.flatnonzero(blocks.lengths)
+        columns = (blocks.addresses[rows], blocks.lengths[rows], blocks.devices[rows])
+        try:
+            found = self.find(Blocks(blocks.memory, *columns))
+        except NotCoveredError as missing:
+            raise NotCoveredError(int(rows[missing.position]), str(missing)) from None
+        which, offsets = np.zeros_like(blocks.lengths), np.zeros_like(blocks.lengths)
+        which[rows], offsets[rows] = found.which, found.offsets
+        return Found(found.owners, which, offsets)
 
     def _find_one(self, room: tuple[nixl_mem_t, int], blocks: Blocks) -> Found[Owner]:
         """Look one block up, without arrays: many transfers are of one block."""
