@@ -42,6 +42,12 @@ DIFFERENCES = {
         "works",
         "one fabric stands behind every backend and is open from the start",
     ),
+    "nothing": Difference(
+        "descriptors of no bytes outside registered memory, as `(0, 0, 0)`",
+        "`nixlNotFoundError`, unless just that is registered",
+        "move nothing",
+        "no memory is touched",
+    ),
     "release": Difference(
         "`release_xfer_handle` in flight",
         "returns at once; the bytes of a READ may still arrive in memory that was given back",

@@ -53,15 +53,21 @@ def test_empty_descriptors_move_nothing(two: TwoAgents) -> None:
     assert two.ran(two.made(length=0)) == "DONE"
 
 
-def test_descriptors_of_nothing_are_part_of_a_list(two: TwoAgents) -> None:
-    nothing, before = (0, 0, 0), two.target.copy()
+def test_descriptors_of_nothing_are_part_of_a_list(fresh: TwoAgents) -> None:
+    two, nothing = fresh, (0, 0, 0)
     base, there = two.source.ctypes.data, two.target.ctypes.data
     local = [(base, 100, 0), nothing, (base + 4096, 50, 0), nothing]
     remote = [(there + 9, 100, 0), nothing, (there + 8192, 50, 0), nothing]
     sides = two.a.get_xfer_descs(local, "DRAM"), two.a.get_xfer_descs(remote, "DRAM")
-    assert two.ran(two.a.initialize_xfer("WRITE", *sides, "b")) == "DONE"
+    if not two.face.differs("nothing"):
+        with pytest.raises(two.face.error("NotFound")):
+            two.a.initialize_xfer("WRITE", *sides, "b")
+    for agent in (two.a, two.b):
+        agent.register_memory([(*nothing, "")], "DRAM")
+    two.a.add_remote_agent(two.b.get_agent_metadata())
+    before = two.target.copy()
     before[9:109], before[8192:8242] = two.source[:100], two.source[4096:4146]
-    assert (two.target == before).all()
+    assert two.ran(two.a.initialize_xfer("WRITE", *sides, "b")) == "DONE" and (two.target == before).all()
     prepared = two.a.prep_xfer_dlist("", local, "DRAM"), two.a.prep_xfer_dlist("b", remote, "DRAM")
     two.source[:100] = before[9:109] = 7
     assert two.ran(two.a.make_prepped_xfer("WRITE", prepared[0], [1, 0], prepared[1], [3, 0])) == "DONE"
