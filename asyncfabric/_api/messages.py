@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncfabric._api.peers_known import PeersKnown
     from asyncfabric._bridge.stairwell import Stairwell
 
-_ALL = 1 << 30
+ALL = 1 << 30
 MAX_MESSAGE_BYTES = 8192
 """Most payload bytes of one message (kMaxMessageBytes)."""
 
@@ -51,7 +51,7 @@ class MessageStream:
         stairwell.drain()
         if stairwell.closed:
             return []
-        return self._named(stairwell.engine.take_messages(_ALL))
+        return self._named(stairwell.engine.take_messages(ALL))
 
     def spin(self, deadline: float) -> list[Message]:
         """Return the messages that are here, at least one.
@@ -74,7 +74,7 @@ class MessageStream:
         if stairwell.closed:
             raise faults.closed("the fabric")
         try:
-            return self._named(stairwell.engine.spin_messages(_ALL, monotonic_ns() + round(deadline * 1e9)))
+            return self._named(stairwell.engine.spin_messages(ALL, monotonic_ns() + round(deadline * 1e9)))
         except EngineStatusError as error:
             raise faults.refused(error, faults.Scene(f"spinning for a message, {deadline:g} s")) from None
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncfabric._api.messages import Message
+from asyncfabric._api.messages import ALL, Message
 from asyncfabric._api.messages import MessageStream as AwaitedStream
+from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.blocking.deadlines import until
 
 if TYPE_CHECKING:
@@ -44,9 +45,20 @@ class MessageStream:
 
     def take_nowait(self) -> list[Message]:
         """Return the messages that are here now, in no order, perhaps none; a look brings on what is under way."""
-        self._stairwell.assist()
-        with self._stairwell.lock:
-            return self._stream.take_nowait()
+        stairwell = self._stairwell
+        if stairwell.closed:
+            return []
+        engine = stairwell.engine
+        try:
+            engine.assist()
+            received = engine.take_messages(ALL)
+        except EngineStatusError:
+            return []  # closed by another thread
+        if not received:
+            return []  # programs that poll mostly see this: no lock was taken for it
+        with stairwell.lock:
+            stairwell.drain()  # the completion that announced them
+            return self._stream._named(received)
 
     def spin(self, deadline: float) -> list[Message]:
         """Return the messages that are here, at least one.

@@ -35,8 +35,12 @@ class Transfer(AnyTransfer):
         if self.completion is not None:
             return True
         if not self.abandoned:
-            self._stairwell.assist()
-            self._stairwell.drain()
+            stairwell = self._stairwell
+            stairwell.drain()  # a small one has often ended in the call that submitted it
+            if self.completion is not None:
+                return True
+            stairwell.assist()
+            stairwell.drain()
         return self.ended
 
     def wait(self, deadline: float | None = None) -> TransferResult:

@@ -333,9 +333,10 @@ class nixl_agent(BackendNames, RefusedCalls):
 
     def get_new_notifs(self, backends: list[str] | None = None) -> Notes:
         """Return the notes that have come since the last call, by the name of their sender."""
-        check_chosen(backends or [], self.backends)
-        self._core.collect_notes()
-        return self._core.notes.take_all({})
+        if backends:
+            check_chosen(backends, self.backends)
+        core = self._core
+        return core.notes.take_all({}) if core.collect_notes() or len(core.notes) else {}
 
     def update_notifs(self, backends: list[str] | None = None) -> Notes:
         """Add the notes that have come to `notifs` and return it."""

@@ -158,9 +158,11 @@ class AgentCore:
             nixlRemoteDisconnectError: the agent cannot be reached.
             nixlBackendError: too many transfers are in flight, and for the drain deadline none has ended.
         """
-        what = f"a note of {len(note)} bytes to agent {remote.name!r}"
         for message in messages_of(self.title, next(self._numbers), note):
-            self._keep_sent(remote.name, self._send(remote, message, what))
+            transfer = self._send(remote, message, note)
+            # A look at it lets it leave now, whatever the caller does next; most have ended with that.
+            if not transfer.done or transfer.completion is None or transfer.completion.code or self._sent:
+                self._keep_sent(remote.name, transfer)
 
     def wait_for_room(self, what: str) -> None:
         """Return when a transfer may be submitted again; raises nixlBackendError after the drain deadline."""
@@ -196,20 +198,20 @@ class AgentCore:
             request.cancel()
         self._stack.close()
 
-    def _send(self, remote: RemoteAgent, message: bytes, what: str) -> blocking.Transfer:
+    def _send(self, remote: RemoteAgent, message: bytes, note: bytes) -> blocking.Transfer:
         again = False
         while True:
             try:
                 return self.fabric.send(remote.peer(), message)
             except BusyError:
-                self.wait_for_room(what)
+                self.wait_for_room(_note_text(remote, note))
             except PeerError as error:
                 remote.disconnected()
                 if again:
-                    raise translated(error, what) from error
+                    raise translated(error, _note_text(remote, note)) from error
                 again = True  # the connection may have been lost and the agent be there
             except FabricError as error:
-                raise translated(error, what) from error
+                raise translated(error, _note_text(remote, note)) from error
 
     def _itself(self) -> RemoteAgent:
         with self._lock:
@@ -226,9 +228,15 @@ class AgentCore:
             self._sent.append((name, transfer))
             while self._sent and self._sent[0][1].done:
                 target, ended = self._sent.popleft()
+                if ended.completion is not None and not ended.completion.code:
+                    continue
                 try:
                     ended.result()
                 except ClosedError:
                     pass  # the agent is closed
                 except FabricError as error:
                     logger.warning("a note to agent %r did not arrive: %s", target, error)
+
+
+def _note_text(remote: RemoteAgent, note: bytes) -> str:
+    return f"a note of {len(note)} bytes to agent {remote.name!r}"

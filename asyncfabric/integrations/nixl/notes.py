@@ -107,7 +107,8 @@ class NoteQueue:
                 self.refused += 1
             else:
                 parts.append((peer, part))
-        parts.sort(key=lambda one: one[1].number)
+        if len(parts) > 1:
+            parts.sort(key=lambda one: one[1].number)
         with self._lock:
             for peer, part in parts:
                 note = part.payload if part.parts == 1 else self._joined(peer, part)

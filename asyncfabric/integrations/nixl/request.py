@@ -192,10 +192,11 @@ class Request:
             if not last.done:
                 return False
             transfers.pop()
-            try:
-                last.result()
-            except FabricError as error:
-                self._fail(translated(error, self.what))
+            if last.completion is None or last.completion.code:  # of those that went well no result is made
+                try:
+                    last.result()
+                except FabricError as error:
+                    self._fail(translated(error, self.what))
         if self._failure is None and self._note_due:
             self._note_due = False
             try:
