@@ -1,7 +1,7 @@
 """The rails of fabrics that integrations open by themselves, from the environment: one rule for all of them.
 
-ASYNCFABRIC_RAILS names them, separated by commas as in `local,tcp:eth0`; a variable of one integration goes first for its
-fabrics alone, as ASYNCFABRIC_NIXL_RAILS for NIXL agents. An empty variable is not set. Pure; any thread.
+ASYNCFABRIC_RAILS names them, separated by commas as in `local,tcp:eth0`; a variable of one integration goes first for
+its fabrics alone, as ASYNCFABRIC_NIXL_RAILS for NIXL agents. An empty variable is not set. Pure; any thread.
 """
 
 from __future__ import annotations

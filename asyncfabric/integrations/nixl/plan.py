@@ -95,7 +95,7 @@ class Side(NamedTuple):
 
 
 def plan(operation: nixl_xfer_op_t, local: Side, remote: Side) -> tuple[AnyStep, ...]:
-    """Return the calls that move each local block to or from the remote block of the same position; none for empty ones.
+    """Return the calls that move each local block to or from the remote one of the same position; none for empty ones.
 
     Raises:
         nixlInvalidParamError: the sides have other numbers of blocks, or two blocks have other lengths.
