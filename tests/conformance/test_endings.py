@@ -63,6 +63,22 @@ def test_leaving_ends_although_a_living_peer_takes_no_messages(open_one: Open) -
     anyio.run(body, backend="trio")
 
 
+@pytest.mark.parametrize("provider", ["local", "tcp"])
+def test_a_connect_to_a_closed_fabric_fails_at_once(provider: str) -> None:
+    """Its listener is gone for good: nobody waits out the deadline, which is there for peers that do not answer."""
+    pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+    config = af.FabricConfig(rails=(provider,), connect_deadline=PATIENCE_S * 2)
+
+    async def body() -> None:
+        async with af.open_fabric(config) as fabric:
+            async with af.open_fabric(config) as gone:
+                address = gone.address
+            with anyio.fail_after(PATIENCE_S), pytest.raises(af.PeerError, match="could not be reached"):
+                await fabric.connect(address)
+
+    anyio.run(body, backend="trio")
+
+
 def test_two_that_do_not_take_each_others_messages_both_close(open_one: Open) -> None:
     """At once, since who closes takes no more: the deadline would come too late."""
 

@@ -30,6 +30,7 @@ struct PeerState {
   uint32_t outstanding = 0;
   uint32_t submitted = 0;
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
+  uint64_t next_knock_ns = 0;  // until it takes its first request: when to ask whether anybody listens there
   // Its stream broke and nothing says yet whether it lives: requests that failed with the stream are kept until something does, or until
   // then. 0: no doubt.
   uint64_t doubted_until_ns = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "provider/request_check.h"
 #include "providers/libfabric/errors.h"
 #include "providers/libfabric/rail.h"
@@ -16,6 +17,7 @@ constexpr uint32_t kMaxPerPeer = 2048;  // half of the contexts: a stuck peer le
 constexpr uint64_t kAskBytes = 256 * 1024;
 constexpr size_t kReserved = 256;  // contexts for the rail's own messages, without which others might never complete
 constexpr size_t kUrgent = 64;     // of them for signs of life, and for one peer at most
+constexpr uint64_t kKnockNs = 20'000'000;  // several times what a connection takes on one host
 
 }  // namespace
 
@@ -221,6 +223,18 @@ bool LibfabricRail::stream_vanished(const PeerState& peer) const {
   return device_->profile().acknowledged && peer.asks_in_flight == 0 && peer.asked < peer.last_sequence;
 }
 
+// libfabric answers FI_EAGAIN both while it connects and after the connection was refused, and connects anew with each retry: over
+// sockets it would go on so until the engine's deadline, with a core of its own. Nobody gets an address before its listener is
+// open, so a listener that refuses is gone for good, as in diagnose().
+void LibfabricRail::knock(PeerState& peer) {
+  if (!device_->profile().over_sockets || peer.last_sequence != 0 || peer.lost || peer.closed || peer.handle == nullptr)
+    return;
+  const uint64_t now = now_ns();
+  if (now < peer.next_knock_ns) return;
+  if (peer.next_knock_ns != 0 && refuses_connections(peer.remote)) lose(peer);
+  peer.next_knock_ns = now + kKnockNs;
+}
+
 Status LibfabricRail::send_control(PeerState& peer, MessageKind kind, uint64_t number, std::string_view body,
                                    bool barrier) {
   WorkRequest request;
@@ -265,6 +279,7 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
     const ssize_t error = submit(*context, context->request);
     if (error == -FI_EAGAIN) {
       if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));
+      knock(peer);
       return;
     }
     --*budget;

@@ -76,6 +76,7 @@ class LibfabricRail final : public Rail {
   void cover_later() { cover_wanted_ = device_->profile().acknowledged; }
   void cover();
   bool stream_vanished(const PeerState& peer) const;
+  void knock(PeerState& peer);
   Context* enlist(PeerState& peer, const WorkRequest& request, bool internal);
   bool has_room(const PeerState& peer, const Context& context) const;
   ssize_t submit(Context& context, const WorkRequest& request);
