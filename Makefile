@@ -78,10 +78,11 @@ demo: build  ## KvCache moves from prefill to decode; a cluster serves, scales, 
 
 test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
 
-# Files are shared out to WORKERS processes: most tests wait for others. Sockets in the folder for temporary files want a
-# short name.
+# Files are shared out to WORKERS processes: most tests wait for others. tests/conftest.py orders them, the long ones first;
+# xdist's own order, by the number of tests, would begin the long ones last. Sockets in the folder for temporary files want
+# a short name.
 test-python: build
-	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
+	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
 
 # Foreign packages have an environment of their own, that .venv stays what our users install. It lies over .venv: a file of
 # paths makes the packages there importable, torch for the CPU among them. --no-deps: their own pins want CUDA wheels.

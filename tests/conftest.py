@@ -31,6 +31,7 @@ os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 _WATCHDOG_S = float(os.environ.get("ASYNCFABRIC_TEST_WATCHDOG_S", "240"))
 _SETTLE_S = 3.0
 _KEPT_THREADS = ("Trio thread", "AnyIO worker", "watchdog", "pytest_timeout", "tokio", "asyncio_")
+_FIRST = ("integration", "conformance", "soak", "property")  # of the rings; within a ring the order of the files
 _OWN_TASKS = ("af-", "af_", "afabric", "asyncfabric")  # names of native threads, as in /proc/self/task/*/comm
 
 
@@ -40,6 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("asyncfabric", deadline=None)
     hypothesis.settings.load_profile("asyncfabric")
     config.addinivalue_line("markers", "slow: takes more than 0.25 s; runs in `make test` all the same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the rings with the longest files first, so that processes which share the files out end together."""
+    items.sort(key=lambda item: _FIRST.index(ring) if (ring := item.path.parent.name) in _FIRST else len(_FIRST))
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,8 @@
 """One process of a training by FSDP2 whose weights it serves itself: a trainer rank and a receiver on the same GPU.
 
-`python fsdp_rank.py block|causal cpu|cuda VERSIONS`, with torchrun's variables: over NCCL and cuda rails for "cuda",
-over gloo and the local rail for "cpu". "causal" is what services train. Prints a line for each version that serves and
-is what whole tensors, quantised by torch, say.
+`python fsdp_rank.py block|causal|block+causal cpu|cuda VERSIONS`, with torchrun's variables: over NCCL and cuda rails
+for "cuda", over gloo and the local rail for "cpu". "causal" is what services train. Prints a line for each version that
+serves and is what whole tensors, quantised by torch, say.
 """
 
 from __future__ import annotations
@@ -185,11 +185,12 @@ async def train(kind: str, here: str, versions: int) -> None:
         dist.barrier()
 
 
-def main(kind: str, device: Literal["cpu", "cuda"], versions: int) -> None:
-    """Join the process group and train."""
+def main(kinds: str, device: Literal["cpu", "cuda"], versions: int) -> None:
+    """Join the process group and train one after the other."""
     _, _, here = join_world("cpu" if device == "cpu" else f"cuda:{os.environ['RANK']}")
     try:
-        trio.run(train, kind, here, versions)
+        for kind in kinds.split("+"):
+            trio.run(train, kind, here, versions)
     finally:
         leave_world()
 

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ from typing import Any
 
 import processes  # pytest's conftest made it importable
 import template
-from template import Forked
 
 RUN = (
     "import ctypes; ctypes.CDLL(None).prctl(1, 9); "  # no orphan survives the test that started it
@@ -26,6 +23,7 @@ TINY = {"MODEL__LAYERS": "3", "MODEL__HIDDEN": "64", "MODEL__QUERY_HEADS": "4", 
 SMALL = TINY | {"HTTP__PORT": "0", "CACHE__MEMORY": "16MiB", "LOG__FORM": "json", "BATCH__CHUNK_TOKENS": "64"}
 MODEL = "asyncfabric-random"
 PATIENCE = 90.0
+LOOK_S = 0.05  # between two looks at the metrics of a node, which cost it some milliseconds
 
 
 class Service:
@@ -37,7 +35,7 @@ class Service:
         name: str,
         log: Path,
         settings: dict[str, str],
-        prefix: tuple[str, ...] = (),
+        namespace: str = "",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
@@ -45,18 +43,9 @@ class Service:
         environment = {f"ASYNCFABRIC_{key}": value for key, value in settings.items()}
         environment = {**os.environ, **environment, **(variables or {})}
         arguments = ["serve", role, "--node-name", name]
-        self.child: Forked | subprocess.Popen[str]
+        assert template.template is not None, "conftest.py makes it"
         with log.open("ab") as errors:
-            if template.template is not None and not prefix:
-                self.child = template.template.start(["asyncfabric", *arguments], environment, errors)
-            else:
-                self.child = subprocess.Popen(
-                    [*prefix, sys.executable, "-P", "-c", RUN, *arguments],
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    env=environment,
-                )
+            self.child = template.template.start(["asyncfabric", *arguments], environment, errors, namespace)
         processes.started.append(self.child.pid)
 
     def hear(self) -> None:
@@ -88,7 +77,7 @@ class Service:
         deadline = time.monotonic() + PATIENCE
         while not accepted(now := self.metric(name)):
             assert time.monotonic() < deadline, f"{name} of {self.name} is {now}; log:\n{self.log.read_text()[-3000:]}"
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
         return now
 
     def until_no_page_is_out(self) -> None:
@@ -164,6 +153,7 @@ class Cluster:
         deadline = time.monotonic() + PATIENCE
         while sum(held := [node.metric("asyncfabric_kv_held_pages") > 0 for node in both]) != 1:
             assert time.monotonic() < deadline, f"no {role} node is busy alone"
+            time.sleep(LOOK_S)
         return both[held.index(True)], both[held.index(False)]
 
     def end(self, *names: str) -> dict[str, int]:

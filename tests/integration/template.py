@@ -76,9 +76,16 @@ class Template:
         self._link.settimeout(PATIENCE)
         self._lock = threading.Lock()
 
-    def start(self, arguments: list[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
-        """Fork a node of the `asyncfabric` command; its stdout can be read, its stderr goes to a file."""
-        order = {"arguments": arguments, "environment": dict(environment), "parent": os.getpid()}
+    def start(
+        self, arguments: list[str], environment: Mapping[str, str], errors: IO[bytes], namespace: str = ""
+    ) -> Forked:
+        """Fork a node of the `asyncfabric` command; its stdout can be read, its stderr goes to a file.
+
+        `namespace` is that of its network, by the name that `ip netns` knows; the one of this process by default.
+        """
+        order = {
+            "arguments": arguments, "environment": dict(environment), "parent": os.getpid(), "namespace": namespace,
+        }  # fmt: skip
         reading, writing = os.pipe()
         with self._lock:
             _adopt_orphans(True)

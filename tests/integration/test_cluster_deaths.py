@@ -17,7 +17,7 @@ from cluster import MODEL, Cluster, OneProcess, ask, cluster, complete  # noqa: 
 
 pytestmark = pytest.mark.slow
 PROMPTS = [f"{index}: {'A page is written once. ' * (index * 7 + 1)}" for index in range(8)]
-LENGTH = 120
+LENGTH = 60
 LONG = 8000  # tokens: takes so long that it has not ended when something is done to it
 
 

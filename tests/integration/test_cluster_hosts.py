@@ -37,7 +37,7 @@ class HostedService(Service):
 
     def __init__(self, host: Host, name: str, log: Path, settings: dict[str, str]) -> None:
         self.host = host
-        super().__init__(name.partition("-")[0], name, log, settings, prefix=host.prefix)
+        super().__init__(name.partition("-")[0], name, log, settings, namespace=host.namespace)
 
     def connect(self) -> socket.socket:
         with self.host.inside():

@@ -2,11 +2,11 @@
 
 Engines of both replicas read their weights all the time. Whoever is killed, and whenever: what an engine was allowed to
 read was always one whole version that was decided, `a` was never without one, and `b` said so while it had none.
+All deaths happen in one training: each begins with everything whole again, and the last is that of the only version.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,6 @@ RECEIVERS = {"a": ["a/0", "a/1"], "b": ["b/0", "b/1"]}
 EVERYBODY = [*RECEIVERS["a"], *RECEIVERS["b"]]
 
 pytestmark = pytest.mark.slow
-
-
-def world(folder: Path) -> AbstractContextManager[WeightWorld]:
-    return open_world(folder, {"a": {"shadow": True}, "b": {"shadow": False}})
 
 
 def whole_again(made: WeightWorld, victim: str) -> dict[str, Story]:
@@ -37,76 +33,80 @@ def whole_again(made: WeightWorld, victim: str) -> dict[str, Story]:
     return stories
 
 
-def test_a_trainer_dies(tmp_path: Path) -> None:
+def a_trainer_dies(world: WeightWorld) -> None:
     """The version is aborted; what it had overwritten is fetched again from who kept the old one.
 
     Once it has written everything the replicas may have verified it before the loss is known: then it is decided.
     """
-    with world(tmp_path) as made:
-        for victim, way, word, other in (
-            ("trainer-1", "receive", "Roster", ""),
-            ("trainer-0", "receive", "Opened", "b/1"),
-            ("trainer-1", "send", "Written", "b/0"),
-            ("trainer-0", "send", "Wrote", ""),
-        ):
-            before = made.decided()[-1]
-            version, ends = made.die(victim, way, word, other)
-            now = version if word == "Wrote" and "error" not in ends["coordinator"] else before
-            if now == before:
-                assert {end["error"] for end in ends.values()} == {"BrokenError"}
-                assert victim in ends["coordinator"]["text"]
-            stories = whole_again(made, victim)
-            assert made.decided()[-1] == now
-            for name in RECEIVERS["b"]:
-                assert word in ("Roster", "Opened") or stories[name][-3:] == [before, 0, now], stories[name]
+    for victim, way, word, other in (
+        ("trainer-1", "receive", "Roster", ""),
+        ("trainer-0", "receive", "Opened", "b/1"),
+        ("trainer-1", "send", "Written", "b/0"),
+        ("trainer-0", "send", "Wrote", ""),
+    ):
+        before = world.decided()[-1]
+        version, ends = world.die(victim, way, word, other)
+        now = version if word == "Wrote" and "error" not in ends["coordinator"] else before
+        if now == before:
+            assert {end["error"] for end in ends.values()} == {"BrokenError"}
+            assert victim in ends["coordinator"]["text"]
+        stories = whole_again(world, victim)
+        assert world.decided()[-1] == now
+        for name in RECEIVERS["b"]:
+            assert word in ("Roster", "Opened") or stories[name][-3:] == [before, 0, now], stories[name]
 
 
-def test_a_rollout_dies_that_is_updated_in_place(tmp_path: Path) -> None:
+def a_rollout_dies_that_is_updated_in_place(world: WeightWorld) -> None:
     """The update goes on without it; it comes back with nothing, and fetches what was decided."""
-    with world(tmp_path) as made:
-        for way, word, other in (
-            ("receive", "Prepare", ""),
-            ("send", "Stopped", ""),
-            ("send", "Ready", ""),
-            ("receive", "Written", ""),
-            ("send", "Verified", ""),
-            ("receive", "Commit", ""),
-        ):
-            version, ends = made.die("b", way, word, other)
-            assert ends["coordinator"]["receivers"] == EVERYBODY, "who began, also those that were lost"
-            assert made.decided()[-1] == version
-            assert whole_again(made, "b")["b/0"] == [0, version]
+    for way, word, other in (
+        ("receive", "Prepare", ""),
+        ("send", "Stopped", ""),
+        ("send", "Ready", ""),
+        ("receive", "Written", ""),
+        ("send", "Verified", ""),
+        ("receive", "Commit", ""),
+    ):
+        version, ends = world.die("b", way, word, other)
+        assert ends["coordinator"]["receivers"] == EVERYBODY, "who began, also those that were lost"
+        assert world.decided()[-1] == version
+        assert whole_again(world, "b")["b/0"] == [0, version]
 
 
-def test_who_kept_the_old_version_dies(tmp_path: Path) -> None:
-    """While it is written: the update goes on. Before: nobody would hold a version, so none is begun in its place."""
-    with world(tmp_path) as made:
-        version, ends = made.die("a", "receive", "Written", "")
-        assert "error" not in ends["coordinator"]
-        assert whole_again(made, "a")["b/0"] == [0, version - 1, 0, version]
-        version, ends = made.die("a", "receive", "Prepare", "")
-        assert ends["coordinator"]["error"] == "BrokenError"
-        assert "nobody would hold version" in ends["coordinator"]["text"]
-        made.start("a")
-        assert {tuple(story[-1:]) for story in made.stories().values()} == {(0,)}, "nobody has one, and all say so"
-
-
-def test_the_coordinator_dies(tmp_path: Path) -> None:
+def the_coordinator_dies(world: WeightWorld) -> None:
     """What is on the disk is told by the next one, everything else is an abort and is fetched back."""
-    with world(tmp_path) as made:
-        for way, word, other in (
-            ("send", "Prepare", "b/0"),
-            ("receive", "Stopped", "b/1"),
-            ("send", "Write", "trainer-1"),
-            ("receive", "Verified", "b/0"),
-            ("send", "Commit", "a/0"),
-            ("send", "Commit", "b/1"),
-        ):
-            before = made.decided()[-1]
-            version, ends = made.die("coordinator", way, word, other)
-            assert all("whether it had decided is not known" in end["text"] for end in ends.values()), ends
-            stories = whole_again(made, "coordinator")
-            assert made.decided()[-1] == (version if word == "Commit" else before)
-            for name in RECEIVERS["b"]:
-                stopped = word in ("Write", "Verified", "Commit") or (word, other) == ("Stopped", name)
-                assert not stopped or stories[name][-3:] == [before, 0, made.decided()[-1]], (word, stories[name])
+    for way, word, other in (
+        ("send", "Prepare", "b/0"),
+        ("receive", "Stopped", "b/1"),
+        ("send", "Write", "trainer-1"),
+        ("receive", "Verified", "b/0"),
+        ("send", "Commit", "a/0"),
+        ("send", "Commit", "b/1"),
+    ):
+        before = world.decided()[-1]
+        version, ends = world.die("coordinator", way, word, other)
+        assert all("whether it had decided is not known" in end["text"] for end in ends.values()), ends
+        stories = whole_again(world, "coordinator")
+        assert world.decided()[-1] == (version if word == "Commit" else before)
+        for name in RECEIVERS["b"]:
+            stopped = word in ("Write", "Verified", "Commit") or (word, other) == ("Stopped", name)
+            assert not stopped or stories[name][-3:] == [before, 0, world.decided()[-1]], (word, stories[name])
+
+
+def who_kept_the_old_version_dies(world: WeightWorld) -> None:
+    """While it is written: the update goes on. Before: nobody would hold a version, so none is begun in its place."""
+    version, ends = world.die("a", "receive", "Written", "")
+    assert "error" not in ends["coordinator"]
+    assert whole_again(world, "a")["b/0"][-3:] == [version - 1, 0, version]
+    version, ends = world.die("a", "receive", "Prepare", "")
+    assert ends["coordinator"]["error"] == "BrokenError"
+    assert "nobody would hold version" in ends["coordinator"]["text"]
+    world.start("a")
+    assert {tuple(story[-1:]) for story in world.stories().values()} == {(0,)}, "nobody has one, and all say so"
+
+
+def test_whoever_dies_at_any_stage_of_an_update_in_place(tmp_path: Path) -> None:
+    with open_world(tmp_path, {"a": {"shadow": True}, "b": {"shadow": False}}) as world:
+        a_trainer_dies(world)
+        a_rollout_dies_that_is_updated_in_place(world)
+        the_coordinator_dies(world)
+        who_kept_the_old_version_dies(world)

@@ -1,7 +1,8 @@
 """kill -9 of a relay in the middle of a chain of replicas, while it takes and passes on coded rows.
 
 Trainers feed the first replica, which feeds the second, which feeds the third; who came first is first. Engines of all
-replicas read their weights all the time: what they read was always one whole version that was decided.
+replicas read their weights all the time: what they read was always one whole version that was decided. All deaths
+happen in one training: each begins with everything whole again.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ def chain(made: WeightWorld) -> list[str]:
     return order
 
 
-@pytest.mark.parametrize(
-    ("victim", "way", "word", "other"),
-    [
-        (MIDDLE, "receive", "Coded", FIRST),
-        (MIDDLE, "send", "Coded", LAST),
-        (MIDDLE, "receive", "Taken", LAST),
-        (MIDDLE, "send", "Wrote", None),
-        (FIRST, "send", "Coded", MIDDLE),
-        (LAST, "receive", "Coded", MIDDLE),
-    ],
-)  # fmt: skip
-def test_a_relay_dies_with_coded_rows_under_way(
-    tmp_path: Path, victim: int, way: str, word: str, other: int | None
-) -> None:
+DEATHS: tuple[tuple[int, str, str, int | None], ...] = (
+    (MIDDLE, "receive", "Coded", FIRST),
+    (MIDDLE, "send", "Coded", LAST),
+    (MIDDLE, "receive", "Taken", LAST),
+    (MIDDLE, "send", "Wrote", None),
+    (FIRST, "send", "Coded", MIDDLE),
+    (LAST, "receive", "Coded", MIDDLE),
+)
+"""Place of the victim in the chain; whether it sends or receives the message at which it dies; its other end."""
+
+
+def test_relays_die_with_coded_rows_under_way(tmp_path: Path) -> None:
     """Who waits for its rows makes it an abort; when nobody does the others may have it all: then it is decided."""
     with open_world(tmp_path, {name: {} for name in NAMES}, relay=(0, 1), codings=("exponent",)) as made:
-        order, before = chain(made), made.decided()[-1]
-        version, ends = made.die(order[victim], way, word, "" if other is None else f"{order[other]}/1")
-        if "error" in ends["coordinator"]:
-            assert f"sender {order[victim]}/" in ends["coordinator"]["text"]
-        now = before if "error" in ends["coordinator"] else version
-        needed = victim != LAST and word == "Coded"  # what somebody else was still to get
-        assert made.decided()[-1] == now and (now == before or not needed)
-        made.start(order[victim])
-        made["coordinator"].ask("held", receivers=made.everybody)
-        for name in NAMES:
-            made[name].ask("until", version=now)
-        stories = made.stories()
-        assert all(story[-1] == now for story in stories.values()), stories
-        made.bring()
-        chain(made)
+        for victim, way, word, other in DEATHS:
+            case = (victim, way, word)
+            order, before = chain(made), made.decided()[-1]
+            version, ends = made.die(order[victim], way, word, "" if other is None else f"{order[other]}/1")
+            if "error" in ends["coordinator"]:
+                assert f"sender {order[victim]}/" in ends["coordinator"]["text"], case
+            now = before if "error" in ends["coordinator"] else version
+            needed = victim != LAST and word == "Coded"  # what somebody else was still to get
+            assert made.decided()[-1] == now and (now == before or not needed), case
+            made.start(order[victim])
+            made["coordinator"].ask("held", receivers=made.everybody)
+            for name in NAMES:
+                made[name].ask("until", version=now)
+            stories = made.stories()
+            assert all(story[-1] == now for story in stories.values()), (case, stories)
+            made.bring()
+            chain(made)

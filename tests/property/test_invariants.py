@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariant_machine import run_program
 from random_programs import Step, programs
@@ -29,6 +29,7 @@ shapes = st.fixed_dictionaries(
         "busy_every": st.sampled_from((0, 0, 7)),
     }
 )
+PROGRAMS = settings(max_examples=20)  # each is some dozens of ops, most of them in flight together
 
 
 @functools.cache
@@ -92,21 +93,25 @@ def _run_fake(program: list[Step], shape: dict[str, int]) -> None:
     anyio.run(main, backend="trio")
 
 
+@PROGRAMS
 @given(programs(), shapes)
 def test_native_counts_and_cancellation(program: list[Step], shape: dict[str, int]) -> None:
     _run_native(program, shape)
 
 
+@PROGRAMS
 @given(programs(revokes=True), shapes)
 def test_native_revocation(program: list[Step], shape: dict[str, int]) -> None:
     _run_native(program, shape)
 
 
+@PROGRAMS
 @given(programs(), shapes)
 def test_fake_counts_and_cancellation(program: list[Step], shape: dict[str, int]) -> None:
     _run_fake(program, shape)
 
 
+@PROGRAMS
 @given(programs(revokes=True), shapes)
 def test_fake_revocation(program: list[Step], shape: dict[str, int]) -> None:
     _run_fake(program, shape)

@@ -38,7 +38,7 @@ from asyncfabric_services.fanout.link_post import LinkPost
 
 PR_SET_PDEATHSIG = 1
 ROLES = (COORDINATOR, "trainer", "replica")
-REST_SECONDS = 0.002  # between two steps: whoever shares the machine comes to its turn
+REST_SECONDS = 0.01  # between two steps: an update takes many, and whoever shares the machine comes to its turn
 
 
 class Fate:
