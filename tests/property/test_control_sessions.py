@@ -115,7 +115,7 @@ def agree(world: World) -> None:
 
 
 @given(steps(FAULTY))
-@settings(max_examples=150)
+@settings(max_examples=80)
 @example([("dial", 0, 0), ("dial", 1, 1), *[("move", 0, 0), ("move", 1, 0)] * 4, ("post", 0, 0), ("post", 1, 1)])
 def test_parcels_come_in_order_and_once_whatever_happens_to_frames(trace: list[Step]) -> None:
     world = connected_world() if len(trace) % 3 else World()
@@ -126,7 +126,7 @@ def test_parcels_come_in_order_and_once_whatever_happens_to_frames(trace: list[S
 
 
 @given(steps(ORDERLY))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_nothing_is_lost_where_no_frame_is(trace: list[Step]) -> None:
     world = World()
     posted: dict[tuple[str, str], list[int]] = {}

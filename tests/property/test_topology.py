@@ -118,7 +118,7 @@ def best_sum(topology: Topology, pool: list[int]) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(MACHINES)
 def test_random_machines(machine: tuple[list[Device], list[Device], int, str]) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:

@@ -71,7 +71,7 @@ def test_casts_have_the_bits_of_numpy(dtype: str, to: str) -> None:
     assert np.array_equal(found.numpy().view(FORMS[to]), expected.view(FORMS[to]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(FORMS)),
     st.integers(1, 300), st.integers(1, 300), st.integers(0, 200), st.integers(0, 200), st.integers(0, 1000),
@@ -200,7 +200,7 @@ def torch_everywhere(trainers: bool = True, receivers: bool = True) -> Iterator[
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
 @given(cases(), cases(quantised=True), st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
        st.sampled_from([(True, True), (True, False), (False, True)]),
        st.sampled_from([100, 1 << 14, 1 << 20]))  # fmt: skip

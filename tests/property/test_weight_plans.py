@@ -49,7 +49,7 @@ def check_execution(case: Case, plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(cases(), RELAYS, st.integers(1, 200))
 def test_each_byte_is_written_once_by_the_right_byte(case: Case, relay: Relay, chunk_bytes: int) -> None:
     """INV WT-1."""
@@ -75,7 +75,7 @@ def least_possible(groups: list[tuple[int, ...]], loads: Any, trainers: int) -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cases(), st.integers(1, 3))
 def test_senders_share_the_load_as_far_as_placements_allow(case: Case, replicas: int) -> None:
     """INV WT-3: within 5 percent of the best that any choice of senders could do, give or take one piece."""

@@ -38,7 +38,7 @@ def updated(case: Case, relay: Relay, chunk_bytes: int, rail: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
 @given(cases(), RELAYS, st.integers(1, 200), st.sampled_from([1, 256]), st.sampled_from([2, 8]))
 def test_updates_equal_the_reference(case: Case, relay: Relay, chunk_bytes: int, shortest: int, busy: int) -> None:
     """Also in the shortest runs of what lies in the shard, and with small units that are filled and checked at once."""
