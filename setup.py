@@ -90,14 +90,15 @@ def packages() -> list[str]:
 
 def engine_extension() -> Extension:
     """Describe the extension; its sources and the library are filled in by BuildNative."""
-    flags = ["-std=c++20", "-fvisibility=hidden", "-O0" if DEBUG else "-O2", "-g1", "-Wno-sign-compare"]
+    optimisation = "-O0" if DEBUG else "-O1" if SANITIZE else "-O2"
+    flags = ["-std=c++20", "-fvisibility=hidden", optimisation, "-g1", "-Wno-sign-compare"]
     # Some toolchains link the C++ runtime statically. Seen by the loader, its symbols would mix with those of another
     # copy, such as torch's: a stream of ours then called a facet of another kind, and the process ended by SIGSEGV.
     link = [f"-Wl,--version-script={ROOT / 'cython_ext' / 'exports.map'}"]
     if not (DEBUG or SANITIZE):
         link += ["-Wl,--strip-debug"]  # a wheel of 1 MB, not 16; function names stay
     if SANITIZE:
-        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g"]
+        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
         link += [f"-fsanitize={SANITIZE}"]
     return Extension(
         "asyncfabric._native._engine",
