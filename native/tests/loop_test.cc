@@ -1,9 +1,14 @@
 // loop_test.cc: the event loop's way to sleep: rung by a rail without the worker, lingering for an answer, and not needed when it is
-// busy elsewhere. Two engines of this process over the local provider, adaptive, with their own workers.
+// busy elsewhere; and threads that poll, which run the engine. Two engines of this process, adaptive, with their own workers.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <pthread.h>
+
+#include <array>
+#include <string_view>
 
 #include "engine/loop_turn.h"
+#include "engine/poll_turn.h"
 #include "engine_pair.h"
 
 namespace asyncfabric::testing {
@@ -179,6 +184,99 @@ TEST(LoopTurnTest, EachSpinInVainAsksForTwiceAsManyShortSleeps) {
   for (int i = 0; i < 32; ++i) turn.slept(kSpin, kSpin);
   turn.lingered(false);
   EXPECT_TRUE(turn.worth_lingering()) << "a spin that paid is tried again at once";
+}
+
+// Nothing comes to the worker, as if the scheduler never let it run: what moves, threads of the test have moved.
+class StarvedRail final : public LoopbackRail {
+ public:
+  using LoopbackRail::LoopbackRail;
+  size_t poll(std::span<RailEvent> events) override { return by_worker() ? 0 : LoopbackRail::poll(events); }
+  bool prepare_wait() override { return true; }
+
+  static Status open(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string*) {
+    *out = std::make_unique<StarvedRail>(spec);
+    return {};
+  }
+
+ private:
+  static bool by_worker() {
+    std::array<char, 16> name{};
+    pthread_getname_np(pthread_self(), name.data(), name.size());
+    return std::string_view(name.data()) == "af-worker";
+  }
+};
+
+TEST(PolledTest, AThreadThatPollsMovesWhatTheWorkerDoesNot) {
+  add_provider("starved", StarvedRail::open);
+  EngineConfig config;
+  config.rails = {{"starved", "", {}}};
+  config.polling = PollingMode::kAdaptive;
+  Pair pair(config);
+  Engine &source = *pair.a->engine, &target = *pair.b->engine;
+  const auto polled_until = [&](auto condition) {
+    return pair.until(
+        [&] {
+          source.assist();
+          target.assist();
+          pair.a->take();
+          pair.b->take();
+          return condition();
+        },
+        3);
+  };
+  const uint64_t cookie = pair.a->cookie();
+  ASSERT_TRUE(source.submit_connect(cookie, target.address()).ok());
+  ASSERT_TRUE(polled_until([&] { return pair.a->done.contains(cookie); }));
+  const PeerId peer = pair.a->done[cookie].value;
+  CounterId counter = 0;
+  uint32_t imm = 0;
+  ASSERT_TRUE(target.open_counter(7, &counter, &imm).ok());
+  for (uint64_t round = 1; round <= 50; ++round) {
+    OpId op = 0;
+    const uint64_t signal = pair.a->cookie();
+    ASSERT_TRUE(source.submit_signal(signal, &peer, 1, 7, &op).ok());
+    ASSERT_TRUE(polled_until([&] { return pair.a->done.contains(signal); })) << "round " << round;
+    ASSERT_TRUE(polled_until([&] { return target.counter_value(counter) == round; })) << "round " << round;
+  }
+}
+
+TEST_F(LoopTest, TheWorkerTakesWhatComesWhenPollsHaveEnded) {
+  Engine& target = *pair.b->engine;
+  for (uint64_t round = 1; round <= 20; ++round) {
+    // Naps of the worker, one after the other; the last one goes on, with the rails unarmed.
+    const uint64_t sleeps = target.statistics().sleeps;
+    const auto naps = [&] {
+      target.assist();
+      return target.statistics().sleeps > sleeps + 2;
+    };
+    ASSERT_TRUE(pair.until(naps, 3)) << "round " << round;
+    signal();
+    ASSERT_TRUE(pair.until([&] { return target.counter_value(counter) == round; })) << "round " << round;
+  }
+}
+
+TEST(PollTurnTest, LooksInQuickSuccessionHoldTheEngineForAMoment) {
+  PollTurn turn;
+  uint64_t now = 1'000'000'000;
+  const auto clock = [&] { return now; };
+  const auto look = [&](uint64_t gap) {
+    now += gap;
+    const bool quick = turn.begin(now);
+    turn.end(now, quick);
+    return quick;
+  };
+  EXPECT_FALSE(turn.held(clock)) << "before the first look";
+  for (uint32_t looks = 0; looks < PollTurn::kLooks; ++looks) EXPECT_FALSE(look(1000)) << "look " << looks;
+  EXPECT_FALSE(turn.held(clock));
+  EXPECT_TRUE(look(1000));
+  EXPECT_TRUE(turn.held(clock));
+  now += PollTurn::kKeepNs;
+  EXPECT_FALSE(turn.held(clock)) << "when looks have ended";
+  EXPECT_FALSE(look(PollTurn::kQuickNs)) << "a look now and then";
+  for (uint32_t looks = 0; looks < PollTurn::kLooks; ++looks) look(1000);
+  EXPECT_TRUE(turn.held(clock));
+  turn.stop();
+  EXPECT_FALSE(turn.held(clock)) << "when a thread goes to sleep";
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ struct LoopbackPeer final : RailPeer {
   uint64_t connection = 0;
 };
 
-class LoopbackRail final : public Rail {
+class LoopbackRail : public Rail {
  public:
   explicit LoopbackRail(const RailSpec& spec) : hub_(LoopbackHub::shared()) {
     info_.provider = "loopback";

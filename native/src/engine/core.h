@@ -28,6 +28,7 @@
 #include "engine/inbox.h"
 #include "engine/op.h"
 #include "engine/peer_list.h"
+#include "engine/poll_turn.h"
 #include "engine/rail_watch.h"
 #include "engine/region.h"
 #include "engine/watch.h"
@@ -104,6 +105,7 @@ struct Core {
   RailWatch rail_watch;
   bool can_hand_over = false;     // adaptive, some rail moves bytes in post(), and none lacks a descriptor
   std::atomic<uint64_t> arms{0};  // relaxed: how often the loop went to sleep, for the worker's guess
+  PollTurn poll_turn;
   SpscRing<Completion> ring;
   std::atomic<uint64_t> submitted{0};
   std::atomic<uint64_t> consumed{0};

@@ -19,6 +19,8 @@ bool NativeEngine::has_completions() const {
 
 bool NativeEngine::arm() {
   if (has_completions()) return false;
+  core_.poll_turn.stop();
+  if (core_.poll_turn.napping()) core_.gate.notify();
   if (core_.may_hand_over() && turn_.worth_lingering() && core_.gate.sleeping() && linger()) return false;
   if (core_.config.polling == PollingMode::kBusy && turn_.worth_lingering() && watch_ring()) return false;
   core_.loop_gate.prepare();
@@ -51,23 +53,28 @@ void NativeEngine::disarm() {
 }
 
 // A program that polls keeps a core. If only the worker moved its bytes, each of them would wait until the scheduler takes that core,
-// or another, from somebody. A worker that is awake gets the core instead, and one that sleeps goes on sleeping.
+// or another, from somebody. So the poller steps the engine itself, as long as a pass finds something to do.
 void NativeEngine::assist() {
   if (core_.config.polling != PollingMode::kAdaptive) return;
-  Helm::Guest guest(core_.helm);
-  if (!guest.try_lock()) {
-    sched_yield();
-    return;
-  }
-  const uint64_t until = now_ns() + kAssistNs;
+  const uint64_t begin = now_ns();
+  const bool quick = core_.poll_turn.begin(begin);
   bool quiet = true;
-  do
-    if (core_.gate.sleeping())
+  {
+    Helm::Guest guest(core_.helm);
+    if (!guest.try_lock()) {
+      core_.poll_turn.end(begin, quick);
+      sched_yield();
+      return;
+    }
+    const bool armed = core_.gate.sleeping() && !core_.poll_turn.napping();
+    if (armed && !quick)
       (void)serve_rails(&quiet);
     else
-      (void)core_.step();
-  while (!quiet && !has_completions() && now_ns() < until);
-  guest.unlock();
+      while (core_.step() != 0 && !has_completions() && now_ns() - begin < kAssistNs) {}
+    quiet = quiet && !(armed && quick);  // a worker that sleeps on armed rails is called, to nap
+    guest.unlock();
+  }
+  core_.poll_turn.end(now_ns(), quick);
   if (!quiet) core_.gate.notify();
 }
 

@@ -90,6 +90,8 @@ void NativeEngine::wake_worker(uint64_t bytes) {
       if (settled) return;
     }
   }
+  // The worker naps since this program polls: its next look brings the op on, or the end of the nap does.
+  if (core_.poll_turn.napping() && core_.poll_turn.held(now_ns)) return;
   core_.gate.notify();
 }
 

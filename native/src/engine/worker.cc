@@ -39,6 +39,11 @@ void Worker::run() {
   uint64_t idle_since = 0, last_event = 0;
   bool worked = false;
   while (!stopping_.load(std::memory_order_relaxed)) {
+    if (core_.poll_turn.held(now_ns)) {
+      nap();
+      idle_since = 0;
+      continue;
+    }
     core_.helm.lock_as_worker();
     const size_t events = core_.step();
     const bool loop_watches = events == 0 && core_.loop_may_have_rails();
@@ -61,6 +66,19 @@ void Worker::run() {
     // Nobody came in a long sleep: nobody is expected the moment after it either.
     if (sleep() < kLongSleepNs) idle_since = 0;
   }
+}
+
+// Threads that poll run the engine. The rails are not armed, so nothing but the gate and the time ends it.
+void Worker::nap() {
+  core_.helm.lock_as_worker();
+  core_.gate.prepare();
+  core_.poll_turn.nap(true);
+  core_.worker_until_ns = now_ns() + PollTurn::kNapNs;
+  core_.tallies.sleeps.add(1);
+  core_.helm.unlock();
+  if (!stopping_.load(std::memory_order_seq_cst)) core_.rail_watch.sleep(true, PollTurn::kNapNs);
+  core_.poll_turn.nap(false);
+  core_.gate.finish();
 }
 
 uint64_t Worker::sleep() {

@@ -21,6 +21,7 @@ class Worker {
 
  private:
   void run();
+  void nap();
   uint64_t sleep();  // returns how long it slept, ns
   void adapt_spin(uint64_t slept_ns);
 
