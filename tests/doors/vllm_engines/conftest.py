@@ -23,7 +23,10 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(["engine"])
 
 @pytest.fixture(scope="module", params=[PULL, PUSH, OURS])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
-    """Return engines for prefill and decode with different numbers of blocks."""
-    with Node("P", request.param, blocks=48) as first, Node("D", request.param, blocks=80) as second:
+    """Return engines for prefill and decode with different numbers of blocks; no lease ends while a test waits."""
+    with (
+        Node("P", request.param, blocks=48, lease_s=300) as first,
+        Node("D", request.param, blocks=80, lease_s=300) as second,
+    ):
         first.ready(), second.ready()
         yield first, second

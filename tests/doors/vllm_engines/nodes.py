@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -113,8 +114,9 @@ class Node:
 
     def until(self, condition: Any) -> dict[str, Any]:
         """Ask for reports until one fulfils a condition."""
+        limit = time.monotonic() + PATIENCE_S
         while not condition(report := self.ask("report")):
-            pass
+            assert time.monotonic() < limit, report
         return report  # type: ignore[no-any-return]
 
     def alone(self, prompt: list[int], count: int) -> list[int]:
