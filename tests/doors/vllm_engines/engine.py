@@ -58,6 +58,7 @@ class Engine:
         if met is not None:
             self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): met})
         self.outputs: dict[str, list[int]] = {}
+        self.doomed: dict[str, int] = {}
         self.steps = 0
         self.computed = 0  # tokens
         self.transferred: dict[str, Any] = {}
@@ -73,6 +74,10 @@ class Engine:
         """Finish a request as vLLM's engine does when a client has gone."""
         self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
 
+    def abort_at(self, name: str, computed: int) -> None:
+        """Abort a request before the first step in which it has so many tokens computed."""
+        self.doomed[name] = computed
+
     @property
     def busy(self) -> bool:
         """Whether the engine's core would step."""
@@ -80,6 +85,10 @@ class Engine:
 
     def step(self) -> list[dict[str, Any]]:
         """Run one step and return the requests that it finished."""
+        for name, computed in list(self.doomed.items()):
+            if name in self.scheduler.requests and self.scheduler.requests[name].num_computed_tokens >= computed:
+                del self.doomed[name]
+                self.abort(name)
         scheduled = self.scheduler.schedule()
         produced = self._execute(scheduled)
         self.steps += 1

@@ -5,7 +5,7 @@ Each engine is a process with vLLM's scheduler and both roles of its connector; 
 
 from __future__ import annotations
 
-from nodes import PUSH, Node, prompt
+from nodes import ASK, PUSH, Node, prompt
 
 
 def test_text_equals_that_of_one_engine_for_prompts_of_any_length(pair: tuple[Node, Node]) -> None:
@@ -33,10 +33,10 @@ def test_requests_side_by_side_do_not_mix_their_blocks(pair: tuple[Node, Node]) 
 
 def test_an_abort_at_either_engine_gives_all_blocks_back(pair: tuple[Node, Node]) -> None:
     first, second = pair
-    first.freeze()  # so that the abort comes before the engine has computed all
-    first.post("add", "early", prompt(700, 3), 1, None)
-    first.post("abort", "early")
-    first.thaw()
+    second.add("met", prompt(20), 1, first.prefill("met", prompt(20)))
+    second.result("met")  # a stock engine that never met the other one reports no abort to it
+    first.post("abort_at", "early", 128)
+    first.post("add", "early", prompt(700, 3), 1, dict(ASK))
     assert first.answers(2) == [None, None]
     first.emptied()
     if second.connector != PUSH:  # of a push that was never registered vLLM waits for the lease
