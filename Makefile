@@ -162,7 +162,7 @@ SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
 # threads over the others; SANITIZED_FLAGS= runs all that are native.
 SANITIZED_CHECKS := integrity or counts_of or generations or batches or bidirectional or drained or under_fire or in_flight or revoked or answers or reads or one_failure
 SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600 \
-  -k 'border or local-2to3 or (tcp-1 or local-crew or shuffled-3to2) and ($(SANITIZED_CHECKS))'
+  -k 'border or local-2to3 or (tcp-1 or local-copiers or shuffled-3to2) and ($(SANITIZED_CHECKS))'
 
 # Set-up of its own: a list of packages, and a kernel that apt downloads and nobody installs. RXE_FLAGS go to tests/rxe/ring.py.
 RXE_FLAGS ?=

@@ -1,7 +1,7 @@
 """AnyFabric: what a fabric does without waiting, whoever holds it: its data calls, and what it knows about itself.
 
 Runs on the event loop's thread; of a fabric of threads (`asyncfabric.blocking`) on any. No state of its own beyond the
-stairwell and the peers it has names for.
+dispatcher and the peers it has names for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncfabric.types import RailInfo, RailLeftOut, RegionInfo, Statistics, Tra
 
 if TYPE_CHECKING:
     from asyncfabric._api.registering import Resolver
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
     from asyncfabric.config import FabricConfig
 
 _TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
@@ -33,14 +33,14 @@ _TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
 class AnyFabric(BoxOps[TransferT, BoxTransferT]):
     """An open fabric, as far as nothing waits."""
 
-    def __init__(self, stairwell: Stairwell, config: FabricConfig, resolver: Resolver) -> None:
+    def __init__(self, dispatcher: CompletionDispatcher, config: FabricConfig, resolver: Resolver) -> None:
         """Not for users: use `open_fabric`."""
-        self._stairwell = stairwell
+        self._dispatcher = dispatcher
         self._transfer_type = type(self)._transfer_type  # of the instance: found faster, for each transfer
         self._config = config
         self._resolver = resolver
-        self._peers = PeersKnown(stairwell, config)
-        self._address = FabricAddress(stairwell.engine.incarnation(), stairwell.engine.address())
+        self._peers = PeersKnown(dispatcher, config)
+        self._address = FabricAddress(dispatcher.engine.incarnation(), dispatcher.engine.address())
 
     @property
     def address(self) -> FabricAddress:
@@ -50,7 +50,7 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
         """
         with suppress(ClosedError), closed_meanwhile("the fabric"):
             if not self.closed:
-                self._address = FabricAddress(self._address.incarnation, self._stairwell.engine.address())
+                self._address = FabricAddress(self._address.incarnation, self._dispatcher.engine.address())
         return self._address
 
     @property
@@ -63,23 +63,23 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
         """What was really opened, and why: provider, device, library file, speed."""
         self._check_open()
         with closed_meanwhile("the fabric"):
-            return tuple(RailInfo(**row) for row in self._stairwell.engine.rails())
+            return tuple(RailInfo(**row) for row in self._dispatcher.engine.rails())
 
     @property
     def rails_left_out(self) -> tuple[RailLeftOut, ...]:
         """What `rails="auto"` did not open, each with its reason; empty where all rails are named."""
         self._check_open()
-        return tuple(RailLeftOut(**row) for row in self._stairwell.engine.rails_left_out())
+        return tuple(RailLeftOut(**row) for row in self._dispatcher.engine.rails_left_out())
 
     @property
     def closed(self) -> bool:
         """Whether closing the fabric has begun."""
-        return self._stairwell.closing
+        return self._dispatcher.closing
 
     def statistics(self) -> Statistics:
         """Return the counters of the engine, its peers and its rails, as a frozen value."""
         self._check_open()
-        engine = self._stairwell.engine
+        engine = self._dispatcher.engine
         with closed_meanwhile("the fabric"):
             peers = tuple(peer_statistics(row) for row in engine.peers())
             return Statistics(engine.statistics(), peers, self.rails)
@@ -87,16 +87,16 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
     def regions(self) -> tuple[RegionInfo, ...]:
         """Return what is registered: size, place, generation, age and what registering cost; the oldest first."""
         self._check_open()
-        return list_regions(self._stairwell)
+        return list_regions(self._dispatcher)
 
     def why(self) -> list[Waiting]:
         """Return who waits for what, what is missing and from whom, oldest first; also transfers that nobody awaits.
 
         Closed counters whose imm cannot be opened again yet are among them, with the peers that have not confirmed.
         """
-        self._stairwell.check_thread()
+        self._dispatcher.check_thread()
         with closed_meanwhile("the fabric"):
-            return [*self._stairwell.waiting(), *closings_waiting(self._stairwell)]
+            return [*self._dispatcher.waiting(), *closings_waiting(self._dispatcher)]
 
     def why_text(self) -> str:
         """Return `why()` as lines for people."""
@@ -106,18 +106,18 @@ class AnyFabric(BoxOps[TransferT, BoxTransferT]):
         """Switch the engine's trace points on or off; off, they cost a branch each."""
         self._check_open()
         with closed_meanwhile("the fabric"):
-            self._stairwell.engine.set_trace(bool(on))
+            self._dispatcher.engine.set_trace(bool(on))
 
     def take_trace(self) -> list[TraceEvent]:
         """Return the newest trace events, at most 4,096, oldest first; `asyncfabric.observe.trace` draws them."""
         self._check_open()
         with closed_meanwhile("the fabric"):
-            events = self._stairwell.engine.take_trace()
+            events = self._dispatcher.engine.take_trace()
         return [TraceEvent(time_ns, _TRACED[what], subject, value) for time_ns, what, subject, value in events]
 
     def _check_open(self) -> None:
-        self._stairwell.check_thread()
-        if self._stairwell.closing:
+        self._dispatcher.check_thread()
+        if self._dispatcher.closing:
             raise faults.closed("the fabric")
 
     def __repr__(self) -> str:

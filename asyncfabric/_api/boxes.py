@@ -20,7 +20,7 @@ from asyncfabric.types import BOX_RUN_ALIGN, LEAST_BOX_BYTES, MAX_BOX_DIMENSIONS
 if TYPE_CHECKING:
     import numpy as np
 
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 SOURCE, TARGET, RUN_BYTES, SIZES = 0, 1, 2, 3
 """Columns of a row; from SIZES on as many sizes as strides."""
@@ -31,9 +31,9 @@ class AnyBoxTransfer(AnyTransfer):
 
     __slots__ = ("_sums",)
 
-    def __init__(self, stairwell: Stairwell, what: str, where: object, total: int, count: int) -> None:
+    def __init__(self, dispatcher: CompletionDispatcher, what: str, where: object, total: int, count: int) -> None:
         """Not for users."""
-        super().__init__(stairwell, what, where, total)
+        super().__init__(dispatcher, what, where, total)
         self._sums: array[int] = array("Q", bytes(8 * count))  # the engine writes there until the transfer has ended
 
     @property
@@ -85,18 +85,18 @@ class BoxOps(PageOps[TransferT], Generic[TransferT, BoxTransferT]):
             TransferError: the rail cannot gather. Awaiting raises it for memory of a target that is not engine-owned.
             StaleKeyError, BusyError, ClosedError: as for `write`.
         """
-        region, _, length = _part(source, self._stairwell)
+        region, _, length = _part(source, self._dispatcher)
         if length != region._length:
             raise TypeError(f"boxes are of a whole region, got {source!r}")
         opened = self._reach(key, _WRITE, "write")
         rows, number = checked_boxes(boxes), checked_imm(imm)
-        stairwell, count = self._stairwell, len(rows)
+        dispatcher, count = self._dispatcher, len(rows)
         about = (f"write of {count} boxes", (source, key), box_bytes(rows), count)
-        transfer = self._box_transfer_type(stairwell, *about)
+        transfer = self._box_transfer_type(dispatcher, *about)
         if count == 0:
             self._nothing(transfer)
             return transfer
-        submit = stairwell.engine.submit_write_boxes
+        submit = dispatcher.engine.submit_write_boxes
         try:
             self._submit(transfer, submit, region._id, rows, opened.id, transfer._sums, number)
         except ValueError:

@@ -13,7 +13,7 @@ from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.pending import Pending
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
 class ClosingCall(Pending):
@@ -23,14 +23,14 @@ class ClosingCall(Pending):
 
     def interrupted(self) -> None:
         """The closing task was cancelled: what is unposted stays unposted (INV-2)."""
-        self._stairwell.engine.submit_close(0, True)
+        self._dispatcher.engine.submit_close(0, True)
 
 
-async def close_fabric(stairwell: Stairwell, *, drain_all: bool) -> None:
+async def close_fabric(dispatcher: CompletionDispatcher, *, drain_all: bool) -> None:
     """Close; the first caller does the work, the others wait for it.
 
     Args:
-        stairwell: of the fabric.
+        dispatcher: of the fabric.
         drain_all: wait for every submitted transfer first; otherwise what is unposted is cancelled.
 
     Raises:
@@ -38,32 +38,32 @@ async def close_fabric(stairwell: Stairwell, *, drain_all: bool) -> None:
 
     Cancellation: what is unposted is cancelled, the rest of the closing is shielded, then it goes on.
     """
-    stairwell.check_loop()
-    if stairwell.closed:
-        await stairwell.checkpoint()
-    elif stairwell.ending is not None:
-        await stairwell.ending.settle()
+    dispatcher.check_loop()
+    if dispatcher.closed:
+        await dispatcher.checkpoint()
+    elif dispatcher.ending is not None:
+        await dispatcher.ending.settle()
     else:
-        await stairwell.landing.uninterrupted(lambda: _close(stairwell, drain_all))
+        await dispatcher.adapter.uninterrupted(lambda: _close(dispatcher, drain_all))
 
 
-async def _close(stairwell: Stairwell, drain_all: bool) -> None:
+async def _close(dispatcher: CompletionDispatcher, drain_all: bool) -> None:
     # Set here, under the protection from SIGINT: a fabric that is marked as closing is always closed.
-    stairwell.closing = True
-    ending = stairwell.ending = Pending(stairwell)
-    stairwell.drain()  # the ring has room for what the closing will report
-    call = ClosingCall(stairwell)
-    cookie = stairwell.next_cookie()
-    stairwell.parked[cookie] = call
+    dispatcher.closing = True
+    ending = dispatcher.ending = Pending(dispatcher)
+    dispatcher.drain()  # the ring has room for what the closing will report
+    call = ClosingCall(dispatcher)
+    cookie = dispatcher.next_cookie()
+    dispatcher.parked[cookie] = call
     interrupt: BaseException | None = None
     try:
-        stairwell.engine.submit_close(cookie, not drain_all)
+        dispatcher.engine.submit_close(cookie, not drain_all)
     except EngineStatusError:
-        del stairwell.parked[cookie]  # the engine is closed already; joining it below is all that is left
+        del dispatcher.parked[cookie]  # the engine is closed already; joining it below is all that is left
     else:
         interrupt = await _settled(call, drain_all)
-    records = ended_regions(stairwell)
-    stairwell.shut()
+    records = ended_regions(dispatcher)
+    dispatcher.shut()
     for record, quarantined in records:
         let_go(record, quarantined)
     ending.abandon()

@@ -19,29 +19,29 @@ from asyncfabric.errors import FabricError
 
 if TYPE_CHECKING:
     from asyncfabric._api.peers_known import PeersKnown
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
-async def connect_peer(stairwell: Stairwell, peers: PeersKnown, address: FabricAddress | bytes) -> Peer:
+async def connect_peer(dispatcher: CompletionDispatcher, peers: PeersKnown, address: FabricAddress | bytes) -> Peer:
     """Connect to an address.
 
     Cancellation: the connecting goes on in the engine; only the wait for it ends.
     """
     parsed = _address(address)
-    return await _connected(peers, _submit_connect(stairwell, parsed), parsed)
+    return await _connected(peers, _submit_connect(dispatcher, parsed), parsed)
 
 
-async def disconnect_peer(stairwell: Stairwell, peer: Peer, peer_id: int) -> None:
+async def disconnect_peer(dispatcher: CompletionDispatcher, peer: Peer, peer_id: int) -> None:
     """Drop the connection to a peer.
 
     Cancellation: the disconnecting goes on in the engine; only the wait for it ends.
     """
-    call = submit_control(stairwell, f"disconnecting {peer!r}", stairwell.engine.submit_disconnect, peer_id)
+    call = submit_control(dispatcher, f"disconnecting {peer!r}", dispatcher.engine.submit_disconnect, peer_id)
     await call.wait()
 
 
 async def warm_peers(
-    stairwell: Stairwell, peers: PeersKnown, addresses: Iterable[FabricAddress | bytes]
+    dispatcher: CompletionDispatcher, peers: PeersKnown, addresses: Iterable[FabricAddress | bytes]
 ) -> list[WarmReport]:
     """Connect to many addresses at once; one report for each, in order.
 
@@ -54,7 +54,7 @@ async def warm_peers(
     submitted: list[tuple[FabricAddress, ControlCall | None, FabricError | None]] = []
     for address in parsed:
         try:
-            submitted.append((address, _submit_connect(stairwell, address), None))
+            submitted.append((address, _submit_connect(dispatcher, address), None))
         except FabricError as refusal:
             submitted.append((address, None, refusal))
     outcomes: list[tuple[FabricAddress, Peer | None, FabricError | None, float]] = []
@@ -73,15 +73,15 @@ async def warm_peers(
     ]
 
 
-def _submit_connect(stairwell: Stairwell, address: FabricAddress) -> ControlCall:
+def _submit_connect(dispatcher: CompletionDispatcher, address: FabricAddress) -> ControlCall:
     what = f"connecting to {address!r}"
     try:
-        incarnation = stairwell.engine.check_address(address.engine_bytes)
+        incarnation = dispatcher.engine.check_address(address.engine_bytes)
     except EngineStatusError as error:
-        raise faults.refused(error, faults.Scene(what)) from None
+        raise faults.refused(error, faults.FailedCall(what)) from None
     if incarnation != address.incarnation:
         raise ValueError(f"{address!r} is damaged: its engine bytes are of incarnation {incarnation:016x}")
-    return submit_control(stairwell, what, stairwell.engine.submit_connect, address.engine_bytes)
+    return submit_control(dispatcher, what, dispatcher.engine.submit_connect, address.engine_bytes)
 
 
 async def _connected(peers: PeersKnown, call: ControlCall, address: FabricAddress) -> Peer:

@@ -13,7 +13,7 @@ from asyncfabric._bridge.engine import Completion, EngineStatusError
 from asyncfabric._bridge.pending import Pending
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
 class ControlCall(Pending):
@@ -21,8 +21,8 @@ class ControlCall(Pending):
 
     __slots__ = ("detail", "keepalive", "what")
 
-    def __init__(self, stairwell: Stairwell, what: str) -> None:
-        super().__init__(stairwell)
+    def __init__(self, dispatcher: CompletionDispatcher, what: str) -> None:
+        super().__init__(dispatcher)
         self.what: str = what
         self.detail: str = ""
         self.keepalive: object = None
@@ -30,7 +30,7 @@ class ControlCall(Pending):
     def complete(self, completion: Completion) -> None:
         """Keep the completion, and the engine's words about a failure while they are the newest."""
         if completion.code:
-            self.detail = self._stairwell.engine.last_error()
+            self.detail = self._dispatcher.engine.last_error()
         super().complete(completion)
 
     async def wait(self) -> int:
@@ -47,7 +47,7 @@ class ControlCall(Pending):
         if completion is None:
             raise faults.closed(f"the fabric of {self.what}")
         if completion.code:
-            raise faults.failed(completion, faults.Scene(self.what), self.detail)
+            raise faults.failed(completion, faults.FailedCall(self.what), self.detail)
         return completion.value
 
     def describe(self) -> str:
@@ -55,17 +55,19 @@ class ControlCall(Pending):
         return self.what
 
 
-def submit_control(stairwell: Stairwell, what: str, submit: Callable[..., None], *arguments: Any) -> ControlCall:
+def submit_control(
+    dispatcher: CompletionDispatcher, what: str, submit: Callable[..., None], *arguments: Any
+) -> ControlCall:
     """Submit a control call; raises what the engine refuses at once, ClosedError, or RuntimeError in another loop."""
-    stairwell.check_loop()
-    if stairwell.closing:
+    dispatcher.check_loop()
+    if dispatcher.closing:
         raise faults.closed("the fabric")
-    call = ControlCall(stairwell, what)
-    cookie = stairwell.next_cookie()
-    stairwell.parked[cookie] = call
+    call = ControlCall(dispatcher, what)
+    cookie = dispatcher.next_cookie()
+    dispatcher.parked[cookie] = call
     try:
         submit(cookie, *arguments)
     except EngineStatusError as error:
-        del stairwell.parked[cookie]
-        raise faults.refused(error, faults.Scene(what)) from None
+        del dispatcher.parked[cookie]
+        raise faults.refused(error, faults.FailedCall(what)) from None
     return call

@@ -16,14 +16,14 @@ from asyncfabric._api.streams import first_gpu, stream_device, stream_handle
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError
 from asyncfabric._bridge.faults import closed_meanwhile
-from asyncfabric._bridge.landing import Waiter
+from asyncfabric._bridge.loop_adapter import Waiter
 from asyncfabric.errors import ClosedError
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 MAX_TARGET = (1 << 63) - 1
 
@@ -43,14 +43,14 @@ class CountWaiter(Waiter):
 class AnyCounter:
     """What a counter does, however its waits wait."""
 
-    __slots__ = ("__weakref__", "_armed_target", "_closed", "_cookie", "_id", "_imm", "_stairwell", "_waiters")
+    __slots__ = ("__weakref__", "_armed_target", "_closed", "_cookie", "_dispatcher", "_id", "_imm", "_waiters")
 
-    def __init__(self, stairwell: Stairwell, counter_id: int, imm: int) -> None:
+    def __init__(self, dispatcher: CompletionDispatcher, counter_id: int, imm: int) -> None:
         """Not for users: use `fabric.counter()`."""
-        self._stairwell = stairwell
+        self._dispatcher = dispatcher
         self._id = counter_id
         self._imm = imm
-        self._cookie = stairwell.next_cookie()
+        self._cookie = dispatcher.next_cookie()
         self._waiters: list[CountWaiter] = []
         self._armed_target = 0
         self._closed = False
@@ -65,7 +65,7 @@ class AnyCounter:
         """Arrivals so far. Raises ClosedError after `close()`."""
         self._check_open()
         with closed_meanwhile(self):
-            return self._stairwell.engine.counter_value(self._id)
+            return self._dispatcher.engine.counter_value(self._id)
 
     @property
     def waiters(self) -> tuple[CountWaiter, ...]:
@@ -91,10 +91,10 @@ class AnyCounter:
             raise ValueError(f"deadline must be in 0..1e9 seconds, got {deadline!r}")
         self._check_open()
         try:
-            return self._stairwell.engine.spin_counter(self._id, goal, monotonic_ns() + round(deadline * 1e9))
+            return self._dispatcher.engine.spin_counter(self._id, goal, monotonic_ns() + round(deadline * 1e9))
         except EngineStatusError as error:
-            scene = faults.Scene(f"spinning on {self!r} for {goal} arrivals, {deadline:g} s")
-            raise faults.refused(error, scene) from None
+            call = faults.FailedCall(f"spinning on {self!r} for {goal} arrivals, {deadline:g} s")
+            raise faults.refused(error, call) from None
 
     def stream_wait(self, stream: object, target: SupportsIndex) -> None:
         """Make a CUDA stream wait until the value is at least `target`; returns at once, also inside a graph capture.
@@ -114,13 +114,13 @@ class AnyCounter:
         """
         goal = checked_target(target)
         handle = stream_handle(stream)
-        self._stairwell.check_thread()
+        self._dispatcher.check_thread()
         self._check_open()
-        engine = self._stairwell.engine
+        engine = self._dispatcher.engine
         try:
             engine.stream_wait(self._id, handle, stream_device(stream, first_gpu(engine.rails())), goal)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"a stream waiting for {goal} of {self!r}")) from None
+            raise faults.refused(error, faults.FailedCall(f"a stream waiting for {goal} of {self!r}")) from None
 
     @property
     def flag_address(self) -> int:
@@ -131,19 +131,19 @@ class AnyCounter:
         """
         self._check_open()
         try:
-            return self._stairwell.engine.counter_flag(self._id)
+            return self._dispatcher.engine.counter_flag(self._id)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"the flag of {self!r}")) from None
+            raise faults.refused(error, faults.FailedCall(f"the flag of {self!r}")) from None
 
     def close(self) -> None:
         """Stop counting; idempotent. Later arrivals are stale, they never reach the next counter of this `imm`."""
         if self._closed:
             return
-        self._stairwell.check_thread()
+        self._dispatcher.check_thread()
         self._closed = True
-        self._stairwell.parked.pop(self._cookie, None)
-        if not self._stairwell.closed:
-            self._stairwell.engine.close_counter(self._id)
+        self._dispatcher.parked.pop(self._cookie, None)
+        if not self._dispatcher.closed:
+            self._dispatcher.engine.close_counter(self._id)
         self.abandon()
 
     def complete(self, completion: Completion) -> None:
@@ -151,19 +151,19 @@ class AnyCounter:
         self._armed_target = 0
         self._settle(completion.value)
         if not self._armed_target:
-            self._stairwell.parked.pop(self._cookie, None)
+            self._dispatcher.parked.pop(self._cookie, None)
 
     def abandon(self) -> None:
         """Wake everybody with ClosedError."""
-        self._stairwell.peer_listeners.pop(self._cookie, None)
+        self._dispatcher.peer_listeners.pop(self._cookie, None)
         for waiter in self._waiters:
             waiter.error = faults.closed(repr(self))
-            self._stairwell.landing.wake(waiter)
+            self._dispatcher.adapter.wake(waiter)
         self._waiters = []
 
     def waiting(self) -> list[Waiting]:
         """Return a line for each waiting task; `missing_from` are the peers that it declared."""
-        have = self._stairwell.engine.counter_value(self._id)
+        have = self._dispatcher.engine.counter_value(self._id)
         what = f"wait({self!r})"
         goal, detail = f"arrivals of imm {self._imm}", {"imm": self._imm}
         return [
@@ -172,45 +172,45 @@ class AnyCounter:
         ]
 
     async def _wait(self, target: int, peers: tuple[Peer, ...]) -> int:
-        stairwell = self._stairwell
-        stairwell.check_loop()
-        stairwell.drain()  # a loss that is known by now must not be missed below
+        dispatcher = self._dispatcher
+        dispatcher.check_loop()
+        dispatcher.drain()  # a loss that is known by now must not be missed below
         waiter = CountWaiter(target, peers)
         if peers:
             # With many peers, asking the engine about each would cost more than the wait.
             lost = next((peer for peer in peers if peer._gone and peer.lost), None)
-            if lost is not None and stairwell.engine.counter_value(self._id) < target:
+            if lost is not None and dispatcher.engine.counter_value(self._id) < target:
                 raise self._loss(lost, target, None)
-            stairwell.peer_listeners[self._cookie] = self._peer_lost
+            dispatcher.peer_listeners[self._cookie] = self._peer_lost
         self._waiters.append(waiter)
         try:
             if not self._armed_target or target < self._armed_target:
                 self._arm(target)
-            await stairwell.landing.wait(waiter)
+            await dispatcher.adapter.wait(waiter)
         finally:
             if not waiter.ready:
                 self._waiters.remove(waiter)
         if waiter.error is not None:
             raise waiter.error
-        if self._closed or stairwell.closed:  # since then: nobody is left to ask
+        if self._closed or dispatcher.closed:  # since then: nobody is left to ask
             return waiter.value
-        return stairwell.engine.counter_value(self._id)
+        return dispatcher.engine.counter_value(self._id)
 
     def _arm(self, target: int) -> None:
-        stairwell = self._stairwell
-        stairwell.parked[self._cookie] = self
+        dispatcher = self._dispatcher
+        dispatcher.parked[self._cookie] = self
         self._armed_target = target
         try:
-            stairwell.engine.arm_counter(self._id, self._cookie, target)
+            dispatcher.engine.arm_counter(self._id, self._cookie, target)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"waiting for {self!r}")) from None
+            raise faults.refused(error, faults.FailedCall(f"waiting for {self!r}")) from None
 
     def _settle(self, value: int) -> None:
         left: list[CountWaiter] = []
         for waiter in self._waiters:
             if waiter.target <= value:
                 waiter.value = value
-                self._stairwell.landing.wake(waiter)
+                self._dispatcher.adapter.wake(waiter)
             else:
                 left.append(waiter)
         self._waiters = left
@@ -219,25 +219,25 @@ class AnyCounter:
             if target != self._armed_target:
                 self._arm(target)
         else:
-            self._stairwell.peer_listeners.pop(self._cookie, None)
+            self._dispatcher.peer_listeners.pop(self._cookie, None)
 
     def _peer_lost(self, completion: Completion) -> None:
         """A peer is lost: whoever waits for it fails by name, unless what it had sent before was enough."""
-        value = self._stairwell.engine.counter_value(self._id)
+        value = self._dispatcher.engine.counter_value(self._id)
         for waiter in self._waiters:
             lost = next((peer for peer in waiter.peers if peer.id == completion.value), None)
             if lost is not None and waiter.target > value:
                 waiter.error = self._loss(lost, waiter.target, completion)
-                self._stairwell.landing.wake(waiter)
+                self._dispatcher.adapter.wake(waiter)
         self._waiters = [waiter for waiter in self._waiters if not waiter.ready]
         self._settle(value)
 
     def _loss(self, peer: Peer, target: int, completion: Completion | None) -> Exception:
-        have = self._stairwell.engine.counter_value(self._id)
+        have = self._dispatcher.engine.counter_value(self._id)
         return faults.peer_lost(f"{self!r} has {have} of {target} arrivals", repr(peer), completion)
 
     def _check_open(self) -> None:
-        if self._closed or self._stairwell.closed:
+        if self._closed or self._dispatcher.closed:
             raise faults.closed(repr(self))
 
     def __enter__(self) -> Self:
@@ -281,14 +281,14 @@ class ImmCounter(AnyCounter):
         pending cancellation but does not let other tasks run.
         """
         goal = target if type(target) is int and 0 <= target <= MAX_TARGET else checked_target(target)
-        stairwell = self._stairwell
-        if self._closed or stairwell.closed:
+        dispatcher = self._dispatcher
+        if self._closed or dispatcher.closed:
             raise faults.closed(repr(self))
-        value = stairwell.engine.counter_value(self._id)
+        value = dispatcher.engine.counter_value(self._id)
         if value >= goal:
-            await stairwell.checkpoint()
+            await dispatcher.checkpoint()
             return value
-        return await self._wait(goal, checked_peers(stairwell, peers) if peers is not None else ())
+        return await self._wait(goal, checked_peers(dispatcher, peers) if peers is not None else ())
 
     def __aiter__(self) -> AsyncIterator[int]:
         """Yield the value each time it grew, coalesced, from what is there on; ends when the counter is closed."""
@@ -341,7 +341,7 @@ def checked_target(target: SupportsIndex) -> int:
     return checked_index("target", target, 0, MAX_TARGET)
 
 
-def checked_peers(stairwell: Stairwell, peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
+def checked_peers(dispatcher: CompletionDispatcher, peers: Iterable[Peer] | PeerGroup) -> tuple[Peer, ...]:
     """Return the peers that a wait names; raises TypeError or ValueError for those of no or another fabric."""
     if isinstance(peers, Peer):
         raise TypeError(f"peers must be a list of Peer objects or a PeerGroup, got the one {peers!r}")
@@ -349,6 +349,6 @@ def checked_peers(stairwell: Stairwell, peers: Iterable[Peer] | PeerGroup) -> tu
     for peer in named:
         if not isinstance(peer, Peer):
             raise TypeError(f"peers must be Peer objects from `await fabric.connect(...)`, got {type(peer).__name__}")
-        if peer._stairwell is not stairwell:
+        if peer._dispatcher is not dispatcher:
             raise ValueError(f"{peer!r} belongs to another fabric of this process, so its loss is not heard of here")
     return named

@@ -17,46 +17,46 @@ from asyncfabric._bridge.status import StatusCode
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 _ANY = -1
 
 
-def open_counter_now(kind: type[CounterT], stairwell: Stairwell, imm: int) -> CounterT:
+def open_counter_now(kind: type[CounterT], dispatcher: CompletionDispatcher, imm: int) -> CounterT:
     """Open the counter of an imm, of a free one for -1; raises BusyError, which names the peers that it waits for."""
     try:
-        return kind(stairwell, *stairwell.engine.open_counter(imm))
+        return kind(dispatcher, *dispatcher.engine.open_counter(imm))
     except EngineStatusError as error:
-        raise _refused(stairwell, error, imm) from None
+        raise _refused(dispatcher, error, imm) from None
 
 
-async def open_counter_later(kind: type[CounterT], stairwell: Stairwell, imm: int) -> CounterT:
+async def open_counter_later(kind: type[CounterT], dispatcher: CompletionDispatcher, imm: int) -> CounterT:
     """Open the counter of an imm once no peer has to confirm the close of the last one.
 
     Cancellation: only this wait ends.
     """
-    await stairwell.checkpoint()
+    await dispatcher.checkpoint()
     while True:
         try:
-            return kind(stairwell, *stairwell.engine.open_counter(imm))
+            return kind(dispatcher, *dispatcher.engine.open_counter(imm))
         except EngineStatusError as error:
             if error.code != StatusCode.UNCONFIRMED:
-                raise _refused(stairwell, error, imm) from None
-        call: ControlCall | None = stairwell.questions.get(imm)
+                raise _refused(dispatcher, error, imm) from None
+        call: ControlCall | None = dispatcher.questions.get(imm)
         if call is None or call.ended:
-            call = submit_control(stairwell, f"opening the counter of imm {imm}", stairwell.engine.arm_closed, imm)
-            stairwell.questions[imm] = call
-        stairwell.drain()
+            call = submit_control(dispatcher, f"opening the counter of imm {imm}", dispatcher.engine.arm_closed, imm)
+            dispatcher.questions[imm] = call
+        dispatcher.drain()
         try:
             await call.wait()
         finally:
-            if call.ended and stairwell.questions.get(imm) is call:
-                del stairwell.questions[imm]
+            if call.ended and dispatcher.questions.get(imm) is call:
+                del dispatcher.questions[imm]
 
 
-def closings_waiting(stairwell: Stairwell) -> list[Waiting]:
+def closings_waiting(dispatcher: CompletionDispatcher) -> list[Waiting]:
     """Return a line for each close that peers have not confirmed."""
-    if stairwell.closed:
+    if dispatcher.closed:
         return []
     now = monotonic()
     return [
@@ -65,16 +65,16 @@ def closings_waiting(stairwell: Stairwell) -> list[Waiting]:
             "confirmations of peers",
             0,
             len(closing.peers),
-            tuple(map(stairwell.peer_name, closing.peers)),
+            tuple(map(dispatcher.peer_name, closing.peers)),
             now - closing.age_ns * 1e-9,
             {"imm": closing.imm},
         )
-        for closing in stairwell.engine.closings(_ANY)
+        for closing in dispatcher.engine.closings(_ANY)
     ]
 
 
-def _refused(stairwell: Stairwell, error: EngineStatusError, imm: int) -> Exception:
+def _refused(dispatcher: CompletionDispatcher, error: EngineStatusError, imm: int) -> Exception:
     peers: list[str] = []
     if error.code == StatusCode.UNCONFIRMED and imm != _ANY:
-        peers = [stairwell.peer_name(peer) for one in stairwell.engine.closings(imm) for peer in one.peers]
+        peers = [dispatcher.peer_name(peer) for one in dispatcher.engine.closings(imm) for peer in one.peers]
     return faults.counter_refused(error, None if imm == _ANY else imm, peers)

@@ -26,7 +26,7 @@ from asyncfabric._bridge.opened_key import OpenedKey
 from asyncfabric.types import MAX_IMM
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 SubmittedT = TypeVar("SubmittedT", bound=AnyTransfer)
 
@@ -48,7 +48,7 @@ class DataOps(Generic[TransferT]):
     """The data calls; a part of Fabric. `_transfer_type` is what they return."""
 
     _transfer_type: type[TransferT]
-    _stairwell: Stairwell
+    _dispatcher: CompletionDispatcher
     _peers: PeersKnown
 
     def write(
@@ -77,7 +77,7 @@ class DataOps(Generic[TransferT]):
             BusyError: too many transfers are in flight; see `wait_writable()`.
             ClosedError: the region is released or the fabric closed.
         """
-        region, start, length = _part(source, self._stairwell)
+        region, start, length = _part(source, self._dispatcher)
         opened = self._reach(key, _WRITE, "write")
         if type(offset) is int and 0 <= offset <= opened.length - length:
             to = offset
@@ -89,12 +89,12 @@ class DataOps(Generic[TransferT]):
             number = imm
         else:
             number = checked_imm(imm)
-        stairwell, make = self._stairwell, self._transfer_type
-        transfer = make(stairwell, "write", (source, key), length)
+        dispatcher, make = self._dispatcher, self._transfer_type
+        transfer = make(dispatcher, "write", (source, key), length)
         if after is not None:
             place = (region._id, start, length, opened.id, to, number)
-            return self._submit_after(self._mark(after, region), transfer, stairwell.engine.submit_write, *place)
-        return self._submit(transfer, stairwell.engine.submit_write, region._id, start, length, opened.id, to, number)
+            return self._submit_after(self._mark(after, region), transfer, dispatcher.engine.submit_write, *place)
+        return self._submit(transfer, dispatcher.engine.submit_write, region._id, start, length, opened.id, to, number)
 
     def scatter(
         self, source: AnyRegion | RegionSlice, targets: Sequence[ScatterTarget], imm: SupportsIndex | None = None
@@ -109,7 +109,7 @@ class DataOps(Generic[TransferT]):
         Raises:
             TypeError, ValueError, StaleKeyError, BusyError, ClosedError: as for `write`; the text names the target.
         """
-        region, start, length = _part(source, self._stairwell)
+        region, start, length = _part(source, self._dispatcher)
         number = checked_imm(imm)
         rows, keys, total = [], [], 0
         for position, target in enumerate(checked_iterable("targets", targets, "ScatterTarget")):
@@ -124,11 +124,11 @@ class DataOps(Generic[TransferT]):
             rows.append((opened.id, start + source_offset, offset, size))
             keys.append(key)
             total += size
-        stairwell = self._stairwell
-        transfer = self._transfer_type(stairwell, f"scatter to {len(rows)} targets", (source, *keys), total)
+        dispatcher = self._dispatcher
+        transfer = self._transfer_type(dispatcher, f"scatter to {len(rows)} targets", (source, *keys), total)
         if not rows:
             return self._nothing(transfer)
-        return self._submit(transfer, stairwell.engine.submit_scatter, region._id, rows, number)
+        return self._submit(transfer, dispatcher.engine.submit_scatter, region._id, rows, number)
 
     def read(self, key: RegionKey, offset: SupportsIndex, destination: AnyRegion | RegionSlice) -> TransferT:
         """Read bytes from `offset` behind a peer's key into a local region.
@@ -139,7 +139,7 @@ class DataOps(Generic[TransferT]):
 
         Awaiting it raises TransferError where no rail to the peer can read (see `can_read` of `fabric.rails`).
         """
-        region, start, length = _part(destination, self._stairwell)
+        region, start, length = _part(destination, self._dispatcher)
         opened = self._reach(key, _READ, "read")
         if region._readonly:
             raise ValueError(f"cannot read into {destination!r}: it was registered from a read-only buffer")
@@ -147,8 +147,8 @@ class DataOps(Generic[TransferT]):
             to = offset
         else:
             to = _offset("offset", offset, length, opened.length, key)
-        transfer = self._transfer_type(self._stairwell, "read", (key, destination), length)
-        return self._submit(transfer, self._stairwell.engine.submit_read, region._id, start, length, opened.id, to)
+        transfer = self._transfer_type(self._dispatcher, "read", (key, destination), length)
+        return self._submit(transfer, self._dispatcher.engine.submit_read, region._id, start, length, opened.id, to)
 
     def signal(self, peer: Peer, imm: SupportsIndex) -> TransferT:
         """Count 1 arrival at a peer, without data.
@@ -158,8 +158,8 @@ class DataOps(Generic[TransferT]):
             BusyError, ClosedError: as for `write`.
         """
         number = imm if type(imm) is int and 0 <= imm <= MAX_IMM else checked_index("imm", imm, 0, MAX_IMM)
-        transfer = self._transfer_type(self._stairwell, "signal", peer, 0)
-        return self._submit(transfer, self._stairwell.engine.submit_signal, (self._own(peer, "signal"),), number)
+        transfer = self._transfer_type(self._dispatcher, "signal", peer, 0)
+        return self._submit(transfer, self._dispatcher.engine.submit_signal, (self._own(peer, "signal"),), number)
 
     def barrier(self, group: PeerGroup, imm: SupportsIndex) -> TransferT:
         """Signal each member of a group, as one transfer; waiting for the others is the counter's part.
@@ -171,10 +171,10 @@ class DataOps(Generic[TransferT]):
             raise TypeError(f"barrier takes a PeerGroup, got {type(group).__name__}")
         number = checked_index("imm", imm, 0, MAX_IMM)
         ids = tuple([self._own(peer, "barrier") for peer in group])
-        transfer = self._transfer_type(self._stairwell, f"barrier of {len(ids)} peers", group, 0)
+        transfer = self._transfer_type(self._dispatcher, f"barrier of {len(ids)} peers", group, 0)
         if not ids:
             return self._nothing(transfer)
-        return self._submit(transfer, self._stairwell.engine.submit_signal, ids, number)
+        return self._submit(transfer, self._dispatcher.engine.submit_signal, ids, number)
 
     def send(self, peer: Peer, payload: bytes | bytearray | memoryview) -> TransferT:
         """Send a small message, received by `messages()` at the peer. The payload is copied.
@@ -190,24 +190,24 @@ class DataOps(Generic[TransferT]):
         data = bytes(payload)
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"payload has {len(data)} bytes, a message carries at most {MAX_MESSAGE_BYTES}")
-        transfer = self._transfer_type(self._stairwell, "send", peer, len(data))
-        return self._submit(transfer, self._stairwell.engine.submit_send, self._own(peer, "send"), data)
+        transfer = self._transfer_type(self._dispatcher, "send", peer, len(data))
+        return self._submit(transfer, self._dispatcher.engine.submit_send, self._own(peer, "send"), data)
 
     def _submit(self, transfer: SubmittedT, submit: Callable[..., int], *arguments: Any) -> SubmittedT:
-        stairwell = self._stairwell
-        if stairwell.closing:
+        dispatcher = self._dispatcher
+        if dispatcher.closing:
             raise faults.closed("the fabric")
-        cookie = stairwell.next_cookie()
-        stairwell.parked[cookie] = transfer
+        cookie = dispatcher.next_cookie()
+        dispatcher.parked[cookie] = transfer
         try:
             transfer.op = submit(cookie, *arguments)
         except EngineStatusError as error:
             self._submit_again(error, cookie, transfer, submit, arguments)
         except (TypeError, ValueError, OverflowError):
-            stairwell.parked.pop(cookie, None)  # another thread may have closed the fabric meanwhile
+            dispatcher.parked.pop(cookie, None)  # another thread may have closed the fabric meanwhile
             raise
         if not cookie & _DRAIN_EVERY:
-            stairwell.drain()  # whoever submits without ever awaiting must not fill the ring
+            dispatcher.drain()  # whoever submits without ever awaiting must not fill the ring
         return transfer
 
     def _submit_after(self, mark: int, transfer: SubmittedT, submit: Callable[..., int], *arguments: Any) -> SubmittedT:
@@ -215,7 +215,7 @@ class DataOps(Generic[TransferT]):
         try:
             return self._submit(transfer, submit, *arguments, mark)
         except BaseException:
-            self._stairwell.engine.drop_mark(mark)
+            self._dispatcher.engine.drop_mark(mark)
             raise
 
     def _submit_again(
@@ -227,32 +227,32 @@ class DataOps(Generic[TransferT]):
         arguments: tuple[Any, ...],
     ) -> None:
         """Submit once more if completions that nobody took were in the way; otherwise raise the refusal."""
-        stairwell = self._stairwell
+        dispatcher = self._dispatcher
         if refusal.status_kind == StatusKind.BUSY:
-            stairwell.drain()
+            dispatcher.drain()
             try:
                 transfer.op = submit(cookie, *arguments)
             except EngineStatusError as error:
                 refusal = error
             else:
                 return
-        stairwell.parked.pop(cookie, None)
-        raise faults.refused(refusal, faults.Scene(transfer.describe())) from None
+        dispatcher.parked.pop(cookie, None)
+        raise faults.refused(refusal, faults.FailedCall(transfer.describe())) from None
 
     def _mark(self, after: object, region: AnyRegion) -> int:
-        engine = self._stairwell.engine
+        engine = self._dispatcher.engine
         try:
             if isinstance(after, WordReaches):
-                return after.mark(self._stairwell)
+                return after.mark(self._dispatcher)
             handle = stream_handle(after)
             otherwise = region._device if region._device >= 0 else first_gpu(engine.rails())
             return engine.mark_stream(handle, stream_device(after, otherwise))
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene("a write after a stream or a watch word")) from None
+            raise faults.refused(error, faults.FailedCall("a write after a stream or a watch word")) from None
 
     def _nothing(self, transfer: SubmittedT) -> SubmittedT:
         """Return a transfer of nothing, which has ended at once."""
-        if self._stairwell.closing:
+        if self._dispatcher.closing:
             raise faults.closed("the fabric")
         transfer.completion = _NOTHING_DONE
         return transfer
@@ -262,33 +262,33 @@ class DataOps(Generic[TransferT]):
             kind = type(key).__name__
             raise TypeError(f"{what}: key must be a RegionKey, got {kind}; RegionKey.from_bytes() parses bytes")
         opened = key.opened
-        if opened is None or opened.stairwell is not self._stairwell:
-            if self._stairwell.closing:
+        if opened is None or opened.dispatcher is not self._dispatcher:
+            if self._dispatcher.closing:
                 raise faults.closed("the fabric")
-            opened = key.open_for(self._stairwell)
+            opened = key.open_for(self._dispatcher)
         if not opened.access & right:
             verb = "write" if right == _WRITE else "read"
             raise ValueError(f"{what}: {key!r} carries no right to {verb}; ask for region.key(access='{verb}')")
         if self._peers.mixed:
-            self._peers.check_connected(self._stairwell.engine.peer_of_key(opened.id), what)
+            self._peers.check_connected(self._dispatcher.engine.peer_of_key(opened.id), what)
         return opened
 
     def _own(self, peer: Peer, what: str = "") -> int:
-        thread = self._stairwell.thread
+        thread = self._dispatcher.thread
         if thread and get_ident() != thread:
             raise faults.another_loop()
         if peer.__class__ is not Peer:
             raise TypeError(f"peer must be a Peer from `await fabric.connect(...)`, got {type(peer).__name__}")
-        if peer._stairwell is not self._stairwell:
+        if peer._dispatcher is not self._dispatcher:
             raise ValueError(f"{peer!r} belongs to another fabric of this process; connect from this one")
         if what and self._peers.mixed:
             self._peers.check_named(peer, what)
         return peer._id
 
 
-def _part(source: AnyRegion | RegionSlice, stairwell: Stairwell) -> tuple[AnyRegion, int, int]:
+def _part(source: AnyRegion | RegionSlice, dispatcher: CompletionDispatcher) -> tuple[AnyRegion, int, int]:
     """Return (region, offset, length) of what the user names; raises for anything else and for released regions."""
-    thread = stairwell.thread
+    thread = dispatcher.thread
     if thread and get_ident() != thread:  # written out: a call would cost more than the look
         raise faults.another_loop()
     if source.__class__ is RegionSlice:
@@ -299,7 +299,7 @@ def _part(source: AnyRegion | RegionSlice, stairwell: Stairwell) -> tuple[AnyReg
         raise TypeError(f"expected a Region or region[a:b], got {type(source).__name__}; register the memory first")
     if region._released:
         raise faults.closed(repr(region))
-    if region._stairwell is not stairwell:
+    if region._dispatcher is not dispatcher:
         raise ValueError(f"{region!r} belongs to another fabric of this process; register the memory with this one")
     return region, start, length
 

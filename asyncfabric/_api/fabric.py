@@ -49,7 +49,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         Cancellation: shielded until the engine answered; what was registered is released again, then it goes on.
         """
         self._check_open()
-        return await register_region(Region, self._stairwell, self._resolver, buffer, checked_access(access))
+        return await register_region(Region, self._dispatcher, self._resolver, buffer, checked_access(access))
 
     async def allocate(
         self, length_bytes: SupportsIndex, device: str | int = "cpu", access: AccessMode = "read-write"
@@ -64,7 +64,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         """
         self._check_open()
         length = checked_index("length_bytes", length_bytes, 1, MAX_BYTES)
-        return await allocate_region(Region, self._stairwell, length, checked_device(device), checked_access(access))
+        return await allocate_region(Region, self._dispatcher, length, checked_device(device), checked_access(access))
 
     async def connect(self, address: FabricAddress | bytes) -> Peer:
         """Connect to a fabric, which may be this one; a peer that is connected already answers at once.
@@ -77,7 +77,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         Cancellation: the connecting goes on in the engine; only the wait for it ends.
         """
         self._check_open()
-        return await connect_peer(self._stairwell, self._peers, address)
+        return await connect_peer(self._dispatcher, self._peers, address)
 
     async def disconnect(self, peer: Peer) -> None:
         """Drop the connection to a peer. What was posted to it drains or fails; the next use connects again.
@@ -87,7 +87,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
 
         Cancellation: the disconnecting goes on in the engine; only the wait for it ends.
         """
-        await disconnect_peer(self._stairwell, peer, self._own(peer))
+        await disconnect_peer(self._dispatcher, peer, self._own(peer))
 
     async def warm(self, addresses: Iterable[FabricAddress | bytes]) -> list[WarmReport]:
         """Connect to many fabrics at once and report for each; never raises for a peer that cannot be reached.
@@ -98,14 +98,14 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         Cancellation: the connecting goes on in the engine; only the wait for it ends.
         """
         self._check_open()
-        return await warm_peers(self._stairwell, self._peers, addresses)
+        return await warm_peers(self._dispatcher, self._peers, addresses)
 
     def messages(self) -> MessageStream:
         """Return an iterator over received messages (peer, payload): `async for message in fabric.messages()`.
 
         At most 64 of each sender wait to be taken; beyond that it waits.
         """
-        return MessageStream(self._stairwell, self._peers)
+        return MessageStream(self._dispatcher, self._peers)
 
     def counter(self, imm: SupportsIndex | None = None) -> ImmCounter:
         """Open the counter of an immediate value; None picks a free one, which `counter.imm` names.
@@ -118,7 +118,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
                 that nothing which counts for that one is under way (`open_counter` waits for them); or no imm is free.
         """
         self._check_open()
-        return open_counter_now(ImmCounter, self._stairwell, checked_imm(imm))
+        return open_counter_now(ImmCounter, self._dispatcher, checked_imm(imm))
 
     async def open_counter(self, imm: SupportsIndex) -> ImmCounter:
         """Open the counter of an immediate value that had one before, once all peers have confirmed its close.
@@ -134,12 +134,12 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         Cancellation: only this wait ends; no counter is open.
         """
         self._check_open()
-        return await open_counter_later(ImmCounter, self._stairwell, checked_index("imm", imm, 0, MAX_IMM))
+        return await open_counter_later(ImmCounter, self._dispatcher, checked_index("imm", imm, 0, MAX_IMM))
 
     def watch(self) -> WatchWord:
         """Return a 64-bit word that kernels and threads may store to: `async with fabric.watch() as word`."""
         self._check_open()
-        return WatchWord(self._stairwell)
+        return WatchWord(self._dispatcher)
 
     async def wait_writable(self) -> None:
         """Return when a transfer may be submitted that would have raised BusyError.
@@ -149,7 +149,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         Cancellation: only this wait ends.
         """
         self._check_open()
-        await wait_writable(self._stairwell)
+        await wait_writable(self._dispatcher)
 
     async def aclose(self) -> None:
         """Drain every submitted transfer, then close; idempotent, any number of tasks may call it.
@@ -164,4 +164,4 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         `config.drain_deadline`), closes, and then goes on. When it returns or raises, nothing touches registered memory
         any more.
         """
-        await close_fabric(self._stairwell, drain_all=True)
+        await close_fabric(self._dispatcher, drain_all=True)

@@ -19,7 +19,7 @@ from asyncfabric._bridge.status import StatusCode
 from asyncfabric.types import AccessMode
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 _FRAME = struct.Struct(">4sBBHQQQQ")  # magic, version, access, engine bytes, incarnation, region, generation, length
 _MAGIC = b"AFrk"
@@ -96,7 +96,7 @@ class RegionKey:
         """Generation of the region that the key belongs to; `region.revoke()` begins a new one."""
         return self._generation
 
-    def open_for(self, stairwell: Stairwell) -> OpenedKey:
+    def open_for(self, dispatcher: CompletionDispatcher) -> OpenedKey:
         """Return the key as this engine knows it; not for users.
 
         Raises:
@@ -104,13 +104,13 @@ class RegionKey:
             StaleKeyError: the engine knows already that the key is dead.
         """
         opened = self.opened
-        if opened is not None and opened.stairwell is stairwell:
+        if opened is not None and opened.dispatcher is dispatcher:
             return opened
         try:
-            opened = open_key(stairwell, self._data)
+            opened = open_key(dispatcher, self._data)
         except EngineStatusError as error:
             if error.code != StatusCode.INVALID_ARGUMENT:
-                raise faults.refused(error, faults.Scene(f"opening {self!r}")) from None
+                raise faults.refused(error, faults.FailedCall(f"opening {self!r}")) from None
             raise ValueError(
                 f"{self!r} is damaged, forged or of another version: its field engine_bytes "
                 f"({len(self._data)} bytes) is none that an engine made; ask the owner of the memory for a new key"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncfabric._api.peer import Peer
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import EngineStatusError
-from asyncfabric._bridge.landing import Waiter
+from asyncfabric._bridge.loop_adapter import Waiter
 
 if TYPE_CHECKING:
     from asyncfabric._api.peers_known import PeersKnown
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 ALL = 1 << 30
 MAX_MESSAGE_BYTES = 8192
@@ -35,11 +35,11 @@ _message = tuple.__new__  # 100 ns, against 250 ns through the class
 class MessageStream:
     """`async for message in fabric.messages()`; each message goes to one of the tasks that iterate."""
 
-    __slots__ = ("_peers", "_stairwell")
+    __slots__ = ("_dispatcher", "_peers")
 
-    def __init__(self, stairwell: Stairwell, peers: PeersKnown) -> None:
+    def __init__(self, dispatcher: CompletionDispatcher, peers: PeersKnown) -> None:
         """Not for users: use `fabric.messages()`."""
-        self._stairwell = stairwell
+        self._dispatcher = dispatcher
         self._peers = peers
 
     def __aiter__(self) -> MessageStream:
@@ -47,11 +47,11 @@ class MessageStream:
 
     def take_nowait(self) -> list[Message]:
         """Return the messages that are here now, in no order, perhaps none: many for one wake-up."""
-        stairwell = self._stairwell
-        stairwell.drain()
-        if stairwell.closed:
+        dispatcher = self._dispatcher
+        dispatcher.drain()
+        if dispatcher.closed:
             return []
-        return self._named(stairwell.engine.take_messages(ALL))
+        return self._named(dispatcher.engine.take_messages(ALL))
 
     def spin(self, deadline: float) -> list[Message]:
         """Return the messages that are here, at least one.
@@ -69,14 +69,14 @@ class MessageStream:
         """
         if not 0 <= deadline <= 1e9:
             raise ValueError(f"deadline must be in 0..1e9 seconds, got {deadline!r}")
-        stairwell = self._stairwell
-        stairwell.check_thread()
-        if stairwell.closed:
+        dispatcher = self._dispatcher
+        dispatcher.check_thread()
+        if dispatcher.closed:
             raise faults.closed("the fabric")
         try:
-            return self._named(stairwell.engine.spin_messages(ALL, monotonic_ns() + round(deadline * 1e9)))
+            return self._named(dispatcher.engine.spin_messages(ALL, monotonic_ns() + round(deadline * 1e9)))
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"spinning for a message, {deadline:g} s")) from None
+            raise faults.refused(error, faults.FailedCall(f"spinning for a message, {deadline:g} s")) from None
 
     async def __anext__(self) -> Message:
         """Return the next message.
@@ -86,20 +86,20 @@ class MessageStream:
 
         Cancellation: no message is lost.
         """
-        stairwell = self._stairwell
-        stairwell.check_loop()
-        await stairwell.checkpoint()  # before a message is taken, so that a cancellation cannot lose it
-        while not stairwell.closed:
-            for peer, payload in stairwell.engine.take_messages(1):
+        dispatcher = self._dispatcher
+        dispatcher.check_loop()
+        await dispatcher.checkpoint()  # before a message is taken, so that a cancellation cannot lose it
+        while not dispatcher.closed:
+            for peer, payload in dispatcher.engine.take_messages(1):
                 return _message(Message, (self._peers.by_id(peer), payload))
             waiter = Waiter()
-            stairwell.message_waiters.append(waiter)
-            stairwell.drain()
+            dispatcher.message_waiters.append(waiter)
+            dispatcher.drain()
             try:
-                await stairwell.landing.wait(waiter)
+                await dispatcher.adapter.wait(waiter)
             finally:
                 if not waiter.ready:
-                    stairwell.message_waiters.remove(waiter)
+                    dispatcher.message_waiters.remove(waiter)
         raise faults.closed("the fabric")
 
     def _named(self, received: list[tuple[int, bytes]]) -> list[Message]:

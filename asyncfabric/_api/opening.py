@@ -14,9 +14,9 @@ from asyncfabric._api.fabric import Fabric
 from asyncfabric._api.registering import Resolver
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.buffers import resolve_buffer
+from asyncfabric._bridge.dispatcher import CompletionDispatcher
 from asyncfabric._bridge.engine import Engine, EngineStatusError
 from asyncfabric._bridge.native import open_native_engine, resolve_native_buffer
-from asyncfabric._bridge.stairwell import Stairwell
 from asyncfabric.config import FabricConfig
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Beginning(NamedTuple):
         try:
             return self.engine_factory(self.config)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene("opening a fabric")) from None
+            raise faults.refused(error, faults.FailedCall("opening a fabric")) from None
 
 
 class _Opening(AbstractAsyncContextManager[Fabric]):
@@ -79,15 +79,15 @@ class _Opening(AbstractAsyncContextManager[Fabric]):
 
     def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
-        self._stairwell: Stairwell | None = None
+        self._dispatcher: CompletionDispatcher | None = None
 
     async def __aenter__(self) -> Fabric:
-        if self._stairwell is not None:
+        if self._dispatcher is not None:
             raise RuntimeError("this open_fabric() was entered already; call it once for each `async with`")
         engine = self._beginning.engine()
         try:
-            self._stairwell = Stairwell(engine)
-            return Fabric(self._stairwell, self._beginning.config, self._beginning.resolver)
+            self._dispatcher = CompletionDispatcher(engine)
+            return Fabric(self._dispatcher, self._beginning.config, self._beginning.resolver)
         except BaseException:
             engine.close()
             raise
@@ -104,4 +104,4 @@ class _Opening(AbstractAsyncContextManager[Fabric]):
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await close_fabric(cast(Stairwell, self._stairwell), drain_all=kind is None)
+        await close_fabric(cast(CompletionDispatcher, self._dispatcher), drain_all=kind is None)

@@ -82,20 +82,20 @@ class PageOps(DataOps[TransferT]):
                 Rails without order refuse pages that are longer than one request (EFA: 1 GiB).
             StaleKeyError, BusyError, ClosedError: as for `write`.
         """
-        region, start, length = _part(source, self._stairwell)
+        region, start, length = _part(source, self._dispatcher)
         opened = self._reach(key, _WRITE, "write")
         pages = _checked(
             source_pages, target_pages, page_bytes, source_stride, target_stride, source_offset, target_offset
         )
         number = checked_imm(imm)
-        stairwell, count = self._stairwell, len(pages.sources)
-        transfer = self._transfer_type(stairwell, f"write of {count} pages", (source, key), count * pages.page_bytes)
+        dispatcher, count = self._dispatcher, len(pages.sources)
+        transfer = self._transfer_type(dispatcher, f"write of {count} pages", (source, key), count * pages.page_bytes)
         if count == 0:
             return self._nothing(transfer)
         if length != region._length:
             # The engine knows the bounds of the region only, so those of a slice are checked here.
             pages.check_sources(length, repr(source))
-        submit = stairwell.engine.submit_write_pages
+        submit = dispatcher.engine.submit_write_pages
         shape = (*pages[1:5], start + pages.source_offset, pages.target_offset)
         arguments = (region._id, pages.sources, opened.id, *shape, number)
         mark = self._mark(after, region) if after is not None else None
@@ -144,23 +144,23 @@ class PageOps(DataOps[TransferT]):
 
         Awaiting it raises TransferError where no rail to the peer can read (see `can_read` of `fabric.rails`).
         """
-        region, start, length = _part(destination, self._stairwell)
+        region, start, length = _part(destination, self._dispatcher)
         opened = self._reach(key, _READ, "read")
         if region._readonly:
             raise ValueError(f"cannot read into {destination!r}: it was registered from a read-only buffer")
         pages = _checked(
             source_pages, target_pages, page_bytes, source_stride, target_stride, source_offset, target_offset
         )
-        stairwell, count = self._stairwell, len(pages.sources)
+        dispatcher, count = self._dispatcher, len(pages.sources)
         about = (f"read of {count} pages", (key, destination), count * pages.page_bytes)
-        transfer = self._transfer_type(stairwell, *about)
+        transfer = self._transfer_type(dispatcher, *about)
         if count == 0:
             return self._nothing(transfer)
         if length != region._length:
             pages.check_targets(length, repr(destination))
         shape = (*pages[1:5], pages.source_offset, start + pages.target_offset)
         try:
-            submit = stairwell.engine.submit_read_pages
+            submit = dispatcher.engine.submit_read_pages
             return self._submit(transfer, submit, region._id, pages.sources, opened.id, *shape)
         except ValueError:
             pages.check_sources(opened.length, repr(key))

@@ -18,7 +18,7 @@ from asyncfabric.errors import ClosedError
 from asyncfabric.types import PeerStatistics
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 PEER_STATES = ("connecting", "connected", "lost", "disconnected")
 LOST, DISCONNECTED = 2, 3
@@ -28,11 +28,13 @@ GONE = (LOST, DISCONNECTED)
 class Peer:
     """One incarnation of a fabric that this one talks to; made by `fabric.connect()` or by a message from it."""
 
-    __slots__ = ("__weakref__", "_address", "_gone", "_id", "_incarnation", "_stairwell")
+    __slots__ = ("__weakref__", "_address", "_dispatcher", "_gone", "_id", "_incarnation")
 
-    def __init__(self, stairwell: Stairwell, peer_id: int, incarnation: int, address: FabricAddress | None) -> None:
+    def __init__(
+        self, dispatcher: CompletionDispatcher, peer_id: int, incarnation: int, address: FabricAddress | None
+    ) -> None:
         """Not for users: use `fabric.connect()`."""
-        self._stairwell = stairwell
+        self._dispatcher = dispatcher
         self._id = peer_id
         self._incarnation = incarnation
         self._address = address
@@ -56,19 +58,19 @@ class Peer:
     @property
     def lost(self) -> bool:
         """Whether nothing more comes from the peer, as far as is known: it died, stopped answering or closed."""
-        stairwell = self._stairwell
-        if not stairwell.closed:
+        dispatcher = self._dispatcher
+        if not dispatcher.closed:
             try:
-                self._gone = not lives(stairwell.engine.peers(), self._id)
+                self._gone = not lives(dispatcher.engine.peers(), self._id)
             except EngineStatusError:
                 pass  # another thread closed the fabric: it is as it was known last
         return self._gone
 
     def statistics(self) -> PeerStatistics:
         """Return the peer as the engine sees it. Raises ClosedError when the fabric is closed or the peer forgotten."""
-        if not self._stairwell.closed:
+        if not self._dispatcher.closed:
             with faults.closed_meanwhile(self):
-                for row in self._stairwell.engine.peers():
+                for row in self._dispatcher.engine.peers():
                     if row["id"] == self._id:
                         return peer_statistics(row)
         raise ClosedError(f"{self!r} is not known any more", remedy="connect to its address again")

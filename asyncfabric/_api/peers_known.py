@@ -14,23 +14,23 @@ from asyncfabric._api.peer import DISCONNECTED, GONE, Peer
 from asyncfabric.errors import PeerError
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
     from asyncfabric.config import FabricConfig
 
 
 class PeersKnown:
     """One Peer object per engine id, and the providers that are allowed to carry peers."""
 
-    def __init__(self, stairwell: Stairwell, config: FabricConfig) -> None:
-        self._stairwell = stairwell
+    def __init__(self, dispatcher: CompletionDispatcher, config: FabricConfig) -> None:
+        self._dispatcher = dispatcher
         self._known: dict[int, Peer] = {}
         self._lost: WeakValueDictionary[int, Peer] = WeakValueDictionary()  # as long as somebody holds them
         # Who connects may find the peer lost before its task gets its turn: for that, the latest are enough.
         self._lost_unnamed: deque[int] = deque(maxlen=1024)
         self._require = frozenset(config.require)
-        stairwell.peer_name = self.name
-        stairwell.peer_lost = self.lose
-        rails = stairwell.engine.rails()
+        dispatcher.peer_name = self.name
+        dispatcher.peer_lost = self.lose
+        rails = dispatcher.engine.rails()
         self.mixed: bool = bool(self._require) and any(not self._allows(str(rail["provider"])) for rail in rails)
 
     def by_id(self, peer_id: int, address: FabricAddress | None = None) -> Peer:
@@ -44,7 +44,7 @@ class PeersKnown:
                 row = self.row(peer_id)
                 incarnation = int(row["incarnation"]) if row else 0
                 gone = gone or row is None or row["state"] in GONE
-            peer = Peer(self._stairwell, peer_id, incarnation, address)
+            peer = Peer(self._dispatcher, peer_id, incarnation, address)
             peer._gone = gone
             kept = self._lost if gone else self._known
             peer = kept.setdefault(peer_id, peer)  # another thread may have been quicker
@@ -67,18 +67,18 @@ class PeersKnown:
 
     def row(self, peer_id: int) -> dict[str, int | str] | None:
         """Return what the engine knows about a peer."""
-        if self._stairwell.closed:
+        if self._dispatcher.closed:
             return None
-        for row in self._stairwell.engine.peers():
+        for row in self._dispatcher.engine.peers():
             if row["id"] == peer_id:
                 return row
         return None
 
     def providers(self) -> dict[int, str]:
         """Return what carries each peer, by engine id."""
-        if self._stairwell.closed:
+        if self._dispatcher.closed:
             return {}
-        return {int(row["id"]): str(row["provider"]) for row in self._stairwell.engine.peers()}
+        return {int(row["id"]): str(row["provider"]) for row in self._dispatcher.engine.peers()}
 
     def check_provider(self, peer: Peer) -> None:
         """Raise PeerError when `config.require` forbids what carries the peer: never a silent fallback."""

@@ -21,7 +21,7 @@ from asyncfabric.types import AccessMode
 
 if TYPE_CHECKING:
     from asyncfabric._api.tensor_view import DType, Tensor
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 HOST = -1
 
@@ -37,7 +37,7 @@ class AnyRegion:
     returned keeps such a buffer exported until it is dropped itself.
     """
 
-    _stairwell: Stairwell
+    _dispatcher: CompletionDispatcher
     _id: int
     _base: int
     _length: int
@@ -133,7 +133,7 @@ class AnyRegion:
         return id(self)
 
     def __del__(self) -> None:
-        if self._released or self._stairwell.closing:
+        if self._released or self._dispatcher.closing:
             return
         warnings.warn(
             f"{self!r} was dropped without `region.release()`; its memory stays registered until the fabric closes",
@@ -143,8 +143,8 @@ class AnyRegion:
         )
 
     def _check_open(self) -> None:
-        self._stairwell.check_thread()
-        if self._released or self._stairwell.closing:
+        self._dispatcher.check_thread()
+        if self._released or self._dispatcher.closing:
             raise faults.closed(repr(self))
 
 
@@ -234,12 +234,12 @@ class RegionSlice:
             raise ValueError("a key needs the right to write or to read; the region was registered with access='local'")
         if self._length == 0:
             raise ValueError(f"a key to an empty slice of {region!r} would reach nothing")
-        engine = region._stairwell.engine
+        engine = region._dispatcher.engine
         try:
             data = engine.region_key(region._id, bits, self._offset, self._length)
             generation, incarnation = engine.region_info(region._id).generation, engine.incarnation()
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"making a key of {region!r}")) from None
+            raise faults.refused(error, faults.FailedCall(f"making a key of {region!r}")) from None
         return RegionKey(incarnation, region._id, generation, self._length, bits, data)
 
     def __len__(self) -> int:
@@ -296,7 +296,7 @@ RegionT = TypeVar("RegionT", bound=AnyRegion)
 
 def make_region(
     kind: type[RegionT],
-    stairwell: Stairwell,
+    dispatcher: CompletionDispatcher,
     region_id: int,
     base: int,
     length: int,
@@ -315,7 +315,7 @@ def make_region(
         region = _exporting_region(exported, length).from_address(base)
     else:
         region = kind.__new__(kind)
-    region._stairwell = stairwell
+    region._dispatcher = dispatcher
     region._id = region_id
     region._base = base
     region._length = length
@@ -323,6 +323,6 @@ def make_region(
     region._access = access
     region._readonly = readonly
     record = RegionRecord(region_id, length, region.device, region.access, of_caller, keepalive, cost_s)
-    stairwell.regions[region_id] = region._record = record
+    dispatcher.regions[region_id] = region._record = record
     region._released = False
     return region

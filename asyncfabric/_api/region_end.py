@@ -17,7 +17,7 @@ from asyncfabric._bridge.status import StatusCode
 if TYPE_CHECKING:
     from asyncfabric._api.region import AnyRegion
     from asyncfabric._api.region_record import RegionRecord
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
 async def revoke_region(region: AnyRegion) -> None:
@@ -26,8 +26,8 @@ async def revoke_region(region: AnyRegion) -> None:
     Cancellation: the revocation goes on; only the wait for it ends.
     """
     region._check_open()
-    stairwell = region._stairwell
-    call = submit_control(stairwell, f"revoking the keys of {region!r}", stairwell.engine.submit_revoke, region._id)
+    dispatcher = region._dispatcher
+    call = submit_control(dispatcher, f"revoking the keys of {region!r}", dispatcher.engine.submit_revoke, region._id)
     await call.wait()
 
 
@@ -36,38 +36,38 @@ async def release_region(region: AnyRegion) -> None:
 
     Cancellation: shielded until the engine answered, then it goes on.
     """
-    stairwell = region._stairwell
-    stairwell.check_loop()
-    ending = stairwell.releases.get(region._id)
+    dispatcher = region._dispatcher
+    dispatcher.check_loop()
+    ending = dispatcher.releases.get(region._id)
     if ending is None:
-        if region._released or stairwell.closing:
+        if region._released or dispatcher.closing:
             region._released = True
-            if stairwell.ending is not None:
-                await stairwell.ending.settle()  # closing the fabric releases everything
+            if dispatcher.ending is not None:
+                await dispatcher.ending.settle()  # closing the fabric releases everything
             else:
-                await stairwell.checkpoint()
+                await dispatcher.checkpoint()
             return
         what = f"releasing {region!r}"
-        ending = submit_control(stairwell, what, stairwell.engine.submit_release, region._id)
+        ending = submit_control(dispatcher, what, dispatcher.engine.submit_release, region._id)
         region._released = True
-        stairwell.releases[region._id] = ending
+        dispatcher.releases[region._id] = ending
     try:
         await ending.settle()
     finally:
-        if ending.ended and stairwell.releases.pop(region._id, None) is not None:
+        if ending.ended and dispatcher.releases.pop(region._id, None) is not None:
             completion = ending.completion
-            record = stairwell.regions.pop(region._id, None)
+            record = dispatcher.regions.pop(region._id, None)
             if record is not None:
                 let_go(record, completion is not None and completion.code == StatusCode.DRAIN_TIMEOUT)
     if ending.completion is not None and ending.completion.code:
-        raise faults.failed(ending.completion, faults.Scene(ending.what), ending.detail)
+        raise faults.failed(ending.completion, faults.FailedCall(ending.what), ending.detail)
 
 
-def ended_regions(stairwell: Stairwell) -> list[tuple[RegionRecord, bool]]:
+def ended_regions(dispatcher: CompletionDispatcher) -> list[tuple[RegionRecord, bool]]:
     """At the end of a fabric: forget every region; return what to let go, and whether a device may still touch it."""
-    regions = dict(stairwell.regions)
-    stairwell.regions.clear()
-    return [(record, _quarantined(stairwell, region_id)) for region_id, record in regions.items()]
+    regions = dict(dispatcher.regions)
+    dispatcher.regions.clear()
+    return [(record, _quarantined(dispatcher, region_id)) for region_id, record in regions.items()]
 
 
 def let_go(record: RegionRecord, quarantined: bool) -> None:
@@ -78,8 +78,8 @@ def let_go(record: RegionRecord, quarantined: bool) -> None:
         record.let_go()
 
 
-def _quarantined(stairwell: Stairwell, region_id: int) -> bool:
+def _quarantined(dispatcher: CompletionDispatcher, region_id: int) -> bool:
     try:
-        return stairwell.engine.region_info(region_id).quarantined
+        return dispatcher.engine.region_info(region_id).quarantined
     except EngineStatusError:
         return False  # released meanwhile

@@ -12,16 +12,16 @@ from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric.types import RegionInfo
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
-def list_regions(stairwell: Stairwell) -> tuple[RegionInfo, ...]:
+def list_regions(dispatcher: CompletionDispatcher) -> tuple[RegionInfo, ...]:
     """Return the regions, the oldest first; those whose release has begun are still in until it has ended."""
     rows = []
     now = monotonic()  # once: what is older is told as older
-    for record in tuple(stairwell.regions.values()):
+    for record in tuple(dispatcher.regions.values()):
         try:
-            known = stairwell.engine.region_info(record.id)
+            known = dispatcher.engine.region_info(record.id)
         except EngineStatusError:
             continue  # released a moment ago; its completion waits in the ring
         rows.append(

@@ -19,7 +19,7 @@ from asyncfabric.errors import DeviceError
 from asyncfabric.types import ACCESS_BITS
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 Resolver = Callable[[object], ResolvedBuffer]
 
@@ -36,7 +36,7 @@ def checked_device(device: object) -> int:
 
 
 async def register_region(
-    kind: type[RegionT], stairwell: Stairwell, resolver: Resolver, buffer: object, access: int
+    kind: type[RegionT], dispatcher: CompletionDispatcher, resolver: Resolver, buffer: object, access: int
 ) -> RegionT:
     """Register memory of the caller.
 
@@ -44,20 +44,20 @@ async def register_region(
     """
     memory = resolver(buffer)
     if memory.device == SOME_GPU:
-        memory = memory._replace(device=max(first_gpu(stairwell.engine.rails()), 0))
-    _check_device(stairwell, memory.device)
+        memory = memory._replace(device=max(first_gpu(dispatcher.engine.rails()), 0))
+    _check_device(dispatcher, memory.device)
     if memory.readonly and access & ACCESS_BITS["write"]:
         raise ValueError(f"a read-only {type(buffer).__name__} may be registered with access 'read' or 'local' only")
     what = f"registering {memory.length} bytes of {type(buffer).__name__}"
     begun = monotonic()
-    submit = stairwell.engine.submit_register
-    call = submit_control(stairwell, what, submit, memory.address, memory.length, memory.device, access)
+    submit = dispatcher.engine.submit_register
+    call = submit_control(dispatcher, what, submit, memory.address, memory.length, memory.device, access)
     # Parked with the call: the buffer must live while the engine pins it, also if the task is interrupted.
     call.keepalive = memory.keepalive
-    region_id = await _answered(stairwell, call)
+    region_id = await _answered(dispatcher, call)
     return make_region(
         kind,
-        stairwell,
+        dispatcher,
         region_id,
         memory.address,
         memory.length,
@@ -70,31 +70,33 @@ async def register_region(
     )
 
 
-async def allocate_region(kind: type[RegionT], stairwell: Stairwell, length: int, device: int, access: int) -> RegionT:
+async def allocate_region(
+    kind: type[RegionT], dispatcher: CompletionDispatcher, length: int, device: int, access: int
+) -> RegionT:
     """Allocate pages of the engine's own.
 
     Cancellation: shielded until the engine answered; then the region is released again and it goes on.
     """
-    _check_device(stairwell, device)
+    _check_device(dispatcher, device)
     what = f"allocating {length} bytes"
     begun = monotonic()
-    call = submit_control(stairwell, what, stairwell.engine.submit_allocate, length, device, access)
-    region_id = await _answered(stairwell, call)
+    call = submit_control(dispatcher, what, dispatcher.engine.submit_allocate, length, device, access)
+    region_id = await _answered(dispatcher, call)
     cost_s = monotonic() - begun
     if device != HOST:
-        address = stairwell.engine.region_info(region_id).base
-        about = (kind, stairwell, region_id, address, length, device, access)
+        address = dispatcher.engine.region_info(region_id).base
+        about = (kind, dispatcher, region_id, address, length, device, access)
         return make_region(*about, of_caller=False, cost_s=cost_s)
     # The view, not the engine's own address: it stays readable after release, until the last tensor over it is gone.
-    view = stairwell.engine.region_memory(region_id)
+    view = dispatcher.engine.region_memory(region_id)
     base = resolve_buffer(view).address
-    about = (kind, stairwell, region_id, base, length, device, access)
+    about = (kind, dispatcher, region_id, base, length, device, access)
     return make_region(*about, of_caller=False, keepalive=view, cost_s=cost_s)
 
 
-def _check_device(stairwell: Stairwell, device: int) -> None:
+def _check_device(dispatcher: CompletionDispatcher, device: int) -> None:
     name = f"cuda:{device}"
-    if device != HOST and all(rail["device"] != name for rail in stairwell.engine.rails()):
+    if device != HOST and all(rail["device"] != name for rail in dispatcher.engine.rails()):
         raise DeviceError(
             f"memory of {name} needs a rail of that GPU, and this fabric has none",
             remedy=f"open the fabric with FabricConfig(rails=({name!r},)), or with rails='auto' after the first use of "
@@ -102,19 +104,19 @@ def _check_device(stairwell: Stairwell, device: int) -> None:
         )
 
 
-async def _answered(stairwell: Stairwell, call: ControlCall) -> int:
+async def _answered(dispatcher: CompletionDispatcher, call: ControlCall) -> int:
     """Return the new region's id; interrupted, wait for the answer anyway and give the region back."""
     try:
         await call.settle()
     except BaseException:
         completion = call.completion
-        if completion is not None and completion.code == 0 and not stairwell.closing:
-            submit = stairwell.engine.submit_release
-            release = submit_control(stairwell, f"releasing after {call.what}", submit, completion.value)
+        if completion is not None and completion.code == 0 and not dispatcher.closing:
+            submit = dispatcher.engine.submit_release
+            release = submit_control(dispatcher, f"releasing after {call.what}", submit, completion.value)
             release.keepalive = call.keepalive
             await release.settle_shielded()
         raise
     region_id = call.value()
-    if stairwell.closed:  # between the answer and this task's turn: the engine has released the region
+    if dispatcher.closed:  # between the answer and this task's turn: the engine has released the region
         raise faults.closed(f"the fabric of {call.what}")
     return region_id

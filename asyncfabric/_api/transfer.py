@@ -17,7 +17,7 @@ from asyncfabric._bridge.pending import Pending
 from asyncfabric.types import TransferResult, Waiting
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 _RAILS: dict[int, tuple[int, ...]] = {0: ()}
 
@@ -29,9 +29,9 @@ class AnyTransfer(Pending):
 
     op: int
 
-    def __init__(self, stairwell: Stairwell, what: str, where: object, total: int) -> None:
+    def __init__(self, dispatcher: CompletionDispatcher, what: str, where: object, total: int) -> None:
         """Not for users: `where` is what the op uses (region, key, peers), kept alive by the transfer."""
-        super().__init__(stairwell)
+        super().__init__(dispatcher)
         self._result: TransferResult | None = None
         self._what = what
         self._where = where
@@ -44,7 +44,7 @@ class AnyTransfer(Pending):
         if self.completion is not None:
             return True
         if not self.abandoned:
-            self._stairwell.drain()
+            self._dispatcher.drain()
         return self.ended
 
     @property
@@ -70,11 +70,11 @@ class AnyTransfer(Pending):
         Whoever waits for the transfer gets TransferError with the number of bytes that had left for certain, or
         the result when everything was posted already.
         """
-        if self.ended or self._stairwell.closed:
+        if self.ended or self._dispatcher.closed:
             return
-        self._stairwell.check_thread()
+        self._dispatcher.check_thread()
         try:
-            self._stairwell.engine.cancel(self.op)
+            self._dispatcher.engine.cancel(self.op)
         except EngineStatusError:
             pass  # it has ended, and its completion waits in the ring
 
@@ -91,8 +91,8 @@ class AnyTransfer(Pending):
                 raise faults.closed(f"the fabric of this {self._what}")
             raise faults.not_ended(self.describe())
         if completion.code:
-            scene = faults.Scene(self.describe(), self._peer_name(completion.peer), completion.bytes, self._total)
-            raise faults.failed(completion, scene, self._reason(completion.cookie))
+            call = faults.FailedCall(self.describe(), self._peer_name(completion.peer), completion.bytes, self._total)
+            raise faults.failed(completion, call, self._reason(completion.cookie))
         if self._result is None:
             rails = _RAILS.get(completion.rails)
             if rails is None:
@@ -108,29 +108,29 @@ class AnyTransfer(Pending):
         """Return the line of this transfer, also when no task awaits it."""
         if self.ended:
             return []
-        progress = self._stairwell.engine.progress(self.op)
-        names = (self._stairwell.peer_name(progress.peer),) if progress.peer else ()
+        progress = self._dispatcher.engine.progress(self.op)
+        names = (self._dispatcher.peer_name(progress.peer),) if progress.peer else ()
         goal = "bytes to be posted" if progress.bytes_posted < self._total else "the last work requests"
         detail = {"outstanding": progress.outstanding, "awaiting_tasks": len(self.waiters)}
         since = min((waiter.since for waiter in self.waiters), default=0.0)
         return [Waiting(self.describe(), goal, progress.bytes_posted, self._total, names, since, detail)]
 
     def _progress(self) -> int:
-        if self._stairwell.closed or not self.op:
+        if self._dispatcher.closed or not self.op:
             return 0
         try:
-            return self._stairwell.engine.progress(self.op).bytes_done
+            return self._dispatcher.engine.progress(self.op).bytes_done
         except EngineStatusError:
             return 0  # another thread closed the fabric
 
     def _reason(self, cookie: int) -> str:
         try:
-            return "" if self._stairwell.closed else self._stairwell.engine.reason(cookie)
+            return "" if self._dispatcher.closed else self._dispatcher.engine.reason(cookie)
         except EngineStatusError:
             return ""  # another thread closed the fabric
 
     def _peer_name(self, peer: int) -> str:
-        return self._stairwell.peer_name(peer)
+        return self._dispatcher.peer_name(peer)
 
     def __repr__(self) -> str:
         state = "pending" if not self.ended else "done" if self.completion and not self.completion.code else "failed"
@@ -155,13 +155,13 @@ class Transfer(AnyTransfer):
 
     def __await__(self) -> Generator[Any, Any, TransferResult]:
         """Wait for the end of the transfer and return its result."""
-        stairwell = self._stairwell
+        dispatcher = self._dispatcher
         if self.completion is None:
-            stairwell.drain()
+            dispatcher.drain()
         if self.completion is None:
             yield from self.settle().__await__()
         else:
-            yield from stairwell.checkpoint().__await__()
+            yield from dispatcher.checkpoint().__await__()
         return self._result or self.result()
 
     def interrupted(self) -> None:
@@ -190,7 +190,7 @@ async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:
             continue
         waiter = transfer.park()
         try:
-            await transfer._stairwell.landing.wait(waiter)
+            await transfer._dispatcher.adapter.wait(waiter)
         except GeneratorExit:
             raise
         except BaseException:
@@ -204,5 +204,5 @@ async def wait_all(transfers: Iterable[Transfer]) -> list[TransferResult]:
                 await other.settle_shielded()
             raise
     if everything:
-        await everything[-1]._stairwell.checkpoint()
+        await everything[-1]._dispatcher.checkpoint()
     return [transfer.result() for transfer in everything]

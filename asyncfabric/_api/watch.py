@@ -14,14 +14,14 @@ from asyncfabric._api.checks import checked_index
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, EngineStatusError
 from asyncfabric._bridge.faults import closed_meanwhile
-from asyncfabric._bridge.landing import Waiter
+from asyncfabric._bridge.loop_adapter import Waiter
 from asyncfabric.errors import BusyError
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 MAX_WORD = (1 << 64) - 1
 
@@ -36,12 +36,12 @@ class WordReaches:
         self._word = word
         self._value = value
 
-    def mark(self, stairwell: Stairwell) -> int:
+    def mark(self, dispatcher: CompletionDispatcher) -> int:
         """Not for users: return the mark that the engine made of it."""
         self._word._check_open()
-        if self._word._stairwell is not stairwell:
+        if self._word._dispatcher is not dispatcher:
             raise ValueError(f"{self!r} is a word of another fabric: its engine would not look at it")
-        return stairwell.engine.mark_word(self._word._id, self._value)
+        return dispatcher.engine.mark_word(self._word._id, self._value)
 
     def __repr__(self) -> str:
         return f"<{self._word!r} reaches {self._value}>"
@@ -50,34 +50,34 @@ class WordReaches:
 class AnyWatchWord:
     """What a watched word does, however its changes are waited for. It begins at 0."""
 
-    __slots__ = ("_address", "_closed", "_cookie", "_id", "_seen", "_stairwell", "_waiter")
+    __slots__ = ("_address", "_closed", "_cookie", "_dispatcher", "_id", "_seen", "_waiter")
 
-    def __init__(self, stairwell: Stairwell) -> None:
+    def __init__(self, dispatcher: CompletionDispatcher) -> None:
         """Not for users: use `fabric.watch()`."""
-        self._stairwell = stairwell
+        self._dispatcher = dispatcher
         self._id = 0
         self._address = 0
-        self._cookie = stairwell.next_cookie()
+        self._cookie = dispatcher.next_cookie()
         self._seen = 0
         self._waiter: Waiter | None = None
         self._closed = True
 
     def _open(self) -> None:
-        self._stairwell.check_loop()
-        if self._stairwell.closing or self._id:
-            raise faults.closed("the fabric" if self._stairwell.closing else repr(self))
+        self._dispatcher.check_loop()
+        if self._dispatcher.closing or self._id:
+            raise faults.closed("the fabric" if self._dispatcher.closing else repr(self))
         try:
-            self._id, self._address = self._stairwell.engine.open_watch()
+            self._id, self._address = self._dispatcher.engine.open_watch()
         except EngineStatusError as error:
             raise faults.watch_refused(error) from None
         self._closed = False
 
     def _close(self) -> None:
-        self._stairwell.check_loop()
+        self._dispatcher.check_loop()
         self._closed = True
-        self._stairwell.parked.pop(self._cookie, None)
-        if not self._stairwell.closed:
-            self._stairwell.engine.close_watch(self._id)
+        self._dispatcher.parked.pop(self._cookie, None)
+        if not self._dispatcher.closed:
+            self._dispatcher.engine.close_watch(self._id)
         self.abandon()
 
     @property
@@ -98,14 +98,14 @@ class AnyWatchWord:
         """What the word holds now."""
         self._check_open()
         with closed_meanwhile(self):
-            return self._stairwell.engine.watch_load(self._id)
+            return self._dispatcher.engine.watch_load(self._id)
 
     def store(self, value: int) -> None:
         """Store a value and wake the engine, so that waiting tasks see it at once; any thread."""
         self._check_open()
         number = checked_index("value", value, 0, MAX_WORD)
         with closed_meanwhile(self):
-            self._stairwell.engine.watch_store(self._id, number)
+            self._dispatcher.engine.watch_store(self._id, number)
 
     def reaches(self, value: int) -> WordReaches:
         """Return the moment when the word holds `value` or more, for `fabric.write(..., after=...)`.
@@ -117,22 +117,22 @@ class AnyWatchWord:
             TypeError, ValueError: no unsigned 64-bit integer.
             ClosedError: the word or the fabric is closed.
         """
-        self._stairwell.check_thread()
+        self._dispatcher.check_thread()
         self._check_open()
         return WordReaches(self, checked_index("value", value, 0, MAX_WORD))
 
     def complete(self, completion: Completion) -> None:
         """The engine says that the word changed."""
         if self._waiter is not None:
-            self._stairwell.landing.wake(self._waiter)
+            self._dispatcher.adapter.wake(self._waiter)
         self._waiter = None
-        self._stairwell.parked.pop(self._cookie, None)
+        self._dispatcher.parked.pop(self._cookie, None)
 
     def abandon(self) -> None:
         """Wake the task that waits, to find the word closed."""
         if self._waiter is not None:
             self._waiter.error = faults.closed(repr(self))
-            self._stairwell.landing.wake(self._waiter)
+            self._dispatcher.adapter.wake(self._waiter)
         self._waiter = None
 
     def waiting(self) -> list[Waiting]:
@@ -143,31 +143,31 @@ class AnyWatchWord:
         return [Waiting(f"{self!r}", "another value than it had", self._seen, self._seen, since=waiter.since)]
 
     async def _next(self) -> tuple[int, int]:
-        stairwell = self._stairwell
-        stairwell.check_loop()
+        dispatcher = self._dispatcher
+        dispatcher.check_loop()
         self._check_open()
         if self._waiter is not None:
             raise BusyError(f"another task waits for {self!r}", remedy="give each task a word of its own")
         old = self._seen
-        new = stairwell.engine.watch_load(self._id)
+        new = dispatcher.engine.watch_load(self._id)
         if new != old:
-            await stairwell.checkpoint()
+            await dispatcher.checkpoint()
         else:
             while new == old:  # a word may change and change back
                 await self._changed(old)
-                new = stairwell.engine.watch_load(self._id)
+                new = dispatcher.engine.watch_load(self._id)
         self._seen = new
         return old, new
 
     async def _changed(self, seen: int) -> None:
-        stairwell = self._stairwell
+        dispatcher = self._dispatcher
         waiter = self._waiter = Waiter()
-        stairwell.parked[self._cookie] = self
+        dispatcher.parked[self._cookie] = self
         try:
-            stairwell.engine.arm_watch(self._id, self._cookie, seen)
-            await stairwell.landing.wait(waiter)
+            dispatcher.engine.arm_watch(self._id, self._cookie, seen)
+            await dispatcher.adapter.wait(waiter)
         except EngineStatusError as error:
-            raise faults.refused(error, faults.Scene(f"waiting for {self!r}")) from None
+            raise faults.refused(error, faults.FailedCall(f"waiting for {self!r}")) from None
         finally:
             if self._waiter is waiter:
                 self._waiter = None
@@ -175,7 +175,7 @@ class AnyWatchWord:
             raise waiter.error
 
     def _check_open(self) -> None:
-        if self._closed or self._stairwell.closed:
+        if self._closed or self._dispatcher.closed:
             raise faults.closed(repr(self))
 
     def __repr__(self) -> str:

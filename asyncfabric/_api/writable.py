@@ -12,7 +12,7 @@ from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.pending import Pending
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
 class WritableCall(Pending):
@@ -34,28 +34,28 @@ class WritableCall(Pending):
         return "wait_writable"
 
 
-async def wait_writable(stairwell: Stairwell) -> None:
+async def wait_writable(dispatcher: CompletionDispatcher) -> None:
     """Return when there is room for a transfer.
 
     Cancellation: only this wait ends.
     """
-    stairwell.check_loop()
-    await stairwell.checkpoint()
-    call: WritableCall | None = stairwell.questions.get(WritableCall)
+    dispatcher.check_loop()
+    await dispatcher.checkpoint()
+    call: WritableCall | None = dispatcher.questions.get(WritableCall)
     if call is None or call.ended:
-        call = _ask(stairwell)
-    stairwell.drain()
+        call = _ask(dispatcher)
+    dispatcher.drain()
     await call.wait()
 
 
-def _ask(stairwell: Stairwell) -> WritableCall:
-    call = WritableCall(stairwell)
-    cookie = stairwell.next_cookie()
-    stairwell.parked[cookie] = call
+def _ask(dispatcher: CompletionDispatcher) -> WritableCall:
+    call = WritableCall(dispatcher)
+    cookie = dispatcher.next_cookie()
+    dispatcher.parked[cookie] = call
     try:
-        stairwell.engine.arm_writable(cookie)
+        dispatcher.engine.arm_writable(cookie)
     except EngineStatusError as error:
-        del stairwell.parked[cookie]
-        raise faults.refused(error, faults.Scene("wait_writable")) from None
-    stairwell.questions[WritableCall] = call
+        del dispatcher.parked[cookie]
+        raise faults.refused(error, faults.FailedCall("wait_writable")) from None
+    dispatcher.questions[WritableCall] = call
     return call

@@ -79,7 +79,7 @@ _RAN_OUT: dict[int, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class FailedCall:
     """Where a status came up: the op in words, and how much of it was done.
 
     Attributes:
@@ -94,39 +94,39 @@ class Scene:
     total: int = -1
 
 
-def refused(error: EngineStatusError, scene: Scene) -> Exception:
+def refused(error: EngineStatusError, call: FailedCall) -> Exception:
     """Return the exception for a call that the engine refused at once."""
     detail = str(error.args[3]) if len(error.args) > 3 else ""
-    return exception_for(error.code, error.status_kind, error.raw, scene, detail)
+    return exception_for(error.code, error.status_kind, error.raw, call, detail)
 
 
-def failed(completion: Completion, scene: Scene, detail: str = "") -> Exception:
+def failed(completion: Completion, call: FailedCall, detail: str = "") -> Exception:
     """Return the exception for a call that ended with this completion."""
     if completion.code == StatusCode.NOT_TAKEN:
         untaken = (
             f"{completion.value} messages to it had no room, behind {MESSAGE_CREDITS} that its program did not take"
         )
         detail = f"{untaken}: {detail}" if detail else untaken
-    return exception_for(completion.code, completion.status_kind, completion.raw, scene, detail)
+    return exception_for(completion.code, completion.status_kind, completion.raw, call, detail)
 
 
-def exception_for(code: int, kind: int, raw: int, scene: Scene, detail: str = "") -> Exception:
+def exception_for(code: int, kind: int, raw: int, call: FailedCall, detail: str = "") -> Exception:
     """Return the exception that a status becomes; it is made anew for each awaiter, since tracebacks grow on it."""
-    message = _message(code, raw, scene, detail)
+    message = _message(code, raw, call, detail)
     if kind == StatusKind.VALUE:
         return ValueError(message)
     remedy = _RAN_OUT[raw][1] if _ran_out(code, raw) else _REMEDIES.get(code, "")
     if kind == StatusKind.PEER:
-        return PeerError(message, remedy=remedy, raw=raw, bytes=scene.done)
+        return PeerError(message, remedy=remedy, raw=raw, bytes=call.done)
     if kind in (StatusKind.TRANSFER, StatusKind.CANCELLED):
-        return TransferError(message, remedy=remedy, raw=raw, bytes=scene.done)
+        return TransferError(message, remedy=remedy, raw=raw, bytes=call.done)
     return _SIMPLE.get(kind, InternalError)(message, remedy=remedy, raw=raw)
 
 
 def counter_refused(error: EngineStatusError, imm: object, peers: Sequence[str] = ()) -> Exception:
     """Return the exception for a counter that cannot be opened; `peers` have not confirmed that the last is closed."""
     if error.status_kind != StatusKind.BUSY:
-        return refused(error, Scene(f"opening the counter of imm {imm}"))
+        return refused(error, FailedCall(f"opening the counter of imm {imm}"))
     if error.code == StatusCode.UNCONFIRMED:
         if imm is None:
             return BusyError(
@@ -156,7 +156,7 @@ def _few(names: Sequence[str]) -> str:
 def watch_refused(error: EngineStatusError) -> Exception:
     """Return the exception for a watch word that cannot be opened."""
     if error.status_kind != StatusKind.BUSY:
-        return refused(error, Scene("opening a watch word"))
+        return refused(error, FailedCall("opening a watch word"))
     return BusyError(
         f"opening a watch word: {MAX_WATCH_WORDS} words of this fabric are open, and it has no more",
         remedy="leave the `async with` of words that nobody stores to, or let one word count for several writers",
@@ -247,7 +247,7 @@ _SIMPLE: dict[int, type[FabricError]] = {
 }
 
 
-def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
+def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
     try:
         text = StatusCode(code).text
     except ValueError:
@@ -259,11 +259,11 @@ def _message(code: int, raw: int, scene: Scene, detail: str) -> str:
         text = detail
     elif detail:
         text = f"{text}: {detail}"
-    to = f" to {scene.peer}" if scene.peer else ""
-    done = f"; at least {scene.done} of {scene.total} bytes had left" if scene.total >= 0 else ""
+    to = f" to {call.peer}" if call.peer else ""
+    done = f"; at least {call.done} of {call.total} bytes had left" if call.total >= 0 else ""
     # A detail that ends a call's name by its number says whose number it is: results of CUDA are no errno.
     number = f" [{_number(raw)}]" if raw and f"({raw})" not in detail else ""
-    return f"{scene.what}{to}: {text}{number}{done}"
+    return f"{call.what}{to}: {text}{number}{done}"
 
 
 def _ran_out(code: int, raw: int) -> bool:

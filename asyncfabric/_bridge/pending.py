@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncfabric._bridge.engine import Completion
-from asyncfabric._bridge.landing import Waiter
+from asyncfabric._bridge.loop_adapter import Waiter
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:
-    from asyncfabric._bridge.stairwell import Stairwell
+    from asyncfabric._bridge.dispatcher import CompletionDispatcher
 
 
 class Pending:
     """One call whose end is one completion. `abandoned`: the fabric was closed before it came."""
 
-    __slots__ = ("__weakref__", "_stairwell", "_waiters", "abandoned", "completion")
+    __slots__ = ("__weakref__", "_dispatcher", "_waiters", "abandoned", "completion")
 
-    def __init__(self, stairwell: Stairwell) -> None:
-        self._stairwell = stairwell
+    def __init__(self, dispatcher: CompletionDispatcher) -> None:
+        self._dispatcher = dispatcher
         self._waiters: list[Waiter] | None = None
         self.completion: Completion | None = None
         self.abandoned: bool = False
@@ -64,12 +64,12 @@ class Pending:
         shielded, and the cancellation is raised only when the completion came.
         """
         if self.ended:
-            await self._stairwell.checkpoint()
+            await self._dispatcher.checkpoint()
             return
         waiter = self.park()
-        landing = self._stairwell.landing
+        adapter = self._dispatcher.adapter
         try:
-            await landing.wait(waiter)
+            await adapter.wait(waiter)
         except GeneratorExit:
             raise  # the event loop is gone and closes what it left behind: nobody can wait here any more
         except BaseException:
@@ -87,7 +87,7 @@ class Pending:
         """
         if self.ended:
             return None
-        return await self._stairwell.landing.wait_shielded(self.park())
+        return await self._dispatcher.adapter.wait_shielded(self.park())
 
     async def settle_unless_interrupted(self) -> None:
         """Return when the completion is there.
@@ -98,7 +98,7 @@ class Pending:
             return
         waiter = self.park()
         try:
-            await self._stairwell.landing.wait(waiter)
+            await self._dispatcher.adapter.wait(waiter)
         except BaseException:
             self.leave(waiter)
             raise
@@ -107,12 +107,12 @@ class Pending:
         """The last task that wanted the result was cancelled."""
 
     def park(self) -> Waiter:
-        """Return a new waiter that is woken at the end; the caller waits for it at the landing.
+        """Return a new waiter that is woken at the end; the caller waits for it at the event-loop adapter.
 
         Raises:
             RuntimeError: in another thread or event loop than the fabric's.
         """
-        self._stairwell.check_loop()
+        self._dispatcher.check_loop()
         waiter = Waiter()
         if self._waiters is None:
             self._waiters = []
@@ -126,11 +126,11 @@ class Pending:
 
     async def _settle_shielded(self, waiter: Waiter) -> None:
         waiter.ready = False
-        interrupt = await self._stairwell.landing.wait_shielded(waiter)
+        interrupt = await self._dispatcher.adapter.wait_shielded(waiter)
         if isinstance(interrupt, KeyboardInterrupt):
             raise interrupt
 
     def _wake_all(self) -> None:
         for waiter in self._waiters or ():
-            self._stairwell.landing.wake(waiter)
+            self._dispatcher.adapter.wake(waiter)
         self._waiters = None

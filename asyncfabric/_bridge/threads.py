@@ -22,9 +22,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from asyncfabric._bridge import faults
+from asyncfabric._bridge.dispatcher import CompletionDispatcher
 from asyncfabric._bridge.engine import EngineStatusError
-from asyncfabric._bridge.landing import Waiter, is_ready
-from asyncfabric._bridge.stairwell import Stairwell
+from asyncfabric._bridge.loop_adapter import Waiter, is_ready
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-class ThreadDispatcher(Stairwell):
+class ThreadDispatcher(CompletionDispatcher):
     """The completion dispatcher of a fabric of threads; whoever reads or changes what it keeps holds `lock`."""
 
     lock: AbstractContextManager[object]
-    landing: ThreadLanding
+    adapter: ThreadAdapter
     unclosed = "a fabric was never closed: leave its `with blocking.open_fabric()`, or call fabric.close()"
 
     def __init__(self, engine: Engine) -> None:
@@ -104,7 +104,7 @@ class ThreadDispatcher(Stairwell):
                 return
             waiter = call.park()
         try:
-            self.landing.block(waiter, until)
+            self.adapter.block(waiter, until)
         except BaseException as interrupt:
             with self.lock:
                 call.leave(waiter)
@@ -131,7 +131,7 @@ class ThreadDispatcher(Stairwell):
                     if step.waiter is None:
                         held_back = True
                     else:
-                        self.landing.block(step.waiter, None if step.shielded else until)
+                        self.adapter.block(step.waiter, None if step.shielded else until)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as interrupt:
@@ -147,27 +147,27 @@ class ThreadDispatcher(Stairwell):
         """Mark it as closed; the locks may be held by threads that the copy does not have."""
         super().close_in_child()
         self.lock = RLock()
-        self.landing.close_in_child()
+        self.adapter.close_in_child()
 
-    def _open_landing(self) -> ThreadLanding:
-        return ThreadLanding(self)
+    def _open_adapter(self) -> ThreadAdapter:
+        return ThreadAdapter(self)
 
 
-class ThreadLanding:
+class ThreadAdapter:
     """Threads that wait for one engine. wake() and close() are called under the lock of the dispatcher."""
 
     _fds: tuple[int, ...] = ()
 
-    def __init__(self, stairwell: ThreadDispatcher) -> None:
-        self._stairwell = stairwell
-        self._engine = stairwell.engine
+    def __init__(self, dispatcher: ThreadDispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._engine = dispatcher.engine
         self._leader: Waiter | None = None
         self._asleep = False  # the leader holds no lock: whoever makes it ready has to ring
         self._rung = False
         self._followers: dict[Waiter, None] = {}
         self._closed = False
         # A copy of the engine's: the leader of a fabric that another thread closes must not sleep on a foreign fd.
-        self._fds = (os.dup(stairwell.engine.completion_fd()), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._fds = (os.dup(dispatcher.engine.completion_fd()), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._poll = select.poll()
         for fd in self._fds:
             self._poll.register(fd, select.POLLIN)
@@ -212,10 +212,10 @@ class ThreadLanding:
         """
         try:
             while not waiter.ready:
-                with self._stairwell.lock:
+                with self._dispatcher.lock:
                     if is_ready(waiter):
                         return
-                    if self._stairwell.closed:
+                    if self._dispatcher.closed:
                         raise faults.closed("the fabric")
                     leads = self._leader is None
                     if leads:
@@ -265,20 +265,20 @@ class ThreadLanding:
 
     def _lead(self, waiter: Waiter, until: float | None) -> None:
         """Sleep on the fd and hand out completions until the waiter is ready, or the fabric closed."""
-        stairwell = self._stairwell
+        dispatcher = self._dispatcher
         while True:
             if self._arm():
                 try:
                     self._poll.poll(None if until is None else max(0, ceil((until - monotonic()) * 1e3)))
                 finally:
                     self._disarm()
-            with stairwell.lock:
+            with dispatcher.lock:
                 self._asleep = False
                 if self._rung:
                     os.eventfd_read(self._fds[1])
                     self._rung = False
-                stairwell.drain()
-                if waiter.ready or stairwell.closed:
+                dispatcher.drain()
+                if waiter.ready or dispatcher.closed:
                     return
                 if until is not None and monotonic() >= until:
                     raise TimeoutError
@@ -292,7 +292,7 @@ class ThreadLanding:
 
     def _leave(self, waiter: Waiter) -> None:
         """Name another leader if this one goes: those that stay would sleep for ever."""
-        with self._stairwell.lock:
+        with self._dispatcher.lock:
             self._followers.pop(waiter, None)
             if self._leader is waiter:
                 self._leader, self._asleep = None, False

@@ -1,6 +1,6 @@
 """How sessions begin: Hello from the dialer, Welcome from the other side, and whom they may not be with.
 
-Pure; the half of `session_table` that knows names, incarnations and keys (the rules are in `roster`). A Hello of the
+Pure; the half of `session_table` that knows names, incarnations and keys (the rules are in `names`). A Hello of the
 incarnation that we have a session with means one of two things. It dialed that session: then it lost it, and so do
 we, before the new one begins. We dialed it: then both dialed at once, and the new path joins the peer.
 """
@@ -21,8 +21,8 @@ from asyncfabric._control.messages import (
     Welcome,
     encode,
 )
+from asyncfabric._control.name_table import NameTable
 from asyncfabric._control.protocol_errors import REASONS, ProtocolErrors
-from asyncfabric._control.roster import Roster
 from asyncfabric._control.session import Peer, Session, SessionConfig
 from asyncfabric._control.window import ReceiveWindow, SendWindow, largest_body
 
@@ -48,7 +48,7 @@ class Handshake:
         self.address = address
         self.capabilities = capabilities
         self.sessions: dict[Path, Session] = {}
-        self.roster = Roster(me, trusted)
+        self.names = NameTable(me, trusted)
         self.errors = ProtocolErrors(str(me))
         self.now_ns = 0
         self.actions: list[Action] = []
@@ -102,14 +102,14 @@ class Handshake:
             else:
                 self.errors.count("replayed", f"Hello of {sender}")
             return
-        if objection := self.roster.objection(sender, hello.role, event.key):
+        if objection := self.names.objection(sender, hello.role, event.key):
             self._refuse(event.path, nonce, objection, f"Hello of {self._stated(sender, hello.role, event.key)}")
             return
-        if not self.roster.opens(sender, nonce):
+        if not self.names.opens(sender, nonce):
             self._refuse(event.path, nonce, "replayed", f"Hello of {sender}")
             return
         self._replace(sender)
-        known = self.roster.peers.get(sender)
+        known = self.names.peers.get(sender)
         if known is not None and any(not session.dialed for session in known.sessions):
             self._lose(known, "the peer connected anew")
         session = self._new_session(event.path, nonce, hello.address, event.key, dialed=False)
@@ -124,7 +124,7 @@ class Handshake:
                 self.errors.count("replayed", f"Welcome of {envelope.sender}")
             return
         session.unanswered -= 1
-        if objection := self.roster.objection(envelope.sender, welcome.role, session.key):
+        if objection := self.names.objection(envelope.sender, welcome.role, session.key):
             stated = self._stated(envelope.sender, welcome.role, session.key)
             self.errors.count(objection, f"Welcome of {stated}")
             self._end(session, f"{stated} answered, but {REASONS[objection]}", code=objection)
@@ -136,15 +136,15 @@ class Handshake:
 
     def _stated(self, sender: Identity, role: str, key: str) -> str:
         """Return who a peer claims to be, and what our trust list knows of its key."""
-        bound = self.roster.bound(key)
+        bound = self.names.bound(key)
         known = f" under the key {key[:8]}..., which is trusted as {spoken_roles(bound)}" if bound else ""
         return f"{sender} as {role or 'no node'}{known}"
 
     def _replace(self, sender: Identity) -> None:
         """A new incarnation of a known name: the old one is lost, and never heard again."""
-        before = self.roster.predecessor(sender)
+        before = self.names.predecessor(sender)
         if before is not None:
-            self.roster.retire(before.identity)
+            self.names.retire(before.identity)
             self._lose(before, f"replaced by {sender}")
 
     def _ready(self, session: Session, identity: Identity, facts: Hello | Welcome) -> None:
@@ -157,12 +157,12 @@ class Handshake:
         session.sends = SendWindow(facts.window_bytes)
         session.largest_body = max(0, min(facts.max_frame_bytes - ENVELOPE_BYTES, largest_body(facts.window_bytes)))
         self.sessions[session.path] = session
-        peer = self.roster.peers.get(identity)
+        peer = self.names.peers.get(identity)
         if peer is not None:
             peer.sessions.append(session)
             return
         peer = Peer(identity, session.role, session.key, [session])
-        self.roster.add(peer)
+        self.names.add(peer)
         self.actions.append(Change(SessionChange(identity, "ready", f"session {session.nonce:x}")))
 
     # ---- speaking

@@ -1,6 +1,6 @@
 """Keys of links: values, key files and trust lists. Raw Curve25519 keys of 32 bytes, written as 64 hex digits.
 
-A key may be bound to roles: then a link that has it states one of them, or is refused (`roster`). A key that is bound
+A key may be bound to roles: then a link that has it states one of them, or is refused (`names`). A key that is bound
 to none may state any role, and `unbound` names it.
 Blocking file calls: for programs that start, not for tasks. Making a key pair needs libsodium's arithmetic, so it is in
 `zmq_wire`, the only importer of zmq. Secret files have mode 0600; others are refused.

@@ -67,7 +67,7 @@ class Link:
         self._check_open()
         if address == self.address:
             return self.identity
-        for peer in self._table.roster.peers.values():
+        for peer in self._table.names.peers.values():
             if peer.state == "ready" and any(session.address == address for session in peer.sessions):
                 return peer.identity
         dialing = self._board.dial(address, target)
@@ -146,7 +146,7 @@ class Link:
         Cancellation: ends the watch.
         """
         self._check_open()
-        peers = self._table.roster.peers.values()
+        peers = self._table.names.peers.values()
         outlet = Outlet(SessionChange(peer.identity, peer.state, "present state") for peer in peers)
         send, receive = anyio.create_memory_object_stream[SessionChange](self._config.listener_frames)
         scope = anyio.CancelScope()
@@ -168,7 +168,7 @@ class Link:
         """
         await anyio.lowlevel.checkpoint()
         self._board.feed(Leave(peer))
-        while peer in self._table.roster.peers:
+        while peer in self._table.names.peers:
             await self._board.room(peer)
 
     def peers(self) -> list[LinkPeer]:
@@ -179,7 +179,7 @@ class Link:
         """Return the role that a peer stated, or our own; empty where it stated none or there is no session."""
         if peer == self.identity:
             return self.role
-        found = self._table.roster.peers.get(peer)
+        found = self._table.names.peers.get(peer)
         return found.role if found is not None else ""
 
     def statistics(self) -> LinkStatistics:
@@ -193,7 +193,7 @@ class Link:
         """
         with anyio.move_on_after(self._config.close_deadline_s):
             async with anyio.create_task_group() as leaving:
-                for peer in list(self._table.roster.peers):
+                for peer in list(self._table.names.peers):
                     leaving.start_soon(self.disconnect, peer)
         for session in list(self._table.sessions.values()):
             self._board.feed(PathLost(session.path, "the link closes"))
@@ -205,10 +205,10 @@ class Link:
         self._check_open()
         if to == self.identity:
             return self._send_to_self(channel, body, trace)
-        peer = self._table.roster.peers.get(to)
+        peer = self._table.names.peers.get(to)
         if peer is None or peer.state != "ready":
             never = "there never was one: connect first"
-            why = "it is draining" if peer else self._table.roster.last_words.get(to, never)
+            why = "it is draining" if peer else self._table.names.last_words.get(to, never)
             raise PeerError(f"no ready session with {to}: {why}", remedy="watch() tells when peers come and go")
         session = peer.way_out
         if len(body) > session.largest_body:

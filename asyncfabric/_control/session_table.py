@@ -75,7 +75,7 @@ class SessionTable(Handshake):
 
     def admits(self, to: Identity, channel: str, body_bytes: int) -> bool:
         """Return whether a parcel may be posted now; raises KeyError when there is no ready session."""
-        peer = self.roster.peers[to]
+        peer = self.names.peers[to]
         if peer.state != "ready":
             raise KeyError(to)
         return peer.way_out.sends.admits(channel, cost_of(body_bytes))
@@ -83,7 +83,7 @@ class SessionTable(Handshake):
     def next_deadline_ns(self) -> int | None:
         """Return when the table wants a Tick at the latest."""
         config = self.config
-        times = [peer.drain_deadline_ns for peer in self.roster.peers.values() if peer.state == "draining"]
+        times = [peer.drain_deadline_ns for peer in self.names.peers.values() if peer.state == "draining"]
         for session in self.sessions.values():
             if self._is_draining(session):
                 continue
@@ -102,7 +102,7 @@ class SessionTable(Handshake):
             case Received():
                 self._receive(event)
             case Post():
-                peer = self.roster.peers[event.to]
+                peer = self.names.peers[event.to]
                 peer.way_out.sends.send(event.channel, cost_of(len(event.body)))
                 self._say(peer.way_out, Parcel(event.channel, event.body), event.trace)
             case Taken():
@@ -131,7 +131,7 @@ class SessionTable(Handshake):
 
     def _tick(self) -> None:
         now, config = self.now_ns, self.config
-        for peer in list(self.roster.peers.values()):
+        for peer in list(self.names.peers.values()):
             if peer.state == "draining" and now >= peer.drain_deadline_ns:
                 self._lose(peer, f"did not drain within {config.drain_deadline_ns / SECOND_NS:g} s")
         for session in list(self.sessions.values()):
@@ -167,7 +167,7 @@ class SessionTable(Handshake):
         if session is None or session.nonce != envelope.session:
             # No answer to a last word: two processes that end at the same time would teach each other for nothing.
             if not isinstance(envelope.message, Goodbye | Drained):
-                reason = "retired" if self.roster.is_retired(envelope.sender) else "unknown_session"
+                reason = "retired" if self.names.is_retired(envelope.sender) else "unknown_session"
                 self._refuse(event.path, envelope.session, reason, f"from {envelope.sender}")
             return
         if isinstance(envelope.message, Welcome):
@@ -182,7 +182,7 @@ class SessionTable(Handshake):
         if envelope.sequence < session.next_in:
             self.errors.count("replayed", f"frame {envelope.sequence} of {envelope.sender}")
             return
-        peer = self.roster.peers[session.identity]
+        peer = self.names.peers[session.identity]
         if envelope.sequence > session.next_in:
             self._fault(peer, session, "gap", f"frame {envelope.sequence} came, {session.next_in} was next")
             return
@@ -245,10 +245,10 @@ class SessionTable(Handshake):
             self._say(session, Credit(event.channel, total))
 
     def _is_draining(self, session: Session) -> bool:
-        return session.identity is not None and self.roster.peers[session.identity].state == "draining"
+        return session.identity is not None and self.names.peers[session.identity].state == "draining"
 
     def _leave(self, identity: Identity) -> None:
-        peer = self.roster.peers.get(identity)
+        peer = self.names.peers.get(identity)
         if peer is None or peer.state == "draining":
             return  # gone, or on the way: when the peer leaves us, our part is said
         peer.leaving = True
@@ -270,7 +270,7 @@ class SessionTable(Handshake):
     def _end(self, session: Session, reason: str, *, code: str = "", tell: bool = True) -> None:
         """End a session: its peer is lost, or its dial has failed."""
         if session.identity is not None:
-            self._lose(self.roster.peers[session.identity], reason, tell=tell)
+            self._lose(self.names.peers[session.identity], reason, tell=tell)
             return
         del self.sessions[session.path]
         self.actions += [Close(session.path), DialFailed(_number(session), reason, code)]
@@ -282,7 +282,7 @@ class SessionTable(Handshake):
                 self._say(session, Goodbye(reason[:200]))
             del self.sessions[session.path]
             self.actions.append(Close(session.path))
-        self.roster.remove(peer, reason)
+        self.names.remove(peer, reason)
         self._change(peer.identity, "lost", reason)
 
     def _change(self, identity: Identity, state: State, reason: str) -> None:

@@ -193,12 +193,12 @@ class Switchboard:
                 len(peer.sessions),
                 max(0, now_ns - max(session.heard_ns for session in peer.sessions)) / 1e9,
             )
-            for peer in self.table.roster.peers.values()
+            for peer in self.table.names.peers.values()
         ]
 
     def statistics(self) -> LinkStatistics:
         """Return what was counted so far."""
-        states = [peer.state for peer in self.table.roster.peers.values()]
+        states = [peer.state for peer in self.table.names.peers.values()]
         return LinkStatistics(
             frames_sent=self._frames[0],
             frames_received=self._frames[1],

@@ -29,7 +29,7 @@ class ImmCounter(AnyCounter):
 
     __slots__ = ()
 
-    _stairwell: ThreadDispatcher
+    _dispatcher: ThreadDispatcher
 
     def wait(
         self,
@@ -53,18 +53,18 @@ class ImmCounter(AnyCounter):
         """
         goal = target if type(target) is int and 0 <= target <= MAX_TARGET else checked_target(target)
         limit = until(deadline)
-        stairwell = self._stairwell
-        if self._closed or stairwell.closed:
+        dispatcher = self._dispatcher
+        if self._closed or dispatcher.closed:
             raise faults.closed(repr(self))
         try:
-            value = stairwell.engine.counter_value(self._id)
+            value = dispatcher.engine.counter_value(self._id)
         except EngineStatusError:  # another thread closes the fabric
             raise faults.closed(repr(self)) from None
         if value >= goal:
             return value
-        named = checked_peers(stairwell, peers) if peers is not None else ()
+        named = checked_peers(dispatcher, peers) if peers is not None else ()
         try:
-            return stairwell.run(self._wait(goal, named), limit)
+            return dispatcher.run(self._wait(goal, named), limit)
         except TimeoutError:
             raise TimeoutError(f"{self!r} has {self.value} of {goal} arrivals after {deadline:g} s") from None
 
@@ -73,7 +73,7 @@ class ImmCounter(AnyCounter):
 
         Threads that wait for it get ClosedError.
         """
-        with self._stairwell.lock:
+        with self._dispatcher.lock:
             super().close()
 
     def __iter__(self) -> Iterator[int]:

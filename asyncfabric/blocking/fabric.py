@@ -39,12 +39,12 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
     _box_transfer_type = BoxTransfer
     _region_type = Region
     _counter_type = ImmCounter
-    _stairwell: ThreadDispatcher
+    _dispatcher: ThreadDispatcher
 
-    def __init__(self, stairwell: ThreadDispatcher, config: FabricConfig, resolver: Resolver) -> None:
+    def __init__(self, dispatcher: ThreadDispatcher, config: FabricConfig, resolver: Resolver) -> None:
         """Not for users: use `open_fabric`."""
-        super().__init__(stairwell, config, resolver)
-        self._stairwell = stairwell
+        super().__init__(dispatcher, config, resolver)
+        self._dispatcher = dispatcher
 
     def register(self, buffer: object, access: AccessMode = "read-write") -> Region:
         """Register memory of the caller: torch tensor, numpy array, bytearray, memoryview, anything with DLPack.
@@ -58,7 +58,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         """
         self._check_open()
         bits = checked_access(access)
-        return self._stairwell.run(register_region(self._region_type, self._stairwell, self._resolver, buffer, bits))
+        return self._dispatcher.run(register_region(self._region_type, self._dispatcher, self._resolver, buffer, bits))
 
     def allocate(
         self, length_bytes: SupportsIndex, device: str | int = "cpu", access: AccessMode = "read-write"
@@ -72,7 +72,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         self._check_open()
         length = checked_index("length_bytes", length_bytes, 1, MAX_BYTES)
         number, bits = checked_device(device), checked_access(access)
-        return self._stairwell.run(allocate_region(self._region_type, self._stairwell, length, number, bits))
+        return self._dispatcher.run(allocate_region(self._region_type, self._dispatcher, length, number, bits))
 
     def connect(self, address: FabricAddress | bytes) -> Peer:
         """Connect to a fabric, which may be this one; a peer that is connected already answers at once.
@@ -83,7 +83,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
                 that `config.require` forbids.
         """
         self._check_open()
-        return self._stairwell.run(connect_peer(self._stairwell, self._peers, address))
+        return self._dispatcher.run(connect_peer(self._dispatcher, self._peers, address))
 
     def disconnect(self, peer: Peer) -> None:
         """Drop the connection to a peer. What was posted to it drains or fails; the next use connects again.
@@ -91,7 +91,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         That is a write or read with any key of it, or a signal or message that names `peer` (its `lost` stays true:
         `connect()` returns the name of the new connection). Peers that were lost have to be connected by address.
         """
-        self._stairwell.run(disconnect_peer(self._stairwell, peer, self._own(peer)))
+        self._dispatcher.run(disconnect_peer(self._dispatcher, peer, self._own(peer)))
 
     def warm(self, addresses: Iterable[FabricAddress | bytes]) -> list[WarmReport]:
         """Connect to many fabrics at once and report for each; never raises for a peer that cannot be reached.
@@ -100,14 +100,14 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
             TypeError, ValueError: one of them is no address; then nothing was connected.
         """
         self._check_open()
-        return self._stairwell.run(warm_peers(self._stairwell, self._peers, addresses))
+        return self._dispatcher.run(warm_peers(self._dispatcher, self._peers, addresses))
 
     def messages(self) -> MessageStream:
         """Return what receives messages (peer, payload): `receive()`, `take_nowait()`, or a loop over it.
 
         At most 64 of each sender wait to be taken; beyond that it waits.
         """
-        return MessageStream(self._stairwell, self._peers)
+        return MessageStream(self._dispatcher, self._peers)
 
     def counter(self, imm: SupportsIndex | None = None) -> ImmCounter:
         """Open the counter of an immediate value; None picks a free one, which `counter.imm` names.
@@ -120,7 +120,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
                 that nothing which counts for that one is under way (`open_counter` waits for them); or no imm is free.
         """
         self._check_open()
-        return open_counter_now(self._counter_type, self._stairwell, checked_imm(imm))
+        return open_counter_now(self._counter_type, self._dispatcher, checked_imm(imm))
 
     def open_counter(self, imm: SupportsIndex, *, deadline: float | None = None) -> ImmCounter:
         """Open the counter of an immediate value that had one before, once all peers have confirmed its close.
@@ -141,7 +141,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         self._check_open()
         number, limit = checked_index("imm", imm, 0, MAX_IMM), until(deadline)
         try:
-            return self._stairwell.run(open_counter_later(self._counter_type, self._stairwell, number), limit)
+            return self._dispatcher.run(open_counter_later(self._counter_type, self._dispatcher, number), limit)
         except TimeoutError:
             raise TimeoutError(
                 f"the last counter of imm {number} is closed, and after {deadline:g} s peers have not confirmed it; "
@@ -151,7 +151,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
     def watch(self) -> WatchWord:
         """Return a 64-bit word that kernels and threads may store to: `with fabric.watch() as word`."""
         self._check_open()
-        return WatchWord(self._stairwell)
+        return WatchWord(self._dispatcher)
 
     def wait_writable(self, *, deadline: float | None = None) -> None:
         """Return when a transfer may be submitted that would have raised BusyError.
@@ -167,7 +167,7 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         self._check_open()
         limit = until(deadline)
         try:
-            self._stairwell.run(wait_writable(self._stairwell), limit)
+            self._dispatcher.run(wait_writable(self._dispatcher), limit)
         except TimeoutError:
             raise TimeoutError(
                 f"{self._config.max_ops} transfers are in flight, and none has ended within {deadline:g} s"
@@ -181,4 +181,4 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
         wait for something else get ClosedError. Ctrl-C stops posting what is unposted and is raised when the fabric is
         closed. When it returns or raises, nothing touches registered memory any more.
         """
-        self._stairwell.run(close_fabric(self._stairwell, drain_all=True))
+        self._dispatcher.run(close_fabric(self._dispatcher, drain_all=True))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class MessageStream:
     """`for message in fabric.messages()`, or its calls; each message goes to one of the threads that receive."""
 
-    __slots__ = ("_stairwell", "_stream")
+    __slots__ = ("_dispatcher", "_stream")
 
-    def __init__(self, stairwell: ThreadDispatcher, peers: PeersKnown) -> None:
+    def __init__(self, dispatcher: ThreadDispatcher, peers: PeersKnown) -> None:
         """Not for users: use `fabric.messages()`."""
-        self._stairwell = stairwell
-        self._stream = AwaitedStream(stairwell, peers)
+        self._dispatcher = dispatcher
+        self._stream = AwaitedStream(dispatcher, peers)
 
     def receive(self, deadline: float | None = None) -> Message:
         """Return the next message; blocks until there is one.
@@ -39,16 +39,16 @@ class MessageStream:
         """
         limit = until(deadline)
         try:
-            return self._stairwell.run(self._stream.__anext__(), limit)
+            return self._dispatcher.run(self._stream.__anext__(), limit)
         except TimeoutError:
             raise TimeoutError(f"no message came within {deadline:g} s") from None
 
     def take_nowait(self) -> list[Message]:
         """Return the messages that are here now, in no order, perhaps none; a look brings on what is under way."""
-        stairwell = self._stairwell
-        if stairwell.closed:
+        dispatcher = self._dispatcher
+        if dispatcher.closed:
             return []
-        engine = stairwell.engine
+        engine = dispatcher.engine
         try:
             engine.assist()
             received = engine.take_messages(ALL)
@@ -56,8 +56,8 @@ class MessageStream:
             return []  # closed by another thread
         if not received:
             return []  # programs that poll mostly see this: no lock was taken for it
-        with stairwell.lock:
-            stairwell.drain()  # the completion that announced them
+        with dispatcher.lock:
+            dispatcher.drain()  # the completion that announced them
             return self._stream._named(received)
 
     def spin(self, deadline: float) -> list[Message]:

@@ -45,15 +45,15 @@ class _Opening(AbstractContextManager[Fabric]):
 
     def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
-        self._stairwell: ThreadDispatcher | None = None
+        self._dispatcher: ThreadDispatcher | None = None
 
     def __enter__(self) -> Fabric:
-        if self._stairwell is not None:
+        if self._dispatcher is not None:
             raise RuntimeError("this open_fabric() was entered already; call it once for each `with`")
         engine = self._beginning.engine()
         try:
-            self._stairwell = ThreadDispatcher(engine)
-            return Fabric(self._stairwell, self._beginning.config, self._beginning.resolver)
+            self._dispatcher = ThreadDispatcher(engine)
+            return Fabric(self._dispatcher, self._beginning.config, self._beginning.resolver)
         except BaseException:
             engine.close()
             raise
@@ -67,11 +67,11 @@ class _Opening(AbstractContextManager[Fabric]):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        stairwell = self._stairwell
-        assert stairwell is not None, "entered"
+        dispatcher = self._dispatcher
+        assert dispatcher is not None, "entered"
         try:
-            stairwell.run(close_fabric(stairwell, drain_all=kind is None))
+            dispatcher.run(close_fabric(dispatcher, drain_all=kind is None))
         except KeyboardInterrupt:
-            if not stairwell.closing:  # Ctrl-C before the first line of the closing
-                stairwell.run(close_fabric(stairwell, drain_all=False))
+            if not dispatcher.closing:  # Ctrl-C before the first line of the closing
+                dispatcher.run(close_fabric(dispatcher, drain_all=False))
             raise

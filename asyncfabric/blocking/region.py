@@ -22,14 +22,14 @@ class Region(AnyRegion):
     memory stays registered, and Python warns with ResourceWarning.
     """
 
-    _stairwell: ThreadDispatcher
+    _dispatcher: ThreadDispatcher
 
     def revoke(self) -> None:
         """Kill every key handed out so far; the memory stays registered, and `key()` makes keys of a new generation.
 
         Returns when no write under an old key can land any more.
         """
-        self._stairwell.run(revoke_region(self))
+        self._dispatcher.run(revoke_region(self))
 
     def release(self) -> None:
         """Deregister the memory; returns when nothing can touch it any more. Idempotent.
@@ -40,4 +40,4 @@ class Region(AnyRegion):
         Raises:
             TransferError: a device may still touch it, so the memory stays pinned until the process ends.
         """
-        self._stairwell.run(release_region(self))
+        self._dispatcher.run(release_region(self))

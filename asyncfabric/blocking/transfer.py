@@ -27,7 +27,7 @@ class Transfer(AnyTransfer):
 
     __slots__ = ()
 
-    _stairwell: ThreadDispatcher
+    _dispatcher: ThreadDispatcher
 
     @property
     def done(self) -> bool:
@@ -35,12 +35,12 @@ class Transfer(AnyTransfer):
         if self.completion is not None:
             return True
         if not self.abandoned:
-            stairwell = self._stairwell
-            stairwell.drain()  # a small one has often ended in the call that submitted it
+            dispatcher = self._dispatcher
+            dispatcher.drain()  # a small one has often ended in the call that submitted it
             if self.completion is not None:
                 return True
-            stairwell.assist()
-            stairwell.drain()
+            dispatcher.assist()
+            dispatcher.drain()
         return self.ended
 
     def wait(self, deadline: float | None = None) -> TransferResult:
@@ -58,7 +58,7 @@ class Transfer(AnyTransfer):
         if self.completion is None:
             limit = until(deadline)
             try:
-                self._stairwell.wait_for(self, limit)
+                self._dispatcher.wait_for(self, limit)
             except TimeoutError:
                 raise TimeoutError(
                     f"{self.describe()} has not ended after {deadline:g} s: {self.bytes} of {self._total} bytes left, "
@@ -97,7 +97,7 @@ def wait_all(transfers: Iterable[Transfer], deadline: float | None = None) -> li
     for transfer in everything:
         if transfer.completion is None:
             try:
-                transfer._stairwell.wait_for(transfer, limit)
+                transfer._dispatcher.wait_for(transfer, limit)
             except TimeoutError:
                 open_ones = [one for one in everything if not one.ended]
                 raise TimeoutError(

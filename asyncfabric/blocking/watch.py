@@ -26,7 +26,7 @@ class WatchWord(AnyWatchWord):
 
     __slots__ = ()
 
-    _stairwell: ThreadDispatcher
+    _dispatcher: ThreadDispatcher
 
     def wait(self, deadline: float | None = None) -> tuple[int, int]:
         """Block until the word differs from what was returned last, and return (old, new).
@@ -41,7 +41,7 @@ class WatchWord(AnyWatchWord):
         """
         limit = until(deadline)
         try:
-            return self._stairwell.run(self._next(), limit)
+            return self._dispatcher.run(self._next(), limit)
         except TimeoutError:
             raise TimeoutError(f"{self!r} did not change within {deadline:g} s") from None
 
@@ -52,7 +52,7 @@ class WatchWord(AnyWatchWord):
             BusyError: MAX_WATCH_WORDS words of this fabric are open.
             ClosedError: the fabric is closed.
         """
-        with self._stairwell.lock:
+        with self._dispatcher.lock:
             self._open()
         return self
 
@@ -60,7 +60,7 @@ class WatchWord(AnyWatchWord):
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the word; the writers must have stopped, since its memory is used again."""
-        with self._stairwell.lock:
+        with self._dispatcher.lock:
             self._close()
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

@@ -106,12 +106,12 @@ async def connect_ranks(fabric: Fabric, group: MoeGroup, ranks: Iterable[int]) -
 class FabricMeeting:
     """Meets over `fabric.send` and `fabric.messages()`; all meetings of one fabric share what was read."""
 
-    _desks: ClassVar[WeakKeyDictionary[Fabric, _Desk]] = WeakKeyDictionary()
+    _readers: ClassVar[WeakKeyDictionary[Fabric, _CardReader]] = WeakKeyDictionary()
 
     def __init__(self, fabric: Fabric) -> None:
         """Meet over an open fabric."""
         self._fabric = fabric
-        self._desk = self._desks.setdefault(fabric, _Desk())
+        self._reader = self._readers.setdefault(fabric, _CardReader())
 
     async def meet(self, peers: Mapping[int, Peer], card: Card) -> dict[int, Card]:
         """Give our card to each of the peers and return theirs, by rank.
@@ -128,14 +128,14 @@ class FabricMeeting:
                 await self._give(peer, payload)
             except FabricError as error:
                 raise missing(f"{what} ({error})", [rank], lost=True) from error
-        cards = self._desk.cards
+        cards = self._reader.cards
         wanted = {rank: (card.tag, card.epoch, rank) for rank in peers}
         lost: list[int] = []
         with shortly_before_deadline() as scope:
             async with beside() as tasks:
                 tasks.start_soon(self._watch, peers, wanted, lost, scope)
                 while any(place not in cards for place in wanted.values()):
-                    await self._desk.read(self._fabric)
+                    await self._reader.read(self._fabric)
         if absent := [rank for rank, place in wanted.items() if place not in cards]:
             raise missing(what, lost or absent, lost=bool(lost))
         return {rank: cards.pop(place) for rank, place in wanted.items()}
@@ -148,18 +148,18 @@ class FabricMeeting:
         scope: anyio.CancelScope,
     ) -> None:
         """Note the peers that are lost before their card was read, and end the scope with the first of them."""
-        desk = self._desk
+        reader = self._reader
         counter = self._fabric.counter()
         try:
             while not lost:
-                absent = [rank for rank, place in wanted.items() if place not in desk.cards]
+                absent = [rank for rank, place in wanted.items() if place not in reader.cards]
                 try:
                     await counter.wait(NEVER, peers=[peers[rank] for rank in absent])
                 except PeerError:
                     with anyio.move_on_after(LAST_WORDS_S):  # what came before the loss may not have been read yet
-                        while any(wanted[rank] not in desk.cards for rank in absent):
-                            await desk.changed.wait()
-                    lost += [rank for rank in absent if wanted[rank] not in desk.cards and peers[rank].lost]
+                        while any(wanted[rank] not in reader.cards for rank in absent):
+                            await reader.changed.wait()
+                    lost += [rank for rank in absent if wanted[rank] not in reader.cards and peers[rank].lost]
         finally:
             counter.close()
         scope.cancel()
@@ -173,7 +173,7 @@ class FabricMeeting:
                 await self._fabric.wait_writable()
 
 
-class _Desk:
+class _CardReader:
     """Cards of one fabric that nobody took yet. One meeting at a time reads, for all; whose cards are there goes."""
 
     def __init__(self) -> None:

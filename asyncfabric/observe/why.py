@@ -1,6 +1,6 @@
 """Who waits for what, what is missing, from whom: `fabric.why()` as text for people.
 
-Pure, any thread. The lines are made by those who wait (the sinks of `asyncfabric._bridge.stairwell`).
+Pure, any thread. The lines are made by those who wait (the sinks of `asyncfabric._bridge.dispatcher`).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class _Awaited(blocking.Transfer):
             if not self.done:
                 self.cancel()
                 with CancelScope(shield=True):
-                    await _in_thread(partial(self._stairwell.wait_for, self, None))
+                    await _in_thread(partial(self._dispatcher.wait_for, self, None))
             raise
 
 
@@ -167,13 +167,13 @@ class _Fabric(blocking.Fabric):
         return await _in_thread(partial(super().warm, addresses))
 
     def messages(self) -> _Messages:
-        return _Messages(self._stairwell, self._peers)
+        return _Messages(self._dispatcher, self._peers)
 
     async def open_counter(self, imm: SupportsIndex) -> blocking.ImmCounter:
         return await _in_slices(partial(super().open_counter, imm, deadline=_SLICE_S))
 
     def watch(self) -> _Word:
-        return _Word(self._stairwell)
+        return _Word(self._dispatcher)
 
     async def wait_writable(self) -> None:
         await _in_slices(partial(super().wait_writable, deadline=_SLICE_S))

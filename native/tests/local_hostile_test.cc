@@ -18,15 +18,15 @@ namespace {
 
 using namespace local_rig;
 
-local::RailAddress where(const Station& station) {
+local::RailAddress where(const Endpoint& endpoint) {
   local::RailAddress address;
-  EXPECT_TRUE(local::decode_address(station.rail->address(), &address).ok());
+  EXPECT_TRUE(local::decode_address(endpoint.rail->address(), &address).ok());
   return address;
 }
 
-UniqueFd knock(const Station& station) {
+UniqueFd knock(const Endpoint& endpoint) {
   UniqueFd socket;
-  EXPECT_TRUE(local::connect_abstract(where(station).socket, now_ns() + kPatienceNs, &socket).ok());
+  EXPECT_TRUE(local::connect_abstract(where(endpoint).socket, now_ns() + kPatienceNs, &socket).ok());
   return socket;
 }
 
@@ -35,22 +35,22 @@ bool hangs_up(const UniqueFd& socket) {
   return ::poll(&look, 1, 5000) == 1;
 }
 
-void expect_service(Station& station) {
-  Station guest;
-  auto peer = guest.connect(station);
+void expect_service(Endpoint& endpoint) {
+  Endpoint guest;
+  auto peer = guest.connect(endpoint);
   ASSERT_NE(peer, nullptr);
-  const size_t before = station.messages.size();
+  const size_t before = endpoint.messages.size();
   guest.post({message(*peer, "still there?", 1)});
-  EXPECT_TRUE(eventually({&station}, [&] { return station.messages.size() > before; }));
-  EXPECT_EQ(station.messages.back(), "still there?");
+  EXPECT_TRUE(eventually({&endpoint}, [&] { return endpoint.messages.size() > before; }));
+  EXPECT_EQ(endpoint.messages.back(), "still there?");
 }
 
 TEST(LocalCrowd, SixtyFourRailsConnectBothWays) {
-  Station hub;
-  std::vector<std::unique_ptr<Station>> guests;
+  Endpoint hub;
+  std::vector<std::unique_ptr<Endpoint>> guests;
   std::vector<std::unique_ptr<RailPeer>> peers;
   for (uint32_t i = 0; i < 64; ++i) {
-    guests.push_back(std::make_unique<Station>());
+    guests.push_back(std::make_unique<Endpoint>());
     peers.push_back(guests.back()->connect(hub));
     peers.push_back(hub.connect(*guests.back()));
   }
@@ -69,12 +69,12 @@ TEST(LocalCrowd, SixtyFourRailsConnectBothWays) {
 TEST(LocalCrowd, TwoHundredFiftySixConnectAtOnce) {
   constexpr int kThreads = 8;
   constexpr int kEach = 32;
-  Station hub;
+  Endpoint hub;
   std::vector<std::thread> threads;
   std::atomic<int> connected{0};
   for (int t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      Station guest(Words{{"ring", "64"}});
+      Endpoint guest(Words{{"ring", "64"}});
       std::vector<std::unique_ptr<RailPeer>> peers;
       for (int i = 0; i < kEach; ++i) {
         peers.push_back(guest.connect(hub));
@@ -90,8 +90,8 @@ TEST(LocalCrowd, TwoHundredFiftySixConnectAtOnce) {
 }
 
 TEST(LocalCrowd, TheSeatsAreBoundedAndComeBack) {
-  Station hub;
-  Station guest(Words{{"ring", "8"}});
+  Endpoint hub;
+  Endpoint guest(Words{{"ring", "8"}});
   std::vector<std::unique_ptr<RailPeer>> peers;
   for (uint32_t i = 0; i < local::kMaxConnections; ++i) {
     peers.push_back(guest.connect(hub));
@@ -106,9 +106,9 @@ TEST(LocalCrowd, TheSeatsAreBoundedAndComeBack) {
 }
 
 TEST(LocalCrowd, ARailOfTheSameProcessCanComeBack) {
-  Station guest;
+  Endpoint guest;
   for (int round = 0; round < 20; ++round) {
-    auto hub = std::make_unique<Station>();
+    auto hub = std::make_unique<Endpoint>();
     auto peer = guest.connect(*hub);
     guest.post({signal(*peer, 1, static_cast<uint64_t>(round))});
     ASSERT_TRUE(eventually({hub.get()}, [&] { return hub->imms.size() == 1; }));
@@ -121,24 +121,24 @@ TEST(LocalCrowd, ARailOfTheSameProcessCanComeBack) {
 }
 
 TEST(LocalCrowd, ARailTalksToItself) {
-  Station station;
+  Endpoint endpoint;
   Block block(8192);
-  auto peer = station.connect(station);
-  auto remote = attach(station, *peer, block.enrol(station));
+  auto peer = endpoint.connect(endpoint);
+  auto remote = attach(endpoint, *peer, block.enrol(endpoint));
   block.data()[0] = 42;
-  station.post(
+  endpoint.post(
       {with_imm(transfer(WorkKind::kWrite, *peer, *remote, block.data(), 4096, 100, 1), 6), message(*peer, "me", 2)});
-  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 1 && station.messages.size() == 1; }));
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.imms.size() == 1 && endpoint.messages.size() == 1; }));
   EXPECT_EQ(block.data()[4096], 42);
 }
 
 TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {
-  Station station;
+  Endpoint endpoint;
   std::mt19937_64 random(21);
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
   for (int round = 0; round < 300; ++round) {
-    const UniqueFd socket = knock(station);
+    const UniqueFd socket = knock(endpoint);
     local::WireMessage hello = local::wire_message(local::WireKind::kHello);
     switch (round % 6) {
       case 0: {  // random bytes
@@ -152,18 +152,18 @@ TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {
         local::send_wire(socket.get(), hello, {pipe_ends[0], pipe_ends[0], pipe_ends[1]});
         break;
       case 2:  // the right rail, no files at all
-        hello.target_rail = where(station).rail_id;
+        hello.target_rail = where(endpoint).rail_id;
         hello.entries = 64;
         local::send_wire(socket.get(), hello, {-1, -1, -1});
         break;
       case 3:  // the right rail, pipes for files
-        hello.target_rail = where(station).rail_id;
+        hello.target_rail = where(endpoint).rail_id;
         hello.process_start = local::process_start(getpid());
         hello.entries = 64;
         local::send_wire(socket.get(), hello, {pipe_ends[0], pipe_ends[0], pipe_ends[1]});
         break;
       case 4: {  // a segment that can shrink under us
-        hello.target_rail = where(station).rail_id;
+        hello.target_rail = where(endpoint).rail_id;
         hello.process_start = local::process_start(getpid());
         hello.entries = 64;
         const UniqueFd loose(memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -178,12 +178,12 @@ TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {
   }
   close(pipe_ends[0]);
   close(pipe_ends[1]);
-  expect_service(station);
+  expect_service(endpoint);
 }
 
 // A connection made by hand, so that anything can be written into its memory.
 struct Impostor {
-  explicit Impostor(const Station& station) : socket(knock(station)) {
+  explicit Impostor(const Endpoint& endpoint) : socket(knock(endpoint)) {
     UniqueFd segment_fd;
     UniqueFd bell_fd;
     const UniqueFd doorbell(eventfd(0, EFD_NONBLOCK));
@@ -194,7 +194,7 @@ struct Impostor {
     header->version = local::kLayoutVersion;
     header->entries = kEntries;
     local::WireMessage hello = local::wire_message(local::WireKind::kHello);
-    hello.target_rail = where(station).rail_id;
+    hello.target_rail = where(endpoint).rail_id;
     hello.rail = local::random_word();
     hello.process_start = local::process_start(getpid());
     hello.entries = kEntries;
@@ -221,16 +221,16 @@ struct Impostor {
 };
 
 TEST(LocalHostile, NonsenseInTheRingHarmsNobody) {
-  Station station;
+  Endpoint endpoint;
   Block block(1 << 20);
   block.fill(0x77);
-  const std::string key = block.enrol(station, kAccessRemoteRead);
+  const std::string key = block.enrol(endpoint, kAccessRemoteRead);
   local::RegionKey valid;
   ASSERT_TRUE(local::decode_key(key, &valid).ok());
   std::mt19937_64 random(22);
   size_t broken = 0;
   for (int round = 0; round < 60; ++round) {
-    Impostor impostor(station);
+    Impostor impostor(endpoint);
     for (uint64_t position = 0; position < 500; ++position) {
       local::EntryBody body{};
       const auto wild = [&] {
@@ -257,20 +257,20 @@ TEST(LocalHostile, NonsenseInTheRingHarmsNobody) {
       entry.sequence.store(position + 1);
       impostor.ring();
       if (random() % 8 == 0) impostor.bell->as<local::Bell>()->dirty[random() % local::kBellWords].fetch_or(random());
-      station.poll();
+      endpoint.poll();
     }
     broken += hangs_up(impostor.socket) ? 1 : 0;
-    station.imms.clear();
-    station.messages.clear();
+    endpoint.imms.clear();
+    endpoint.messages.clear();
   }
   EXPECT_GT(broken, 40u) << "an unknown entry ends its connection";
   for (uint64_t i = 0; i < block.length(); ++i) ASSERT_EQ(block.data()[i], 0x77);
-  expect_service(station);
+  expect_service(endpoint);
 }
 
 TEST(LocalHostile, TheBoardCannotBeWrittenByPeers) {
-  Station station;
-  Impostor impostor(station);
+  Endpoint endpoint;
+  Impostor impostor(endpoint);
   EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, impostor.board_fd.get(), 0), MAP_FAILED)
       << "rights and generations are the owner's word";
   EXPECT_NE(ftruncate(impostor.board_fd.get(), 0), 0) << "a shrunk board would be a SIGBUS for all";

@@ -26,8 +26,8 @@ class LocalRevoke : public ::testing::TestWithParam<RevokedWay> {};
 // The writer floods the region; the owner revokes, repaints the memory and looks again when the writer has noticed.
 TEST_P(LocalRevoke, NothingLandsAfterRevokeReturned) {
   constexpr uint64_t kBytes = 1 << 20;
-  Station writer(Words{{"foreign", GetParam().foreign}});
-  Station owner(Words{{"foreign", GetParam().foreign}});
+  Endpoint writer(Words{{"foreign", GetParam().foreign}});
+  Endpoint owner(Words{{"foreign", GetParam().foreign}});
   Block source(kBytes);
   Block target(kBytes, GetParam().kind);
   source.fill(0xee);
@@ -55,14 +55,14 @@ TEST_P(LocalRevoke, NothingLandsAfterRevokeReturned) {
       }
     });
     // Bounced bytes are copied by the owner's own poll, which goes on while the control thread revokes.
-    std::thread helm([&] {
+    std::thread engine([&] {
       while (bounces && !refused) owner.poll();
     });
     while (written < 2) sched_yield();
     EXPECT_TRUE(owner.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok());
     target.fill(0x5a);
     flood.join();
-    helm.join();
+    engine.join();
     for (uint64_t i = 0; i < kBytes; i += 509)
       ASSERT_EQ(target.data()[i], 0x5a) << "a write under a dead key landed at " << i;
   }
@@ -76,8 +76,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, LocalRevoke,
                          [](const auto& info) { return info.param.name; });
 
 TEST(LocalRevokeDrain, AStuckWriterMakesItTimeOutAndNotWrong) {
-  Station owner;
-  Station writer;
+  Endpoint owner;
+  Endpoint writer;
   Block target(4096);
   const std::string key = target.enrol(owner);
   auto peer = writer.connect(owner);
@@ -99,8 +99,8 @@ TEST(LocalRevokeDrain, AStuckWriterMakesItTimeOutAndNotWrong) {
 }
 
 TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
-  Station owner;
-  Station writer;
+  Endpoint owner;
+  Endpoint writer;
   auto peer = writer.connect(owner);
   std::vector<std::string> old;
   for (int round = 0; round < 50; ++round) {
@@ -117,8 +117,8 @@ TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
 
 // Who keeps a mapping of a registration knows by them whether it is still the one that a key is of.
 TEST(LocalKeys, TraitsTellRegistrationsApart) {
-  Station owner;
-  Station writer;
+  Endpoint owner;
+  Endpoint writer;
   auto peer = writer.connect(owner);
   const auto& link = *static_cast<local::PeerHandle&>(*peer).link;
   std::vector<uint64_t> seen;
@@ -147,8 +147,8 @@ size_t mappings_of(const std::string& name) {
 
 // A new key of the same registration finds the mapping of the one before; the end of the registration ends it, also where nobody calls.
 TEST(LocalKeys, AMappingOutlivesItsKeyAndNotItsRegistration) {
-  Station writer(Words{{"foreign", "cma"}});
-  Station owner;
+  Endpoint writer(Words{{"foreign", "cma"}});
+  Endpoint owner;
   Block source(4096), target(1 << 20, Kind::kMemfd);
   const size_t before = mappings_of("block");
   std::string key = target.enrol(owner);
@@ -183,8 +183,8 @@ TEST(LocalKeys, AMappingOutlivesItsKeyAndNotItsRegistration) {
 }
 
 TEST(LocalKeys, HostileBytesAreRefused) {
-  Station owner;
-  Station writer(Words{{"foreign", "cma"}});
+  Endpoint owner;
+  Endpoint writer(Words{{"foreign", "cma"}});
   Block target(4096, Kind::kMemfd);
   const std::string key = target.enrol(owner);
   auto peer = writer.connect(owner);
@@ -206,8 +206,8 @@ TEST(LocalKeys, HostileBytesAreRefused) {
 }
 
 TEST(LocalAddress, HostileBytesAreRefused) {
-  Station owner;
-  Station writer;
+  Endpoint owner;
+  Endpoint writer;
   const std::string address = owner.rail->address();
   EXPECT_LE(address.size(), 512u);
   std::mt19937_64 random(12);
@@ -227,29 +227,30 @@ TEST(LocalAddress, HostileBytesAreRefused) {
 }
 
 TEST(LocalAddress, AnotherHostIsUnsupported) {
-  Station station;
+  Endpoint endpoint;
   local::RailAddress address;
-  ASSERT_TRUE(local::decode_address(station.rail->address(), &address).ok());
+  ASSERT_TRUE(local::decode_address(endpoint.rail->address(), &address).ok());
   address.host.low ^= 1;
   std::unique_ptr<RailPeer> peer;
-  EXPECT_EQ(station.rail->connect(local::encode_address(address), kPatienceNs, &peer).code, StatusCode::kUnsupported);
+  EXPECT_EQ(endpoint.rail->connect(local::encode_address(address), kPatienceNs, &peer).code, StatusCode::kUnsupported);
 }
 
 TEST(LocalAddress, AClosedRailIsUnreachableAndAWrongOneRefuses) {
-  Station station;
+  Endpoint endpoint;
   std::string gone;
   {
-    Station short_lived;
+    Endpoint short_lived;
     gone = short_lived.rail->address();
   }
   std::unique_ptr<RailPeer> peer;
-  EXPECT_EQ(station.rail->connect(gone, kPatienceNs, &peer).code, StatusCode::kPeerUnreachable);
+  EXPECT_EQ(endpoint.rail->connect(gone, kPatienceNs, &peer).code, StatusCode::kPeerUnreachable);
   local::RailAddress other;
-  ASSERT_TRUE(local::decode_address(station.rail->address(), &other).ok());
+  ASSERT_TRUE(local::decode_address(endpoint.rail->address(), &other).ok());
   other.rail_id ^= 2;
-  EXPECT_EQ(station.rail->connect(local::encode_address(other), kPatienceNs, &peer).code, StatusCode::kPeerRejected);
+  EXPECT_EQ(endpoint.rail->connect(local::encode_address(other), kPatienceNs, &peer).code, StatusCode::kPeerRejected);
   other.process_start ^= 1;  // the same pid, another life
-  EXPECT_EQ(station.rail->connect(local::encode_address(other), kPatienceNs, &peer).code, StatusCode::kPeerUnreachable);
+  EXPECT_EQ(endpoint.rail->connect(local::encode_address(other), kPatienceNs, &peer).code,
+            StatusCode::kPeerUnreachable);
 }
 
 }  // namespace

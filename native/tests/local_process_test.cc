@@ -72,23 +72,23 @@ std::string get(int fd) {
 
 // The child owns a region, tells its address and key, and echoes each immediate back until it gets 999.
 int own_region(int fd, Kind kind, const Words& options) {
-  Station station(options);
+  Endpoint endpoint(options);
   Block block(4 << 20, kind);
   block.randomise(5);
-  put(fd, station.rail->address());
-  put(fd, block.enrol(station));
-  auto peer = station.connect(get(fd));
+  put(fd, endpoint.rail->address());
+  put(fd, block.enrol(endpoint));
+  auto peer = endpoint.connect(get(fd));
   if (peer == nullptr) return 1;
   bool over = false;
   std::vector<uint32_t> echo;
-  station.on_imm = [&](uint32_t imm) {
+  endpoint.on_imm = [&](uint32_t imm) {
     over = over || imm == 999;
     echo.push_back(imm);
   };
   const uint64_t deadline = now_ns() + 3 * kPatienceNs;
   while (!over) {
-    if (station.poll() == 0) sched_yield();
-    for (const uint32_t imm : echo) station.post({signal(*peer, block.data()[imm], 10'000 + station.done.size())});
+    if (endpoint.poll() == 0) sched_yield();
+    for (const uint32_t imm : echo) endpoint.post({signal(*peer, block.data()[imm], 10'000 + endpoint.done.size())});
     echo.clear();
     if (now_ns() > deadline) return 2;
   }
@@ -106,13 +106,13 @@ class LocalProcesses : public ::testing::TestWithParam<ProcessWay> {};
 TEST_P(LocalProcesses, WritesReadsAndNoticesCross) {
   const Words options{{"foreign", GetParam().foreign}};
   Child child([&](int fd) { return own_region(fd, GetParam().kind, options); });
-  Station station(options);
+  Endpoint endpoint(options);
   const std::string address = get(child.fd());
   const std::string key = get(child.fd());
-  put(child.fd(), station.rail->address());
-  auto peer = station.connect(address);
+  put(child.fd(), endpoint.rail->address());
+  auto peer = endpoint.connect(address);
   ASSERT_NE(peer, nullptr);
-  auto remote = attach(station, *peer, key);
+  auto remote = attach(endpoint, *peer, key);
   ASSERT_NE(remote, nullptr);
 
   Block source(4 << 20);
@@ -128,54 +128,55 @@ TEST_P(LocalProcesses, WritesReadsAndNoticesCross) {
   }
   batch.back().signalled = true;
   batch.back() = with_imm(batch.back(), 77);
-  station.post(batch);
-  ASSERT_TRUE(eventually({&station}, [&] { return station.done.contains(kPages - 1) && station.imms.size() == 1; }));
-  EXPECT_TRUE(station.done[kPages - 1].ok());
-  EXPECT_EQ(station.imms[0], source.data()[(kPages - 1) * 4096 + 77]) << "the child looked before the bytes were there";
+  endpoint.post(batch);
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.done.contains(kPages - 1) && endpoint.imms.size() == 1; }));
+  EXPECT_TRUE(endpoint.done[kPages - 1].ok());
+  EXPECT_EQ(endpoint.imms[0], source.data()[(kPages - 1) * 4096 + 77])
+      << "the child looked before the bytes were there";
   batch.clear();
   for (uint64_t i = 0; i < 4; ++i)
     batch.push_back(transfer(WorkKind::kRead, *peer, *remote, back.data() + (i << 20), i << 20, 1 << 20, 2000 + i));
-  station.post(batch);
-  ASSERT_TRUE(eventually({&station}, [&] { return station.done.contains(2003); }));
+  endpoint.post(batch);
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.done.contains(2003); }));
   for (uint64_t i = 0; i < kPages; ++i)
     ASSERT_EQ(std::memcmp(back.data() + (kPages - 1 - i) * 4096, source.data() + i * 4096, 4096), 0) << i;
-  station.post({signal(*peer, 999, 5000)});
+  endpoint.post({signal(*peer, 999, 5000)});
   EXPECT_EQ(child.wait(), 0);
-  ASSERT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; })) << "it exited";
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.lost.size() == 1; })) << "it exited";
 }
 
 TEST_P(LocalProcesses, OwnerKilledWhileWeWrite) {
   const Words options{{"foreign", GetParam().foreign}};
   Child child([&](int fd) { return own_region(fd, GetParam().kind, options); });
-  Station station(options);
+  Endpoint endpoint(options);
   const std::string address = get(child.fd());
   const std::string key = get(child.fd());
-  put(child.fd(), station.rail->address());
-  auto peer = station.connect(address);
-  auto remote = attach(station, *peer, key);
+  put(child.fd(), endpoint.rail->address());
+  auto peer = endpoint.connect(address);
+  auto remote = attach(endpoint, *peer, key);
   Block source(1 << 20);
   uint64_t tag = 0;
   uint64_t reported = 0;
   const auto write_some = [&] {
     const auto request = transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, 1 << 20, ++tag);
-    if (station.rail->post({&request, 1}).accepted == 0) --tag;
-    station.poll();
-    reported = station.done.size();
+    if (endpoint.rail->post({&request, 1}).accepted == 0) --tag;
+    endpoint.poll();
+    reported = endpoint.done.size();
   };
   while (reported < 20) write_some();
   child.kill();
   const uint64_t killed = now_ns();
-  while (station.lost.empty() && now_ns() - killed < kPatienceNs) write_some();
-  ASSERT_EQ(station.lost.size(), 1u);
-  EXPECT_EQ(station.lost[0], peer.get());
+  while (endpoint.lost.empty() && now_ns() - killed < kPatienceNs) write_some();
+  ASSERT_EQ(endpoint.lost.size(), 1u);
+  EXPECT_EQ(endpoint.lost[0], peer.get());
   EXPECT_LT(now_ns() - killed, 900'000'000u) << "a second on one host is the limit";
   write_some();
-  ASSERT_TRUE(eventually({&station}, [&] { return station.done.size() == tag; })) << "each write is reported";
-  EXPECT_EQ(station.done[tag].code, StatusCode::kPeerDead);
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.done.size() == tag; })) << "each write is reported";
+  EXPECT_EQ(endpoint.done[tag].code, StatusCode::kPeerDead);
   std::unique_ptr<RemoteMemory> none;
-  EXPECT_EQ(station.rail->attach(*peer, key, &none).code, StatusCode::kPeerDead);
+  EXPECT_EQ(endpoint.rail->attach(*peer, key, &none).code, StatusCode::kPeerDead);
   std::unique_ptr<RailPeer> again;
-  EXPECT_EQ(station.rail->connect(address, kPatienceNs, &again).code, StatusCode::kPeerUnreachable);
+  EXPECT_EQ(endpoint.rail->connect(address, kPatienceNs, &again).code, StatusCode::kPeerUnreachable);
 }
 
 // Like a process with memory of a GPU, one with much memory is taken down for a while before its pidfd speaks.
@@ -211,28 +212,28 @@ TEST_P(LocalProcesses, WriterKilledInTheMiddleOfACopyBlocksNoRevoke) {
   const Words options{{"foreign", GetParam().foreign}};
   for (int round = 0; round < 5; ++round) {
     Child child([&](int fd) {
-      Station station(options);
-      auto peer = station.connect(get(fd));
-      auto remote = attach(station, *peer, get(fd));
+      Endpoint endpoint(options);
+      auto peer = endpoint.connect(get(fd));
+      auto remote = attach(endpoint, *peer, get(fd));
       Block source(1 << 20);
       for (uint64_t tag = 1;; ++tag) {
         auto request = transfer(WorkKind::kWrite, *peer, *remote, source.data(), 0, 1 << 20, tag);
         if (tag == 5) request = with_imm(request, 1);
-        station.post({request});
-        station.poll();
+        endpoint.post({request});
+        endpoint.poll();
       }
       return 0;
     });
-    Station station(options);
+    Endpoint endpoint(options);
     Block target(1 << 20, GetParam().kind);
-    put(child.fd(), station.rail->address());
-    std::string key = target.enrol(station);
+    put(child.fd(), endpoint.rail->address());
+    std::string key = target.enrol(endpoint);
     put(child.fd(), key);
-    ASSERT_TRUE(eventually({&station}, [&] { return !station.imms.empty(); }));
+    ASSERT_TRUE(eventually({&endpoint}, [&] { return !endpoint.imms.empty(); }));
     child.kill();
-    EXPECT_TRUE(station.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok()) << "waits for a dead writer";
-    EXPECT_TRUE(station.rail->release_memory(target.handle, kPatienceNs).ok());
-    while (station.poll() > 0) {}
+    EXPECT_TRUE(endpoint.rail->revoke_memory(*target.handle, kPatienceNs, &key).ok()) << "waits for a dead writer";
+    EXPECT_TRUE(endpoint.rail->release_memory(target.handle, kPatienceNs).ok());
+    while (endpoint.poll() > 0) {}
   }
 }
 
@@ -265,39 +266,39 @@ TEST_P(LocalRefusal, KernelCopyFallsBackToBouncing) {
   const bool from_the_start = GetParam();
   Child child([&](int fd) {
     if (from_the_start) prctl(PR_SET_DUMPABLE, 0);
-    Station station;
+    Endpoint endpoint;
     Block block(1 << 20);
-    put(fd, station.rail->address());
-    put(fd, block.enrol(station));
-    auto peer = station.connect(get(fd));
-    station.on_imm = [&](uint32_t imm) {
+    put(fd, endpoint.rail->address());
+    put(fd, block.enrol(endpoint));
+    auto peer = endpoint.connect(get(fd));
+    endpoint.on_imm = [&](uint32_t imm) {
       if (imm == 1) prctl(PR_SET_DUMPABLE, 0);
       if (imm == 3) _exit(block.data()[0] == 0x61 && block.data()[(1 << 20) - 1] == 0x62 ? 0 : 3);
-      station.post({signal(*peer, 7, imm)});
+      endpoint.post({signal(*peer, 7, imm)});
     };
     for (;;)
-      if (station.poll() == 0) sched_yield();
+      if (endpoint.poll() == 0) sched_yield();
     return 1;
   });
   const WithoutPtrace humble;
-  Station station;
+  Endpoint endpoint;
   const std::string address = get(child.fd());
   const std::string key = get(child.fd());
-  put(child.fd(), station.rail->address());
-  auto peer = station.connect(address);
-  auto remote = attach(station, *peer, key);
+  put(child.fd(), endpoint.rail->address());
+  auto peer = endpoint.connect(address);
+  auto remote = attach(endpoint, *peer, key);
   const auto foreign = [&] { return static_cast<local::PeerHandle&>(*peer).link->foreign; };
   EXPECT_EQ(foreign(), from_the_start ? local::ForeignPath::kBounce : local::ForeignPath::kKernelCopy);
   const std::string first(4096, '\x61');
   const std::string second(4096, '\x62');
-  station.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, first.data(), 0, 4096, 1), 1)});
-  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 1 && station.done.contains(1); }));
-  station.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, second.data(), (1 << 20) - 4096, 4096, 2), 2)});
-  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 2 && station.done.contains(2); }));
-  EXPECT_TRUE(station.done[1].ok());
-  EXPECT_TRUE(station.done[2].ok());
+  endpoint.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, first.data(), 0, 4096, 1), 1)});
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.imms.size() == 1 && endpoint.done.contains(1); }));
+  endpoint.post({with_imm(transfer(WorkKind::kWrite, *peer, *remote, second.data(), (1 << 20) - 4096, 4096, 2), 2)});
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.imms.size() == 2 && endpoint.done.contains(2); }));
+  EXPECT_TRUE(endpoint.done[1].ok());
+  EXPECT_TRUE(endpoint.done[2].ok());
   EXPECT_EQ(foreign(), local::ForeignPath::kBounce);
-  station.post({signal(*peer, 3, 3)});
+  endpoint.post({signal(*peer, 3, 3)});
   EXPECT_EQ(child.wait(), 0);
 }
 
@@ -308,10 +309,10 @@ TEST(LocalProcess, DeathIsSeenThoughAForkHoldsTheSockets) {
   int pids[2];
   ASSERT_EQ(pipe(pids), 0);
   Child child([&](int fd) {
-    Station station;
-    put(fd, station.rail->address());
-    auto peer = station.connect(get(fd));
-    station.post({signal(*peer, 1, 1)});
+    Endpoint endpoint;
+    put(fd, endpoint.rail->address());
+    auto peer = endpoint.connect(get(fd));
+    endpoint.post({signal(*peer, 1, 1)});
     const pid_t heir = fork();  // as Python's multiprocessing does: inherits each descriptor, not the threads
     if (heir == 0) {
       prctl(PR_SET_PDEATHSIG, 0);
@@ -319,16 +320,16 @@ TEST(LocalProcess, DeathIsSeenThoughAForkHoldsTheSockets) {
       _exit(0);
     }
     if (write(pids[1], &heir, sizeof heir) != sizeof heir) return 1;
-    for (;;) station.poll();
+    for (;;) endpoint.poll();
   });
-  Station station;
-  auto peer = station.connect(get(child.fd()));
-  put(child.fd(), station.rail->address());
+  Endpoint endpoint;
+  auto peer = endpoint.connect(get(child.fd()));
+  put(child.fd(), endpoint.rail->address());
   pid_t heir = 0;
   ASSERT_EQ(read(pids[0], &heir, sizeof heir), ssize_t{sizeof heir});
-  ASSERT_TRUE(eventually({&station}, [&] { return station.imms.size() == 1; }));
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.imms.size() == 1; }));
   child.kill();
-  EXPECT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; }));
+  EXPECT_TRUE(eventually({&endpoint}, [&] { return endpoint.lost.size() == 1; }));
   kill(heir, SIGKILL);
   close(pids[0]);
   close(pids[1]);
@@ -336,22 +337,22 @@ TEST(LocalProcess, DeathIsSeenThoughAForkHoldsTheSockets) {
 
 TEST(LocalProcess, MessagesSentBeforeDeathArriveBeforeTheLoss) {
   Child child([&](int fd) {
-    Station station;
-    put(fd, station.rail->address());
-    auto peer = station.connect(get(fd));
+    Endpoint endpoint;
+    put(fd, endpoint.rail->address());
+    auto peer = endpoint.connect(get(fd));
     std::vector<WorkRequest> batch;
     const std::string text(16'000, 'm');
     for (uint64_t i = 0; i < 100; ++i) batch.push_back(message(*peer, text, i));
-    station.post(batch);
+    endpoint.post(batch);
     kill(getpid(), SIGKILL);
     return 0;
   });
-  Station station;
-  auto peer = station.connect(get(child.fd()));
-  put(child.fd(), station.rail->address());
+  Endpoint endpoint;
+  auto peer = endpoint.connect(get(child.fd()));
+  put(child.fd(), endpoint.rail->address());
   child.wait();  // more bytes than one poll takes, and nobody polled yet
-  ASSERT_TRUE(eventually({&station}, [&] { return station.lost.size() == 1; }));
-  EXPECT_EQ(station.messages.size(), 100u);
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.lost.size() == 1; }));
+  EXPECT_EQ(endpoint.messages.size(), 100u);
 }
 
 }  // namespace

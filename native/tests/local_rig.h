@@ -28,9 +28,9 @@ using Words = std::vector<std::pair<std::string, std::string>>;
 
 constexpr uint64_t kPatienceNs = 10'000'000'000;  // durations, as the contract wants them
 
-class Station {
+class Endpoint {
  public:
-  explicit Station(Words options = {}) {
+  explicit Endpoint(Words options = {}) {
     RailSpec spec;
     spec.provider = "local";
     spec.options = std::move(options);
@@ -64,7 +64,7 @@ class Station {
     return count;
   }
 
-  std::unique_ptr<RailPeer> connect(const Station& other) { return connect(other.rail->address()); }
+  std::unique_ptr<RailPeer> connect(const Endpoint& other) { return connect(other.rail->address()); }
   std::unique_ptr<RailPeer> connect(const std::string& address) {
     std::unique_ptr<RailPeer> peer;
     const Status status = rail->connect(address, kPatienceNs, &peer);
@@ -72,7 +72,7 @@ class Station {
     return peer;
   }
 
-  // Posts all, polling this station and `pump` while the rail is busy.
+  // Posts all, polling this endpoint and `pump` while the rail is busy.
   void post(std::vector<WorkRequest> requests, const std::function<void()>& pump = {}) {
     size_t at = 0;
     const uint64_t deadline = now_ns() + 3 * kPatienceNs;
@@ -98,13 +98,13 @@ class Station {
   size_t busy = 0;
 };
 
-// Polls the stations until the condition holds. Fails after ten seconds.
+// Polls the endpoints until the condition holds. Fails after ten seconds.
 template <class Condition>
-::testing::AssertionResult eventually(std::initializer_list<Station*> stations, Condition condition) {
+::testing::AssertionResult eventually(std::initializer_list<Endpoint*> endpoints, Condition condition) {
   const uint64_t deadline = now_ns() + kPatienceNs;
   for (;;) {
     size_t events = 0;
-    for (Station* station : stations) events += station->poll();
+    for (Endpoint* endpoint : endpoints) events += endpoint->poll();
     if (condition()) return ::testing::AssertionSuccess();
     if (now_ns() > deadline) return ::testing::AssertionFailure() << "the condition never came true";
     if (events == 0) sched_yield();
@@ -145,14 +145,14 @@ class Block {
     }
   }
 
-  std::string enrol(Station& station, uint32_t access = kAccessRemoteWrite | kAccessRemoteRead) {
+  std::string enrol(Endpoint& endpoint, uint32_t access = kAccessRemoteWrite | kAccessRemoteRead) {
     Memory wanted;
     wanted.base = data_;
     wanted.length = length_;
     wanted.memfd = memfd_;
     wanted.access = access;
     std::string key;
-    const Status status = station.rail->register_memory(wanted, &handle, &key);
+    const Status status = endpoint.rail->register_memory(wanted, &handle, &key);
     EXPECT_TRUE(status.ok()) << status_text(status.code);
     EXPECT_LE(key.size(), 128u);
     return key;
@@ -166,9 +166,9 @@ class Block {
   int memfd_ = -1;
 };
 
-inline std::unique_ptr<RemoteMemory> attach(Station& station, RailPeer& peer, const std::string& key) {
+inline std::unique_ptr<RemoteMemory> attach(Endpoint& endpoint, RailPeer& peer, const std::string& key) {
   std::unique_ptr<RemoteMemory> remote;
-  const Status status = station.rail->attach(peer, key, &remote);
+  const Status status = endpoint.rail->attach(peer, key, &remote);
   EXPECT_TRUE(status.ok()) << status_text(status.code);
   return remote;
 }

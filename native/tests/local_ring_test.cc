@@ -16,8 +16,8 @@ std::string bytes_of(uint64_t seed, size_t length) {
 }
 
 TEST(LocalMessages, AllSizesArriveInOrderWithImmediatesBetween) {
-  Station sender(Words{{"ring", "8"}});
-  Station receiver;
+  Endpoint sender(Words{{"ring", "8"}});
+  Endpoint receiver;
   auto peer = sender.connect(receiver);
   std::vector<std::string> sent;
   uint64_t seed = 0;
@@ -41,8 +41,8 @@ TEST(LocalMessages, AllSizesArriveInOrderWithImmediatesBetween) {
 }
 
 TEST(LocalMessages, TooLongIsRefused) {
-  Station sender;
-  Station receiver;
+  Endpoint sender;
+  Endpoint receiver;
   auto peer = sender.connect(receiver);
   const std::string long_text(16385, 'x');
   sender.post({message(*peer, long_text, 1), message(*peer, "short", 2)});
@@ -53,9 +53,9 @@ TEST(LocalMessages, TooLongIsRefused) {
 }
 
 TEST(LocalRing, FullRingIsBusyForItsPeerAndRecovers) {
-  Station sender(Words{{"ring", "8"}});
-  Station sleeper;
-  Station awake;
+  Endpoint sender(Words{{"ring", "8"}});
+  Endpoint sleeper;
+  Endpoint awake;
   auto to_sleeper = sender.connect(sleeper);
   auto to_awake = sender.connect(awake);
   uint32_t count = 0;
@@ -84,8 +84,8 @@ TEST(LocalRing, FullRingIsBusyForItsPeerAndRecovers) {
 }
 
 TEST(LocalRing, EventsComeInSmallPortions) {
-  Station sender;
-  Station receiver;
+  Endpoint sender;
+  Endpoint receiver;
   auto peer = sender.connect(receiver);
   std::vector<WorkRequest> batch;
   for (uint32_t i = 0; i < 50; ++i) batch.push_back(signal(*peer, i, i));
@@ -103,8 +103,8 @@ TEST(LocalRing, EventsComeInSmallPortions) {
 TEST(LocalRing, MoreBusyConnectionsThanHotSeats) {
   constexpr size_t kSenders = 40;
   constexpr uint32_t kEach = 300;
-  Station hub;
-  Station crowd;
+  Endpoint hub;
+  Endpoint crowd;
   std::vector<std::unique_ptr<RailPeer>> peers;
   for (size_t i = 0; i < kSenders; ++i) peers.push_back(crowd.connect(hub));
   std::vector<uint32_t> next(kSenders, 0);
@@ -142,8 +142,8 @@ TEST(LocalRing, LongCopiesBetweenImmediatesOverwriteNoEntry) {
   constexpr uint32_t kWrites = 41;
   for (const auto& way : ways) {
     SCOPED_TRACE(way.what);
-    Station sender(way.options);
-    Station receiver;
+    Endpoint sender(way.options);
+    Endpoint receiver;
     auto peer = sender.connect(receiver);
     Block source(kLong);
     Block target(kLong, way.kind);

@@ -34,8 +34,8 @@ class LocalTransfer : public ::testing::TestWithParam<TransferWay> {
   }
 
   static constexpr uint64_t kBytes = (2 << 20) + 4096;
-  Station writer_;
-  Station owner_;
+  Endpoint writer_;
+  Endpoint owner_;
   Block source_;
   Block target_;
   std::string key_;
@@ -311,14 +311,14 @@ TEST(LocalOptions, UnknownOnesAreNamed) {
 }
 
 TEST(LocalRegions, DeviceMemoryIsRefused) {
-  Station station;
+  Endpoint endpoint;
   Memory memory;
-  memory.base = &station;
+  memory.base = &endpoint;
   memory.length = 8;
   memory.device = 0;
   std::unique_ptr<LocalMemory> handle;
   std::string key;
-  EXPECT_EQ(station.rail->register_memory(memory, &handle, &key).code, StatusCode::kUnsupported);
+  EXPECT_EQ(endpoint.rail->register_memory(memory, &handle, &key).code, StatusCode::kUnsupported);
 }
 
 }  // namespace

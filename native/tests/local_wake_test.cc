@@ -10,14 +10,14 @@ namespace {
 
 using namespace local_rig;
 
-bool readable(const Station& station) {
-  pollfd look{station.rail->wait_fd(), POLLIN, 0};
+bool readable(const Endpoint& endpoint) {
+  pollfd look{endpoint.rail->wait_fd(), POLLIN, 0};
   return ::poll(&look, 1, 0) == 1;
 }
 
 TEST(LocalWake, NoticeAfterPreparingRingsTheDoorbell) {
-  Station sender;
-  Station receiver;
+  Endpoint sender;
+  Endpoint receiver;
   auto peer = sender.connect(receiver);
   ASSERT_TRUE(receiver.rail->prepare_wait());
   EXPECT_FALSE(readable(receiver));
@@ -34,8 +34,8 @@ TEST(LocalWake, NoticeAfterPreparingRingsTheDoorbell) {
 }
 
 TEST(LocalWake, OwnCompletionsForbidSleep) {
-  Station sender;
-  Station receiver;
+  Endpoint sender;
+  Endpoint receiver;
   auto peer = sender.connect(receiver);
   sender.post({signal(*peer, 1, 1)});
   EXPECT_FALSE(sender.rail->prepare_wait()) << "a completion waits to be polled";
@@ -45,8 +45,8 @@ TEST(LocalWake, OwnCompletionsForbidSleep) {
 }
 
 TEST(LocalWake, BouncedCompletionRingsTheSleepingSender) {
-  Station sender(Words{{"foreign", "bounce"}});
-  Station receiver;
+  Endpoint sender(Words{{"foreign", "bounce"}});
+  Endpoint receiver;
   Block source(4096);
   Block target(4096);
   auto peer = sender.connect(receiver);
@@ -61,8 +61,8 @@ TEST(LocalWake, BouncedCompletionRingsTheSleepingSender) {
 }
 
 TEST(LocalWake, LossRingsTheSleeper) {
-  Station sender;
-  auto receiver = std::make_unique<Station>();
+  Endpoint sender;
+  auto receiver = std::make_unique<Endpoint>();
   auto peer = sender.connect(*receiver);
   ASSERT_TRUE(sender.rail->prepare_wait());
   receiver.reset();
@@ -76,27 +76,27 @@ TEST(LocalWake, LossRingsTheSleeper) {
 // Both sleep whenever they are idle: one lost wake-up stops the exchange.
 TEST(LocalWake, TwoSleepersNeverMissEachOther) {
   constexpr uint32_t kRounds = 4000;
-  Station first;
-  Station second;
+  Endpoint first;
+  Endpoint second;
   auto to_second = first.connect(second);
   auto to_first = second.connect(first);
   std::atomic<bool> stuck{false};
-  const auto serve = [&](Station& station, RailPeer& peer, bool starts) {
+  const auto serve = [&](Endpoint& endpoint, RailPeer& peer, bool starts) {
     const auto shout = [&](uint32_t value) {
       auto request = signal(peer, value, 0);
       request.signalled = false;
-      station.post({request});
+      endpoint.post({request});
     };
     if (starts) shout(0);
     size_t seen = 0;
     while (seen < kRounds && !stuck) {
-      station.poll();
-      for (; seen < station.imms.size(); ++seen)
-        if (!starts || seen + 1 < kRounds) shout(station.imms[seen] + 1);
-      if (seen < kRounds && station.rail->prepare_wait()) {
-        pollfd bed{station.rail->wait_fd(), POLLIN, 0};
+      endpoint.poll();
+      for (; seen < endpoint.imms.size(); ++seen)
+        if (!starts || seen + 1 < kRounds) shout(endpoint.imms[seen] + 1);
+      if (seen < kRounds && endpoint.rail->prepare_wait()) {
+        pollfd bed{endpoint.rail->wait_fd(), POLLIN, 0};
         if (::poll(&bed, 1, 5000) == 0) stuck = true;
-        station.rail->cancel_wait();
+        endpoint.rail->cancel_wait();
       }
     }
   };
@@ -111,8 +111,8 @@ TEST(LocalWake, TwoSleepersNeverMissEachOther) {
 TEST(LocalWake, ManySendersAndOneSleeper) {
   constexpr size_t kSenders = 24;
   constexpr uint32_t kEach = 400;
-  Station hub;
-  std::array<std::unique_ptr<Station>, 2> crowds = {std::make_unique<Station>(), std::make_unique<Station>()};
+  Endpoint hub;
+  std::array<std::unique_ptr<Endpoint>, 2> crowds = {std::make_unique<Endpoint>(), std::make_unique<Endpoint>()};
   std::vector<std::unique_ptr<RailPeer>> peers;
   for (size_t i = 0; i < kSenders; ++i) peers.push_back(crowds[i % 2]->connect(hub));
   std::vector<std::thread> threads;

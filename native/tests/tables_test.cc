@@ -204,7 +204,7 @@ TEST(CountersTest, ArmingRacesWithArrivalsAndIsNeverLost) {
   ASSERT_TRUE(table.open(3, &id, &imm).ok());
   constexpr uint64_t kRounds = 20'000;
   std::atomic<uint64_t> reached{0};
-  std::thread helm([&] {
+  std::thread engine([&] {
     for (uint64_t i = 0; i < kRounds; ++i) {
       if (table.arrive(pack_imm(3, 0, 1)).reached) reached.fetch_add(1);
       while (reached.load() <= i) {  // wait until the armer had its turn; its own check may be what completes it
@@ -216,7 +216,7 @@ TEST(CountersTest, ArmingRacesWithArrivalsAndIsNeverLost) {
     table.arm(id, i, i + 1);
     while (reached.load() <= i) {}
   }
-  helm.join();
+  engine.join();
   EXPECT_EQ(table.value(id), kRounds);
 }
 

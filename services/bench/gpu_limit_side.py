@@ -1,4 +1,4 @@
-"""The bare copies of GPUs as contenders; see gpu_limit_station.py. Beside LimitSide, with what both are asked for."""
+"""The bare copies of GPUs as contenders; see gpu_limit_worker.py. Beside LimitSide, with what both are asked for."""
 
 from __future__ import annotations
 

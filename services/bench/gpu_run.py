@@ -25,7 +25,7 @@ WORDS = (
     ("watch-word-to-write", "watch_write"),
     ("signal-to-kernel", "signal_kernel"),
 )
-"""Figure, and the call of the station that measures it. All have the way to a kernel, or back from it, in them."""
+"""Figure, and the call of the worker that measures it. All have the way to a kernel, or back from it, in them."""
 
 
 def run_gpu_write(options: Options, report: Report) -> None:

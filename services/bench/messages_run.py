@@ -13,8 +13,8 @@ from typing import Any
 from asyncfabric.bench.measure import percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.fabric_side import FabricSide
-from asyncfabric_services.bench.nixl_station import installed_nixl
-from asyncfabric_services.bench.note_station import TRANSPORTS
+from asyncfabric_services.bench.nixl_worker import installed_nixl
+from asyncfabric_services.bench.note_worker import TRANSPORTS
 from asyncfabric_services.bench.options import MIB, Options
 from asyncfabric_services.bench.pair import Pair
 from asyncfabric_services.bench.race import Contender, race, speed_ratio

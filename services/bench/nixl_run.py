@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from asyncfabric.bench.measure import paired_ratio, significant
 from asyncfabric.bench.rows import Point, rates
-from asyncfabric_services.bench.moving_station import Operation
-from asyncfabric_services.bench.nixl_station import FACE, INSTALLED_NAMES, installed_nixl
+from asyncfabric_services.bench.moving_worker import Operation
+from asyncfabric_services.bench.nixl_worker import FACE, INSTALLED_NAMES, installed_nixl
 from asyncfabric_services.bench.options import KIB, MIB, Options
 from asyncfabric_services.bench.pair import Pair
 from asyncfabric_services.bench.race import Contender, race, speed_ratio

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentUnfit
 
-StationKind = Literal[
+BenchWorkerKind = Literal[
     "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "moe-gpu", "gpu", "gpu-limits", "weights",
     "gpu-weights", "weights-crowd", "mesh", "nixl", "nixl-bare", "notes",
 ]  # fmt: skip
@@ -34,7 +34,7 @@ class Process(AbstractContextManager["Process"]):
     """One measured process. Calls block until it answers or the run's deadline passes."""
 
     def __init__(
-        self, kind: StationKind, role: str, deadline: float, meeting: int = -1, inherit: Sequence[int] = ()
+        self, kind: BenchWorkerKind, role: str, deadline: float, meeting: int = -1, inherit: Sequence[int] = ()
     ) -> None:
         """Start the process; `deadline` is on time.monotonic(), `meeting` and `inherit` are descriptors it may use."""
         self.role = role
@@ -155,7 +155,7 @@ def answers_of(processes: Sequence[Process]) -> list[Any]:
 class Pair(AbstractContextManager["Pair"]):
     """An initiator and a target of one kind, joined by two eventfds and a socket that they inherit."""
 
-    def __init__(self, kind: StationKind, deadline: float) -> None:
+    def __init__(self, kind: BenchWorkerKind, deadline: float) -> None:
         """Start both processes."""
         self.forth = os.eventfd(0)
         self.back = os.eventfd(0)

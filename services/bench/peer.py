@@ -17,26 +17,26 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from asyncfabric_services.bench.station import Station
+from asyncfabric_services.bench.worker import BenchWorker
 
-STATIONS = {
-    "limits": ("asyncfabric_services.bench.limit_station", "LimitStation"),
-    "fabric": ("asyncfabric_services.bench.fabric_station", "FabricStation"),
-    "moe": ("asyncfabric_services.bench.moe_station", "MoeStation"),
-    "moe-gpu": ("asyncfabric_services.bench.moe_gpu_station", "MoeGpuStation"),
-    "kv": ("asyncfabric_services.bench.kv_station", "KvStation"),
-    "engine": ("asyncfabric_services.bench.engine_station", "EngineStation"),
-    "gpu": ("asyncfabric_services.bench.gpu_station", "GpuStation"),
-    "gpu-limits": ("asyncfabric_services.bench.gpu_limit_station", "GpuLimitStation"),
-    "ttft": ("asyncfabric_services.bench.ttft_station", "TtftStation"),
-    "weights": ("asyncfabric_services.bench.weights_station", "WeightsStation"),
-    "weights-crowd": ("asyncfabric_services.bench.crowd_station", "CrowdStation"),
-    "mesh": ("asyncfabric_services.bench.mesh_station", "MeshStation"),
-    "gpu-weights": ("asyncfabric_services.bench.gpu_weights_station", "GpuWeightsStation"),
-    "nixl": ("asyncfabric_services.bench.nixl_station", "NixlStation"),
-    "nixl-bare": ("asyncfabric_services.bench.nixl_bare_station", "NixlBareStation"),
-    "notes": ("asyncfabric_services.bench.note_station", "NoteStation"),
-    "scatter": ("asyncfabric_services.bench.scatter_station", "ScatterStation"),
+WORKERS = {
+    "limits": ("asyncfabric_services.bench.limit_worker", "LimitWorker"),
+    "fabric": ("asyncfabric_services.bench.fabric_worker", "FabricWorker"),
+    "moe": ("asyncfabric_services.bench.moe_worker", "MoeWorker"),
+    "moe-gpu": ("asyncfabric_services.bench.moe_gpu_worker", "MoeGpuWorker"),
+    "kv": ("asyncfabric_services.bench.kv_worker", "KvWorker"),
+    "engine": ("asyncfabric_services.bench.engine_worker", "EngineWorker"),
+    "gpu": ("asyncfabric_services.bench.gpu_worker", "GpuWorker"),
+    "gpu-limits": ("asyncfabric_services.bench.gpu_limit_worker", "GpuLimitWorker"),
+    "ttft": ("asyncfabric_services.bench.ttft_worker", "TtftWorker"),
+    "weights": ("asyncfabric_services.bench.weights_worker", "WeightsWorker"),
+    "weights-crowd": ("asyncfabric_services.bench.crowd_worker", "CrowdWorker"),
+    "mesh": ("asyncfabric_services.bench.mesh_worker", "MeshWorker"),
+    "gpu-weights": ("asyncfabric_services.bench.gpu_weights_worker", "GpuWeightsWorker"),
+    "nixl": ("asyncfabric_services.bench.nixl_worker", "NixlWorker"),
+    "nixl-bare": ("asyncfabric_services.bench.nixl_bare_worker", "NixlBareWorker"),
+    "notes": ("asyncfabric_services.bench.note_worker", "NoteWorker"),
+    "scatter": ("asyncfabric_services.bench.scatter_worker", "ScatterWorker"),
 }
 
 PR_SET_PDEATHSIG = 1
@@ -60,11 +60,11 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-async def answer(station: Station, line: bytes) -> bytes:
+async def answer(worker: BenchWorker, line: bytes) -> bytes:
     """Do one call and return its answer as a line; an error is an answer too."""
     request = json.loads(line)
     try:
-        reply = {"value": await station.call(request["command"], request["arguments"])}
+        reply = {"value": await worker.call(request["command"], request["arguments"])}
     except Exception as error:
         reply = {"error": str(error), "class": type(error).__name__, "traceback": traceback.format_exc()}
     return json.dumps(reply).encode() + b"\n"
@@ -72,17 +72,17 @@ async def answer(station: Station, line: bytes) -> bytes:
 
 async def serve(kind: str, meeting: int, calls: int, answers: int) -> None:
     """Serve calls until the coordinator closes its end."""
-    module, name = STATIONS[kind]
-    station: Station = getattr(importlib.import_module(module), name)(meeting)
+    module, name = WORKERS[kind]
+    worker: BenchWorker = getattr(importlib.import_module(module), name)(meeting)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(station.beside)
+            nursery.start_soon(worker.beside)
             async for line in lines(calls):
-                write_all(answers, await answer(station, line))
+                write_all(answers, await answer(worker, line))
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
-            await station.aclose()
+            await worker.aclose()
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from asyncfabric.bench.measure import paired_ratio
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
-from asyncfabric_services.bench.weights_scene import open_scene
+from asyncfabric_services.bench.weights_setup import open_setup
 
 UNTIL_CODED = 3
 """Versions after the first until a delta can be used: three are measured, the fourth is kept as its base."""
@@ -30,47 +30,47 @@ def run_weights(
 ) -> None:
     """Measure updates of one model; with codings its weights change a little before each."""
     report.expect(options.repeats + 1)
-    with open_scene(options, model, scratch_bytes, codings) as scene:
-        trainers, started = scene.trainers, scene.started
+    with open_setup(options, model, scratch_bytes, codings) as setup:
+        trainers, started = setup.trainers, setup.started
         report.step("first update")
-        scene.update()
-        verdicts = scene.check(0)
+        setup.update()
+        verdicts = setup.check(0)
         for _ in range(UNTIL_CODED if codings else 0):
-            scene.nudge()
-            scene.update()
-        each = scene.moved // model["trainers"]
+            setup.nudge()
+            setup.update()
+        each = setup.moved // model["trainers"]
         op_bytes = GPU_COPY_BYTES if options.on_gpu else COPY_BYTES
         walk = max(op_bytes, min(WALK_BYTES, each // op_bytes * op_bytes))
-        scene.ask(trainers, "prepare_copy", length_bytes=walk)
+        setup.ask(trainers, "prepare_copy", length_bytes=walk)
         rounds = max(1, round(each / walk))
         copied = model["trainers"] * walk * rounds
         cpu_s: list[dict[str, float]] = []
-        roles = scene.roles
+        roles = setup.roles
         bare = ("peer_copy",) if options.on_gpu else ("memcpy", "memcpy_nt")
         limit_s: dict[str, list[float]] = {name: [] for name in bare}
         if options.on_gpu:
-            scene.ask(trainers, "copy", limit="peer_copy", op_bytes=op_bytes, count=4)
+            setup.ask(trainers, "copy", limit="peer_copy", op_bytes=op_bytes, count=4)
         updates: list[dict[str, Any]] = []
         published: list[dict[str, Any]] = []
         for repeat in range(options.repeats):
             report.step(f"repeat {repeat + 1}")
             for name, seconds in limit_s.items():
                 count = walk // op_bytes * rounds  # as long as an update takes, or it sees another machine
-                found = scene.ask(trainers, "copy", limit=name, op_bytes=op_bytes, count=count)
+                found = setup.ask(trainers, "copy", limit=name, op_bytes=op_bytes, count=count)
                 seconds.append(max(found.values()))
             if codings:
-                scene.nudge()
-            before = scene.ask(started, "cpu")
-            told, parts = scene.update()
-            after = scene.ask(started, "cpu")
+                setup.nudge()
+            before = setup.ask(started, "cpu")
+            told, parts = setup.update()
+            after = setup.ask(started, "cpu")
             cpu_s.append({role: sum(after[name] - before[name] for name in names) for role, names in roles.items()})
             updates.append(told)
             published += parts
-        scene.ask(trainers, "train", seed=1)
-        scene.update()
-        verdicts += scene.check(1)
+        setup.ask(trainers, "train", seed=1)
+        setup.update()
+        verdicts += setup.check(1)
     verified = report.check("weights", "; ".join(verdict for verdict in verdicts if verdict))
-    moved = scene.moved
+    moved = setup.moved
     fastest = min(limit_s, key=lambda name: sum(limit_s[name]))
     costs = [seconds / copied for seconds in limit_s[fastest]]
     for figure, key in (("write", "write_s"), ("update", "seconds")):

@@ -165,12 +165,12 @@ def _run_moe(settings: Settings, *, as_json: bool) -> int:
 def _run_weights(provider: str, device: str, threads: int, versions: int, *, as_json: bool) -> int:
     try:
         from asyncfabric_services.demo_weights.run import run_weights_demo
-        from asyncfabric_services.demo_weights.story import Scene
+        from asyncfabric_services.demo_weights.scenario import Scenario
     except ModuleNotFoundError as error:
         print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT
     return run_weights_demo(
-        Scene(provider=provider, device=device, threads=threads, versions=versions), as_json=as_json
+        Scenario(provider=provider, device=device, threads=threads, versions=versions), as_json=as_json
     )
 
 

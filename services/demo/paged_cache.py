@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from asyncfabric_services.demo.page_pool import PagePool
 
 Written = Callable[[int, int, int], None]
-"""Told (layer, first token, end token) when the keys and values of those tokens are in their pages."""
+"""Observed (layer, first token, end token) when the keys and values of those tokens are in their pages."""
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed for us

@@ -95,8 +95,8 @@ class Launcher:
         Cancellation: the node is ended with the launcher.
         """
         node = self.nodes[name] = LocalNode(name, role, self._spawn(role, name, more))
-        told = json.loads(await self._first_line(node))
-        node.http, node.link = told["listening"], told["link"]
+        observed = json.loads(await self._first_line(node))
+        node.http, node.link = observed["listening"], observed["link"]
         if role == "directory":
             self._environment["ASYNCFABRIC_CLUSTER__DIRECTORY"] = node.link
         return node

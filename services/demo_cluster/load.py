@@ -45,7 +45,7 @@ class Outcome:
 
 
 class Load:
-    """Asks in turn, several clients at a time, until told to stop.
+    """Asks in turn, several clients at a time, until observed to stop.
 
     Attributes:
         outcomes: of ended requests.

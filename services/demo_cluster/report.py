@@ -8,7 +8,7 @@ from statistics import median, quantiles
 from asyncfabric_services.closing import Closing, print_object, print_table
 from asyncfabric_services.demo.protocol import Settings
 from asyncfabric_services.demo_cluster.load import Ask
-from asyncfabric_services.demo_cluster.story import Told
+from asyncfabric_services.demo_cluster.scenario import Observed
 
 
 class Summary(Closing, frozen=True, kw_only=True):
@@ -34,28 +34,28 @@ class Summary(Closing, frozen=True, kw_only=True):
         return self.requests > 0 and not (self.wrong_answers or self.lost or self.leaked_pages or self.errors)
 
 
-def summarize(settings: Settings, told: Told, expected: Mapping[Ask, str], seconds: float) -> Summary:
+def summarize(settings: Settings, observed: Observed, expected: Mapping[Ask, str], seconds: float) -> Summary:
     """Judge the answers; `expected` are those of one process."""
-    whole = [outcome for outcome in told.outcomes if not outcome.error]
+    whole = [outcome for outcome in observed.outcomes if not outcome.error]
     ttft_p50, ttft_p99 = _percentiles([outcome.ttft_seconds for outcome in whole])
     token_p50, token_p99 = _percentiles([outcome.per_token_seconds for outcome in whole])
-    errors = [outcome.error for outcome in told.outcomes if outcome.error]
+    errors = [outcome.error for outcome in observed.outcomes if outcome.error]
     return Summary(
         demo="kv",
         provider=settings.provider,
-        requests=len(told.outcomes),
+        requests=len(observed.outcomes),
         wrong_answers=sum(outcome.text != expected[outcome.ask] for outcome in whole),
         lost=len(errors),
-        retries=told.retries,
-        leaked_pages=told.leaked_pages,
+        retries=observed.retries,
+        leaked_pages=observed.leaked_pages,
         ttft_p50_ms=ttft_p50,
         ttft_p99_ms=ttft_p99,
         per_token_p50_ms=token_p50,
         per_token_p99_ms=token_p99,
-        gbytes_per_s=told.sent_bytes / told.open_seconds / 1e9 if told.open_seconds else 0.0,
-        hidden_share=1 - told.exposed_seconds / told.open_seconds if told.open_seconds else 0.0,
+        gbytes_per_s=observed.sent_bytes / observed.open_seconds / 1e9 if observed.open_seconds else 0.0,
+        hidden_share=1 - observed.exposed_seconds / observed.open_seconds if observed.open_seconds else 0.0,
         seconds=seconds,
-        errors=[*sorted(set(errors)), *(f"{name} did not end in good order" for name in told.dirty_ends)],
+        errors=[*sorted(set(errors)), *(f"{name} did not end in good order" for name in observed.dirty_ends)],
     )
 
 

@@ -1,4 +1,4 @@
-"""Plays the story, computes the right answers, judges: the command's side of `asyncfabric demo kv`, and its signals."""
+"""Plays the scenario, computes the right answers, judges: the command `asyncfabric demo kv`, and its signals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncfabric_services.demo.protocol import Settings
 from asyncfabric_services.demo_cluster.load import Ask
 from asyncfabric_services.demo_cluster.one_process import OneProcess
 from asyncfabric_services.demo_cluster.report import show, summarize
-from asyncfabric_services.demo_cluster.story import asks_of, play
+from asyncfabric_services.demo_cluster.scenario import asks_of, play
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.interruption import guarded
 from asyncfabric_services.runner.model import ModelChoice
@@ -29,11 +29,11 @@ def run_cluster_demo(settings: Settings, *, requests: int, clients: int, as_json
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     asks = asks_of(settings.new_tokens)
-    told, status = trio.run(guarded, partial(play, settings, asks, requests, clients, say))
-    if told is None:
+    observed, status = trio.run(guarded, partial(play, settings, asks, requests, clients, say))
+    if observed is None:
         return status
     say("every answer is compared with the same model in one process")
-    summary = summarize(settings, told, _expected(settings, asks), time.monotonic() - began)
+    summary = summarize(settings, observed, _expected(settings, asks), time.monotonic() - began)
     show(summary, as_json=as_json)
     return FINE if summary.fine else CHECK_FAILED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncfabric_services.closing import Closing, print_object, print_table
 from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_moe.story import NODES, VICTIM, Told
+from asyncfabric_services.demo_moe.scenario import NODES, VICTIM, Observed
 
 Answers = list[list[int]]
 
@@ -33,26 +33,28 @@ class Summary(Closing, frozen=True, kw_only=True):
         return self.answers > 0 and not self.wrong_answers and self.left_out == [VICTIM] and not self.errors
 
 
-def summarize(settings: Settings, told: Told, whole: Answers, masked: Answers, seconds: float) -> Summary:
+def summarize(settings: Settings, observed: Observed, whole: Answers, masked: Answers, seconds: float) -> Summary:
     """Judge the answers; `whole` and `masked` are those of one process with all experts, and without some.
 
     Answers of the second half that were complete before the kill have all experts, the others have the mask.
     """
-    wrong = sum(said != right for said, right in zip(told.before, whole, strict=True))
-    wrong += sum(said not in (right, fewer) for said, right, fewer in zip(told.after, whole, masked, strict=True))
-    masked_answers = sum(said == fewer != right for said, right, fewer in zip(told.after, whole, masked, strict=True))
-    errors = [f"{name} did not end in good order" for name in told.dirty_ends]
+    wrong = sum(said != right for said, right in zip(observed.before, whole, strict=True))
+    wrong += sum(said not in (right, fewer) for said, right, fewer in zip(observed.after, whole, masked, strict=True))
+    masked_answers = sum(
+        said == fewer != right for said, right, fewer in zip(observed.after, whole, masked, strict=True)
+    )
+    errors = [f"{name} did not end in good order" for name in observed.dirty_ends]
     if not masked_answers:
         errors.append("no answer was given with the mask")
     return Summary(
         demo="moe",
         provider=settings.provider,
-        answers=len(told.before) + len(told.after),
+        answers=len(observed.before) + len(observed.after),
         wrong_answers=wrong,
-        tokens_per_s=told.tokens_per_s,
-        left_out=sorted({rank for departure in told.departures for rank in departure.ranks}),
-        because="; ".join(departure.because for departure in told.departures),
-        noticed_seconds=sum(departure.seconds for departure in told.departures),
+        tokens_per_s=observed.tokens_per_s,
+        left_out=sorted({rank for departure in observed.departures for rank in departure.ranks}),
+        because="; ".join(departure.because for departure in observed.departures),
+        noticed_seconds=sum(departure.seconds for departure in observed.departures),
         seconds=seconds,
         errors=errors,
     )

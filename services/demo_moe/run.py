@@ -1,4 +1,4 @@
-"""Plays the story, computes the right answers, judges: the command's side of `asyncfabric demo moe`."""
+"""Plays the scenario, computes the right answers, judges: the command's side of `asyncfabric demo moe`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 from asyncfabric_services.demo.protocol import Settings
 from asyncfabric_services.demo_moe.one_process import right_answers
 from asyncfabric_services.demo_moe.report import show, summarize
-from asyncfabric_services.demo_moe.story import play
+from asyncfabric_services.demo_moe.scenario import play
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.interruption import guarded
 
@@ -23,10 +23,10 @@ def run_moe_demo(settings: Settings, *, as_json: bool) -> int:
         if not as_json:
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
-    told, status = trio.run(guarded, partial(play, settings, say))
-    if told is None:
+    observed, status = trio.run(guarded, partial(play, settings, say))
+    if observed is None:
         return status
     say("every answer is compared with the same model in one process")
-    summary = summarize(settings, told, *right_answers(settings), time.monotonic() - began)
+    summary = summarize(settings, observed, *right_answers(settings), time.monotonic() - began)
     show(summary, as_json=as_json)
     return FINE if summary.fine else CHECK_FAILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo_weights.story import Scene, Told
+from asyncfabric_services.demo_weights.scenario import Observed, Scenario
 from asyncfabric_services.demo_weights.verdict import Usual
 
 
@@ -35,28 +35,28 @@ class Summary(Closing, frozen=True, kw_only=True):
         return self.compared > 0 and not (self.torn or self.wrong_bits or self.errors)
 
 
-def summarize(scene: Scene, told: Told, usual: Usual, seconds: float) -> Summary:
+def summarize(scenario: Scenario, observed: Observed, usual: Usual, seconds: float) -> Summary:
     """Judge every version that a rollout served."""
-    rows = [row for each in told.served.values() for row in each]
-    committed = [row for row in told.updates if row["outcome"] == "committed"]
+    rows = [row for each in observed.served.values() for row in each]
+    committed = [row for row in observed.updates if row["outcome"] == "committed"]
     sent: dict[int, int] = {}
-    for each in told.published.values():
+    for each in observed.published.values():
         for row in each:
             if "stages" in row:
                 sent[row["version"]] = sent.get(row["version"], 0) + row["stages"]["bytes"]
     rates = [sent[row["version"]] / row["seconds"] / 1e9 for row in committed if row["version"] in sent]
-    errors = [f"{name} did not end in good order" for name in told.dirty_ends]
-    errors += [f"{name} served nothing" for name, each in told.served.items() if not each]
+    errors = [f"{name} did not end in good order" for name in observed.dirty_ends]
+    errors += [f"{name} served nothing" for name, each in observed.served.items() if not each]
 
     def middle(name: str) -> float:
         return round(median(row[name] for row in committed), 6) if committed else 0.0
 
     return Summary(
         demo="weights",
-        provider=scene.provider,
-        form=scene.form,
+        provider=scenario.provider,
+        form=scenario.form,
         versions=len(committed),
-        aborted=len(told.updates) - len(committed),
+        aborted=len(observed.updates) - len(committed),
         torn=sum(bool(row["torn"]) for row in rows),
         wrong_bits=sum(usual.wrong(row) for row in rows),
         compared=len(rows),

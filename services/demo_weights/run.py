@@ -1,4 +1,4 @@
-"""Plays the story, compares every version, judges: the command's side of `asyncfabric demo weights`."""
+"""Plays the scenario, compares every version, judges: the command's side of `asyncfabric demo weights`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 import trio
 
 from asyncfabric_services.demo_weights.report import show, summarize
-from asyncfabric_services.demo_weights.story import Scene, play
+from asyncfabric_services.demo_weights.scenario import Scenario, play
 from asyncfabric_services.demo_weights.verdict import Usual
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import guarded
 from asyncfabric_services.trainer.checkpoints import KEPT
 
 
-def run_weights_demo(scene: Scene, *, as_json: bool) -> int:
+def run_weights_demo(scenario: Scenario, *, as_json: bool) -> int:
     """Run the demo and show what became of it; return the exit status."""
-    if scene.device == "cuda":  # a GPU for each trainer
+    if scenario.device == "cuda":  # a GPU for each trainer
         if not torch.cuda.is_available():
             print("--device cuda: torch sees no GPU; see asyncfabric doctor", file=sys.stderr)
             return UNFIT
-        scene = replace(scene, trainers=min(scene.trainers, torch.cuda.device_count()))
+        scenario = replace(scenario, trainers=min(scenario.trainers, torch.cuda.device_count()))
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -35,14 +35,14 @@ def run_weights_demo(scene: Scene, *, as_json: bool) -> int:
 
     with TemporaryDirectory(prefix="asyncfabric-") as name:
         folder = Path(name)
-        told, status = trio.run(guarded, partial(play, scene, folder, say))
-        if told is None:
+        observed, status = trio.run(guarded, partial(play, scenario, folder, say))
+        if observed is None:
             return status
         say("every version that served is compared with its checkpoint, loaded the usual way")
-        torch.set_num_threads(scene.threads)
+        torch.set_num_threads(scenario.threads)
         usual = Usual(folder / "checkpoints", folder / "decisions")
         try:
-            summary = summarize(scene, told, usual, time.monotonic() - began)
+            summary = summarize(scenario, observed, usual, time.monotonic() - began)
         except OSError as error:
             print(f"a version that served cannot be compared: {error}; trainers keep the last {KEPT}", file=sys.stderr)
             return CHECK_FAILED

@@ -16,7 +16,7 @@ from asyncfabric.moe import MissingRankError, MoeExchange, MoeGroup, open_moe
 from asyncfabric_services.experts.messages import LeaveOut, Seat, Seated, Speak, Spoken
 from asyncfabric_services.experts.sparse_model import attend, greedy
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 
 
 class Expert:
@@ -26,14 +26,14 @@ class Expert:
         self,
         model: Any,
         fabric: Fabric,
-        desk: Desk,
+        admission: RequestAdmission,
         stack: AsyncExitStack,
         most_tokens: int,
         registry: CollectorRegistry,
     ) -> None:
         self._model = model
         self._fabric = fabric
-        self._desk = desk
+        self._admission = admission
         self._stack = stack
         self._most_tokens = most_tokens
         self._group = ""
@@ -71,7 +71,7 @@ class Expert:
         Cancellation: the forward under way ends at its next half; the group has to begin anew.
         """
         self._seated()
-        with self._desk.admit() as place, place.scope:
+        with self._admission.admit() as place, place.scope:
             for block in self._blocks:
                 block.patience_s = asked.patience_s
             try:

@@ -39,7 +39,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     model = await trio.to_thread.run_sync(_loaded, settings.model)
     async with open_rails(settings) as fabric, AsyncExitStack() as stack:
         FabricCollector(fabric, stage.registry)
-        expert = Expert(model, fabric, stage.desk, stack, settings.batch.chunk_tokens, stage.registry)
+        expert = Expert(model, fabric, stage.admission, stack, settings.batch.chunk_tokens, stage.registry)
         async with (
             open_control(stage) as link,
             open_node(stage.condition.name, link) as node,

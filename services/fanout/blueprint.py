@@ -62,7 +62,7 @@ class Next(Message[int]):
     """For the number of a version that nobody has begun; 0 while the coordinator is not open."""
 
 
-class Desk:
+class BlueprintStore:
     """The coordinator's copy.
 
     Args:
@@ -122,23 +122,23 @@ class CoordinatorActor(Actor):
 
     concurrency: ClassVar[int] = 256
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, store: BlueprintStore) -> None:
+        self._store = store
 
     @handles(Tell)
     async def tell(self, message: Tell) -> bool:
         """Take a part."""
-        return self._desk.take(message)
+        return self._store.take(message)
 
     @handles(Ask)
     async def ask(self, message: Ask) -> bytes:
         """Give a part."""
-        return await self._desk.part(message.offset)
+        return await self._store.part(message.offset)
 
     @handles(Next)
     async def next(self, message: Next) -> int:
         """Say which version may be begun."""
-        coordinator = self._desk.coordinator
+        coordinator = self._store.coordinator
         return 0 if coordinator is None else coordinator.begun + 1
 
 

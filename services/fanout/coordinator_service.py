@@ -16,7 +16,7 @@ from asyncfabric.actors import open_node
 from asyncfabric.errors import BrokenError, FabricError
 from asyncfabric.weights import from_bytes
 from asyncfabric.weights.update import COORDINATOR, open_coordinator
-from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, CoordinatorActor, Desk
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, BlueprintStore, CoordinatorActor
 from asyncfabric_services.fanout.link_post import LinkMessenger, LinkPost
 from asyncfabric_services.fanout.update_book import UpdateBook
 from asyncfabric_services.health.endpoints import node_routes
@@ -35,35 +35,35 @@ BLUEPRINT_SUFFIX = ".blueprint"
 class Coordinating:
     """The loop: every version that all trainers offer is brought to all receivers, or to none."""
 
-    def __init__(self, stage: Stage, desk: Desk, path: Path) -> None:
+    def __init__(self, stage: Stage, store: BlueprintStore, path: Path) -> None:
         self.book = UpdateBook(stage.registry)
-        self._desk = desk
+        self._store = store
         self._path = path
         self._since = monotonic()
         version = gauge(stage.registry, "weights", "committed_version", "The version that was decided last.")
-        version.set_function(lambda: desk.coordinator.committed if desk.coordinator is not None else 0)
+        version.set_function(lambda: store.coordinator.committed if store.coordinator is not None else 0)
         receivers = gauge(stage.registry, "weights", "receivers", "Receivers that are there.")
-        receivers.set_function(lambda: len(desk.coordinator.receivers) if desk.coordinator is not None else 0)
+        receivers.set_function(lambda: len(store.coordinator.receivers) if store.coordinator is not None else 0)
         absent = gauge(stage.registry, "weights", "absent_trainers", "Trainers of the plan that are not there.")
-        absent.set_function(lambda: len(desk.coordinator.absent) if desk.coordinator is not None else 0)
+        absent.set_function(lambda: len(store.coordinator.absent) if store.coordinator is not None else 0)
 
     async def run(self, messenger: LinkMessenger) -> None:
         """Wait for a blueprint, then coordinate until cancelled.
 
         Cancellation: an open update is aborted, unless its decision is being written.
         """
-        blueprint = await self._desk.blueprint()
+        blueprint = await self._store.blueprint()
         async with open_coordinator(messenger, from_bytes(blueprint.plan), self._path) as coordinator:
-            self._desk.coordinator = coordinator
+            self._store.coordinator = coordinator
             self._since = monotonic()
             try:
                 async for version in coordinator.offers():
                     await self._update(version)
             finally:
-                self._desk.coordinator = None
+                self._store.coordinator = None
 
     async def _update(self, version: int) -> None:
-        coordinator = self._desk.coordinator
+        coordinator = self._store.coordinator
         assert coordinator is not None
         self._since = monotonic()
         try:
@@ -75,7 +75,7 @@ class Coordinating:
 
     def waits(self) -> list[Waiting]:
         """Return who the open update waits for; and the trainers that are not there, without whom there is none."""
-        coordinator = self._desk.coordinator
+        coordinator = self._store.coordinator
         if coordinator is None:
             return [Waiting("the coordinator", "a trainer's plan", 0, 1, ("trainer-0",), self._since, {})]
         waits: list[Waiting] = []
@@ -116,28 +116,28 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """
     path = log_file(stage.settings)
     try:
-        desk = Desk(path.with_name(path.name + BLUEPRINT_SUFFIX))
+        store = BlueprintStore(path.with_name(path.name + BLUEPRINT_SUFFIX))
     except OSError as error:
         raise StartError(f"the blueprint beside {path} cannot be read: {error}") from error
-    coordinating = Coordinating(stage, desk, path)
+    coordinating = Coordinating(stage, store, path)
     async with open_control(stage) as link, open_node(stage.condition.name, link) as node:
         post = LinkPost(link)
         messenger = post.open(COORDINATOR)
-        await node.spawn(CoordinatorActor, desk, name=COORDINATOR_ACTOR)
+        await node.spawn(CoordinatorActor, store, name=COORDINATOR_ACTOR)
         async with open_directory(stage, link, {}) as directory, trio.open_nursery() as nursery:
             nursery.start_soon(post.run, directory, ROLES)
             nursery.start_soon(coordinating.run, messenger)
             more: dict[str, Rows] = {
                 "updates": coordinating.book.rows,
-                "participants": lambda: _participants(post, desk),
+                "participants": lambda: _participants(post, store),
             }
             view = View(waits=coordinating.waits, peers=lambda: link_rows(link), more=more)
             yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
             nursery.cancel_scope.cancel()
 
 
-def _participants(post: LinkPost, desk: Desk) -> list[Row]:
-    refused = desk.coordinator.refused if desk.coordinator is not None else {}
+def _participants(post: LinkPost, store: BlueprintStore) -> list[Row]:
+    refused = store.coordinator.refused if store.coordinator is not None else {}
     return [{"name": name, "node": node, "refused": refused.get(name, "")} for name, node in post.known.items()]
 
 

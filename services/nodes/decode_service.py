@@ -20,7 +20,7 @@ from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
-from asyncfabric_services.runner.roster import Roster
+from asyncfabric_services.runner.scheduler import Scheduler
 from asyncfabric_services.settings.schema import Settings
 from asyncfabric_services.trace.recorder import Recorder
 
@@ -34,14 +34,14 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     batch = stage.settings.batch
     async with open_paged_model(stage) as model:
         supply = PoolSupply(model.pool)
-        roster = Roster(
+        scheduler = Scheduler(
             supply,
             page_tokens=model.pool.layout.page_tokens,
             chunk_tokens=batch.chunk_tokens,
             most_running=batch.most_running,
             most_waiting=model.pool.pages,  # who has pages is never refused; who waits for them is counted before
         )
-        batcher = Batcher(model.runner, roster, RunnerMeter(stage.registry, roster, supply))
+        batcher = Batcher(model.runner, scheduler, RunnerMeter(stage.registry, scheduler, supply))
         messenger = FabricMessenger(model.fabric)
         async with trio.open_nursery() as nursery:  # ends last: requests that end still hear their sources
             nursery.start_soon(batcher.run)
@@ -52,7 +52,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             ):
                 nursery.start_soon(deliver, messenger, [inbox])
                 membership = Membership()
-                decoder = Decoder(model, inbox, batcher, stage.desk, stage.spans, membership, batch.most_waiting)
+                decoder = Decoder(model, inbox, batcher, stage.admission, stage.spans, membership, batch.most_waiting)
                 await node.spawn(DecoderActor, decoder, name=DECODER)
                 async with (
                     open_directory(stage, link, labels_of(bytes(model.fabric.address))) as directory,

@@ -18,9 +18,9 @@ from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.nodes.filling import fill
 from asyncfabric_services.nodes.messages import Generate, Source, Tokens, refuse_fields
 from asyncfabric_services.nodes.paged_model import PagedModel
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.runner.batcher import Batcher
-from asyncfabric_services.runner.roster import Member
+from asyncfabric_services.runner.scheduler import Member
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Decoder:
         model: PagedModel,
         inbox: KvInbox,
         batcher: Batcher,
-        desk: Desk,
+        admission: RequestAdmission,
         spans: SpanRing,
         membership: Membership,
         most_waiting: int,
@@ -41,7 +41,7 @@ class Decoder:
         self._model = model
         self._inbox = inbox
         self._batcher = batcher
-        self._desk = desk
+        self._admission = admission
         self._spans = spans
         self._membership = membership
         self._most_waiting = most_waiting
@@ -59,7 +59,7 @@ class Decoder:
         deadline = trio.current_time() + request.remaining_s
         with (
             trio.move_on_at(deadline) as in_time,
-            self._desk.admit() as place,
+            self._admission.admit() as place,
             self._spans.open("answer", request.trace, request=request.attempt, prompt=len(request.prompt)) as span,
             place.scope,
         ):

@@ -38,7 +38,7 @@ class PagedModel:
 
 
 class PoolSupply:
-    """Pages of a KvPool for a roster, as its PageSupply."""
+    """Pages of a KvPool for a scheduler, as its PageSupply."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
@@ -56,7 +56,7 @@ class PoolSupply:
 
     def lease(self, count: int) -> list[int]:
         """Take `count` pages; raises BusyError when fewer are free."""
-        lease = self._pool.lease_nowait("the roster", pages=count)
+        lease = self._pool.lease_nowait("the scheduler", pages=count)
         pages: list[int] = lease.pages.tolist()
         self._leases[tuple(pages)] = lease
         return pages

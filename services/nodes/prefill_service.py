@@ -31,7 +31,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """
     async with open_paged_model(stage) as model:
         meter = StreamMeter(stage.registry)
-        prefiller = Prefiller(model, stage.desk, stage.spans, stage.settings.batch.chunk_tokens, meter)
+        prefiller = Prefiller(model, stage.admission, stage.spans, stage.settings.batch.chunk_tokens, meter)
         messenger = FabricMessenger(model.fabric)
         layout = msgspec.json.encode(model.pool.layout).decode()
         labels = labels_of(bytes(model.fabric.address)) | {LAYOUT_LABEL: layout}

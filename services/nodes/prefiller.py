@@ -17,7 +17,7 @@ from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.health.metrics import BoundedCounter
 from asyncfabric_services.nodes.messages import decode_prompt
 from asyncfabric_services.nodes.paged_model import PagedModel
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.runner.batch import Span
 from asyncfabric_services.runner.runner import chunks
 
@@ -82,9 +82,11 @@ class Pushing:
 class Prefiller:
     """Serves the jobs of an outbox."""
 
-    def __init__(self, model: PagedModel, desk: Desk, spans: SpanRing, chunk_tokens: int, meter: StreamMeter) -> None:
+    def __init__(
+        self, model: PagedModel, admission: RequestAdmission, spans: SpanRing, chunk_tokens: int, meter: StreamMeter
+    ) -> None:
         self._model = model
-        self._desk = desk
+        self._admission = admission
         self._spans = spans
         self._chunk_tokens = chunk_tokens
         self._meter = meter
@@ -98,7 +100,7 @@ class Prefiller:
         offer, model = job.offer, self._model
         prompt = decode_prompt(offer.body, offer.tokens, model.loaded.tokenizer.vocabulary)
         with (
-            self._desk.admit() as place,
+            self._admission.admit() as place,
             self._spans.open("prefill", offer.trace, lease=offer.lease, tokens=offer.tokens) as span,
             place.scope,
         ):

@@ -82,7 +82,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
                 "members": lambda: member_rows(membership),
             },
         )
-        app = router_app(backend, stage.desk, stage.condition, stage.registry, limits, view, stage.spans)
+        app = router_app(backend, stage.admission, stage.condition, stage.registry, limits, view, stage.spans)
         app.router.routes.extend(Recorder(stage.condition.name, stage.spans).routes())
         yield app
         nursery.cancel_scope.cancel()

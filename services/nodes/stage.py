@@ -23,7 +23,7 @@ from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.health.metrics import gauge
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.doorway import doorway_of
 from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
@@ -44,7 +44,7 @@ class Stage:
         settings: of the process.
         condition: as `/health` reports it.
         registry: of its metrics.
-        desk: requests inside; a drain waits for them.
+        admission: requests inside; a drain waits for them.
         stop: set when the process is to end in good order.
         listening: set when the HTTP endpoint listens.
         told: what is printed when it listens, besides the HTTP address.
@@ -55,7 +55,7 @@ class Stage:
     settings: Settings
     condition: Condition
     registry: CollectorRegistry
-    desk: Desk
+    admission: RequestAdmission
     stop: trio.Event = field(default_factory=trio.Event)
     listening: trio.Event = field(default_factory=trio.Event)
     told: dict[str, str] = field(default_factory=dict)
@@ -79,10 +79,10 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
         condition = Condition(node_name(settings.node.name), role)
     except ValueError as error:
         raise StartError(f"node.name: {error}") from None
-    stage = Stage(settings, condition, CollectorRegistry(), Desk(condition, settings.router.most_requests))
+    stage = Stage(settings, condition, CollectorRegistry(), RequestAdmission(condition, settings.router.most_requests))
 
     inside = gauge(stage.registry, "node_inside", "requests", "Requests or jobs that this node works on.")
-    inside.set_function(lambda: stage.desk.count)
+    inside.set_function(lambda: stage.admission.count)
 
     def on_listening(address: str) -> None:
         stage.http = reached_at(address, settings.cluster.advertise)
@@ -93,7 +93,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
         nursery.start_soon(set_on_signals, stage.stop, nursery.cancel_scope)
         async with opened(stage) as app:
             doorway = doorway_of(settings, api=role == "router")
-            await serve_until(app, stage.desk, condition, doorway, stage.stop, on_listening)
+            await serve_until(app, stage.admission, condition, doorway, stage.stop, on_listening)
         nursery.cancel_scope.cancel()
     if not condition.alive:
         raise EnvironmentUnfit(condition.reason)

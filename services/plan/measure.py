@@ -23,7 +23,7 @@ from asyncfabric.weights.memory.tiles import TILE_BYTES
 from asyncfabric.weights.sender.scratch import PAGE_ENTRY_BYTES, PAGES_IN_FLIGHT, UNITS_STAGED
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.report import Report
-from asyncfabric_services.bench.weights_scene import WeightsScene, open_scene
+from asyncfabric_services.bench.weights_setup import WeightsSetup, open_setup
 from asyncfabric_services.bench.weights_workload import FORMS, plan_of
 from asyncfabric_services.bench.write_run import run_write
 from asyncfabric_services.exits import CheckFailed, EnvironmentUnfit
@@ -114,15 +114,15 @@ def measure(text: str, options: Options) -> Run:
     spent: list[dict[Thread, float]] = []
     others = between = 0.0
     cores = len(os.sched_getaffinity(0))
-    with open_scene(options, shape.model, shape.scratch_bytes, together=shape.together) as scene:
-        scene.update()
-        wrong = [verdict for verdict in scene.check(0) if verdict]
+    with open_setup(options, shape.model, shape.scratch_bytes, together=shape.together) as setup:
+        setup.update()
+        wrong = [verdict for verdict in setup.check(0) if verdict]
         if wrong:
             raise CheckFailed(f"{text}: {'; '.join(wrong)}")
         for _ in range(options.repeats):
-            before, busy, begin = threads(scene), busy_s(), time.monotonic()
-            told, _ = scene.update()
-            took, busy_after, after = time.monotonic() - begin, busy_s(), threads(scene)
+            before, busy, begin = threads(setup), busy_s(), time.monotonic()
+            told, _ = setup.update()
+            took, busy_after, after = time.monotonic() - begin, busy_s(), threads(setup)
             seconds.append(told["seconds"])
             spent.append({name: after[name] - before[name] for name in after})
             spent[-1]["coordinator begins"] = told["prepare_core_s"]
@@ -143,22 +143,22 @@ def rail_gathers(options: Options) -> bool:
     return options.provider == "local"
 
 
-def threads(scene: WeightsScene) -> dict[Thread, float]:
+def threads(setup: WeightsSetup) -> dict[Thread, float]:
     """Return the core time of all processes so far, by role and thread."""
-    found = scene.ask(scene.started, "threads")
+    found = setup.ask(setup.started, "threads")
 
     def total(names: Sequence[str], thread: str) -> float:
         return sum(float(found[name][thread]) for name in names)
 
     return {
-        "trainer loop": total(scene.trainers, "loop"),
-        "trainer engine": total(scene.trainers, "engine"),
-        "trainer work": total(scene.trainers, "work"),
-        "receiver loop": total(scene.receivers, "loop"),
-        "receiver engine": total(scene.receivers, "engine"),
-        "receiver work": total(scene.receivers, "work"),
+        "trainer loop": total(setup.trainers, "loop"),
+        "trainer engine": total(setup.trainers, "engine"),
+        "trainer work": total(setup.trainers, "work"),
+        "receiver loop": total(setup.receivers, "loop"),
+        "receiver engine": total(setup.receivers, "engine"),
+        "receiver work": total(setup.receivers, "work"),
         "coordinator begins": 0.0,  # its report tells
-        "coordinator": sum(total(scene.roles["coordinator"], thread) for thread in ("loop", "engine", "work")),
+        "coordinator": sum(total(setup.roles["coordinator"], thread) for thread in ("loop", "engine", "work")),
     }
 
 

@@ -13,10 +13,10 @@ from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.view import View
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.backend import Backend
 from asyncfabric_services.router.bodies import BodyRoom
-from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.fault import ApiFault
 from asyncfabric_services.router.form import model_form, model_list
 from asyncfabric_services.router.generation import Generation
@@ -25,7 +25,7 @@ from asyncfabric_services.router.meter import RouterMeter
 
 def router_app(
     backend: Backend,
-    desk: Desk,
+    admission: RequestAdmission,
     condition: Condition,
     registry: CollectorRegistry,
     limits: Limits,
@@ -34,10 +34,11 @@ def router_app(
 ) -> Starlette:
     """Return the application.
 
-    `desk` and `condition` are what a drain works on, `view` is what it shows, `spans` is where requests are recorded.
+    `admission` and `condition` are what a drain works on, `view` is what it shows, `spans` is
+    where requests are recorded.
     """
     spans = spans or SpanRing()
-    meter = RouterMeter(registry, lambda: desk.count)
+    meter = RouterMeter(registry, lambda: admission.count)
 
     async def models(_: Request) -> Response:
         return JSONResponse(model_list(backend.models()))
@@ -50,8 +51,8 @@ def router_app(
         return _answer(ApiFault(404, f"the model {name!r} does not exist here", param="model", code="model_not_found"))
 
     room = BodyRoom()
-    completions = Generation(backend, desk, room, limits, meter, spans, chat=False)
-    chat = Generation(backend, desk, room, limits, meter, spans, chat=True)
+    completions = Generation(backend, admission, room, limits, meter, spans, chat=False)
+    chat = Generation(backend, admission, room, limits, meter, spans, chat=True)
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),

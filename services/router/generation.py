@@ -19,10 +19,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from asyncfabric.actors import trace_context
 from asyncfabric.observe.spans import OpenSpan, SpanRing
+from asyncfabric_services.router.admission import Place, RequestAdmission
 from asyncfabric_services.router.ask import Ask, Limits, read_ask
 from asyncfabric_services.router.backend import Backend
 from asyncfabric_services.router.bodies import SHORT_BODY_BYTES, BodyRoom
-from asyncfabric_services.router.desk import Desk, Place
 from asyncfabric_services.router.fault import ApiFault, deadline_passed, drained, fault_of
 from asyncfabric_services.router.form import DONE, Form, event, fault_event
 from asyncfabric_services.router.incoming import (
@@ -59,7 +59,7 @@ class Generation:
     def __init__(
         self,
         backend: Backend,
-        desk: Desk,
+        admission: RequestAdmission,
         room: BodyRoom,
         limits: Limits,
         meter: RouterMeter,
@@ -68,7 +68,7 @@ class Generation:
         chat: bool,
     ) -> None:
         self._backend = backend
-        self._desk = desk
+        self._admission = admission
         self._room = room
         self._limits = limits
         self._meter = meter
@@ -85,12 +85,12 @@ class Generation:
         started = trio.current_time()
         status = CLIENT_GONE
         try:
-            self._desk.check()  # before a long body is read
+            self._admission.check()  # before a long body is read
             deadline = read_deadline(scope, self._limits.deadline_seconds)
             with self._room.body() as held:
                 ask = await self._read(await read_body(receive, deadline, held), deadline, receive)
             with (
-                self._desk.admit() as place,
+                self._admission.admit() as place,
                 self._spans.open("request", read_trace(scope), request=ask.request.id) as span,
             ):
                 trace_context.set(span.context)  # for this call of the application, which is a task of its own

@@ -16,8 +16,8 @@ from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
 from asyncfabric_services.runner.model import LoadedModel
 from asyncfabric_services.runner.page_supply import FreeList
-from asyncfabric_services.runner.roster import Member, Roster
 from asyncfabric_services.runner.runner import Runner
+from asyncfabric_services.runner.scheduler import Member, Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LocalBackend:
         shape = loaded.shape
         memory = torch.zeros(shape.pool_bytes(limits.pages), dtype=torch.uint8)
         self.supply = FreeList(limits.pages)
-        self.roster = Roster(
+        self.scheduler = Scheduler(
             self.supply,
             page_tokens=shape.page_tokens,
             chunk_tokens=limits.chunk_tokens,
@@ -52,7 +52,7 @@ class LocalBackend:
             most_waiting=limits.most_waiting,
         )
         runner = Runner(loaded, shape.view(memory, limits.pages))
-        self.batcher = Batcher(runner, self.roster, RunnerMeter(registry, self.roster, self.supply))
+        self.batcher = Batcher(runner, self.scheduler, RunnerMeter(registry, self.scheduler, self.supply))
         self._end_tokens = loaded.end_tokens
         self._most_running = limits.most_running
         most_tokens = min(loaded.max_tokens, limits.pages * shape.page_tokens)
@@ -64,7 +64,7 @@ class LocalBackend:
 
     def capacity(self) -> Capacity:
         """Return how busy it is."""
-        return Capacity(self.roster.running, self.roster.waiting, self._most_running)
+        return Capacity(self.scheduler.running, self.scheduler.waiting, self._most_running)
 
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[int]]:

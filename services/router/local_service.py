@@ -10,9 +10,9 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric_services.health.condition import Condition, node_name
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
-from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.doorway import doorway_of
 from asyncfabric_services.router.local_backend import LocalLimits, open_local_backend
 from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
@@ -76,15 +76,17 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
         batch = settings.batch
         limits = LocalLimits(pages, batch.chunk_tokens, batch.most_running, batch.most_waiting)
         async with open_local_backend(loaded, limits, registry) as backend:
-            desk = Desk(condition, settings.router.most_requests)
+            admission = RequestAdmission(condition, settings.router.most_requests)
             app = router_app(
                 backend,
-                desk,
+                admission,
                 condition,
                 registry,
                 Limits(settings.router.default_tokens, settings.router.deadline),
             )
             doorway = doorway_of(settings, api=True)
             _log.info("serving", extra={"fields": {"model": loaded.name, "pages": pages, "name": condition.name}})
-            await serve_until(app, desk, condition, doorway, stop, lambda address: announce({"listening": address}))
+            await serve_until(
+                app, admission, condition, doorway, stop, lambda address: announce({"listening": address})
+            )
         nursery.cancel_scope.cancel()

@@ -20,8 +20,8 @@ from hypercorn.config import Config
 from starlette.applications import Starlette
 
 from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.connections import serve_connections
-from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.gate import Gate
 
 FINISH_SHARE = 0.8  # of the drain deadline is for answers, the rest for goodbyes
@@ -61,7 +61,7 @@ class Doorway:
 
 async def serve_until(
     app: Starlette,
-    desk: Desk,
+    admission: RequestAdmission,
     condition: Condition,
     doorway: Doorway,
     stop: trio.Event,
@@ -96,14 +96,14 @@ async def serve_until(
         on_listening(address)
         await stop.wait()
         condition.drain("the node is to stop")
-        _log.info("draining", extra={"fields": {"requests": desk.count, "seconds": doorway.drain_seconds}})
+        _log.info("draining", extra={"fields": {"requests": admission.count, "seconds": doorway.drain_seconds}})
         with trio.move_on_after(doorway.drain_seconds * FINISH_SHARE):
-            await desk.wait_empty()
-        left = desk.cut_off()
+            await admission.wait_empty()
+        left = admission.cut_off()
         if left:
             _log.warning("the drain deadline cut requests off", extra={"fields": {"requests": left}})
             with trio.move_on_after(doorway.drain_seconds * (1 - FINISH_SHARE) / 2):
-                await desk.wait_empty()
+                await admission.wait_empty()
         close.set()
 
 

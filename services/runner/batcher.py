@@ -15,8 +15,8 @@ import trio
 
 from asyncfabric.errors import BrokenError, ClosedError
 from asyncfabric_services.runner.meter import RunnerMeter
-from asyncfabric_services.runner.roster import Member, Plan, Roster
 from asyncfabric_services.runner.runner import Runner
+from asyncfabric_services.runner.scheduler import Member, Plan, Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ class Answer:
 class Batcher:
     """Drives one runner for all its requests."""
 
-    def __init__(self, runner: Runner, roster: Roster, meter: RunnerMeter | None = None) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, meter: RunnerMeter | None = None) -> None:
         self._runner = runner
-        self._roster = roster
+        self._scheduler = scheduler
         self._meter = meter
         self._answers: dict[Member, Answer] = {}
         self._work = trio.Event()
@@ -74,7 +74,7 @@ class Batcher:
         """
         try:
             while True:
-                self._passing = self._roster.plan()
+                self._passing = self._scheduler.plan()
                 if self._passing:
                     await self._pass()
                 else:
@@ -97,7 +97,7 @@ class Batcher:
         """
         if self._stopped:
             raise ClosedError("the runner has stopped", remedy="ask another node")
-        self._roster.join(member)
+        self._scheduler.join(member)
         answer = self._answers[member] = Answer()
         if member.finished:
             answer.end()  # its one token came with its pages
@@ -110,7 +110,7 @@ class Batcher:
                 while any(member is passing for passing, _ in self._passing):
                     await self._pass_over.wait()
             del self._answers[member]
-            self._roster.leave(member)
+            self._scheduler.leave(member)
             self._work.set()  # its pages may let a waiting request start
 
     async def _pass(self) -> None:
@@ -118,7 +118,7 @@ class Batcher:
         self._pass_over = trio.Event()
         try:
             logits = await trio.to_thread.run_sync(self._runner.step, [span for _, span in plan])
-            for member, token in self._roster.complete(plan, logits):
+            for member, token in self._scheduler.complete(plan, logits):
                 answer = self._answers[member]
                 if token is not None:
                     answer.put(token)

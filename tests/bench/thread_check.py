@@ -28,8 +28,8 @@ async def main() -> None:
     async with af.open_fabric(af.FabricConfig(rails=("local",))) as reader, af.open_fabric() as writer:
         peer = await writer.connect(reader.address)
         counter = reader.counter()
-        stairwell = writer._stairwell
-        check_thread = stairwell.check_thread
+        dispatcher = writer._dispatcher
+        check_thread = dispatcher.check_thread
         found: dict[str, list[float]] = {}
 
         def note(name: str, began_ns: int, calls: int) -> None:
@@ -47,7 +47,7 @@ async def main() -> None:
             note("an empty call", began, CALLS)
             began = thread_time_ns()
             for _ in calls:
-                if get_ident() != stairwell.thread:
+                if get_ident() != dispatcher.thread:
                     raise AssertionError
             note("the check, written out", began, CALLS)
             began = thread_time_ns()

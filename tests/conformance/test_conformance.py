@@ -78,7 +78,7 @@ RINGS: tuple[FabricFactory, ...] = (
     FabricFactory(open=_fake(2), name="fake-2", rails=2, memory="foreign", peers=64, **LIGHTEST),  # type: ignore[arg-type]
     _native("local-1-allocated", ("local",)),
     _native("local-1-foreign", ("local",), memory="foreign", peers=64, **LIGHT),
-    _native("local-crew", ("local?copiers=3",), peers=64, **LIGHT),  # as on machines with many cores
+    _native("local-copiers", ("local?copiers=3",), peers=64, **LIGHT),  # as on machines with many cores
     _native("local-2-foreign", ("local",) * 2, memory="foreign", peers=64, **LIGHT),
     _native("local-2to3-foreign", ("local",) * 2, ("local",) * 3, memory="foreign", peers=16, **LIGHT),
     _native("tcp-1", ("tcp",), memory="foreign", **SLOW),

@@ -14,7 +14,7 @@ from gpu_room import give_memory_back, place_on_gpus
 
 import asyncfabric as af
 
-sys.path.append(str(Path(__file__).parents[1] / "property"))  # whose scenes of updates are played here on GPUs
+sys.path.append(str(Path(__file__).parents[1] / "property"))  # whose fixtures of updates are played here on GPUs
 if int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or 0) < 32:  # some frameworks have it at 1
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # streams of several ranks in one process do not queue up
 

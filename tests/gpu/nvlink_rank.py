@@ -18,7 +18,7 @@ PATIENCE_S, DEADLINE_S = 120.0, 8.0
 
 
 async def _steps(moe: Any, first: int, count: int) -> int:
-    from nvlink_scene import expected, run_experts, same_bits, tokens_of
+    from nvlink_fixture import expected, run_experts, same_bits, tokens_of
 
     wrong = 0
     gone = tuple(set(range(moe.config.ranks)) - set(moe.present))

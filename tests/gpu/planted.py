@@ -54,13 +54,13 @@ class Failures:
 
 def try_one(number: int, kernels: Path) -> bool:
     """Run the tests of a fault with its kernels, in this process; return whether one failed."""
-    import nvlink_scene
+    import nvlink_fixture
 
     from asyncfabric.moe.nvlink import launch
 
     fault, failures, begin, text = FAULTS[number], Failures(), time.monotonic(), kernels.read_bytes()
     launch.kernel_text = lambda: text
-    nvlink_scene.DEADLINE_S = DEADLINE_S
+    nvlink_fixture.DEADLINE_S = DEADLINE_S
     arguments = [
         "-q",
         "-p",

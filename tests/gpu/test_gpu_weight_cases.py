@@ -11,8 +11,8 @@ pytest.importorskip("hypothesis", reason="RANDOM UPDATES AMONG GPUS WERE NOT TES
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from weight_cases import Case, cases
-from weight_gpus import WHERE, gpu_scene
-from weight_scene import run
+from weight_fixture import run
+from weight_gpus import WHERE, gpu_fixture
 
 from asyncfabric.weights import Plan, Relay, plan_weights
 
@@ -33,10 +33,10 @@ def test_updates_equal_the_reference(
 
         async def body(plan: Plan = plan, case: Case = case) -> None:
             with tempfile.TemporaryDirectory() as folder:
-                async with gpu_scene(plan, case.shard, Path(folder) / "log", far, where) as (scene, refresh):
+                async with gpu_fixture(plan, case.shard, Path(folder) / "log", far, where) as (fixture, refresh):
                     for version in (1, 2):
-                        await scene.bring(version)
-                        scene.change(version)
+                        await fixture.bring(version)
+                        fixture.change(version)
                         refresh()
 
         run(body)

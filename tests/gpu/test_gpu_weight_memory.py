@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weight_gpus import Tensors, gpu_scene
-from weight_scene import random_shard, run, small_plan
+from weight_fixture import random_shard, run, small_plan
+from weight_gpus import Tensors, gpu_fixture
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, alone, place, plan_weights
@@ -60,17 +60,17 @@ def test_memory_beyond_the_shards_stays_under_the_watermark(tmp_path: Path, far:
     import torch
 
     async def body() -> None:
-        async with gpu_scene(small_plan(), random_shard, tmp_path / "warm", far) as (scene, _):
-            await scene.bring(1)  # what the driver loads with the first launches is not counted
+        async with gpu_fixture(small_plan(), random_shard, tmp_path / "warm", far) as (fixture, _):
+            await fixture.bring(1)  # what the driver loads with the first launches is not counted
         torch.cuda.empty_cache()
         plan = square_plan(12)
-        async with gpu_scene(plan, square_shard, tmp_path / "log", far, scratch_bytes=SCRATCH) as (scene, _):
+        async with gpu_fixture(plan, square_shard, tmp_path / "log", far, scratch_bytes=SCRATCH) as (fixture, _):
             torch.cuda.synchronize()
             before = torch.cuda.mem_get_info(0)[0]
             with lowest_free(0) as found:
                 for version in (1, 2, 3):
-                    await scene.update(version)
-                    await scene.flip(version)  # the next one is written where the one before it serves no more
+                    await fixture.update(version)
+                    await fixture.flip(version)  # the next one is written where the one before it serves no more
             assert 32 * MIB < before - found[0] <= SCRATCH
 
     run(body)

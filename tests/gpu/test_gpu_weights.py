@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from weight_blocks import check_laid, check_whole_blocks
-from weight_gpus import WHERE, Tensors, gpu_scene, tensor_of
-from weight_scene import on_host, random_shard, run, small_plan
+from weight_fixture import on_host, random_shard, run, small_plan
+from weight_gpus import WHERE, Tensors, gpu_fixture, tensor_of
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, fused, place, plan_weights
@@ -150,10 +150,10 @@ def large_shard(rank: int, name: str) -> Any:
 @pytest.mark.parametrize(("to", "block"), [("bfloat16", 0), ("float32", 0), ("float8_e4m3fn", 128)])
 def test_large_matrices(tmp_path: Path, far: int, where: str, to: str, block: int) -> None:
     async def body() -> None:
-        async with gpu_scene(large_plan(to, block), large_shard, tmp_path / "log", far, where) as (scene, refresh):
+        async with gpu_fixture(large_plan(to, block), large_shard, tmp_path / "log", far, where) as (fixture, refresh):
             for version in (1, 2):
-                await scene.bring(version)
-                scene.change(version)
+                await fixture.bring(version)
+                fixture.change(version)
                 refresh()
 
     run(body)
@@ -163,10 +163,10 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
     import torch
 
     async def body() -> None:
-        async with gpu_scene(small_plan(), random_shard, tmp_path / "log", far) as (scene, refresh):
-            before = await scene.begin()
+        async with gpu_fixture(small_plan(), random_shard, tmp_path / "log", far) as (fixture, refresh):
+            before = await fixture.begin()
             refresh()
-            victim = scene.replicas["b/1"]
+            victim = fixture.replicas["b/1"]
             right = Intake._right
 
             async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
@@ -180,12 +180,12 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):
-                await scene.update(2)
+                await fixture.update(2)
             monkeypatch.undo()
-            for replica in scene.replicas.values():
+            for replica in fixture.replicas.values():
                 assert replica.step_boundary() == 1
-            scene.check(1, before)
-            await scene.bring(3)
+            fixture.check(1, before)
+            await fixture.bring(3)
 
     run(body)
 
@@ -196,18 +196,18 @@ def test_a_late_joiner_fetches_from_another_kind_of_memory(tmp_path: Path, far: 
 
     async def body() -> None:
         plan = small_plan()
-        async with gpu_scene(plan, random_shard, tmp_path / "log", far, where) as (scene, _):
-            await scene.bring(1)
+        async with gpu_fixture(plan, random_shard, tmp_path / "log", far, where) as (fixture, _):
+            await fixture.bring(1)
             async with (
                 af.open_fabric(af.FabricConfig(rails=("cuda:0",))) as fabric,
-                open_replica(fabric, scene.post.open("late/0"), plan, "late", 0, device=device) as late,
+                open_replica(fabric, fixture.post.open("late/0"), plan, "late", 0, device=device) as late,
             ):
                 await late.wait_version(1)
                 assert late.step_boundary() == 1
-                other = scene.replicas["a/0"].tensors()
+                other = fixture.replicas["a/0"].tensors()
                 for name, mine in late.tensors().items():
                     assert np.array_equal(on_host(mine), on_host(other[name]))
-                scene.post.close("late/0")
+                fixture.post.close("late/0")
 
     run(body)
 
@@ -217,12 +217,12 @@ def test_what_the_caller_has_begun_is_in_the_version(tmp_path: Path, far: int) -
     import torch
 
     async def body() -> None:
-        async with gpu_scene(small_plan(), random_shard, tmp_path / "log", far) as (scene, refresh):
-            await scene.bring(1)
-            scene.change(1)
+        async with gpu_fixture(small_plan(), random_shard, tmp_path / "log", far) as (fixture, refresh):
+            await fixture.bring(1)
+            fixture.change(1)
             torch.cuda._sleep(400_000_000)  # type: ignore[no-untyped-call]  # cycles: 0.2 s
             refresh()
-            await scene.bring(2)
+            await fixture.bring(2)
 
     run(body)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from nvlink_scene import ONE_LOOP, cast_of, expected, same_bits, tokens_of
+from nvlink_fixture import ONE_LOOP, cast_of, expected, same_bits, tokens_of
 
 from asyncfabric.moe import MoeConfig
 

@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from nvlink_fixture import ONE_LOOP, Cast, cast_of, expected, same_bits, tokens_of
 from nvlink_rank import DEADLINE_S, ranks_of
-from nvlink_scene import ONE_LOOP, Cast, cast_of, expected, same_bits, tokens_of
 from test_nvlink_moe import replay
 
 from asyncfabric.moe import MissingRankError, MoeConfig

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from nvlink_scene import (
+from nvlink_fixture import (
     ONE_LOOP,
     Cast,
     Tokens,

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from nvlink_fixture import Cast, cast_of, expected, same_bits, tokens_of
 from nvlink_rank import DEADLINE_S, ranks_of
-from nvlink_scene import Cast, cast_of, expected, same_bits, tokens_of
 from test_nvlink_moe import replay
 
 from asyncfabric.moe import MissingRankError, MoeConfig

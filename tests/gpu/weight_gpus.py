@@ -1,4 +1,4 @@
-"""Weights on GPUs: scenes of updates over cuda rails, whose trainers hold tensors; what the tests of them share."""
+"""Weights on GPUs: fixtures of updates over cuda rails, whose trainers hold tensors; what the tests of them share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from weight_scene import open_scene
+from weight_fixture import open_fixture
 
 from asyncfabric.weights import Plan
 
@@ -47,15 +47,15 @@ class Tensors:
 
 
 @asynccontextmanager
-async def gpu_scene(
+async def gpu_fixture(
     plan: Plan, shard: Any, log: Path, far: int, where: str = WHERE[0], **more: Any
 ) -> AsyncIterator[Any]:  # fmt: skip
-    """A scene over cuda rails, and what copies the trainers' arrays to their tensors again."""
+    """A fixture over cuda rails, and what copies the trainers' arrays to their tensors again."""
     sender, receiver = where.split(" to ")
     tensors = Tensors(plan)
-    async with open_scene(
+    async with open_fixture(
         plan, shard, log, rail=lambda name: f"cuda:{far}" if "/" in name else "cuda:0",
         given=tensors.given if sender == "gpu" else lambda rank, held: held,
         reads=lambda name: {"device": f"cuda:{far}" if receiver == "gpu" else "cpu"}, **more,
-    ) as scene:  # fmt: skip
-        yield scene, tensors.refresh
+    ) as fixture:  # fmt: skip
+        yield fixture, tensors.refresh

@@ -12,10 +12,10 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
-from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.server import Doorway, serve_until
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
 
@@ -89,7 +89,7 @@ class Site:
     backend: ScriptedBackend
     address: str
     condition: Condition
-    desk: Desk
+    admission: RequestAdmission
     registry: CollectorRegistry
     stop: trio.Event
     ended: trio.Event = field(default_factory=trio.Event)
@@ -148,15 +148,15 @@ async def open_site(
 ) -> AsyncIterator[Site]:
     """Run a router; at the end of the scope it must drain by itself, with nobody left inside."""
     backend, condition, registry = ScriptedBackend(), Condition("here", "router"), CollectorRegistry()
-    desk = Desk(condition, most_requests)
-    app = router_app(backend, desk, condition, registry, Limits(16, deadline))
+    admission = RequestAdmission(condition, most_requests)
+    app = router_app(backend, admission, condition, registry, Limits(16, deadline))
     async with trio.open_nursery() as nursery:
         send, listening = trio.open_memory_channel[str](1)
-        site = Site(backend, "", condition, desk, registry, trio.Event())
+        site = Site(backend, "", condition, admission, registry, trio.Event())
 
         async def run() -> None:
             doorway = Doorway(port=0, drain_seconds=drain, stall_seconds=stall)
-            await serve_until(app, desk, condition, doorway, site.stop, send.send_nowait)
+            await serve_until(app, admission, condition, doorway, site.stop, send.send_nowait)
             site.ended.set()
 
         nursery.start_soon(run)

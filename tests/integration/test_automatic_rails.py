@@ -63,7 +63,7 @@ def planted(tmp_path: Path) -> functools.partial[Engine]:
 def test_a_device_that_does_not_open_is_left_out_and_the_fabric_works(tmp_path: Path) -> None:
     need("local")
 
-    async def scene() -> None:
+    async def fixture() -> None:
         engines = planted(tmp_path)
         async with (
             af.open_fabric(engine_factory=engines) as target,
@@ -80,30 +80,30 @@ def test_a_device_that_does_not_open_is_left_out_and_the_fabric_works(tmp_path: 
             await counter.wait(1)
             assert target.regions()[0].refused == ""
 
-    trio.run(scene)
+    trio.run(fixture)
 
 
 def test_what_is_named_beside_auto_has_to_open(tmp_path: Path) -> None:
     need("local")
 
-    async def scene() -> None:
+    async def fixture() -> None:
         config = af.FabricConfig(rails=("auto", "verbs:mlx5_0"))
         async with af.open_fabric(config, engine_factory=planted(tmp_path)):
             raise AssertionError("a named rail was left out")
 
     with pytest.raises(af.DeviceError, match="verbs"):
-        trio.run(scene)
+        trio.run(fixture)
 
 
 def test_where_nothing_that_is_permitted_opens_the_error_lists_the_reasons(tmp_path: Path) -> None:
     need("local")
 
-    async def scene() -> None:
+    async def fixture() -> None:
         async with af.open_fabric(af.FabricConfig(require=("efa",)), engine_factory=planted(tmp_path)):
             raise AssertionError("a rail was opened that config.require does not permit")
 
     with pytest.raises(af.DeviceError, match=r"local: config.require does not permit it.*tcp: "):
-        trio.run(scene)
+        trio.run(fixture)
     with pytest.raises(af.DeviceError, match=r"verbs:mlx5_0: .*verbs:mlx5_1: "):
         trio.run(functools.partial(_open_only, "verbs", tmp_path / "verbs"))
 

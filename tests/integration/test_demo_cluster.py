@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-P", "-c", RUN, "demo", "kv", "--layers", "2", "--hi
 PATIENCE = 200.0
 
 
-def test_the_story_ends_well() -> None:
+def test_the_scenario_ends_well() -> None:
     need_time_for_demos()
     done = subprocess.run([*COMMAND, "--requests", "24", "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr + done.stdout

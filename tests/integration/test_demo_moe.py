@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-P", "-c", RUN, "demo", "moe", "--layers", "2", "--h
 PATIENCE = 200.0
 
 
-def test_the_story_ends_well() -> None:
+def test_the_scenario_ends_well() -> None:
     need_time_for_demos()
     done = subprocess.run([*COMMAND, "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -34,7 +34,7 @@ def rows_of(made: Cluster, name: str, page: str) -> list[dict[str, object]]:
     return rows
 
 
-async def story(made: Cluster) -> None:
+async def versions(made: Cluster) -> None:
     folder = str(made.folder / "ipc")
     directory = made["directory"].link
     with trio.fail_after(PATIENCE_S * 3):
@@ -78,5 +78,5 @@ async def beside(directory: str, folder: str) -> None:
 def test_one_of_two_drains(tmp_path: Path) -> None:
     with bare_cluster(tmp_path, MODEL__EXPERTS="5") as made:
         made.start("expert-a", "expert-b")
-        trio.run(story, made)
+        trio.run(versions, made)
         assert made["expert-a"].end() == 0

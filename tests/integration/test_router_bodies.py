@@ -19,9 +19,9 @@ from test_router_http import samples
 
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router import app as router_application
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.backend import ModelCard
 from asyncfabric_services.router.bodies import MOST_BODY_BYTES, SHORT_BODY_BYTES, BodyRoom
-from asyncfabric_services.router.desk import Desk
 from asyncfabric_services.router.generation import MIDDLE_BODY_BYTES
 from asyncfabric_services.router.server import Doorway, serve_until
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
@@ -90,7 +90,7 @@ async def test_an_answer_ends_although_nobody_reads_the_body_that_came() -> None
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery, put, listening:
             way = Doorway(drain_seconds=1.0)
-            nursery.start_soon(serve_until, app, Desk(condition, 8), condition, way, stop, put.send_nowait)
+            nursery.start_soon(serve_until, app, RequestAdmission(condition, 8), condition, way, stop, put.send_nowait)
             port = int((await listening.receive()).rpartition(":")[2])
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
                 await stream.send_all(head_of("/", f"content-length: {MOST_BODY_BYTES}"))

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from asyncfabric_services.health.condition import Condition
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.server import Doorway, StartError, serve_until
 from asyncfabric_services.settings.sources import load_settings
 
@@ -42,7 +42,7 @@ async def serving(**doorway: Any) -> AsyncIterator[str]:
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery, send, listening:
             app, way = Starlette(routes=routes), Doorway(drain_seconds=1.0, **doorway)
-            nursery.start_soon(serve_until, app, Desk(condition, 8), condition, way, stop, send.send_nowait)
+            nursery.start_soon(serve_until, app, RequestAdmission(condition, 8), condition, way, stop, send.send_nowait)
             yield await listening.receive()
             stop.set()
 
@@ -108,7 +108,7 @@ async def test_tls_by_certificate_files(tmp_path: Path) -> None:
         assert address.startswith("https://127.0.0.1:")
         assert (await asked(address, OWN, f"authorization: Bearer {KEYS[0]}", tls=context))[0] == 200
         assert (await asked(address, OWN, tls=context))[0] == 401
-    way = Desk(Condition("n", "router"), 8), Condition("n", "router")
+    way = RequestAdmission(Condition("n", "router"), 8), Condition("n", "router")
     for first, second in ((certificate, None), (key, certificate), (certificate, tmp_path)):
         reason = "belong together" if second is None else "cannot be used"
         with pytest.raises(StartError, match=rf"tls\.certificate and tls\.key {reason}"):

@@ -199,7 +199,7 @@ async def test_a_client_that_leaves_cancels_its_request(stream_mode: bool, permi
             await receive_until(stream, b"data: ")
         await stream.aclose()
         await site.until(lambda: len(site.backend.left) == 1)
-        await site.until(lambda: site.desk.count == 0)
+        await site.until(lambda: site.admission.count == 0)
         endpoint = "completions" if path == "/v1/completions" else "chat"
         await site.until(lambda: samples(site)[f"asyncfabric_router_requests_total {endpoint} 499"] == 1)
 
@@ -216,7 +216,7 @@ async def test_a_client_that_leaves_with_the_last_token_is_no_failure(
         monkeypatch.setattr(site.backend, "_tokens", tokens)
         async with await site.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": True}) as stream:
             await receive_until(stream, b"data: ")
-        await site.until(lambda: len(site.backend.left) == 1 and site.desk.count == 0)
+        await site.until(lambda: len(site.backend.left) == 1 and site.admission.count == 0)
     assert "failed" not in caplog.text
 
 
@@ -276,7 +276,7 @@ async def test_one_request_too_many_is_429_and_the_next_is_welcome() -> None:
         assert isinstance(busy, openai.RateLimitError)
         assert busy.response.headers["retry-after"] == "1"
         await stream.aclose()
-        await site.until(lambda: site.desk.count == 0)
+        await site.until(lambda: site.admission.count == 0)
         site.backend.permits = 100
         assert (await with_client(site, complete(max_tokens=3))).choices[0].text == TEXT[:3]
 

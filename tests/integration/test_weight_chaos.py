@@ -23,7 +23,7 @@ for needed in ("torch", "transformers", "hypercorn", "safetensors"):
 
 from cluster import PATIENCE, Cluster, Service, bare_cluster  # noqa: E402
 
-from asyncfabric_services.demo_weights.story import free_port, torchrun_variables  # noqa: E402
+from asyncfabric_services.demo_weights.scenario import free_port, torchrun_variables  # noqa: E402
 from asyncfabric_services.demo_weights.verdict import Usual  # noqa: E402
 
 ROUNDS = int(os.environ.get("ASYNCFABRIC_TEST_ROUNDS", "1"))

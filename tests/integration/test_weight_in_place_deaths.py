@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from weight_world import Story, WeightWorld, open_world
+from weight_world import Served, WeightWorld, open_world
 
 REPLICAS = ("a", "b")
 RECEIVERS = {"a": ["a/0", "a/1"], "b": ["b/0", "b/1"]}
@@ -19,18 +19,18 @@ EVERYBODY = [*RECEIVERS["a"], *RECEIVERS["b"]]
 pytestmark = pytest.mark.slow
 
 
-def whole_again(made: WeightWorld, victim: str) -> dict[str, Story]:
+def whole_again(made: WeightWorld, victim: str) -> dict[str, Served]:
     """Start the victim again; everybody comes to what was decided last. Returns what the survivors had served then."""
     made.start(victim)
     version = made["coordinator"].ask("held", receivers=EVERYBODY)["version"]
     assert version == made.decided()[-1]
     for name in REPLICAS:
         made[name].ask("until", version=version)
-    stories = made.stories()
-    assert all(story[-1] == version for story in stories.values()), stories
+    all_served = made.all_served()
+    assert all(versions[-1] == version for versions in all_served.values()), all_served
     for name in RECEIVERS["a"]:
-        assert 0 not in stories[name][1:], "a shadow is there so that something always serves"
-    return stories
+        assert 0 not in all_served[name][1:], "a shadow is there so that something always serves"
+    return all_served
 
 
 def a_trainer_dies(world: WeightWorld) -> None:
@@ -50,10 +50,10 @@ def a_trainer_dies(world: WeightWorld) -> None:
         if now == before:
             assert {end["error"] for end in ends.values()} == {"BrokenError"}
             assert victim in ends["coordinator"]["text"]
-        stories = whole_again(world, victim)
+        all_served = whole_again(world, victim)
         assert world.decided()[-1] == now
         for name in RECEIVERS["b"]:
-            assert word in ("Roster", "Opened") or stories[name][-3:] == [before, 0, now], stories[name]
+            assert word in ("Roster", "Opened") or all_served[name][-3:] == [before, 0, now], all_served[name]
 
 
 def a_rollout_dies_that_is_updated_in_place(world: WeightWorld) -> None:
@@ -85,11 +85,11 @@ def the_coordinator_dies(world: WeightWorld) -> None:
         before = world.decided()[-1]
         version, ends = world.die("coordinator", way, word, other)
         assert all("whether it had decided is not known" in end["text"] for end in ends.values()), ends
-        stories = whole_again(world, "coordinator")
+        all_served = whole_again(world, "coordinator")
         assert world.decided()[-1] == (version if word == "Commit" else before)
         for name in RECEIVERS["b"]:
             stopped = word in ("Write", "Verified", "Commit") or (word, other) == ("Stopped", name)
-            assert not stopped or stories[name][-3:] == [before, 0, world.decided()[-1]], (word, stories[name])
+            assert not stopped or all_served[name][-3:] == [before, 0, world.decided()[-1]], (word, all_served[name])
 
 
 def who_kept_the_old_version_dies(world: WeightWorld) -> None:
@@ -101,7 +101,9 @@ def who_kept_the_old_version_dies(world: WeightWorld) -> None:
     assert ends["coordinator"]["error"] == "BrokenError"
     assert "nobody would hold version" in ends["coordinator"]["text"]
     world.start("a")
-    assert {tuple(story[-1:]) for story in world.stories().values()} == {(0,)}, "nobody has one, and all say so"
+    assert {tuple(versions[-1:]) for versions in world.all_served().values()} == {(0,)}, (
+        "nobody has one, and all say so"
+    )
 
 
 def test_whoever_dies_at_any_stage_of_an_update_in_place(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_relays_die_with_coded_rows_under_way(tmp_path: Path) -> None:
             made["coordinator"].ask("held", receivers=made.everybody)
             for name in NAMES:
                 made[name].ask("until", version=now)
-            stories = made.stories()
-            assert all(story[-1] == now for story in stories.values()), (case, stories)
+            all_served = made.all_served()
+            assert all(versions[-1] == now for versions in all_served.values()), (case, all_served)
             made.bring()
             chain(made)

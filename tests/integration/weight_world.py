@@ -16,7 +16,7 @@ from asyncfabric.weights.update import receiver_name
 
 DEADLINE_S = 10.0
 TRAINERS = ("trainer-0", "trainer-1")
-Story = list[int]
+Served = list[int]
 
 
 class WeightWorld:
@@ -88,18 +88,18 @@ class WeightWorld:
         records = [json.loads(line)["record"] for line in self.log.read_text().splitlines()]
         return [record["version"] for record in records if record["kind"] == "commit"]
 
-    def stories(self) -> dict[str, Story]:
+    def all_served(self) -> dict[str, Served]:
         """Return what each receiver served since its process began, 0 for none, after checking each byte of it."""
-        found: dict[str, Story] = {}
+        found: dict[str, Served] = {}
         decided = set(self.decided())
         for replica in self.replicas:
-            for name, story in self[replica].ask("served")["served"].items():
-                for version, digest in story:
-                    assert version == 0 or version in decided, (name, story, "serves what was not decided")
+            for name, versions in self[replica].ask("served")["served"].items():
+                for version, digest in versions:
+                    assert version == 0 or version in decided, (name, versions, "serves what was not decided")
                     assert version == 0 or digest == digests(version, replica)[name], (name, version, "is a mixture")
-                found[name] = [version for version, _ in story]
+                found[name] = [version for version, _ in versions]
                 served = [version for version in found[name] if version]
-                assert served == sorted(served), (name, story, "a version went back")
+                assert served == sorted(served), (name, versions, "a version went back")
         return found
 
 
@@ -111,7 +111,7 @@ def open_world(folder: Path, replicas: dict[str, dict[str, Any]], **options: Any
         made.bring()
         yield made
         made.bring()
-        made.stories()
+        made.all_served()
         for node in made.nodes.values():
             node.tell(do="close")
         for node in made.nodes.values():

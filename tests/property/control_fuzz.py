@@ -104,7 +104,7 @@ class Fuzz:
             frame = mutate(rng, rng.choice(corpus), corpus)
             path = rng.choice(paths)
             self.step(lambda p=process, f=frame, w=path: self.receive(world, p.number, w, f), frame)
-            for peer in list(process.table.roster.peers):
+            for peer in list(process.table.names.peers):
                 if rng.random() < 0.2:
                     world.post(process.number, peer, rng.choice("xyz"), 64)
             if rng.random() < 0.05:
@@ -126,7 +126,7 @@ class Fuzz:
             assert len(table.sessions) <= 4 * ROUND
             for session in table.sessions.values():
                 assert len(session.receives.arrived) <= MAX_CHANNELS
-            assert set(table.roster._by_name) == {identity.name for identity in table.roster.peers}
+            assert set(table.names._by_name) == {identity.name for identity in table.names.peers}
             table.next_deadline_ns()
 
     def bodies(self) -> None:

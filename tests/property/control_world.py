@@ -95,7 +95,7 @@ class World:
     def post(self, source: int, to: Identity, channel: str, body_bytes: int = BODY_BYTES) -> bool:
         """Send the next number, if there is room and a session."""
         process = self.processes[source]
-        peer = process.table.roster.peers.get(to)
+        peer = process.table.names.peers.get(to)
         if peer is None or peer.state != "ready" or not process.table.admits(to, channel, body_bytes):
             return False
         process.posted += 1
@@ -155,7 +155,7 @@ class World:
 
     def check(self, process: Process) -> None:
         """CS-2, and agreement of what was told with what is."""
-        peers = process.table.roster.peers
+        peers = process.table.names.peers
         names = [identity.name for identity in peers]
         assert len(set(names)) == len(names), f"CS-2: {sorted(map(str, peers))}"
         told = {identity: state for identity, state in process.states.items() if state != "lost"}

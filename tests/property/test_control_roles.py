@@ -74,7 +74,7 @@ def test_a_name_keeps_its_role_and_key_while_it_lives_and_a_key_its_roles(
             assert refused == ["name_taken"]
         elif not refused or refused == ["retired"]:
             held.setdefault(name, (role, key))
-        living = {peer.identity.name: (peer.role, peer.key) for peer in table.roster.peers.values()}
+        living = {peer.identity.name: (peer.role, peer.key) for peer in table.names.peers.values()}
         held = {name: pair for name, pair in held.items() if name in living}
         assert living == held
         if leaves and path in table.sessions:
@@ -90,5 +90,5 @@ def test_a_dialer_takes_no_answer_of_a_key_in_another_role() -> None:
     welcome = Welcome("tcp://there", (), 4 * MAX_FRAME_BYTES, MAX_FRAME_BYTES, "directory")
     actions = table.feed(Received(1, encode(Envelope(Identity("d", 1), 7, 0, None, welcome)), ALICE), 0)
     (failed,) = [action for action in actions if isinstance(action, DialFailed)]
-    assert failed.code == "key_role" and not table.roster.peers
+    assert failed.code == "key_role" and not table.names.peers
     assert "d@1 as directory under the key aaaaaaaa..., which is trusted as decode" in failed.reason

@@ -50,7 +50,7 @@ def connected_world() -> World:
     for source, target in ((0, 1), (1, 2), (2, 0)):
         world.dial(source, target)
     world.exchange()
-    assert all(len(process.table.roster.peers) == 2 for process in world.processes)
+    assert all(len(process.table.names.peers) == 2 for process in world.processes)
     return world
 
 
@@ -109,9 +109,9 @@ def disturb(world: World, kind: str, queue: Any, b: int) -> None:
 def agree(world: World) -> None:
     """Whoever has a session has it from both sides, after the deadlines of a faultless world."""
     for process in world.processes:
-        for identity in process.table.roster.peers:
+        for identity in process.table.names.peers:
             other = next(other for other in world.processes if other.identity == identity)
-            assert process.identity in other.table.roster.peers, f"{process.identity} alone has {identity}"
+            assert process.identity in other.table.names.peers, f"{process.identity} alone has {identity}"
 
 
 @given(steps(FAULTY))
@@ -137,7 +137,7 @@ def test_nothing_is_lost_where_no_frame_is(trace: list[Step]) -> None:
         if step[0] == "dial":
             world.exchange()
             me, other = world.living[NAMES[step[1] % 3]], world.living[NAMES[(step[1] + 1 + step[2] % 2) % 3]]
-            if world.processes[other].identity in world.processes[me].table.roster.peers:
+            if world.processes[other].identity in world.processes[me].table.names.peers:
                 continue  # a link does not dial whom it has; a second dial means that the first was lost
         do(world, step)
         if step[0] == "post":
@@ -150,7 +150,7 @@ def test_nothing_is_lost_where_no_frame_is(trace: list[Step]) -> None:
         receiver, sender = world.processes[world.living[to]], world.processes[world.living[source]]
         assert receiver.delivered[sender.identity] == numbers
     for process in world.processes:
-        for identity, peer in process.table.roster.peers.items():
+        for identity, peer in process.table.names.peers.items():
             # All was taken, so credit for a largest body is there: whoever waits is let go on.
             full = largest_body(CONFIG.window_bytes)
             assert peer.state == "draining" or all(process.table.admits(identity, one, full) for one in CHANNELS)
@@ -167,10 +167,10 @@ def test_a_world_that_was_bad_can_connect_again(trace: list[Step]) -> None:
     world.settle()
     a, b = (world.processes[world.living[name]] for name in "ab")
     for _ in range(3):  # once for each side that may still believe in a session that the other has lost
-        if b.identity not in a.table.roster.peers:
+        if b.identity not in a.table.names.peers:
             world.dial(a.number, b.number)
             world.settle()
-    assert b.identity in a.table.roster.peers
+    assert b.identity in a.table.names.peers
     before = len(b.delivered[a.identity])
     assert world.post(a.number, b.identity, "x")
     world.exchange()

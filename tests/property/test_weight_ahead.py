@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 from test_weight_devices import tensors_over, torch, torch_everywhere
-from weight_scene import Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, Relay, alone, messages, place, plan_weights
@@ -82,12 +82,12 @@ def test_rows_are_told_before_they_are_there_and_checked_when_they_are(
 ) -> None:
     async def body() -> None:
         with torch_everywhere(True, receivers), judged_before_arrival() as coming:
-            async with open_scene(
+            async with open_fixture(
                 small_plan(), random_shard, tmp_path / "log", rail=rail, given=lambda rank, held: tensors_over(held)
-            ) as scene:
+            ) as fixture:
                 for version in (1, 2):
-                    await scene.bring(version)
-                    scene.change(version)
+                    await fixture.bring(version)
+                    fixture.change(version)
         assert sum(coming) > 0 or rail == "local"
 
     run(body)
@@ -110,11 +110,11 @@ def test_rows_that_were_looked_at_too_early_are_looked_at_again_before_others_ne
 
     async def body() -> None:
         with torch_everywhere(), anyio.fail_after(20):
-            async with open_scene(
+            async with open_fixture(
                 shared_plan(), shared_shard, tmp_path / "log", rail="fault+local?delay_us=20000",
                 given=lambda rank, held: tensors_over(held),
-            ) as scene:  # fmt: skip
-                await scene.bring(1)
+            ) as fixture:  # fmt: skip
+                await fixture.bring(1)
 
     run(body)
     assert looked
@@ -123,11 +123,11 @@ def test_rows_that_were_looked_at_too_early_are_looked_at_again_before_others_ne
 def test_arrivals_that_never_come_are_refused_by_name(tmp_path: Path) -> None:
     async def body() -> None:
         with torch_everywhere(), told_as(lambda count: count + 1000):
-            async with open_scene(
+            async with open_fixture(
                 small_plan(), random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
-            ) as scene:
+            ) as fixture:
                 with pytest.raises(af.BrokenError, match=r"trainer-\d says 10\d\d writes of \d+"):
-                    await scene.update(1)
+                    await fixture.update(1)
 
     run(body)
 
@@ -142,11 +142,11 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
 
     async def body() -> None:
         with torch_everywhere():
-            async with open_scene(
+            async with open_fixture(
                 small_plan(trainers=1, names=("a",)), lambda rank, name: random_whole(name), tmp_path / "log",
                 given=lambda rank, held: tensors_over(held),
-            ) as scene:  # fmt: skip
-                trainer, opened, here = scene.publishers[0], [], anyio.Event()
+            ) as fixture:  # fmt: skip
+                trainer, opened, here = fixture.publishers[0], [], anyio.Event()
                 hear = trainer._take_message
 
                 def late(sender: str, event: Any) -> None:
@@ -158,7 +158,7 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
 
                 monkeypatch.setattr(trainer, "_take_message", late)
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(scene.update, 1)
+                    tasks.start_soon(fixture.update, 1)
                     await here.wait()
                     while len(filled) < pipeline.UNITS_AHEAD:  # noqa: ASYNC110  # nobody tells
                         await anyio.sleep(0.001)
@@ -170,8 +170,8 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
                         hear(*each)
                     trainer._changed.tell()
                 assert len(filled) > pipeline.UNITS_AHEAD
-                await scene.flip(1)
-                scene.check(1)
+                await fixture.flip(1)
+                fixture.check(1)
 
     run(body)
 
@@ -183,10 +183,10 @@ def random_whole(name: str) -> Any:
 class SlowDisk:
     """A decision log that takes the beginning of a version when it is told to."""
 
-    def __init__(self, scene: Scene, failure: Exception | None = None) -> None:
+    def __init__(self, fixture: Fixture, failure: Exception | None = None) -> None:
         self.asked, self.go, self.failure = threading.Event(), threading.Event(), failure
-        self._begin = scene.coordinator._updates.log.begin
-        scene.coordinator._updates.log.begin = self.begin  # type: ignore[method-assign]
+        self._begin = fixture.coordinator._updates.log.begin
+        fixture.coordinator._updates.log.begin = self.begin  # type: ignore[method-assign]
 
     def begin(self, version: int, manifest: str) -> None:
         self.asked.set()
@@ -196,10 +196,10 @@ class SlowDisk:
         self._begin(version, manifest)
 
 
-def heard_by(scene: Scene, word: type) -> list[Any]:
+def heard_by(fixture: Fixture, word: type) -> list[Any]:
     """Everybody's messages of a kind, from now on."""
     found: list[Any] = []
-    deliver = scene.post.deliver
+    deliver = fixture.post.deliver
 
     def noting(sender: str, to: str, data: bytes) -> None:
         message = messages.decode_message(data)
@@ -207,7 +207,7 @@ def heard_by(scene: Scene, word: type) -> list[Any]:
             found.append((to, message))
         deliver(sender, to, data)
 
-    scene.post.deliver = noting  # type: ignore[method-assign]
+    fixture.post.deliver = noting  # type: ignore[method-assign]
     return found
 
 
@@ -218,15 +218,15 @@ def test_receivers_open_their_memory_while_the_beginning_is_on_its_way_to_the_di
     """WC-6: nobody writes meanwhile. Who would stop serving for it is asked when it is there."""
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             small_plan(), random_shard, tmp_path / "log", shadow=lambda name: not (in_place and name == "b/0")
-        ) as scene:
-            disk, rosters = SlowDisk(scene), heard_by(scene, Roster)
-            written = heard_by(scene, Written)
+        ) as fixture:
+            disk, rosters = SlowDisk(fixture), heard_by(fixture, Roster)
+            written = heard_by(fixture, Written)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(scene.update, 1)
+                tasks.start_soon(fixture.update, 1)
                 await anyio.to_thread.run_sync(disk.asked.wait, 60)
-                machine = scene.coordinator._updates.machine
+                machine = fixture.coordinator._updates.machine
                 if in_place:
                     for _ in range(50):
                         await checkpoint()
@@ -237,26 +237,26 @@ def test_receivers_open_their_memory_while_the_beginning_is_on_its_way_to_the_di
                     assert machine.phase is Phase.PREPARING and rosters and not machine.awaited
                 assert not written
                 disk.go.set()
-            await scene.flip(1)
-            scene.check(1)
+            await fixture.flip(1)
+            fixture.check(1)
 
     run(body)
 
 
 def test_a_beginning_that_the_disk_refuses_is_an_abort_and_its_number_is_taken(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
-            disk = SlowDisk(scene, af.BrokenError("no room"))
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
+            disk = SlowDisk(fixture, af.BrokenError("no room"))
             disk.go.set()
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: .*no room"):
-                await scene.update(2)
-            scene.check(1, before)
+                await fixture.update(2)
+            fixture.check(1, before)
             disk.failure = None
-            assert scene.coordinator.begun == 2
+            assert fixture.coordinator.begun == 2
             with pytest.raises(ValueError, match="version must be greater than 2, got 2"):
-                await scene.coordinator.update(2)
-            await scene.bring(3)
+                await fixture.coordinator.update(2)
+            await fixture.bring(3)
 
     run(body)
 
@@ -264,8 +264,8 @@ def test_a_beginning_that_the_disk_refuses_is_an_abort_and_its_number_is_taken(t
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            log, threads = scene.coordinator._updates.log, list[int]()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            log, threads = fixture.coordinator._updates.log, list[int]()
             begin, commit = log.begin, log.commit
 
             def begun(version: int, manifest: str) -> None:
@@ -277,7 +277,7 @@ def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool)
                 commit(version)
 
             log.begin, log.commit = begun, committed  # type: ignore[method-assign]
-            report = await scene.bring(1)
+            report = await fixture.bring(1)
             assert report.decide_s > 0
             assert [thread == threading.get_ident() for thread in threads] == [quick]
 
@@ -297,11 +297,11 @@ def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: py
             return tensors_over({name: shards[name]})[name].view(torch.int16)[where]
 
         with torch_everywhere(), anyio.fail_after(20):
-            async with open_scene(
+            async with open_fixture(
                 small_plan(trainers=1, names=("a",)), lambda rank, each: shards[each], tmp_path / "log",
                 given=lambda rank, held: tensors_over(held) | {name: bring},
-            ) as scene:  # fmt: skip
-                await scene.bring(1)
+            ) as fixture:  # fmt: skip
+                await fixture.bring(1)
 
     run(body)
 
@@ -309,12 +309,12 @@ def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: py
 def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         with torch_everywhere(), judged_before_arrival() as coming:
-            async with open_scene(
+            async with open_fixture(
                 small_plan(), random_shard, tmp_path / "log", rail="fault+local?delay_us=30000",
                 given=lambda rank, held: tensors_over(held),
-            ) as scene:  # fmt: skip
-                before = await scene.begin()
-                victim, right = scene.replicas["b/1"], Intake._right
+            ) as fixture:  # fmt: skip
+                before = await fixture.begin()
+                victim, right = fixture.replicas["b/1"], Intake._right
 
                 async def flipped(
                     self: Intake, rows: list[int], sums: list[int], kind: Any, told: Any = None
@@ -327,12 +327,12 @@ def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, mo
 
                 monkeypatch.setattr(Intake, "_right", flipped)
                 with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):
-                    await scene.update(2)
+                    await fixture.update(2)
                 monkeypatch.undo()
-                for replica in scene.replicas.values():
+                for replica in fixture.replicas.values():
                     assert replica.step_boundary() == 1
-                scene.check(1, before)
-                await scene.bring(3)
+                fixture.check(1, before)
+                await fixture.bring(3)
         assert sum(coming) > 0
 
     run(body)

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-from weight_scene import Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights.channel import LocalPost
@@ -74,12 +74,12 @@ class Carried:
 class Kept:
     """Messages that are kept back until they are let go."""
 
-    def __init__(self, scene: Scene, kind: type, who: str) -> None:
-        self._deliver = scene.post.deliver
+    def __init__(self, fixture: Fixture, kind: type, who: str) -> None:
+        self._deliver = fixture.post.deliver
         self._kind: type | None = kind
         self._who = who
         self.messages: list[tuple[str, str, bytes]] = []
-        scene.post.deliver = self._take  # type: ignore[method-assign]
+        fixture.post.deliver = self._take  # type: ignore[method-assign]
 
     def _take(self, sender: str, to: str, data: bytes) -> None:
         if self._kind is not None and self._who in (sender, to) and isinstance(decode_message(data), self._kind):
@@ -93,10 +93,10 @@ class Kept:
             self._deliver(*one)
 
 
-def coordinate(scene: Scene, *messages: WeightMessage) -> None:
+def coordinate(fixture: Fixture, *messages: WeightMessage) -> None:
     """Let the late receiver receive these from the coordinator."""
     for message in messages:
-        scene.post.deliver(COORDINATOR, LATE, encode_message(message))
+        fixture.post.deliver(COORDINATOR, LATE, encode_message(message))
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -104,10 +104,10 @@ async def until(holds: Callable[[], bool]) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-def serve(late: WeightReplica, scene: Scene) -> None:
+def serve(late: WeightReplica, fixture: Fixture) -> None:
     """Let version 1 serve at the late receiver, and compare it."""
     assert late.step_boundary() == 1
-    wanted, found = scene.replicas["a/0"].tensors(), late.tensors()
+    wanted, found = fixture.replicas["a/0"].tensors(), late.tensors()
     assert set(found) == set(wanted) and all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -120,10 +120,10 @@ def test_a_dropped_fetch_that_ends_late_does_not_stand_for_the_next_one_of_the_s
     sums = copies_module._sums
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            plan, post = scene.plan, scene.post.open(LATE)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
+            plan, post = fixture.plan, fixture.post.open(LATE)
             async with af.open_fabric() as fabric, open_replica(fabric, post, plan, "late", 0) as late:
                 carried = Carried(late)
 
@@ -135,8 +135,10 @@ def test_a_dropped_fetch_that_ends_late_does_not_stand_for_the_next_one_of_the_s
 
                 monkeypatch.setattr(copies_module, "_sums", held_up)
                 await until(hashing.is_set)
-                wants, carried.held = Kept(scene, Want, LATE), []
-                coordinate(scene, Prepare(2, late._versions._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0"))
+                wants, carried.held = Kept(fixture, Want, LATE), []
+                coordinate(
+                    fixture, Prepare(2, late._versions._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0")
+                )
                 await anyio.wait_all_tasks_blocked()
                 await carried.begin(order)
                 go_on.set()
@@ -147,8 +149,8 @@ def test_a_dropped_fetch_that_ends_late_does_not_stand_for_the_next_one_of_the_s
                 assert late.failure == ""
                 wants.let_go()
                 await late.wait_version(1)
-                serve(late, scene)
-                scene.post.close(LATE)
+                serve(late, fixture)
+                fixture.post.close(LATE)
 
     run(body)
 
@@ -160,39 +162,41 @@ def test_a_dropped_arrival_that_comes_to_its_turn_last_leaves_what_is_complete(
     """It was dropped before it began, and the fetch that took its place may have begun before it."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            plan, post = scene.plan, scene.post.open(LATE)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
+            plan, post = fixture.plan, fixture.post.open(LATE)
             async with af.open_fabric() as fabric, open_replica(fabric, post, plan, "late", 0) as late:
-                carried, answers = Carried(late), Kept(scene, Given, LATE)
+                carried, answers = Carried(late), Kept(fixture, Given, LATE)
                 await until(lambda: bool(answers.messages))
                 carried.held = []
-                coordinate(scene, Prepare(2, late._versions._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0"))
+                coordinate(
+                    fixture, Prepare(2, late._versions._plans.geometry), Abort(2, "by choice"), CatchUp(1, "a/0")
+                )
                 await anyio.wait_all_tasks_blocked()
                 await carried.begin(order)
                 answers.let_go()  # one is of the fetch that was dropped
                 for ended in carried.ended:
                     await ended.wait()
-                serve(late, scene)
+                serve(late, fixture)
                 assert late.failure == ""
-                scene.post.close(LATE)
+                fixture.post.close(LATE)
 
     run(body)
 
 
 def test_a_version_in_no_copy_is_an_error_and_what_served_serves_on(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
-            await scene.update(2)
-            for replica in scene.replicas.values():
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
+            await fixture.update(2)
+            for replica in fixture.replicas.values():
                 next(copy for copy in replica._versions.copies if copy.version == 2).version = 0
                 next(copy for copy in replica._versions.copies if copy.version == 0).arrival = 0
                 for _ in range(2):
                     with pytest.raises(af.InternalError, match=r"version 2 came with arrival 2, but the copies hold"):
                         replica.step_boundary()
-            scene.check(1, before)
+            fixture.check(1, before)
 
     run(body)
 
@@ -201,17 +205,17 @@ def test_a_version_that_begins_without_its_roster_is_refused_by_that_name(tmp_pa
     """The digests of the plans are equal; what differs is the version of the roster."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            replica = scene.replicas["a/0"]
-            scene.post.deliver(COORDINATOR, "a/0", encode_message(Prepare(2, replica._versions._plans.geometry)))
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
+            replica = fixture.replicas["a/0"]
+            fixture.post.deliver(COORDINATOR, "a/0", encode_message(Prepare(2, replica._versions._plans.geometry)))
             await until(lambda: replica.failure != "")
             assert replica.failure.startswith(
                 "the roster of version 2, which lists its replicas, did not arrive here before the version began: "
                 "the last roster here is that of version 1"
             )
-            await scene.bring(3)
+            await fixture.bring(3)
 
     run(body)
 
@@ -251,9 +255,9 @@ def test_leaving_a_replica_as_an_update_begins_is_quiet(tmp_path: Path, monkeypa
     send_all = Outbox.run
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
             ended = anyio.Event()
 
             async def sending(words: Outbox) -> None:
@@ -264,21 +268,21 @@ def test_leaving_a_replica_as_an_update_begins_is_quiet(tmp_path: Path, monkeypa
                         ended.set()
 
             monkeypatch.setattr(Outbox, "run", sending)
-            plan, post = scene.plan, scene.post.open(LATE)
+            plan, post = fixture.plan, fixture.post.open(LATE)
             async with af.open_fabric() as fabric, anyio.create_task_group() as tasks:
                 async with open_replica(fabric, post, plan, "late", 0) as late:
                     await late.wait_version(1)
                     assert late.step_boundary() == 1
-                    await scene.coordinator.wait_held([LATE], 1)
+                    await fixture.coordinator.wait_held([LATE], 1)
                     await anyio.wait_all_tasks_blocked()
                     turn = LateTurn(ended)
                     late._versions._turn = turn  # type: ignore[assignment]
-                    tasks.start_soon(scene.update, 2)
+                    tasks.start_soon(fixture.update, 2)
                     await turn.taken.wait()
-                scene.post.close(LATE)
+                fixture.post.close(LATE)
             with pytest.raises(af.ClosedError, match="this replica was left"):
                 late.step_boundary()
-            await scene.flip(2)
-            scene.check(2)
+            await fixture.flip(2)
+            fixture.check(2)
 
     run(body)

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-from weight_scene import Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
@@ -33,12 +33,12 @@ SLOW = "fault+local?delay_us=30000"
 """Each write is held for a while, so that there is something to wait for."""
 
 
-async def begun(scene: Scene, versions: int = 1) -> None:
+async def begun(fixture: Fixture, versions: int = 1) -> None:
     """Let versions serve; the next one goes as deltas."""
     for version in range(1, versions + 1):
-        await scene.update(version)
-        await scene.flip(version)
-        scene.nudge(version)
+        await fixture.update(version)
+        await fixture.flip(version)
+        fixture.nudge(version)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,13 @@ def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
     tmp_path: Path, codings: tuple[str, ...], where: float
 ) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always") as scene:
-            await begun(scene)
+        async with open_fixture(
+            small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always"
+        ) as fixture:
+            await begun(fixture)
             before = {name: {key: one.copy() for key, one in each.tensors().items()}
-                      for name, each in scene.replicas.items()}  # fmt: skip
-            victim, decode = scene.replicas["b/1"], Arrivals._decode
+                      for name, each in fixture.replicas.items()}  # fmt: skip
+            victim, decode = fixture.replicas["b/1"], Arrivals._decode
 
             def flipped(self: Any, rows: list[int], kinds: list[int], lengths: list[int], at: int) -> None:
                 if self._into in victim._versions.copies:
@@ -62,17 +64,17 @@ def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Arrivals, "_decode", flipped)
                 with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*trainer-"):
-                    await scene.update(2)
-            assert scene.coordinator.committed == 1
-            for name, replica in scene.replicas.items():
+                    await fixture.update(2)
+            assert fixture.coordinator.committed == 1
+            for name, replica in fixture.replicas.items():
                 assert replica.step_boundary() == 1
                 assert all(np.array_equal(one, before[name][key]) for key, one in replica.tensors().items())
             for version, got in ((3, set()), (4, set(codings))):  # once plain, then coded again
-                report = await scene.update(version)
+                report = await fixture.update(version)
                 assert {one.coding for one in report.codings if one.receiver == "b/1"} == got
-                await scene.flip(version)
-                scene.check(version)
-                scene.nudge(version)
+                await fixture.flip(version)
+                fixture.check(version)
+                fixture.nudge(version)
 
     run(body)
 
@@ -80,20 +82,20 @@ def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
 @pytest.mark.parametrize("relay", [None, Relay(2, 1)])
 def test_a_receiver_dies_while_a_trainer_waits_for_its_slots(tmp_path: Path, relay: Relay | None) -> None:
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             small_plan(relay=relay), random_shard, tmp_path / "log", **ALWAYS, reads=tight
-        ) as scene:  # fmt: skip
-            await begun(scene)
-            scene.change(1)  # every element: rows go as they are, and fill more slots than there are
-            name = next(one for one, replica in scene.replicas.items() if replica.tensors() and one.endswith("/1"))
-            scene.kill_at(name, Coded)
+        ) as fixture:  # fmt: skip
+            await begun(fixture)
+            fixture.change(1)  # every element: rows go as they are, and fill more slots than there are
+            name = next(one for one, replica in fixture.replicas.items() if replica.tensors() and one.endswith("/1"))
+            fixture.kill_at(name, Coded)
             if relay is None:
-                await scene.bring(2)
+                await fixture.bring(2)
             else:
                 with pytest.raises(af.BrokenError, match="killed"):
-                    await scene.update(2)
-                assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-            await scene.bring(3)
+                    await fixture.update(2)
+                assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
+            await fixture.bring(3)
 
     run(body)
 
@@ -102,12 +104,12 @@ def test_a_receiver_dies_before_the_first_coded_row(tmp_path: Path) -> None:
     """Its memory takes what is written, but nobody is there to read it: trainers do not wait for its slots."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS, reads=tight) as scene:
-            await begun(scene)
-            scene.change(1)
-            victim = scene.replicas.pop("b/1")
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS, reads=tight) as fixture:
+            await begun(fixture)
+            fixture.change(1)
+            victim = fixture.replicas.pop("b/1")
             killed = False
-            for publisher in scene.publishers:
+            for publisher in fixture.publishers:
                 codings = publisher._codings
                 assert codings is not None
 
@@ -116,23 +118,23 @@ def test_a_receiver_dies_before_the_first_coded_row(tmp_path: Path) -> None:
                     if not killed:
                         killed = True
                         victim._carry_out = lambda effects: None  # type: ignore[method-assign]  # takes back no key
-                        scene.post.close("b/1", "killed")
+                        fixture.post.close("b/1", "killed")
                     while "b/1" not in codings._gone:
                         await anyio.lowlevel.checkpoint()
                     return await begin(*arguments)
 
                 codings.begin = late  # type: ignore[method-assign]
-            await scene.bring(2)
+            await fixture.bring(2)
 
     run(body)
 
 
 def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS, reads=tight) as scene:
-            await begun(scene)
-            before = scene.replicas["a/0"].tensors()
-            doomed = scene.publishers.pop()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS, reads=tight) as fixture:
+            await begun(fixture)
+            before = fixture.replicas["a/0"].tensors()
+            doomed = fixture.publishers.pop()
             told = 0
             say = doomed._say
 
@@ -140,7 +142,7 @@ def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> N
                 nonlocal told
                 told += isinstance(message, Coded)
                 if told == 3 and isinstance(message, Coded):
-                    scene.post.close("trainer-1", "killed")
+                    fixture.post.close("trainer-1", "killed")
                 await say(to, message)
 
             doomed._say = die  # type: ignore[method-assign]
@@ -153,12 +155,12 @@ def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> N
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish, doomed)
-                tasks.start_soon(publish, scene.publishers[0])
+                tasks.start_soon(publish, fixture.publishers[0])
                 with pytest.raises(af.BrokenError, match="trainer-1: killed"):
-                    await scene.coordinator.update(2)
+                    await fixture.coordinator.update(2)
             assert told >= 3 and len(outcomes) == 2
-            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-            assert all(np.array_equal(one, before[key]) for key, one in scene.replicas["a/0"].tensors().items())
+            assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
+            assert all(np.array_equal(one, before[key]) for key, one in fixture.replicas["a/0"].tensors().items())
 
     run(body)
 
@@ -167,19 +169,21 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
     """INV-2, wherever it is cut: nothing is in flight then, and the next version is whole, from a good base."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", rail=SLOW, **ALWAYS, reads=tight) as scene:
-            await begun(scene)
+        async with open_fixture(
+            small_plan(), random_shard, tmp_path / "log", rail=SLOW, **ALWAYS, reads=tight
+        ) as fixture:
+            await begun(fixture)
             flush, version, cuts = Lane.flush, 1, 0
             for steps in (1, 3):
                 version += 1
-                serving = scene.coordinator.committed
+                serving = fixture.coordinator.committed
                 scope, left, lanes = anyio.CancelScope(), [-1], set[Lane]()
 
                 async def cut(
                     self: Lane, steps: int = steps, scope: Any = scope, lanes: set[Lane] = lanes
                 ) -> None:  # fmt: skip
                     nonlocal cuts
-                    posts = bool(self._rows) and self._fabric is scene.fabrics["trainer-0"]
+                    posts = bool(self._rows) and self._fabric is fixture.fabrics["trainer-0"]
                     await flush(self)
                     if posts:
                         lanes.add(self)
@@ -191,12 +195,12 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
                     version: int = version, scope: Any = scope, left: list[int] = left, lanes: set[Lane] = lanes
                 ) -> None:  # fmt: skip
                     with scope:
-                        await scene.publishers[0].publish(version)
+                        await fixture.publishers[0].publish(version)
                     left[0] = sum(not each.done for lane in lanes for each in lane._transfers if each is not None)
 
                 async def other(version: int = version) -> None:
                     with pytest.raises(af.BrokenError):
-                        await scene.publishers[1].publish(version)
+                        await fixture.publishers[1].publish(version)
 
                 cuts = 0
                 with pytest.MonkeyPatch.context() as patch:
@@ -205,15 +209,15 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
                         tasks.start_soon(publish)
                         tasks.start_soon(other)
                         with pytest.raises(af.BrokenError, match="its publish was cancelled"):
-                            await scene.coordinator.update(version)
+                            await fixture.coordinator.update(version)
                 assert left == [0] and cuts >= steps
-                assert {replica.step_boundary() for replica in scene.replicas.values()} == {serving}
-                scene.nudge(steps)
+                assert {replica.step_boundary() for replica in fixture.replicas.values()} == {serving}
+                fixture.nudge(steps)
                 version += 1
-                report = await scene.update(version)
+                report = await fixture.update(version)
                 assert {one.coding for one in report.codings} == {"delta"}
-                await scene.flip(version)
-                scene.check(version)
+                await fixture.flip(version)
+                fixture.check(version)
 
     run(body)
 
@@ -222,20 +226,20 @@ def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> 
     """WC-4: a late write of an ended version cannot touch the slots of a later one."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as scene:
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as fixture:
             keys: list[af.RegionKey] = []
-            hear = scene.publishers[0]._take_message
+            hear = fixture.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and event.landing is not None:
                     keys.append(af.RegionKey.from_bytes(event.landing.key))
                 hear(sender, event)
 
-            scene.publishers[0]._take_message = listening  # type: ignore[method-assign]
-            await begun(scene, 2)
-            fabric = scene.fabrics["trainer-0"]
+            fixture.publishers[0]._take_message = listening  # type: ignore[method-assign]
+            await begun(fixture, 2)
+            fabric = fixture.fabrics["trainer-0"]
             poison = await fabric.allocate(64)
-            assert len(keys) == 2 * len(scene.replicas)
+            assert len(keys) == 2 * len(fixture.replicas)
             for key in keys:
                 with pytest.raises((af.StaleKeyError, af.TransferError)):
                     await fabric.write(poison, key, 0)
@@ -246,9 +250,9 @@ def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> 
 
 def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as scene:
-            await begun(scene)
-            liar = scene.publishers[0]
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as fixture:
+            await begun(fixture)
+            liar = fixture.publishers[0]
             say, told, lie = liar._say, 0, ""
 
             async def lying(to: str, message: Any) -> None:
@@ -278,8 +282,8 @@ def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -
             for version, (kind, reason) in enumerate(reasons.items(), start=2):
                 lie = kind
                 with pytest.raises(af.BrokenError, match=f"b/1: .*trainer-0.*{reason}"):
-                    await scene.update(version)
-                assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
+                    await fixture.update(version)
+                assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
             assert told >= len(reasons)
 
     run(body)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from weight_cases import Case, cases
-from weight_scene import open_scene, random_shard, run, small_plan
+from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay, plan_weights
@@ -156,12 +156,12 @@ def tensors_over(held: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_tensors_in_host_memory_are_shards_as_arrays_are(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             small_plan(), random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
-        ) as scene:
+        ) as fixture:
             for version in (1, 2):
-                await scene.bring(version)
-                scene.change(version)
+                await fixture.bring(version)
+                fixture.change(version)
 
     run(body)
 
@@ -217,13 +217,13 @@ def test_updates_of_tensors_equal_the_reference(
 
         async def body(plan: Any = plan, case: Case = case) -> None:
             with tempfile.TemporaryDirectory() as folder, torch_everywhere(*who):
-                async with open_scene(
+                async with open_fixture(
                     plan, case.shard, Path(folder) / "log",
                     given=lambda rank, held: tensors_over(held) if who[0] else held,
-                ) as scene:  # fmt: skip
+                ) as fixture:  # fmt: skip
                     for version in (1, 2):
-                        await scene.bring(version)
-                        scene.change(version)
+                        await fixture.bring(version)
+                        fixture.change(version)
 
         run(body)
 
@@ -234,20 +234,20 @@ def test_a_late_joiner_fetches_from_another_kind_of_memory(tmp_path: Path, late_
     async def body() -> None:
         plan = small_plan()
         with torch_everywhere(trainers=True, receivers=not late_on_torch):
-            async with open_scene(
+            async with open_fixture(
                 plan, random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
-            ) as scene:
-                await scene.bring(1)
+            ) as fixture:
+                await fixture.bring(1)
                 with torch_everywhere(receivers=late_on_torch):
                     async with (
                         af.open_fabric(af.FabricConfig(rails=("local",))) as fabric,
-                        replica.open_replica(fabric, scene.post.open("late/0"), plan, "late", 0) as late,
+                        replica.open_replica(fabric, fixture.post.open("late/0"), plan, "late", 0) as late,
                     ):
                         await late.wait_version(1)
                         assert late.step_boundary() == 1
                         mine = {name: np.asarray(each).tobytes() for name, each in late.tensors().items()}
-                        other = scene.replicas["a/0"].tensors()
+                        other = fixture.replicas["a/0"].tensors()
                         assert mine == {name: np.asarray(each).tobytes() for name, each in other.items()}
-                        scene.post.close("late/0")
+                        fixture.post.close("late/0")
 
     run(body)

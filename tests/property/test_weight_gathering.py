@@ -12,7 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from test_weight_ordering import WHOLE, boxes
-from weight_scene import open_scene, random_shard, run, small_plan
+from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights.memory import host as host_device
@@ -95,10 +95,10 @@ def updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Written, *
     monkeypatch.setattr(af.Fabric, "write_boxes", counted)
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", **more) as scene:
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", **more) as fixture:
             for version in (1, 2, 3):
-                await scene.bring(version)
-                scene.change(version)
+                await fixture.bring(version)
+                fixture.change(version)
 
     run(body)
 
@@ -135,13 +135,13 @@ def test_a_byte_that_changes_after_it_was_gathered_is_found(tmp_path: Path, monk
     write_boxes = af.Fabric.write_boxes
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
             hit: list[int] = []
 
             def damaging(self: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
                 transfer = write_boxes(self, source, rows, key, imm)
-                for copy in scene.replicas["a/1"]._versions.copies:
+                for copy in fixture.replicas["a/1"]._versions.copies:
                     if not hit and bytes(key) == bytes(copy.region.key("write")):
                         while not transfer.done:
                             pass
@@ -151,9 +151,9 @@ def test_a_byte_that_changes_after_it_was_gathered_is_found(tmp_path: Path, monk
 
             monkeypatch.setattr(af.Fabric, "write_boxes", damaging)
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: a/1: .*wrong bytes"):
-                await scene.update(2)
+                await fixture.update(2)
             monkeypatch.undo()
             assert hit
-            scene.check(1, before)
+            fixture.check(1, before)
 
     run(body)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from weight_scene import small_plan
+from weight_fixture import small_plan
 
 import asyncfabric as af
 from asyncfabric.weights.channel import Queue

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weight_scene import open_scene, run
+from weight_fixture import open_fixture, run
 
 torch = pytest.importorskip("torch", reason="THE KERNELS OF WEIGHTS WERE NOT RUN: torch is not installed")
 from weight_processor import OnProcessor, kernels_on_processor  # noqa: E402
@@ -60,10 +60,10 @@ def test_updates_by_kernels_equal_the_reference(
         return {name: each.view(torch.bfloat16) if each.itemsize == 2 else each for name, each in found.items()}
 
     async def body() -> None:
-        async with open_scene(mixed_plan(trainers), shard, tmp_path / "log", given=tensors) as scene:
+        async with open_fixture(mixed_plan(trainers), shard, tmp_path / "log", given=tensors) as fixture:
             for version in (1, 2):
-                await scene.bring(version)
-                scene.change(version)
+                await fixture.bring(version)
+                fixture.change(version)
 
     run(body)
     assert bool(looked) == measured

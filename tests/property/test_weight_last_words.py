@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from weight_scene import Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 from asyncfabric.weights.messages import Wrote
 from asyncfabric.weights.update import WeightMessage
@@ -19,15 +19,15 @@ LATE = "trainer-1"
 SOON_S, GRACE_S = 20.0, 60.0
 
 
-def speak_late(scene: Scene, last: Callable[[], Awaitable[bool]]) -> None:
+def speak_late(fixture: Fixture, last: Callable[[], Awaitable[bool]]) -> None:
     """Ask `last`, once its version is decided, whether the late trainer says that it wrote."""
-    messenger = scene.post._boxes[LATE]
+    messenger = fixture.post._boxes[LATE]
     send = messenger.send
 
     async def late(to: str, message: WeightMessage) -> None:
         if isinstance(message, Wrote):
-            while scene.coordinator.committed < message.version:
-                await scene.coordinator._updates.changed.wait()
+            while fixture.coordinator.committed < message.version:
+                await fixture.coordinator._updates.changed.wait()
             await anyio.sleep(0.02)
             if not await last():
                 return
@@ -36,21 +36,21 @@ def speak_late(scene: Scene, last: Callable[[], Awaitable[bool]]) -> None:
     messenger.send = late  # type: ignore[method-assign]
 
 
-def updated(last: Callable[[Scene], Awaitable[bool]], grace_s: float) -> set[str]:
+def updated(last: Callable[[Fixture], Awaitable[bool]], grace_s: float) -> set[str]:
     """Return who is in the report of an update in which one trainer speaks late."""
     found: set[str] = set()
 
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with open_scene(
+            async with open_fixture(
                 small_plan(), random_shard, Path(folder) / "log", codings=("exponent",), coding="always",
                 grace_s=grace_s,
-            ) as scene:  # fmt: skip
-                speak_late(scene, lambda: last(scene))
+            ) as fixture:  # fmt: skip
+                speak_late(fixture, lambda: last(fixture))
                 with anyio.fail_after(SOON_S):
-                    report = await scene.update(1)
-                await scene.flip(1)
-                scene.check(1)
+                    report = await fixture.update(1)
+                await fixture.flip(1)
+                fixture.check(1)
                 assert report.write_s <= report.seconds and report.prepare_core_s > 0
                 found.update(one.sender for one in report.codings)
 
@@ -59,22 +59,22 @@ def updated(last: Callable[[Scene], Awaitable[bool]], grace_s: float) -> set[str
 
 
 def test_the_report_has_what_a_trainer_said_after_the_decision() -> None:
-    async def speak(scene: Scene) -> bool:
+    async def speak(fixture: Fixture) -> bool:
         return True
 
     assert updated(speak, GRACE_S) == {"trainer-0", LATE}
 
 
 def test_a_trainer_that_dies_after_the_decision_is_not_waited_for() -> None:
-    async def die(scene: Scene) -> bool:
-        scene.post.close(LATE, "killed")
+    async def die(fixture: Fixture) -> bool:
+        fixture.post.close(LATE, "killed")
         return False
 
     assert updated(die, GRACE_S) == {"trainer-0"}
 
 
 def test_a_trainer_that_says_nothing_is_waited_for_no_longer_than_the_grace() -> None:
-    async def hush(scene: Scene) -> bool:
+    async def hush(fixture: Fixture) -> bool:
         return False
 
     assert updated(hush, 0.2) == {"trainer-0"}

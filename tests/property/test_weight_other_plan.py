@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from weight_scene import SHAPE, Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import SHAPE, Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Plan, Shard, alone, place, plan_weights
@@ -94,45 +94,45 @@ def test_a_new_session_forgets_what_differed_from_another_coordinator() -> None:
     run(body)
 
 
-def counted(scene: Scene) -> Counter[tuple[str, str, str]]:
+def counted(fixture: Fixture) -> Counter[tuple[str, str, str]]:
     """Count the messages between the coordinator and the other replica."""
-    deliver, found = scene.post.deliver, Counter[tuple[str, str, str]]()
+    deliver, found = fixture.post.deliver, Counter[tuple[str, str, str]]()
 
     def count(sender: str, to: str, data: bytes) -> None:
         if OTHER in (sender, to):
             found[sender, to, type(decode_message(data)).__name__] += 1
         deliver(sender, to, data)
 
-    scene.post.deliver = count  # type: ignore[method-assign]
+    fixture.post.deliver = count  # type: ignore[method-assign]
     return found
 
 
 def test_a_replica_with_another_plan_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
     async def body() -> None:
         other = plan_of()
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.bring(1)
-            found, began = counted(scene), anyio.current_time()
-            post = scene.post.open(OTHER)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.bring(1)
+            found, began = counted(fixture), anyio.current_time()
+            post = fixture.post.open(OTHER)
             async with af.open_fabric() as fabric, open_replica(fabric, post, other, "other", 0) as replica:
                 while "differ first" not in replica.refusal:
                     await anyio.lowlevel.checkpoint()
                 reason = replica.refusal
-                assert scene.coordinator.refused == {OTHER: reason}
-                assert other.digest in reason and scene.plan.with_replicas(()).digest in reason
+                assert fixture.coordinator.refused == {OTHER: reason}
+                assert other.digest in reason and fixture.plan.with_replicas(()).digest in reason
                 assert "differ first in 'gate', bfloat16 (256, 384) held by 2 trainers" in reason
                 assert "and 'up', bfloat16 (256, 384) held by 2 trainers, [128, 384] by rank 0; " in reason
                 assert reason.endswith(f"at {OTHER}")
                 for version in (2, 3):
-                    scene.change(version)
-                    assert OTHER not in (await scene.bring(version)).receivers
-                assert OTHER not in scene.coordinator.receivers and replica.step_boundary() == 0
+                    fixture.change(version)
+                    assert OTHER not in (await fixture.bring(version)).receivers
+                assert OTHER not in fixture.coordinator.receivers and replica.step_boundary() == 0
                 rests = (anyio.current_time() - began) / AGAIN_S
                 assert found[OTHER, COORDINATOR, "Standing"] <= 3 + rests
                 assert {name for _, _, name in found} == {"Standing", "Refused"}
-                scene.post.close(OTHER)
+                fixture.post.close(OTHER)
             await anyio.wait_all_tasks_blocked()
-            assert scene.coordinator.refused == {}
+            assert fixture.coordinator.refused == {}
 
     run(body)
 
@@ -144,10 +144,10 @@ def test_a_participant_whose_name_is_no_receiver_s_is_refused_alone(tmp_path: Pa
     """Whatever it sends: the coordinator goes on, and so do the others."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.bring(1)
-            strangers = {name: scene.post.open(name) for name in STRANGE}
-            right = scene.plan.with_replicas(()).digest
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.bring(1)
+            strangers = {name: fixture.post.open(name) for name in STRANGE}
+            right = fixture.plan.with_replicas(()).digest
             for stranger in strangers.values():
                 for message in (
                     Offered(2),
@@ -158,16 +158,16 @@ def test_a_participant_whose_name_is_no_receiver_s_is_refused_alone(tmp_path: Pa
                     Failed(2, "x"),
                 ):
                     await stranger.send(COORDINATOR, message)
-            scene.change(2)
-            assert set((await scene.bring(2)).receivers) == set(scene.replicas)
-            assert set(scene.coordinator.refused) == set(STRANGE)
+            fixture.change(2)
+            assert set((await fixture.bring(2)).receivers) == set(fixture.replicas)
+            assert set(fixture.coordinator.refused) == set(STRANGE)
             for name, stranger in strangers.items():
                 refused = [event for _, event in stranger.take_nowait() if isinstance(event, Refused)]
-                assert [one.reason for one in refused] == [scene.coordinator.refused[name]]
+                assert [one.reason for one in refused] == [fixture.coordinator.refused[name]]
                 assert ("receivers 0 to 1" if name == "a/2" else "replica/number") in refused[0].reason
-                scene.post.close(name)
+                fixture.post.close(name)
             await anyio.wait_all_tasks_blocked()
-            assert scene.coordinator.refused == {}
+            assert fixture.coordinator.refused == {}
 
     run(body)
 
@@ -177,18 +177,18 @@ def test_a_refused_replica_is_taken_by_a_coordinator_of_its_plan(tmp_path: Path)
 
     async def body() -> None:
         other = plan_of()
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            post = scene.post.open(OTHER)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            post = fixture.post.open(OTHER)
             async with af.open_fabric() as fabric, open_replica(fabric, post, other, "other", 0) as replica:
                 while not replica.refusal:
                     await anyio.lowlevel.checkpoint()
-                scene.post.close(COORDINATOR)
-                again = scene.post.open(COORDINATOR)
+                fixture.post.close(COORDINATOR)
+                again = fixture.post.open(COORDINATOR)
                 async with open_coordinator(again, other, tmp_path / "other log") as coordinator:
                     await coordinator.wait_receivers([OTHER])
-                    assert set(coordinator.refused) == set(scene.replicas)
-                    scene.post.close(COORDINATOR)
-                scene.post.close(OTHER)
+                    assert set(coordinator.refused) == set(fixture.replicas)
+                    fixture.post.close(COORDINATOR)
+                fixture.post.close(OTHER)
 
     run(body)
 
@@ -199,9 +199,9 @@ def test_a_fetch_that_fails_is_tried_again_after_longer_and_longer_rests(
     """The coordinator names a source again at once, however a fetch fails."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.bring(1)
-            found, began = counted(scene), anyio.current_time()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.bring(1)
+            found, began = counted(fixture), anyio.current_time()
 
             async def give(fabric: af.Fabric, copy: Copy, want: Want) -> Given:
                 if found[OTHER, "a/0", "Want"] + found[OTHER, "b/0", "Want"] < 4:
@@ -209,12 +209,12 @@ def test_a_fetch_that_fails_is_tried_again_after_longer_and_longer_rests(
                 return await copies_module.give(fabric, copy, want)
 
             monkeypatch.setattr(versions_module, "give", give)
-            post = scene.post.open(OTHER)
-            async with af.open_fabric() as fabric, open_replica(fabric, post, scene.plan, "other", 0) as replica:
+            post = fixture.post.open(OTHER)
+            async with af.open_fabric() as fabric, open_replica(fabric, post, fixture.plan, "other", 0) as replica:
                 await replica.wait_version(1)
                 assert found[COORDINATOR, OTHER, "CatchUp"] == 4
                 assert anyio.current_time() - began >= (1 + 2 + 4) * AGAIN_S
                 assert "by choice" in replica.failure
-                scene.post.close(OTHER)
+                fixture.post.close(OTHER)
 
     run(body)

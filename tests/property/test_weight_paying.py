@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weight_scene import open_scene, random_shard, run, small_plan
+from weight_fixture import open_fixture, random_shard, run, small_plan
 
 from asyncfabric.weights.coding.choice import (
     LOOK_EVERY,
@@ -151,21 +151,21 @@ def test_an_update_measures_and_then_uses_what_pays(tmp_path: Path, wire: float)
     pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             small_plan(names=("a",)), random_shard, tmp_path / "log", codings=("delta",)
-        ) as scene:  # fmt: skip
-            for publisher in scene.publishers:
+        ) as fixture:  # fmt: skip
+            for publisher in fixture.publishers:
                 codings = publisher._codings
                 assert codings is not None
                 pretend(codings._paying, wire)
             found, kept = [], []
             for version in (1, 2, 3, 4, 5, 6):
-                report = await scene.update(version)
+                report = await fixture.update(version)
                 found.append({one.coding for one in report.codings})
                 kept.append(codings._bases.version)
-                await scene.flip(version)
-                scene.check(version)
-                scene.nudge(version)
+                await fixture.flip(version)
+                fixture.check(version)
+                fixture.nudge(version)
             if wire == LOCAL:
                 assert found == [{"full"}] * 6 and kept == [0] * 6 and not codings._bases._held
                 assert "plain bytes are faster on a wire on which they reach 2.2 GB/s" in report.codings[0].why

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weight_cases import Case, cases
-from weight_scene import shards_of
+from weight_fixture import shards_of
 
 from asyncfabric._bridge.native import native_converting
 from asyncfabric.errors import RemoteProtocolError

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from weight_scene import Scene, open_scene, run
+from weight_fixture import Fixture, open_fixture, run
 
 from asyncfabric.weights.messages import Maxima, Opened, Outcome, decode_message
 from asyncfabric.weights.sender.version import Awaited
@@ -25,9 +25,9 @@ def shard(rank: int, name: str) -> Any:
     return rows_of(int(name.split()[1]), SIDE, *rows_at(rank, TRAINERS, SIDE), 0, "fp8")
 
 
-def held_back(scene: Scene, which: Callable[[str, str, WeightMessage], bool]) -> Callable[[], None]:
+def held_back(fixture: Fixture, which: Callable[[str, str, WeightMessage], bool]) -> Callable[[], None]:
     """Keep messages; returns what lets them go."""
-    deliver = scene.post.deliver
+    deliver = fixture.post.deliver
     kept: list[tuple[str, str, bytes]] = []
 
     def keep(sender: str, to: str, data: bytes) -> None:
@@ -37,12 +37,12 @@ def held_back(scene: Scene, which: Callable[[str, str, WeightMessage], bool]) ->
             deliver(sender, to, data)
 
     def let_go() -> None:
-        scene.post.deliver = deliver  # type: ignore[method-assign]
+        fixture.post.deliver = deliver  # type: ignore[method-assign]
         for each in kept:
             deliver(*each)
         assert kept, "nothing was held back"
 
-    scene.post.deliver = keep  # type: ignore[method-assign]
+    fixture.post.deliver = keep  # type: ignore[method-assign]
     return let_go
 
 
@@ -65,17 +65,17 @@ def test_what_is_missing_is_named(
     plan = plan_of(TRAINERS, 2, 1, 2, SIDE, "fp8")
 
     async def body() -> None:
-        async with open_scene(plan, shard, tmp_path / "log") as scene:
-            publisher = scene.publishers[1]
+        async with open_fixture(plan, shard, tmp_path / "log") as fixture:
+            publisher = fixture.publishers[1]
             assert publisher.awaited is None
-            let_go = held_back(scene, which)
+            let_go = held_back(fixture, which)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publisher.publish, 1)
                 await anyio.wait_all_tasks_blocked()
                 assert publisher.awaited == Awaited("the offers of all trainers", (COORDINATOR,))
-                for other in (scene.publishers[0], scene.publishers[2]):
+                for other in (fixture.publishers[0], fixture.publishers[2]):
                     tasks.start_soon(other.publish, 1)
-                tasks.start_soon(scene.coordinator.update, 1)
+                tasks.start_soon(fixture.coordinator.update, 1)
                 with anyio.fail_after(PATIENCE_S):
                     while publisher.awaited != wanted:  # noqa: ASYNC110
                         await anyio.sleep(0.001)  # stages pass by
@@ -83,7 +83,7 @@ def test_what_is_missing_is_named(
                     assert publisher.awaited == wanted, "until it comes"
                     let_go()
             assert publisher.awaited is None
-            await scene.flip(1)
-            scene.check(1)
+            await fixture.flip(1)
+            fixture.check(1)
 
     run(body)

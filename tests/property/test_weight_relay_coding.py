@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from weight_scene import SHAPE, Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import SHAPE, Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Relay, Shard, alone, place, plan_weights
@@ -35,22 +35,22 @@ def links(report: UpdateReport) -> dict[tuple[str, str], CodingReport]:
     return {(one.sender, one.receiver): one for one in report.codings if not one.sender.startswith("trainer")}
 
 
-async def nudged(scene: Scene, version: int) -> UpdateReport:
+async def nudged(fixture: Fixture, version: int) -> UpdateReport:
     """A step that changes few weights, brought everywhere and checked."""
-    scene.nudge(version)
-    return await scene.bring(version)
+    fixture.nudge(version)
+    return await fixture.bring(version)
 
 
 def test_a_chain_of_replicas_forwards_deltas(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             chain(), random_shard, tmp_path / "log", rail=RAIL, codings=BOTH, coding="always"
-        ) as scene:
-            first = links(await scene.bring(1))
+        ) as fixture:
+            first = links(await fixture.bring(1))
             assert first.keys() == {("a/0", "b/0"), ("a/1", "b/1"), ("b/0", "c/0"), ("b/1", "c/1")}
             assert {one.coding for one in first.values()} == {"exponent"}
             for version in (2, 3):
-                found = links(await nudged(scene, version))
+                found = links(await nudged(fixture, version))
                 assert found.keys() == first.keys() and {one.coding for one in found.values()} == {"delta"}
                 for name, one in found.items():
                     assert one.plain_bytes == first[name].plain_bytes > first[name].sent_bytes > one.sent_bytes > 0, (
@@ -70,9 +70,9 @@ def test_ranks_of_a_node_forward_deltas_to_each_other(tmp_path: Path) -> None:
     )  # fmt: skip
 
     async def body() -> None:
-        async with open_scene(plan, random_shard, tmp_path / "log", codings=BOTH, coding="always") as scene:
-            await scene.bring(1)
-            found = links(await nudged(scene, 2))
+        async with open_fixture(plan, random_shard, tmp_path / "log", codings=BOTH, coding="always") as fixture:
+            await fixture.bring(1)
+            found = links(await nudged(fixture, 2))
             assert found.keys() == {("a/0", "a/1"), ("a/1", "a/0")}
             assert {one.coding for one in found.values()} == {"delta"}
 
@@ -83,11 +83,11 @@ def test_who_reads_nothing_gets_plain_rows_and_passes_them_on_plain(tmp_path: Pa
     reads: dict[str, dict[str, Any]] = {"a": {}, "b": {"codings": ()}, "c": {"codings": ("exponent",)}}
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             chain(), random_shard, tmp_path / "log", codings=BOTH, coding="always", reads=lambda name: reads[name[0]]
-        ) as scene:
-            await scene.bring(1)
-            assert links(await nudged(scene, 2)) == {}
+        ) as fixture:
+            await fixture.bring(1)
+            assert links(await nudged(fixture, 2)) == {}
 
     run(body)
 
@@ -96,11 +96,11 @@ def test_a_relay_codes_what_came_to_it_plain(tmp_path: Path) -> None:
     """Trainers that write no coding, on a wire that needs none, and a receiver far away."""
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             chain(), random_shard, tmp_path / "log", reads=lambda name: {"codings": BOTH, "coding": "always"}
-        ) as scene:  # fmt: skip
-            await scene.bring(1)
-            report = await nudged(scene, 2)
+        ) as fixture:  # fmt: skip
+            await fixture.bring(1)
+            report = await nudged(fixture, 2)
             assert len(report.codings) == len(links(report)) == 4
             assert {one.coding for one in report.codings} == {"delta"}
 
@@ -111,23 +111,23 @@ def test_one_that_is_overwritten_in_place_passes_on_packed_rows(tmp_path: Path) 
     """It has no base any more, so it neither reads deltas nor writes them."""
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             chain(), random_shard, tmp_path / "log", codings=BOTH, coding="always", shadow=lambda name: name[0] != "b"
-        ) as scene:  # fmt: skip
-            await scene.bring(1)
-            scene.nudge(1)
+        ) as fixture:  # fmt: skip
+            await fixture.bring(1)
+            fixture.nudge(1)
             reports: list[UpdateReport] = []
 
             async def update() -> None:
-                reports.append(await scene.update(2))
+                reports.append(await fixture.update(2))
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(update)
                 for name in ("b/0", "b/1"):
-                    await scene.replicas[name].wait_changed()
-                    assert scene.replicas[name].step_boundary() == 0
-            await scene.flip(2)
-            scene.check(2)
+                    await fixture.replicas[name].wait_changed()
+                    assert fixture.replicas[name].step_boundary() == 0
+            await fixture.flip(2)
+            fixture.check(2)
             assert len(found := links(reports[0])) == 4 and {one.coding for one in found.values()} == {"exponent"}
 
     run(body)
@@ -138,14 +138,16 @@ def test_a_relay_that_codes_wrongly_is_found_before_the_commit(tmp_path: Path, m
     right = coded_forwarding._bytes
 
     async def body() -> None:
-        async with open_scene(chain(), random_shard, tmp_path / "log", codings=("delta",), coding="always") as scene:
-            await scene.bring(1)
-            before = scene.expected()
-            scene.nudge(1)
+        async with open_fixture(
+            chain(), random_shard, tmp_path / "log", codings=("delta",), coding="always"
+        ) as fixture:
+            await fixture.bring(1)
+            before = fixture.expected()
+            fixture.nudge(1)
 
             def wrong(copy: Any, places: Any, row: int) -> Any:
                 found = right(copy, places, row)
-                if copy is not scene.replicas["b/1"]._versions._base():
+                if copy is not fixture.replicas["b/1"]._versions._base():
                     return found
                 found = found.copy()
                 found[len(found) // 2] ^= 1
@@ -153,13 +155,13 @@ def test_a_relay_that_codes_wrongly_is_found_before_the_commit(tmp_path: Path, m
 
             monkeypatch.setattr(coded_forwarding, "_bytes", wrong)
             with pytest.raises(af.BrokenError, match=r"c/1: .* rows have wrong bytes, .* of b/1"):
-                await scene.update(2)
-            scene.check(1, before)
+                await fixture.update(2)
+            fixture.check(1, before)
             monkeypatch.setattr(coded_forwarding, "_bytes", right)
-            found = links(await scene.bring(3))
+            found = links(await fixture.bring(3))
             assert ("b/1", "c/1") not in found, "who was told wrong things takes the next version plain"
             assert {one.coding for one in found.values()} == {"delta"}
-            found = links(await nudged(scene, 4))
+            found = links(await nudged(fixture, 4))
             assert found["b/1", "c/1"].coding == "delta"
 
     run(body)
@@ -170,19 +172,19 @@ def test_who_dies_in_the_middle_of_coded_forwarding_leaves_everybody_whole(tmp_p
     """The update is aborted, since others depend on who died; the next one does without its replica."""
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             chain(), random_shard, tmp_path / "log", codings=BOTH, coding="always", grace_s=60.0
-        ) as scene:
-            await scene.bring(1)
-            before = scene.expected()
-            scene.nudge(1)
-            scene.kill_at(victim, Coded)
+        ) as fixture:
+            await fixture.bring(1)
+            before = fixture.expected()
+            fixture.nudge(1)
+            fixture.kill_at(victim, Coded)
             with pytest.raises(af.BrokenError, match=victim):
-                await scene.update(2)
-            scene.check(1, before)
-            report = await scene.bring(3)
+                await fixture.update(2)
+            fixture.check(1, before)
+            report = await fixture.bring(3)
             assert victim not in report.receivers and links(report) == {}, "nobody forwards for a part of a replica"
-            await nudged(scene, 4)
+            await nudged(fixture, 4)
 
     run(body)
 
@@ -192,17 +194,17 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
     """Codings are tried for real; only what plain bytes reach is said here: a wire of this machine has no bounds."""
 
     async def body() -> None:
-        async with open_scene(
+        async with open_fixture(
             chain(), random_shard, tmp_path / "log", reads=lambda name: {"codings": BOTH}
-        ) as scene:  # fmt: skip
+        ) as fixture:  # fmt: skip
             tried = [
                 measured_at(forwards.paying, wire_bytes_per_s)
-                for replica in scene.replicas.values()
+                for replica in fixture.replicas.values()
                 if (forwards := replica._versions._receiving._forwards) is not None and replica.name != "c"
             ]
             found: list[set[str]] = []
             for version in range(1, 6):
-                found.append({one.coding for one in links(await nudged(scene, version)).values()})
+                found.append({one.coding for one in links(await nudged(fixture, version)).values()})
                 if version == 2:  # now there is a version to make deltas against
                     for each in tried:
                         await each.wait()

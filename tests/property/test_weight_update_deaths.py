@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from weight_scene import open_scene, random_shard, run, small_plan
+from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
@@ -22,29 +22,29 @@ def test_a_receiver_dies_while_it_is_written_to(tmp_path: Path, relay: Relay | N
     """Without forwarding the update goes on without it; one that forwards, as those of `a` do, takes it along."""
 
     async def body() -> None:
-        async with open_scene(small_plan(relay=relay), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
-            scene.kill_at(name, Written)
+        async with open_fixture(small_plan(relay=relay), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
+            fixture.kill_at(name, Written)
             if relay is None:
-                report = await scene.update(2)
-                assert set(report.receivers) > set(scene.replicas)
-                await scene.flip(2)
-                scene.check(2)
+                report = await fixture.update(2)
+                assert set(report.receivers) > set(fixture.replicas)
+                await fixture.flip(2)
+                fixture.check(2)
             else:
                 with pytest.raises(af.BrokenError, match=f"sender {name}: killed"):
-                    await scene.update(2)
-                assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-                scene.check(1, before)
-            await scene.bring(3)  # a replica is not whole any more: nobody forwards
+                    await fixture.update(2)
+                assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
+                fixture.check(1, before)
+            await fixture.bring(3)  # a replica is not whole any more: nobody forwards
 
     run(body)
 
 
 def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
-            victim, dead = scene.publishers[1], anyio.Event()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
+            victim, dead = fixture.publishers[1], anyio.Event()
 
             say = victim._say
 
@@ -53,15 +53,15 @@ def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
                     await say(to, message)
                 elif not dead.is_set():
                     dead.set()
-                    scene.post.close("trainer-1", "killed")
+                    fixture.post.close("trainer-1", "killed")
 
             victim._say = die  # type: ignore[method-assign]
             with pytest.raises(af.BrokenError, match="sender trainer-1: killed"):
-                await scene.update(2)
-            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-            scene.check(1, before)
+                await fixture.update(2)
+            assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
+            fixture.check(1, before)
             with pytest.raises(ValueError, match="version must be greater than 2, got 2"):
-                await scene.coordinator.update(2)
+                await fixture.coordinator.update(2)
 
     run(body)
 
@@ -70,14 +70,14 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
     """Its keys are dead and it is alive: nobody waits for it for ever."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            before = scene.expected()
-            first = scene.replicas["a/0"]._versions.copies[0].region
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
+            before = fixture.expected()
+            first = fixture.replicas["a/0"]._versions.copies[0].region
             keys = first.key("write")
             await first.revoke()
-            for publisher in scene.publishers:
+            for publisher in fixture.publishers:
                 hear = publisher._take_message
 
                 def dead(sender: str, event: Any, hear: Any = hear) -> None:
@@ -89,8 +89,8 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
             with pytest.raises(
                 af.BrokenError, match=r"version 2 was not committed: a/0: trainer-\d cannot write to it"
             ):
-                await scene.update(2)
-            assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-            scene.check(1, before)
+                await fixture.update(2)
+            assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
+            fixture.check(1, before)
 
     run(body)

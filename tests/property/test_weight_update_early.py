@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weight_scene import open_scene, run
+from weight_fixture import open_fixture, run
 
 from asyncfabric.weights import Plan, threads
 from asyncfabric.weights.memory import host as host_device
@@ -57,14 +57,14 @@ def test_units_are_filled_before_receivers_open_where_threads_are_idle(
 
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with open_scene(plan(), shard, Path(folder) / "log") as scene:
+            async with open_fixture(plan(), shard, Path(folder) / "log") as fixture:
                 for version in (1, 2, 3):
                     seen.clear()
-                    await scene.bring(version)
+                    await fixture.bring(version)
                     early = seen.index("run xxh3") < seen.index("open")
                     assert early == (version > 1 and busy > 2), seen
                     assert seen.count("open") == seen.count("run xxh3") == 2
-                    scene.change(version)
+                    fixture.change(version)
 
     run(body)
 
@@ -75,16 +75,16 @@ def test_units_that_were_filled_with_other_checksums_are_filled_again(monkeypatc
 
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with open_scene(plan(), shard, Path(folder) / "log") as scene:
-                await scene.bring(1)
-                scene.change(1)
+            async with open_fixture(plan(), shard, Path(folder) / "log") as fixture:
+                await fixture.bring(1)
+                fixture.change(1)
                 monkeypatch.setattr(host_device.HostDevice, "checksum", "words")
                 seen.clear()
-                await scene.bring(2)
+                await fixture.bring(2)
                 assert seen.count("run xxh3") == seen.count("run words") == seen.count("open") == 2, seen
-                scene.change(2)
+                fixture.change(2)
                 seen.clear()
-                await scene.bring(3)
+                await fixture.bring(3)
                 assert seen.count("run words") == 2 and "run xxh3" not in seen
 
     run(body)

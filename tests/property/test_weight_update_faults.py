@@ -11,7 +11,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 import pytest
-from weight_scene import open_scene, random_shard, run, small_plan
+from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
@@ -31,9 +31,9 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
     """Whatever byte of whatever receiver changes after it was written, the version is not decided."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
-            victim = scene.replicas["b/1"]
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
+            victim = fixture.replicas["b/1"]
             right = Intake._right
 
             async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
@@ -45,27 +45,27 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*wrong bytes.*trainer-"):
-                await scene.update(2)
+                await fixture.update(2)
             monkeypatch.undo()
-            assert scene.coordinator.committed == 1
-            for replica in scene.replicas.values():
+            assert fixture.coordinator.committed == 1
+            for replica in fixture.replicas.values():
                 assert replica.step_boundary() == 1
-            scene.check(1, before)
-            await scene.bring(3)
+            fixture.check(1, before)
+            await fixture.bring(3)
 
     run(body)
 
 
 def test_publishing_from_another_thread_is_refused_by_name(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
 
             async def publish() -> None:
-                await scene.publishers[0].publish(1)
+                await fixture.publishers[0].publish(1)
 
             with pytest.raises(RuntimeError, match=r"the event loop and the thread that opened it.*trio\.from_thread"):
                 await anyio.to_thread.run_sync(lambda: anyio.run(publish, backend="trio"))
-            await scene.bring(1)
+            await fixture.bring(1)
 
     run(body)
 
@@ -74,8 +74,8 @@ def test_a_full_disk_under_the_log_leaves_the_old_version_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
             pwrite, calls = os.pwrite, []
 
             def full(file: int, data: bytes, offset: int) -> int:
@@ -86,13 +86,13 @@ def test_a_full_disk_under_the_log_leaves_the_old_version_serving(
 
             monkeypatch.setattr(os, "pwrite", full)
             with pytest.raises(af.BrokenError, match=r"could not take commit of version 2.*No space left"):
-                await scene.update(2)
+                await fixture.update(2)
             monkeypatch.undo()
             assert len(calls) == 2
-            for replica in scene.replicas.values():
+            for replica in fixture.replicas.values():
                 assert replica.step_boundary() == 1
-            scene.check(1, before)
-            await scene.bring(3)
+            fixture.check(1, before)
+            await fixture.bring(3)
 
     run(body)
 
@@ -101,25 +101,25 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
     """WC-4: committed or aborted, late writes under its keys are refused and change nothing."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
             keys: list[af.RegionKey] = []
-            hear = scene.publishers[0]._take_message
+            hear = fixture.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and sender == "a/0":
                     keys.append(af.RegionKey.from_bytes(event.key))
                 hear(sender, event)
 
-            monkeypatch.setattr(scene.publishers[0], "_take_message", listening)
-            await scene.update(1)
-            await scene.flip(1)
+            monkeypatch.setattr(fixture.publishers[0], "_take_message", listening)
+            await fixture.update(1)
+            await fixture.flip(1)
             with monkeypatch.context() as patch:
                 patch.setattr(Intake, "_right", nothing_right)
                 with pytest.raises(af.BrokenError, match="wrong bytes"):
-                    await scene.update(2)
-            await scene.update(3)
-            await scene.flip(3)
-            fabric = scene.fabrics["trainer-0"]
+                    await fixture.update(2)
+            await fixture.update(3)
+            await fixture.flip(3)
+            fabric = fixture.fabrics["trainer-0"]
             poison = await fabric.allocate(4096)
             poison.memory[:] = b"\x5a" * 4096
             assert len(keys) == 3 == len({key.generation for key in keys}) or len({key.region_id for key in keys}) > 1
@@ -127,7 +127,7 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
                 with pytest.raises((af.StaleKeyError, af.TransferError)):
                     await fabric.write(poison, key, 0)
             await poison.release()
-            scene.check(3)
+            fixture.check(3)
 
     run(body)
 
@@ -136,21 +136,21 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
 def test_in_place_and_shadow_side_by_side(tmp_path: Path, rail: str) -> None:
     async def body() -> None:
         plan = small_plan()
-        async with open_scene(
+        async with open_fixture(
             plan, random_shard, tmp_path / "log", rail=rail, shadow=lambda name: name.startswith("a")
-        ) as scene:
+        ) as fixture:
             for version in (1, 2, 3):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(scene.update, version)
+                    tasks.start_soon(fixture.update, version)
                     if version > 1:  # the engine of "b" has to stop at a boundary before it is overwritten
                         for name in ("b/0", "b/1"):
-                            await scene.replicas[name].wait_changed()
-                            assert scene.replicas[name].current_version() == version - 1
-                            assert scene.replicas[name].step_boundary() == 0
-                            assert scene.replicas[name].tensors() == {}
-                await scene.flip(version)
-                scene.check(version)
-                scene.change(version)
+                            await fixture.replicas[name].wait_changed()
+                            assert fixture.replicas[name].current_version() == version - 1
+                            assert fixture.replicas[name].step_boundary() == 0
+                            assert fixture.replicas[name].tensors() == {}
+                await fixture.flip(version)
+                fixture.check(version)
+                fixture.change(version)
 
     run(body)
 
@@ -159,37 +159,37 @@ def test_in_place_and_shadow_side_by_side(tmp_path: Path, rail: str) -> None:
 def test_a_late_joiner_fetches_and_takes_part_in_the_next_update(tmp_path: Path, rail: str) -> None:
     async def body() -> None:
         plan = small_plan()
-        async with open_scene(plan, random_shard, tmp_path / "log", rail=rail) as scene:
-            await scene.update(1)
-            await scene.flip(1)
+        async with open_fixture(plan, random_shard, tmp_path / "log", rail=rail) as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
             config = af.FabricConfig(rails=(rail,))
             async with (
                 af.open_fabric(config) as one,
                 af.open_fabric(config) as other,
-                open_replica(one, scene.post.open("late/0"), plan, "late", 0) as first,
-                open_replica(other, scene.post.open("late/1"), plan, "late", 1) as second,
+                open_replica(one, fixture.post.open("late/0"), plan, "late", 0) as first,
+                open_replica(other, fixture.post.open("late/1"), plan, "late", 1) as second,
             ):
                 late = [first, second]
                 for replica in late:
                     await replica.wait_version(1)
                     assert replica.step_boundary() == 1
-                    tensors = scene.replicas[f"a/{replica.receiver}"].tensors()
+                    tensors = fixture.replicas[f"a/{replica.receiver}"].tensors()
                     assert all(np.array_equal(mine, tensors[name]) for name, mine in replica.tensors().items())
-                await scene.coordinator.wait_held(["late/0", "late/1"], 1)
-                scene.change(1)
-                report = await scene.update(2)
+                await fixture.coordinator.wait_held(["late/0", "late/1"], 1)
+                fixture.change(1)
+                report = await fixture.update(2)
                 assert report.receivers == ("a/0", "a/1", "b/0", "b/1", "late/0", "late/1")
-                await scene.flip(2)
-                scene.check(2)
+                await fixture.flip(2)
+                fixture.check(2)
                 for replica in late:
                     await replica.wait_version(2)
                     assert replica.step_boundary() == 2
-                    tensors = scene.replicas[f"b/{replica.receiver}"].tensors()
+                    tensors = fixture.replicas[f"b/{replica.receiver}"].tensors()
                     assert all(np.array_equal(mine, tensors[name]) for name, mine in replica.tensors().items())
-                scene.post.close("late/0")
-                scene.post.close("late/1")
-            scene.change(2)
-            await scene.bring(3)
+                fixture.post.close("late/0")
+                fixture.post.close("late/1")
+            fixture.change(2)
+            await fixture.bring(3)
 
     run(body)
 
@@ -197,23 +197,23 @@ def test_a_late_joiner_fetches_and_takes_part_in_the_next_update(tmp_path: Path,
 def test_an_update_that_nobody_was_there_for_burns_its_number_and_the_next_one_works(tmp_path: Path) -> None:
     async def body() -> None:
         plan = small_plan(names=())
-        async with open_scene(plan, random_shard, tmp_path / "log") as scene:
+        async with open_fixture(plan, random_shard, tmp_path / "log") as fixture:
             for _ in range(2):
                 with pytest.raises(af.BrokenError, match="not there: a receiver"):
-                    await scene.update(scene.coordinator.begun + 1)
+                    await fixture.update(fixture.coordinator.begun + 1)
             async with (
                 af.open_fabric(af.FabricConfig(rails=("local",))) as one,
                 af.open_fabric(af.FabricConfig(rails=("local",))) as other,
-                open_replica(one, scene.post.open("a/0"), plan, "a", 0) as first,
-                open_replica(other, scene.post.open("a/1"), plan, "a", 1) as second,
+                open_replica(one, fixture.post.open("a/0"), plan, "a", 0) as first,
+                open_replica(other, fixture.post.open("a/1"), plan, "a", 1) as second,
             ):
-                await scene.coordinator.wait_receivers(["a/0", "a/1"])
-                version = scene.coordinator.begun + 1
-                await scene.update(version)
+                await fixture.coordinator.wait_receivers(["a/0", "a/1"])
+                version = fixture.coordinator.begun + 1
+                await fixture.update(version)
                 for replica in (first, second):
                     await replica.wait_version(version)
-                scene.post.close("a/0")
-                scene.post.close("a/1")
+                fixture.post.close("a/0")
+                fixture.post.close("a/1")
 
     run(body)
 
@@ -223,13 +223,13 @@ def test_the_coordinator_restarts_between_verified_and_commit(tmp_path: Path, mo
 
     async def body() -> None:
         plan = small_plan()
-        async with open_scene(plan, random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            scene.post.close(COORDINATOR)
+        async with open_fixture(plan, random_shard, tmp_path / "log") as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
+            fixture.post.close(COORDINATOR)
             for version, decided in ((2, False), (3, True)):
-                before = scene.expected()
-                scene.change(1)
+                before = fixture.expected()
+                fixture.change(1)
                 log = tmp_path / f"log {version}"
                 log.write_bytes((tmp_path / "log").read_bytes())
                 commit = DecisionLog.commit
@@ -253,26 +253,26 @@ def test_the_coordinator_restarts_between_verified_and_commit(tmp_path: Path, mo
                     patch.setattr(DecisionLog, "commit", dying)
                     async with anyio.create_task_group() as tasks:
                         try:
-                            async with open_coordinator(scene.post.open(COORDINATOR), plan, log) as doomed:
-                                await doomed.wait_receivers(scene.replicas)
-                                for publisher in scene.publishers:
+                            async with open_coordinator(fixture.post.open(COORDINATOR), plan, log) as doomed:
+                                await doomed.wait_receivers(fixture.replicas)
+                                for publisher in fixture.publishers:
                                     tasks.start_soon(publish, publisher)
                                 await doomed.update(version)
                         except* RuntimeError:
                             pass
-                        scene.post.close(COORDINATOR)
+                        fixture.post.close(COORDINATOR)
                 assert len(outcomes) == 2 and all("whether it had decided is not known" in text for text in outcomes)
-                async with open_coordinator(scene.post.open(COORDINATOR), plan, log) as again:
-                    await again.wait_held(scene.replicas, version if decided else 1)
+                async with open_coordinator(fixture.post.open(COORDINATOR), plan, log) as again:
+                    await again.wait_held(fixture.replicas, version if decided else 1)
                     assert again.committed == (version if decided else 1)
                     if decided:
-                        await scene.flip(version)
-                        scene.check(version)
+                        await fixture.flip(version)
+                        fixture.check(version)
                     else:
-                        assert {replica.step_boundary() for replica in scene.replicas.values()} == {1}
-                        scene.check(1, before)
+                        assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
+                        fixture.check(1, before)
                 (tmp_path / "log").write_bytes(log.read_bytes())
-                scene.post.close(COORDINATOR)
+                fixture.post.close(COORDINATOR)
 
     run(body)
 
@@ -281,8 +281,8 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
     """INV-2: once `publish` has ended, the shards may change; the version is aborted, the next one is whole."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
             version, seen = 1, set()
             for steps in (0, 1, 3, 10, 30, 100, 300):
                 version += 1
@@ -299,14 +299,14 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                                     scope.cancel()
 
                                 tasks.start_soon(stop)
-                                await scene.publishers[0].publish(version)
+                                await fixture.publishers[0].publish(version)
                                 tasks.cancel_scope.cancel()
                     finally:  # also when the update was told to be over before this task was
-                        left.append(sum(peer.ops_in_flight for peer in scene.fabrics["trainer-0"].statistics().peers))
+                        left.append(sum(peer.ops_in_flight for peer in fixture.fabrics["trainer-0"].statistics().peers))
 
                 async def other(version: int = version) -> None:
                     try:
-                        await scene.publishers[1].publish(version)
+                        await fixture.publishers[1].publish(version)
                     except af.BrokenError:
                         pass
 
@@ -314,7 +314,7 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
 
                 async def update(version: int = version, committed: list[int] = committed) -> None:
                     try:
-                        committed.append((await scene.coordinator.update(version)).version)
+                        committed.append((await fixture.coordinator.update(version)).version)
                     except af.BrokenError:
                         committed.append(0)
 
@@ -322,7 +322,7 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                     tasks.start_soon(cut)
                     tasks.start_soon(other)
                     tasks.start_soon(update)
-                    coordinator = scene.coordinator
+                    coordinator = fixture.coordinator
                     while not committed:
                         await anyio.lowlevel.checkpoint()
                         if (
@@ -334,17 +334,17 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                     tasks.cancel_scope.cancel()
                 assert left == [0]
                 seen.add(tuple(committed) > (0,))
-                if scene.coordinator.committed == version:
-                    before = scene.expected()
+                if fixture.coordinator.committed == version:
+                    before = fixture.expected()
                     serving = version
-                    await scene.flip(version)
+                    await fixture.flip(version)
                 else:
-                    serving = scene.coordinator.committed
-                    assert {replica.step_boundary() for replica in scene.replicas.values()} == {serving}
-                scene.check(serving, before)
-                scene.change(1)
+                    serving = fixture.coordinator.committed
+                    assert {replica.step_boundary() for replica in fixture.replicas.values()} == {serving}
+                fixture.check(serving, before)
+                fixture.change(1)
             assert False in seen
             version += 1
-            await scene.bring(version)
+            await fixture.bring(version)
 
     run(body)

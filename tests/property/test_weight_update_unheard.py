@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from weight_scene import Scene, open_scene, random_shard, run, small_plan
+from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
@@ -24,9 +24,11 @@ PATIENCE_S = 30.0
 SIDE = 256
 
 
-def unheard(scene: Scene, which: Callable[[str, str, WeightMessage], bool], then: Callable[[str, str], None]) -> None:
+def unheard(
+    fixture: Fixture, which: Callable[[str, str, WeightMessage], bool], then: Callable[[str, str], None]
+) -> None:
     """Lose the first message that `which` says, given (from, to, message), and do something."""
-    deliver = scene.post.deliver
+    deliver = fixture.post.deliver
     lost: list[tuple[str, str]] = []
 
     def pass_on(sender: str, to: str, data: bytes) -> None:
@@ -36,17 +38,17 @@ def unheard(scene: Scene, which: Callable[[str, str, WeightMessage], bool], then
         else:
             deliver(sender, to, data)
 
-    scene.post.deliver = pass_on  # type: ignore[method-assign]
+    fixture.post.deliver = pass_on  # type: ignore[method-assign]
 
 
-def renew(scene: Scene) -> Callable[[str, str], None]:
+def renew(fixture: Fixture) -> Callable[[str, str], None]:
     """Return what breaks the session of two participants, who find each other again at once."""
-    return scene.post.renew
+    return fixture.post.renew
 
 
-async def broken(scene: Scene, version: int, match: str) -> None:
+async def broken(fixture: Fixture, version: int, match: str) -> None:
     with pytest.raises(af.BrokenError, match=match), anyio.fail_after(PATIENCE_S):
-        await scene.update(version)
+        await fixture.update(version)
 
 
 @pytest.mark.parametrize("codings", [(), ("exponent",)])
@@ -54,25 +56,27 @@ def test_a_receiver_dies_before_a_trainer_has_its_key(tmp_path: Path, codings: t
     """The coordinator had heard that it was ready, and let trainers write to it: the others get the version."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always") as scene:
-            await scene.begin()
-            unheard(scene, lambda who, to, said: isinstance(said, Opened) and (who, to) == ("b/0", "trainer-1"),
+        async with open_fixture(
+            small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always"
+        ) as fixture:
+            await fixture.begin()
+            unheard(fixture, lambda who, to, said: isinstance(said, Opened) and (who, to) == ("b/0", "trainer-1"),
                     lambda *_: None)  # fmt: skip
-            deliver = scene.post.deliver
+            deliver = fixture.post.deliver
 
             def die(sender: str, to: str, data: bytes) -> None:
-                if isinstance(decode_message(data), Write) and "b/0" in scene.replicas:
-                    del scene.replicas["b/0"]
-                    scene.post.close("b/0", "killed")
+                if isinstance(decode_message(data), Write) and "b/0" in fixture.replicas:
+                    del fixture.replicas["b/0"]
+                    fixture.post.close("b/0", "killed")
                 deliver(sender, to, data)
 
-            scene.post.deliver = die  # type: ignore[method-assign]
+            fixture.post.deliver = die  # type: ignore[method-assign]
             with anyio.fail_after(PATIENCE_S):
-                report = await scene.update(2)
+                report = await fixture.update(2)
             assert "b/0" in report.receivers
-            await scene.flip(2)
-            scene.check(2)
-            await scene.bring(3)
+            await fixture.flip(2)
+            fixture.check(2)
+            await fixture.bring(3)
 
     run(body)
 
@@ -81,41 +85,41 @@ def test_a_receiver_that_came_back_before_the_update_began_takes_part(tmp_path: 
     """A trainer that had offered the version already hears that it is gone, and then the roster."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.begin()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.begin()
             with anyio.fail_after(PATIENCE_S):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(scene.publishers[1].publish, 2)
+                    tasks.start_soon(fixture.publishers[1].publish, 2)
                     await anyio.wait_all_tasks_blocked()
-                    scene.post.renew(COORDINATOR, "b/0")
+                    fixture.post.renew(COORDINATOR, "b/0")
                     await anyio.wait_all_tasks_blocked()
-                    await scene.coordinator.wait_receivers(scene.replicas)
-                    tasks.start_soon(scene.publishers[0].publish, 2)
-                    await scene.coordinator.update(2)
-            await scene.flip(2)
-            scene.check(2)
+                    await fixture.coordinator.wait_receivers(fixture.replicas)
+                    tasks.start_soon(fixture.publishers[0].publish, 2)
+                    await fixture.coordinator.update(2)
+            await fixture.flip(2)
+            fixture.check(2)
 
     run(body)
 
 
 def test_a_link_breaks_that_carried_the_key_of_a_receiver(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as scene:
-            await scene.begin()
-            unheard(scene, lambda who, to, said: isinstance(said, Opened) and to == "trainer-1", renew(scene))
-            await broken(scene, 2, "trainer-1 cannot write to it: its session broke")
-            await scene.bring(3)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as fixture:
+            await fixture.begin()
+            unheard(fixture, lambda who, to, said: isinstance(said, Opened) and to == "trainer-1", renew(fixture))
+            await broken(fixture, 2, "trainer-1 cannot write to it: its session broke")
+            await fixture.bring(3)
 
     run(body)
 
 
 def test_a_link_breaks_that_carried_the_key_to_one_who_forwards(tmp_path: Path) -> None:
     async def body() -> None:
-        async with open_scene(small_plan(relay=Relay(2, 1)), random_shard, tmp_path / "log", grace_s=0.1) as scene:
-            await scene.begin()
-            unheard(scene, lambda who, to, said: isinstance(said, Opened) and "/" in to, renew(scene))
-            await broken(scene, 2, "/. cannot write to it: its session broke")
-            await scene.bring(3)
+        async with open_fixture(small_plan(relay=Relay(2, 1)), random_shard, tmp_path / "log", grace_s=0.1) as fixture:
+            await fixture.begin()
+            unheard(fixture, lambda who, to, said: isinstance(said, Opened) and "/" in to, renew(fixture))
+            await broken(fixture, 2, "/. cannot write to it: its session broke")
+            await fixture.bring(3)
 
     run(body)
 
@@ -127,11 +131,11 @@ def test_a_link_breaks_that_carried_the_maxima_of_a_trainer(tmp_path: Path) -> N
         return rows_of(int(name.split()[1]), SIDE, *rows_at(rank, 3, SIDE), 0, "fp8")
 
     async def body() -> None:
-        async with open_scene(plan, shard, tmp_path / "log") as scene:
-            await scene.begin()
-            unheard(scene, lambda who, to, said: isinstance(said, Maxima), renew(scene))
-            await broken(scene, 2, r"sender trainer-\d: the session with trainer-\d broke")
-            await scene.bring(3)
+        async with open_fixture(plan, shard, tmp_path / "log") as fixture:
+            await fixture.begin()
+            unheard(fixture, lambda who, to, said: isinstance(said, Maxima), renew(fixture))
+            await broken(fixture, 2, r"sender trainer-\d: the session with trainer-\d broke")
+            await fixture.bring(3)
 
     run(body)
 
@@ -152,8 +156,8 @@ def test_participants_that_have_no_session_yet_are_told_once_they_have(
         return rows_of(int(name.split()[1]), SIDE, *rows_at(rank, 3, SIDE), 0, "fp8")
 
     async def body() -> None:
-        async with open_scene(plan, shard, tmp_path / "log") as scene:
-            deliver, refused = scene.post.deliver, Counter[tuple[str, str]]()
+        async with open_fixture(plan, shard, tmp_path / "log") as fixture:
+            deliver, refused = fixture.post.deliver, Counter[tuple[str, str]]()
 
             def meet_late(sender: str, to: str, data: bytes) -> None:
                 if isinstance(decode_message(data), kind) and refused[sender, to] < 3:
@@ -161,11 +165,11 @@ def test_participants_that_have_no_session_yet_are_told_once_they_have(
                     raise af.PeerError(f"{to} is not there yet")
                 deliver(sender, to, data)
 
-            scene.post.deliver = meet_late  # type: ignore[method-assign]
+            fixture.post.deliver = meet_late  # type: ignore[method-assign]
             with anyio.fail_after(PATIENCE_S):
-                await scene.update(1)
-            await scene.flip(1)
-            scene.check(1)
+                await fixture.update(1)
+            await fixture.flip(1)
+            fixture.check(1)
             assert bool(refused) == (kind is Opened or relay is None)  # small shards cut no block
 
     run(body)
@@ -175,10 +179,10 @@ def test_who_finds_no_session_with_the_source_asks_again_after_a_rest(tmp_path: 
     """The coordinator names a source at once, again and again: nobody may run in circles as fast as words go."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.update(1)
-            await scene.flip(1)
-            deliver, asked = scene.post.deliver, 0
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.update(1)
+            await fixture.flip(1)
+            deliver, asked = fixture.post.deliver, 0
             until = anyio.current_time() + 0.5
 
             def meet_late(sender: str, to: str, data: bytes) -> None:
@@ -189,13 +193,13 @@ def test_who_finds_no_session_with_the_source_asks_again_after_a_rest(tmp_path: 
                         raise af.PeerError(f"{to} is not there yet")
                 deliver(sender, to, data)
 
-            scene.post.deliver = meet_late  # type: ignore[method-assign]
-            plan, post = scene.plan, scene.post.open("late/0")
+            fixture.post.deliver = meet_late  # type: ignore[method-assign]
+            plan, post = fixture.plan, fixture.post.open("late/0")
             async with af.open_fabric() as fabric, open_replica(fabric, post, plan, "late", 0) as late:
                 with anyio.fail_after(PATIENCE_S):
                     await late.wait_version(1)
                 assert 2 <= asked <= 0.5 / AGAIN_S + 2
-                scene.post.close("late/0")
+                fixture.post.close("late/0")
 
     run(body)
 
@@ -204,20 +208,20 @@ def test_a_link_that_carries_nothing_of_the_version_may_break(tmp_path: Path) ->
     """Trainers whose shards cut no block have nothing to tell each other."""
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            await scene.begin()
-            unheard(scene, lambda who, to, said: False, renew(scene))
-            deliver = scene.post.deliver
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            await fixture.begin()
+            unheard(fixture, lambda who, to, said: False, renew(fixture))
+            deliver = fixture.post.deliver
 
             def pass_on(sender: str, to: str, data: bytes) -> None:
                 deliver(sender, to, data)
                 if isinstance(decode_message(data), Write) and to == "trainer-1":
-                    scene.post.renew("trainer-0", "trainer-1")
+                    fixture.post.renew("trainer-0", "trainer-1")
 
-            scene.post.deliver = pass_on  # type: ignore[method-assign]
+            fixture.post.deliver = pass_on  # type: ignore[method-assign]
             with anyio.fail_after(PATIENCE_S):
-                await scene.update(2)
-            await scene.flip(2)
-            scene.check(2)
+                await fixture.update(2)
+            await fixture.flip(2)
+            fixture.check(2)
 
     run(body)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from weight_cases import Case, cases
-from weight_scene import open_scene, run
+from weight_fixture import open_fixture, run
 
 from asyncfabric.weights import Relay, plan_weights, threads
 from asyncfabric.weights.memory import host as host_device
@@ -29,10 +29,10 @@ def updated(case: Case, relay: Relay, chunk_bytes: int, rail: str) -> None:
 
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with open_scene(plan, case.shard, Path(folder) / "log", rail=rail) as scene:
+            async with open_fixture(plan, case.shard, Path(folder) / "log", rail=rail) as fixture:
                 for version in (1, 2):
-                    await scene.bring(version)
-                    scene.change(version)
+                    await fixture.bring(version)
+                    fixture.change(version)
 
     run(body)
 

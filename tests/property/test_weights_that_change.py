@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weight_scene import open_scene, random_shard, run, small_plan
+from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import threads
@@ -26,24 +26,24 @@ def test_weights_that_change_while_they_are_published_are_not_committed(
     monkeypatch.setattr(threads, "threads", lambda: busy)
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log") as scene:
-            before = await scene.begin()
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
+            before = await fixture.begin()
             retire = Sending._retire
 
             async def late(self: Any, posted: Any) -> None:
-                if self._shards is scene.publishers[1]._shards:
+                if self._shards is fixture.publishers[1]._shards:
                     for name in names:
-                        scene.shards[1][name][::7, ::5] ^= 1  # few of them, by little
+                        fixture.shards[1][name][::7, ::5] ^= 1  # few of them, by little
                 await retire(self, posted)
 
             with monkeypatch.context() as patch:
                 patch.setattr(Sending, "_retire", late)
                 with pytest.raises(af.BrokenError, match=r"version 2 was not committed: .*weights changed while they"):
-                    await scene.update(2)
-            for replica in scene.replicas.values():
+                    await fixture.update(2)
+            for replica in fixture.replicas.values():
                 assert replica.step_boundary() == 1
-            scene.check(1, before)
-            await scene.bring(3)
+            fixture.check(1, before)
+            await fixture.bring(3)
 
     run(body)
 
@@ -71,10 +71,10 @@ def test_what_lies_beside_the_weights_may_change(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Sending, "_retire", late)
 
     async def body() -> None:
-        async with open_scene(small_plan(), random_shard, tmp_path / "log", given=in_arena) as scene:
-            await scene.bring(1)
-            scene.change(1)
-            await scene.bring(2)
+        async with open_fixture(small_plan(), random_shard, tmp_path / "log", given=in_arena) as fixture:
+            await fixture.bring(1)
+            fixture.change(1)
+            await fixture.bring(2)
             assert arenas[0][1].any()
 
     run(body)

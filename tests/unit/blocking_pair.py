@@ -30,7 +30,7 @@ class Pair:
     @property
     def engine(self) -> Any:
         """The engine of the writer."""
-        return self.writer._stairwell.engine
+        return self.writer._dispatcher.engine
 
 
 class HookedEngine(FakeEngine):
@@ -122,10 +122,10 @@ def until(condition: Callable[[], bool]) -> None:
 
 def blocked(fabric: blocking.Fabric, count: int) -> None:
     """Return when so many threads sleep in waits of the fabric."""
-    landing = fabric._stairwell.landing
+    adapter = fabric._dispatcher.adapter
 
     def all_sleep() -> bool:
-        with fabric._stairwell.lock:
-            return landing._asleep + len(landing._followers) == count
+        with fabric._dispatcher.lock:
+            return adapter._asleep + len(adapter._followers) == count
 
     until(all_sleep)

@@ -9,9 +9,9 @@ import torch
 
 from asyncfabric_services.runner.model import TINY, LoadedModel, ModelChoice, load_model
 from asyncfabric_services.runner.page_supply import FreeList
-from asyncfabric_services.runner.roster import Member, Roster
 from asyncfabric_services.runner.runner import Runner
 from asyncfabric_services.runner.sampling import Sampling
+from asyncfabric_services.runner.scheduler import Member, Scheduler
 
 torch.set_num_threads(1)  # the matrices are small, and threads that wait for a shared core make it slower
 
@@ -40,10 +40,10 @@ def table_of(length: int, page_tokens: int, pages: int = 320, seed: int = 0) -> 
     return random.Random(seed).sample(range(pages), -(-length // page_tokens))
 
 
-def make_roster(pages: int = 320, page_tokens: int = 16, **limits: int) -> tuple[Roster, FreeList]:
+def make_scheduler(pages: int = 320, page_tokens: int = 16, **limits: int) -> tuple[Scheduler, FreeList]:
     supply = FreeList(pages)
     chosen = {"chunk_tokens": 64, "most_running": 8, "most_waiting": 1000} | limits
-    return Roster(supply, page_tokens=page_tokens, **chosen), supply
+    return Scheduler(supply, page_tokens=page_tokens, **chosen), supply
 
 
 def member_of(prompt: list[int], max_tokens: int, **options: object) -> Member:
@@ -51,12 +51,12 @@ def member_of(prompt: list[int], max_tokens: int, **options: object) -> Member:
 
 
 def alone(runner: Runner, prompt: list[int], max_tokens: int) -> list[int]:
-    """Return the greedy answer of a roster that holds nothing else."""
-    roster, _ = make_roster(runner.pool.shape[1], runner.loaded.shape.page_tokens, chunk_tokens=10_000)
+    """Return the greedy answer of a scheduler that holds nothing else."""
+    scheduler, _ = make_scheduler(runner.pool.shape[1], runner.loaded.shape.page_tokens, chunk_tokens=10_000)
     member = member_of(prompt, max_tokens)
-    roster.join(member)
+    scheduler.join(member)
     while not member.finished:
-        plan = roster.plan()
-        roster.complete(plan, runner.step([span for _, span in plan]))
-    roster.leave(member)
+        plan = scheduler.plan()
+        scheduler.complete(plan, runner.step([span for _, span in plan]))
+    scheduler.leave(member)
     return member.tokens[len(prompt) :]

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import torch
-from moe_scene import ranks_of
+from moe_fixture import ranks_of
 from transformers import (
     MixtralConfig,
     MixtralForCausalLM,

@@ -33,7 +33,7 @@ EXPECTED: dict[StatusCode, type[Exception]] = {
     StatusCode.UNCONFIRMED: af.BusyError,
     StatusCode.NOT_TAKEN: af.TransferError,
 }
-SCENE = faults.Scene("write of 64 bytes", "<Peer 3>", done=16, total=64)
+FIXTURE = faults.FailedCall("write of 64 bytes", "<Peer 3>", done=16, total=64)
 
 
 def test_every_code_is_translated() -> None:
@@ -44,8 +44,8 @@ def test_every_code_is_translated() -> None:
 def test_a_refused_call_and_a_failed_completion_say_the_same(code: StatusCode, kind: type[Exception]) -> None:
     completion = Completion(1, CompletionKind.OP, code, code.kind, 110, 0, 16, 0, 0, 3)
     for error in (
-        faults.refused(refusal(code, "the detail", 110), SCENE),
-        faults.failed(completion, SCENE, "the detail"),
+        faults.refused(refusal(code, "the detail", 110), FIXTURE),
+        faults.failed(completion, FIXTURE, "the detail"),
     ):
         assert type(error) is kind
         text = str(error)
@@ -66,14 +66,14 @@ def test_errors_are_those_that_anyio_programs_catch() -> None:
 
 
 def test_an_unknown_code_is_not_hidden() -> None:
-    error = faults.refused(EngineStatusError(99, int(StatusKind.TRANSFER), -5, ""), faults.Scene("read"))
+    error = faults.refused(EngineStatusError(99, int(StatusKind.TRANSFER), -5, ""), faults.FailedCall("read"))
     assert isinstance(error, af.TransferError) and "unknown status 99" in str(error)
-    error = faults.refused(EngineStatusError(99, 77, 0), faults.Scene("read"))
+    error = faults.refused(EngineStatusError(99, 77, 0), faults.FailedCall("read"))
     assert isinstance(error, af.InternalError)
 
 
 def test_numbers_of_providers_that_are_no_errno_are_shown_as_they_are() -> None:
-    error = faults.refused(refusal(StatusCode.TRANSPORT, raw=-4242), faults.Scene("read"))
+    error = faults.refused(refusal(StatusCode.TRANSPORT, raw=-4242), faults.FailedCall("read"))
     assert "[-4242]" in str(error)
 
 

@@ -226,7 +226,7 @@ async def test_submitting_without_awaiting_does_not_fill_anything() -> None:
     async with open_pair(af.FabricConfig(max_ops=64)) as p:
         for _ in range(2000):
             p.writer.write(p.source[:8], p.key, 0)
-        assert len(p.writer._stairwell.parked) <= 256
+        assert len(p.writer._dispatcher.parked) <= 256
 
 
 async def test_a_full_queue_is_busy_and_wait_writable_ends_when_there_is_room() -> None:
@@ -287,7 +287,7 @@ async def test_a_key_object_may_be_used_by_several_fabrics() -> None:
 async def test_keys_that_nobody_holds_are_closed_in_the_engine() -> None:
     async with open_pair() as p:
         closed: list[int] = []
-        engine = p.writer._stairwell.engine
+        engine = p.writer._dispatcher.engine
         real = engine.close_key
 
         def close_key(key: int) -> None:

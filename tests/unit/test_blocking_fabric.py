@@ -131,11 +131,11 @@ def test_a_close_between_the_check_and_the_look_is_a_closed_error(call: Callable
         source, counter = fabric.allocate(64), fabric.counter()
         p = SimpleNamespace(writer=fabric, source=source, key=source.key())
         word = fabric.watch().__enter__()
-        fabric._stairwell.engine.close()
+        fabric._dispatcher.engine.close()
         with pytest.raises(af.ClosedError):
             call(p, counter, word)
-        fabric._stairwell.closing = fabric._stairwell.closed = True
-        fabric._stairwell.landing.close()
+        fabric._dispatcher.closing = fabric._dispatcher.closed = True
+        fabric._dispatcher.adapter.close()
 
 
 def test_releasing_waits_for_what_uses_the_memory() -> None:
@@ -180,8 +180,8 @@ def test_a_child_of_a_fork_finds_it_closed(open_fabric: OpenFabric) -> None:
         counter = fabric.counter()
         waiting = Call(counter.wait, 1)
         blocked(fabric, 1)
-        with fabric._stairwell.lock:
-            holder = Call(fabric._stairwell.drain)
+        with fabric._dispatcher.lock:
+            holder = Call(fabric._dispatcher.drain)
         holder.result()
         child = os.fork()
         if child == 0:
@@ -201,7 +201,7 @@ def test_a_child_of_a_fork_finds_it_closed(open_fabric: OpenFabric) -> None:
 
 def test_a_fabric_that_is_dropped_is_named() -> None:
     fabric = blocking.open_fabric(engine_factory=FakeEngine).__enter__()
-    engine = fabric._stairwell.engine
+    engine = fabric._dispatcher.engine
     with pytest.warns(ResourceWarning, match="never closed: leave its `with blocking"):
         del fabric
         gc.collect()

@@ -13,7 +13,7 @@ from interrupts import CtrlC, at_every_place
 import asyncfabric as af
 from asyncfabric import blocking
 
-TRIED = ("/_bridge/threads.py", "/_bridge/stairwell.py", "/_bridge/pending.py", "/asyncfabric/blocking/")
+TRIED = ("/_bridge/threads.py", "/_bridge.dispatcher.py", "/_bridge/pending.py", "/asyncfabric/blocking/")
 
 
 def interrupted(call: Callable[[], Any], press: CtrlC) -> None:
@@ -69,8 +69,8 @@ def test_a_follower_may_be_interrupted_anywhere(package: str) -> None:
 def blocked_or_gone(p: Pair, gone: threading.Event) -> None:
     """Return when two threads sleep, or when the one that was to be the second is gone."""
     while not gone.wait(0.0005):
-        with p.writer._stairwell.lock:
-            if p.writer._stairwell.landing._followers:
+        with p.writer._dispatcher.lock:
+            if p.writer._dispatcher.adapter._followers:
                 return
 
 
@@ -111,10 +111,10 @@ def test_leaving_the_block_may_be_interrupted_anywhere() -> None:
             transfer = fabric.write(source, p.key, 0)
             interrupted(lambda: opening.__exit__(None, None, None), press)
             fabric.close()
-            assert fabric._stairwell.closed and transfer.done
+            assert fabric._dispatcher.closed and transfer.done
             with pytest.raises(af.ClosedError):
                 fabric.counter()
 
     assert at_every_place(attempt, "/_bridge/threads.py") > 10
     assert at_every_place(attempt, "/_api/closing.py") >= 0
-    assert at_every_place(attempt, "/_bridge/stairwell.py") > 10
+    assert at_every_place(attempt, "/_bridge.dispatcher.py") > 10

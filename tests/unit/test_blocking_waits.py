@@ -24,7 +24,7 @@ from asyncfabric.testing import FakeNetwork
 def complete_elsewhere(p: Pair) -> None:
     """Let everything arrive, and another thread take the completions and hand them out."""
     p.network.deliver()
-    Call(p.writer._stairwell.drain).result()
+    Call(p.writer._dispatcher.drain).result()
 
 
 @pytest.mark.parametrize("moment", ["before_arm", "after_arm"])
@@ -127,7 +127,7 @@ def test_deadlines_of_the_other_waits() -> None:
 def test_waits_that_are_given_up_again_and_again_leave_nothing_behind() -> None:
     with open_pair(af.FabricConfig(max_ops=4)) as p:
         counter = p.reader.counter()
-        imm, parked = counter.imm, p.reader._stairwell.parked
+        imm, parked = counter.imm, p.reader._dispatcher.parked
         p.network.hold = True
         p.writer.write(p.source[:8], p.key, 0, imm=imm)
         counter.close()
@@ -145,18 +145,18 @@ def test_waits_that_are_given_up_again_and_again_leave_nothing_behind() -> None:
                 p.reader.open_counter(imm, deadline=0)
             with pytest.raises(TimeoutError):
                 p.reader.messages().receive(0)
-        assert len(parked) == before and not p.reader._stairwell.message_waiters
+        assert len(parked) == before and not p.reader._dispatcher.message_waiters
         for _ in range(3):
             p.writer.write(p.source[:8], p.key, 0)
         for _ in range(50):
             with pytest.raises(TimeoutError):
                 p.writer.wait_writable(deadline=0)
-        assert len(p.writer._stairwell.parked) == 5
-        assert not any(call.waiters for call in p.writer._stairwell.parked.values())  # type: ignore[attr-defined]
+        assert len(p.writer._dispatcher.parked) == 5
+        assert not any(call.waiters for call in p.writer._dispatcher.parked.values())  # type: ignore[attr-defined]
         p.network.release()
         p.writer.wait_writable(deadline=SOON_S)
         p.reader.open_counter(imm, deadline=SOON_S).close()
-        p.reader._stairwell.drain()
+        p.reader._dispatcher.drain()
         assert len(parked) == before - 1
 
 
@@ -264,7 +264,7 @@ def test_ctrl_c_while_the_fabric_closes_cancels_drains_and_closes() -> None:
         with pytest.raises(KeyboardInterrupt):
             p.writer.close()
         pressing.result()
-        assert p.writer._stairwell.closed and posted.result().bytes == 8
+        assert p.writer._dispatcher.closed and posted.result().bytes == 8
         with pytest.raises(af.TransferError, match="cancelled"):
             unposted.result()
 

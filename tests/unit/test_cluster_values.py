@@ -1,4 +1,4 @@
-"""Values of a cluster: prompts in offers, draws that are skipped, pages lent to a roster, and the demo's verdict."""
+"""Values of a cluster: prompts in offers, draws that are skipped, pages lent to a scheduler, and the demo's verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncfabric.kv import FabricMessenger, KvLayout, open_inbox, open_pool  # n
 from asyncfabric_services.demo.protocol import Settings  # noqa: E402
 from asyncfabric_services.demo_cluster.load import Ask, Outcome  # noqa: E402
 from asyncfabric_services.demo_cluster.report import summarize  # noqa: E402
-from asyncfabric_services.demo_cluster.story import Told  # noqa: E402
+from asyncfabric_services.demo_cluster.scenario import Told  # noqa: E402
 from asyncfabric_services.nodes.filling import fill  # noqa: E402
 from asyncfabric_services.nodes.messages import Source, decode_prompt, encode_prompt  # noqa: E402
 from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402

@@ -30,7 +30,7 @@ async def test_frames_leave_also_when_the_news_of_room_was_taken_by_a_question(t
         await anyio.wait_all_tasks_blocked()
         sender, receiver = (a, b) if way == "dealer" else (b, a)
         wire: Any = sender._board.wire
-        path = sender._table.roster.peers[receiver.identity].way_out.path
+        path = sender._table.names.peers[receiver.identity].way_out.path
         socket = (wire._taps[path][0] if isinstance(path, int) else wire._router).socket
         while wire.has_room(path):  # the loop stands still, so nobody reads at the other end
             assert sender._send_nowait(receiver.identity, "x", BODY, None), "the window is to be larger than the pipes"

@@ -41,7 +41,7 @@ from asyncfabric._control.messages import (
     decode,
     encode,
 )
-from asyncfabric._control.roster import REMEMBERED, Roster
+from asyncfabric._control.name_table import REMEMBERED, NameTable
 from asyncfabric._control.session import SECOND_NS, SessionConfig
 from asyncfabric._control.session_table import SessionTable
 from asyncfabric._control.window import MAX_CHANNELS, ReceiveWindow, SendWindow, cost_of, largest_body
@@ -92,7 +92,7 @@ class Bench:
 
     @property
     def peers(self) -> list[Identity]:
-        return list(self.table.roster.peers)
+        return list(self.table.names.peers)
 
 
 def spoken(actions: list[Any]) -> list[Any]:
@@ -298,12 +298,12 @@ def test_windows_bound_what_is_under_way_on_each_channel() -> None:
 
 
 def test_memories_of_the_dead_are_bounded() -> None:
-    roster = Roster(ME)
+    names = NameTable(ME)
     for number in range(REMEMBERED + 10):
-        roster.retire(Identity("n", number))
-        assert roster.opens(PEER, number)
-    assert len(roster._retired) == len(roster._opened) == REMEMBERED
-    assert not roster.opens(PEER, REMEMBERED + 9)
+        names.retire(Identity("n", number))
+        assert names.opens(PEER, number)
+    assert len(names._retired) == len(names._opened) == REMEMBERED
+    assert not names.opens(PEER, REMEMBERED + 9)
 
 
 def test_bounds_of_the_configuration_say_which_value_is_wrong() -> None:

@@ -35,7 +35,7 @@ from asyncfabric_services.demo.protocol import (
 SETTINGS = Settings(layers=2, hidden=64, new_tokens=5, pool_tokens=64, chunk=24, deadline=20.0)
 
 
-class Station:
+class BenchWorker:
     """One node under test: its orders go in, what it says comes out."""
 
     def __init__(self, serve: Callable[[Node], Awaitable[None]], settings: Settings, network: FakeNetwork) -> None:
@@ -65,13 +65,16 @@ class Station:
 async def conduct(lengths: list[int], prefill_settings: Settings, decode_settings: Settings) -> list[Answer]:
     """Do what the parent does, with both nodes as tasks; return the answers."""
     network = FakeNetwork()
-    first, second = Station(prefill.serve, prefill_settings, network), Station(decode.serve, decode_settings, network)
+    first, second = (
+        BenchWorker(prefill.serve, prefill_settings, network),
+        BenchWorker(decode.serve, decode_settings, network),
+    )
     answers = []
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.run)
             nursery.start_soon(second.run)
-            hellos = [await station.hear(Hello) for station in (first, second)]
+            hellos = [await worker.hear(Hello) for worker in (first, second)]
             await first.orders.send(Meet(hellos[1].address))
             await second.orders.send(Meet(hellos[0].address))
             for job in jobs_of_lengths(lengths):
@@ -79,9 +82,9 @@ async def conduct(lengths: list[int], prefill_settings: Settings, decode_setting
                 pushed, answer = await first.hear(Pushed), await second.hear(Answer)
                 assert pushed.pages == 2 * -(-job.tokens // prefill_settings.page_tokens) == answer.arrivals - 1
                 answers.append(answer)
-            for station in (first, second):
-                await station.orders.send(Finish())
-                assert (await station.hear(Goodbye)).leaked_pages == 0
+            for worker in (first, second):
+                await worker.orders.send(Finish())
+                assert (await worker.hear(Goodbye)).leaked_pages == 0
     return answers
 
 

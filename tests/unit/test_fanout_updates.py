@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from asyncfabric.weights import Mesh, Move, alone, place, plan_weights
 from asyncfabric.weights.messages import CodingReport
 from asyncfabric.weights.update import COORDINATOR, LocalPost, UpdateReport, open_coordinator
-from asyncfabric_services.fanout.blueprint import Desk
+from asyncfabric_services.fanout.blueprint import BlueprintStore
 from asyncfabric_services.fanout.coordinator_service import Coordinating
 from asyncfabric_services.fanout.update_book import UpdateBook
 from asyncfabric_services.health.metrics import exposition
@@ -64,10 +64,10 @@ def test_who_is_not_there_is_named_and_counted(tmp_path: Path) -> None:
     stage: Any = SimpleNamespace(registry=CollectorRegistry())
 
     async def body() -> None:
-        desk, post = Desk(tmp_path / "blueprint"), LocalPost()
-        one = Coordinating(stage, desk, tmp_path / "log")
+        store, post = BlueprintStore(tmp_path / "blueprint"), LocalPost()
+        one = Coordinating(stage, store, tmp_path / "log")
         async with open_coordinator(post.open(COORDINATOR), plan, tmp_path / "log") as coordinator:
-            desk.coordinator = coordinator
+            store.coordinator = coordinator
             post.open("trainer-0")
             await trio.testing.wait_all_tasks_blocked()
             waits = [(line.waits_for, line.have, line.need, line.missing_from) for line in one.waits()]

@@ -33,10 +33,10 @@ def ended(code: int, kind: int, raw: int = 0) -> Completion:
 
 @pytest.mark.parametrize("code", FAILURES, ids=lambda code: code.name)
 def test_the_kind_decides_the_class(code: StatusCode) -> None:
-    scene = faults.Scene("write of 8 bytes", "peer 3", 4, 8)
+    call = faults.FailedCall("write of 8 bytes", "peer 3", 4, 8)
     for error in (
-        faults.failed(ended(code, code.kind), scene),
-        faults.refused(refusal(code), scene),
+        faults.failed(ended(code, code.kind), call),
+        faults.refused(refusal(code), call),
     ):
         assert type(error) is CLASSES[code.kind]
         assert code.text in str(error)
@@ -49,33 +49,33 @@ def test_the_kind_decides_the_class(code: StatusCode) -> None:
 
 
 def test_numbers_of_the_system_are_spelled_out() -> None:
-    scene = faults.Scene("write")
-    assert "Connection reset" in str(faults.failed(ended(8, 6, -errno.ECONNRESET), scene))
-    assert "[-70000]" in str(faults.failed(ended(8, 6, -70000), scene))
-    assert "[" not in str(faults.failed(ended(8, 6), scene)).partition(" (")[0]
+    call = faults.FailedCall("write")
+    assert "Connection reset" in str(faults.failed(ended(8, 6, -errno.ECONNRESET), call))
+    assert "[-70000]" in str(faults.failed(ended(8, 6, -70000), call))
+    assert "[" not in str(faults.failed(ended(8, 6), call)).partition(" (")[0]
 
 
 @pytest.mark.parametrize("detail", ["the transport reported an error: lane 2", "lane 2"])
 def test_a_detail_follows_the_sentence_once(detail: str) -> None:
-    text = str(faults.failed(ended(8, 6), faults.Scene("write"), detail))
+    text = str(faults.failed(ended(8, 6), faults.FailedCall("write"), detail))
     assert text.startswith("write: the transport reported an error: lane 2")
 
 
 def test_a_number_that_the_detail_names_is_no_number_of_the_system() -> None:
-    scene = faults.Scene("write")
-    text = str(faults.failed(ended(8, 6, 101), scene, "cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE (101)"))
+    call = faults.FailedCall("write")
+    text = str(faults.failed(ended(8, 6, 101), call, "cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE (101)"))
     assert "[101" not in text, "101 is the driver's, not ENETUNREACH"
-    assert f"[101: {os.strerror(101)}]" in str(faults.failed(ended(8, 6, 101), scene, "lane 1"))
+    assert f"[101: {os.strerror(101)}]" in str(faults.failed(ended(8, 6, 101), call, "lane 1"))
 
 
 def test_statuses_that_nobody_knows_are_our_fault() -> None:
-    error = faults.failed(ended(4711, 4711), faults.Scene("write"))
+    error = faults.failed(ended(4711, 4711), faults.FailedCall("write"))
     assert type(error) is errors.InternalError
     assert "unknown status 4711" in str(error)
 
 
 def test_a_refusal_without_a_text_still_speaks() -> None:
-    error = faults.refused(EngineStatusError(1, 1, 0), faults.Scene("write"))
+    error = faults.refused(EngineStatusError(1, 1, 0), faults.FailedCall("write"))
     assert type(error) is errors.BusyError
     assert "full" in str(error)
 

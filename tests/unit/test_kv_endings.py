@@ -32,7 +32,7 @@ async def test_a_source_that_was_never_asked_is_not_waited_for() -> None:
 
     async def go_on(still: af.Fabric) -> None:
         while True:
-            still._stairwell.engine.step()
+            still._dispatcher.engine.step()
             await anyio.lowlevel.checkpoint()
 
     async with (

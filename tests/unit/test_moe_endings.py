@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from moe_scene import PATIENCE_S, expected, ranks_of, right_step, run_experts, same_bits, tokens_of
+from moe_fixture import PATIENCE_S, expected, ranks_of, right_step, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
 from asyncfabric.moe import MissingRankError, MoeConfig, MoeExchange, MoeGroup, open_moe

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from moe_scene import expected, grouped_right, ranks_of, right_step, run_experts, same_bits, tokens_of
+from moe_fixture import expected, grouped_right, ranks_of, right_step, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from moe_scene import Tokens, expected, ranks_of, run_experts, same_bits, tokens_of
+from moe_fixture import Tokens, expected, ranks_of, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange

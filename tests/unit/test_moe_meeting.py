@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from moe_scene import right_step
+from moe_fixture import right_step
 
 import asyncfabric as af
 from asyncfabric.moe import MissingRankError, MoeConfig, MoeGroup, open_moe

@@ -30,12 +30,12 @@ def test_rails_that_cannot_be_opened_are_a_sentence_about_the_setting(rails: str
 
 
 def test_what_breaks_later_is_no_matter_of_starting() -> None:
-    async def scene() -> None:
+    async def fixture() -> None:
         async with open_rails(Settings()):
             raise DeviceError("a rail went down")
 
     with pytest.raises(DeviceError, match="a rail went down"):
-        trio.run(scene)
+        trio.run(fixture)
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.look.asking import exchange
 from asyncfabric_services.nodes import stage as stages
 from asyncfabric_services.nodes.stage import Stage, open_control, open_directory, serve_process
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.settings.schema import Settings
 
@@ -150,7 +150,7 @@ async def test_a_node_that_a_later_start_replaces_fails_drains_and_ends(
             nursery.start_soon(first.run)
             await first.listening.wait()
             await first.until("ready")
-            with first.stage.desk.admit():
+            with first.stage.admission.admit():
                 nursery.start_soon(second.run)
                 await second.listening.wait()
                 await second.until("ready")
@@ -174,7 +174,7 @@ async def test_a_node_is_ready_while_it_is_in_the_directory_and_alive_all_the_ti
                 ready, told = await node.health("/health/ready")
                 assert not ready and told["state"] == "waiting" and where in told["missing"]["directory"]
                 assert (await node.health("/health/live"))[0]
-                with node.stage.desk.admit():
+                with node.stage.admission.admit():
                     pass  # the data path never asks the directory
                 async with open_link("d", bind=where, config=config) as link, serve_directory(link):
                     assert "missing" not in await node.until("ready")
@@ -208,7 +208,7 @@ async def test_a_key_of_another_role_ends_the_node_at_its_first_attempt_and_the_
     add_trusted(trust_file(tmp_path / "d"), theirs, roles=frozenset(["decode", "prefill"]))
     condition = Condition("d", "directory")
     settings = settings_of("d", folder, "", bind="tcp", keys=tmp_path / "d")
-    directory = Stage(settings, condition, CollectorRegistry(), Desk(condition, 1))
+    directory = Stage(settings, condition, CollectorRegistry(), RequestAdmission(condition, 1))
     with trio.fail_after(PATIENCE_S):
         async with open_control(directory) as link, serve_directory(link) as served, trio.open_nursery() as nursery:
             assert f"keys {ours[:8]}... are trusted without a role" in caplog.text  # its own: it could be any

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.logs import open_log
 from asyncfabric_services.health.metrics import BoundedCounter, exposition, gauge
-from asyncfabric_services.router.desk import Desk
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.fault import ApiFault
 
 
@@ -106,31 +106,31 @@ def test_texts_of_others_begin_no_line_and_move_no_cursor(root_logger: logging.L
 
 def test_one_too_many_is_429_and_a_draining_node_503() -> None:
     condition = Condition("n", "router")
-    desk = Desk(condition, 1)
+    admission = RequestAdmission(condition, 1)
     with pytest.raises(ApiFault) as starting:
-        desk.check()
+        admission.check()
     assert (starting.value.status, starting.value.code) == (503, "starting")
     condition.state = "ready"
-    with desk.admit():
-        with pytest.raises(ApiFault) as full, desk.admit():
+    with admission.admit():
+        with pytest.raises(ApiFault) as full, admission.admit():
             pass
         assert (full.value.status, full.value.headers()) == (429, {"retry-after": "1"})
-    assert desk.count == 0
+    assert admission.count == 0
     condition.state = "draining"
-    with pytest.raises(ApiFault, match="draining") as late, desk.admit():
+    with pytest.raises(ApiFault, match="draining") as late, admission.admit():
         pass
     assert late.value.status == 503
     with pytest.raises(ValueError, match="most_requests"):
-        Desk(condition, 0)
+        RequestAdmission(condition, 0)
 
 
 @pytest.mark.trio
 async def test_a_drain_waits_for_the_last_and_can_cut_off(autojump_clock: trio.testing.MockClock) -> None:
-    desk = Desk(Condition("n", "router", "ready"), 5)
+    admission = RequestAdmission(Condition("n", "router", "ready"), 5)
     cut: list[bool] = []
 
     async def stay(seconds: float) -> None:
-        with desk.admit() as place:
+        with admission.admit() as place:
             with place.scope:
                 await trio.sleep(seconds)
             cut.append(place.cut_off)
@@ -139,15 +139,15 @@ async def test_a_drain_waits_for_the_last_and_can_cut_off(autojump_clock: trio.t
         nursery.start_soon(stay, 2)
         nursery.start_soon(stay, 3)
         await trio.testing.wait_all_tasks_blocked()
-        await desk.wait_empty()
+        await admission.wait_empty()
         assert trio.current_time() == pytest.approx(3)
         assert cut == [False, False]
         nursery.start_soon(stay, 1000)
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(10) as limit:
-            await desk.wait_empty()
+            await admission.wait_empty()
         assert limit.cancelled_caught
-        assert desk.cut_off() == 1
-        await desk.wait_empty()
+        assert admission.cut_off() == 1
+        await admission.wait_empty()
     assert cut == [False, False, True]
     assert trio.current_time() == pytest.approx(13)

@@ -16,15 +16,15 @@ pytest.importorskip("prometheus_client", reason="the batcher counts")
 import trio  # noqa: E402
 import trio.testing  # noqa: E402
 from prometheus_client import CollectorRegistry  # noqa: E402
-from runner_cases import alone, make_roster, make_runner, member_of, prompt_of  # noqa: E402
+from runner_cases import alone, make_runner, make_scheduler, member_of, prompt_of  # noqa: E402
 
 from asyncfabric.errors import BrokenError, BusyError, ClosedError  # noqa: E402
 from asyncfabric_services.runner.batch import Span  # noqa: E402
 from asyncfabric_services.runner.batcher import Batcher  # noqa: E402
 from asyncfabric_services.runner.meter import RunnerMeter  # noqa: E402
 from asyncfabric_services.runner.page_supply import FreeList  # noqa: E402
-from asyncfabric_services.runner.roster import Roster  # noqa: E402
 from asyncfabric_services.runner.runner import Runner  # noqa: E402
+from asyncfabric_services.runner.scheduler import Scheduler  # noqa: E402
 
 
 class GatedRunner(Runner):
@@ -46,16 +46,16 @@ class GatedRunner(Runner):
 
 
 @asynccontextmanager
-async def running(pages: int = 320, **limits: int) -> AsyncIterator[tuple[Batcher, GatedRunner, Roster, FreeList]]:
-    roster, supply = make_roster(pages, **limits)
+async def running(pages: int = 320, **limits: int) -> AsyncIterator[tuple[Batcher, GatedRunner, Scheduler, FreeList]]:
+    scheduler, supply = make_scheduler(pages, **limits)
     runner = GatedRunner(make_runner(pages=pages))
-    batcher = Batcher(runner, roster, RunnerMeter(CollectorRegistry(), roster, supply))
+    batcher = Batcher(runner, scheduler, RunnerMeter(CollectorRegistry(), scheduler, supply))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(batcher.run)
-        yield batcher, runner, roster, supply
+        yield batcher, runner, scheduler, supply
         nursery.cancel_scope.cancel()
     assert supply.free == supply.pages, "pages leaked"
-    assert not roster.members()
+    assert not scheduler.members()
 
 
 async def passes(runner: GatedRunner, count: int) -> None:
@@ -86,7 +86,7 @@ async def test_requests_that_come_and_go_get_the_answers_of_the_lonely() -> None
 @pytest.mark.parametrize("_", range(8))  # trio runs tasks in random order
 @pytest.mark.trio
 async def test_a_request_that_leaves_in_a_pass_keeps_its_pages_until_the_pass_is_over(_: int) -> None:
-    async with running() as (batcher, runner, roster, supply):
+    async with running() as (batcher, runner, scheduler, supply):
         runner.gate.clear()
         left = trio.Event()
 
@@ -108,13 +108,13 @@ async def test_a_request_that_leaves_in_a_pass_keeps_its_pages_until_the_pass_is
             runner.gate.set()
             await left.wait()
             assert supply.free == supply.pages
-            assert roster.running == 0
+            assert scheduler.running == 0
             assert len(runner.passes) == 1, "a request that leaves was taken along into the next pass"
 
 
 @pytest.mark.trio
 async def test_leaving_disturbs_nobody_and_lets_the_next_one_in() -> None:
-    async with running(most_running=2) as (batcher, _, roster, _):
+    async with running(most_running=2) as (batcher, _, scheduler, _):
         answers: dict[str, list[int]] = {}
 
         async def ask(name: str, prompt: list[int], count: int, stop_after: int) -> None:
@@ -130,7 +130,7 @@ async def test_leaving_disturbs_nobody_and_lets_the_next_one_in() -> None:
             nursery.start_soon(ask, "leaves", prompt_of(20), 900, 3)
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(ask, "waits", prompt_of(10), 5, 999)
-        assert roster.waiting == 0
+        assert scheduler.waiting == 0
     lonely = make_runner()
     assert answers["stays"] == alone(lonely, prompt_of(30), 25)
     assert answers["waits"] == alone(lonely, prompt_of(10), 5)
@@ -145,7 +145,7 @@ async def test_a_prompt_whose_pages_came_from_elsewhere_is_continued(count: int)
     other = make_runner()
     logits = other.prefill(prompt, theirs, chunk_tokens=16)
     async with running() as (batcher, runner, _, supply):
-        lent = supply.lease(320)  # the pool of a decode node is not the roster's to lend
+        lent = supply.lease(320)  # the pool of a decode node is not the scheduler's to lend
         runner.pool[:, ours] = other.pool[:, theirs]
         member = member_of(prompt, count, table=ours, computed=50)
         first = member.take(logits)
@@ -196,8 +196,8 @@ async def test_refusals_come_at_the_door() -> None:
 
 @pytest.mark.trio
 async def test_when_the_runner_stops_nobody_waits_for_ever() -> None:
-    roster, supply = make_roster()
-    batcher = Batcher(make_runner(), roster)
+    scheduler, supply = make_scheduler()
+    batcher = Batcher(make_runner(), scheduler)
     async with trio.open_nursery() as nursery:
         inner = trio.CancelScope()
 

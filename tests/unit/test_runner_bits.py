@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
 
-from runner_cases import alone, make_roster, make_runner, member_of, prompt_of, table_of  # noqa: E402
+from runner_cases import alone, make_runner, make_scheduler, member_of, prompt_of, table_of  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
@@ -109,18 +109,18 @@ def test_batched_answers_are_those_of_one_process_for_60_prompts() -> None:
     members = [member_of(prompt_of(length, index), draws.randint(1, 12)) for index, length in enumerate(lengths)]
     prompts = [list(member.tokens) for member in members]
     runner = make_runner(8, pages=600, choice=choice)
-    roster, supply = make_roster(600, 8, chunk_tokens=150, most_running=12)
+    scheduler, supply = make_scheduler(600, 8, chunk_tokens=150, most_running=12)
     widths = set()
     joining = list(members)
-    while joining or roster.running:
+    while joining or scheduler.running:
         for _ in range(min(len(joining), draws.randint(0, 3))):
-            roster.join(joining.pop())
-        plan = roster.plan()
+            scheduler.join(joining.pop())
+        plan = scheduler.plan()
         widths.add(len(plan))
         if plan:
-            roster.complete(plan, runner.step([span for _, span in plan]))
-        for member in [one for one in roster.members() if one.finished]:
-            roster.leave(member)
+            scheduler.complete(plan, runner.step([span for _, span in plan]))
+        for member in [one for one in scheduler.members() if one.finished]:
+            scheduler.leave(member)
     assert supply.free == supply.pages
     assert max(widths) >= 8
     plain: LlamaForCausalLM = load_model(choice, page_tokens=8).model

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
 
-from runner_cases import make_roster, make_runner, member_of, prompt_of, table_of, tiny  # noqa: E402
+from runner_cases import make_runner, make_scheduler, member_of, prompt_of, table_of, tiny  # noqa: E402
 
 from asyncfabric.errors import BusyError  # noqa: E402
 from asyncfabric_services.runner.batch import Span  # noqa: E402
@@ -132,36 +132,36 @@ def test_the_free_list_knows_its_pages() -> None:
 
 
 def test_requests_wait_in_order_for_pages() -> None:
-    roster, supply = make_roster(pages=10, page_tokens=16)
+    scheduler, supply = make_scheduler(pages=10, page_tokens=16)
     first, long, short = (member_of(prompt_of(length), 1) for length in (100, 150, 10))
     for member in (first, long, short):
-        roster.join(member)
-    assert (roster.running, roster.waiting, supply.free) == (1, 2, 3)
-    assert [member for member, _ in roster.plan()] == [first], "the short one would starve the long one"
-    roster.leave(first)
-    assert [member for member, _ in roster.plan()] == [long]
-    roster.leave(short)
-    roster.leave(long)
-    assert (roster.running, roster.waiting, supply.free) == (0, 0, 10)
+        scheduler.join(member)
+    assert (scheduler.running, scheduler.waiting, supply.free) == (1, 2, 3)
+    assert [member for member, _ in scheduler.plan()] == [first], "the short one would starve the long one"
+    scheduler.leave(first)
+    assert [member for member, _ in scheduler.plan()] == [long]
+    scheduler.leave(short)
+    scheduler.leave(long)
+    assert (scheduler.running, scheduler.waiting, supply.free) == (0, 0, 10)
 
 
 def test_one_too_many_is_refused_and_leaves_no_trace() -> None:
-    roster, supply = make_roster(pages=10, most_running=1, most_waiting=1)
-    roster.join(member_of([1], 1))
-    roster.join(member_of([1], 1))
+    scheduler, supply = make_scheduler(pages=10, most_running=1, most_waiting=1)
+    scheduler.join(member_of([1], 1))
+    scheduler.join(member_of([1], 1))
     with pytest.raises(BusyError, match="1 requests run and 1 wait"):
-        roster.join(member_of([1], 1))
-    assert len(roster.members()) == 2
+        scheduler.join(member_of([1], 1))
+    assert len(scheduler.members()) == 2
     with pytest.raises(ValueError, match="need 11 pages, the pool has 10"):
-        roster.join(member_of([1] * 160, 2))
+        scheduler.join(member_of([1] * 160, 2))
     assert supply.free == 9
 
 
 def test_pages_that_were_given_must_do() -> None:
-    roster, supply = make_roster(pages=10)
+    scheduler, supply = make_scheduler(pages=10)
     with pytest.raises(ValueError, match="3 pages are needed, 2 were given"):
-        roster.join(member_of([1] * 32, 2, table=[0, 1]))
-    roster.join(member_of([1] * 32, 1, table=[0, 1]))
+        scheduler.join(member_of([1] * 32, 2, table=[0, 1]))
+    scheduler.join(member_of([1] * 32, 1, table=[0, 1]))
     assert supply.free == 10
     for computed, table in ((3, []), (-1, [0]), (33, [0, 1, 2])):
         with pytest.raises(ValueError, match="computed must be in"):
@@ -169,27 +169,27 @@ def test_pages_that_were_given_must_do() -> None:
 
 
 def test_the_last_token_of_an_answer_needs_no_place() -> None:
-    roster, supply = make_roster(pages=10)
-    roster.join(member_of([1] * 15, 2))
+    scheduler, supply = make_scheduler(pages=10)
+    scheduler.join(member_of([1] * 15, 2))
     assert supply.free == 9
-    roster.join(member_of([1] * 16, 2))
+    scheduler.join(member_of([1] * 16, 2))
     assert supply.free == 7
 
 
 def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
-    roster, _ = make_roster(chunk_tokens=32)
+    scheduler, _ = make_scheduler(chunk_tokens=32)
     runner = make_runner()
     talker = member_of([5, 6], 50)
-    roster.join(talker)
-    roster.complete(roster.plan(), runner.step([span for _, span in roster.plan()]))
+    scheduler.join(talker)
+    scheduler.complete(scheduler.plan(), runner.step([span for _, span in scheduler.plan()]))
     long, longer = member_of(prompt_of(100), 3), member_of(prompt_of(90), 3)
-    roster.join(long)
-    roster.join(longer)
+    scheduler.join(long)
+    scheduler.join(longer)
     seen = []
     while longer.computed < 90:
-        plan = roster.plan()
+        plan = scheduler.plan()
         seen.append({id(member): len(span.tokens) for member, span in plan})
-        roster.complete(plan, runner.step([span for _, span in plan]))
+        scheduler.complete(plan, runner.step([span for _, span in plan]))
     assert all(widths[id(talker)] == 1 for widths in seen)
     assert [widths.get(id(long), 0) for widths in seen][:4] == [32, 32, 32, 4]
     assert seen[3][id(longer)] == 28

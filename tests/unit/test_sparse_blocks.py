@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="sparse blocks are modules of torch")
 pytest.importorskip("transformers", reason="needs the models of transformers")
 
-from moe_scene import PATIENCE_S, same_bits  # noqa: E402
+from moe_fixture import PATIENCE_S, same_bits  # noqa: E402
 from sparse_models import HIDDEN, KINDS, generate, model_of, parallel, prompt_of  # noqa: E402
 
 import asyncfabric as af  # noqa: E402

@@ -1,7 +1,7 @@
 // engine.h: all that Cython may see of the native engine.
 // Submissions may come from any thread and never block; they fail only with kBusy, kClosed or a bad argument.
 // Everything else arrives as a Completion, taken by one consumer thread at a time: the event loop, or of threads the one that leads.
-// The worker thread, or a guest thread that holds the helm, runs step(); no call here needs the GIL.
+// The worker thread, or a caller thread that holds the engine lock, runs step(); no call here needs the GIL.
 #pragma once
 
 #include <memory>

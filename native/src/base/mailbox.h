@@ -1,4 +1,4 @@
-// mailbox.h: intrusive lock-free queue, many producers, one consumer (whoever holds the helm).
+// mailbox.h: intrusive lock-free queue, many producers, one consumer (whoever holds the engine lock).
 // Producers: any thread that submits. Never allocates, never blocks. Order per producer is kept.
 // Seam: tests stop a producer between its two writes, the only window in which the queue is not empty but
 // nothing can be taken; `empty()` is false there, so the worker does not go to sleep on it.

@@ -1,4 +1,4 @@
-// spsc_ring.h: bounded ring of plain values, one producer (the holder of the helm) and one consumer at a time (the event loop thread).
+// spsc_ring.h: bounded ring of plain values, one producer (the holder of the engine lock) and one consumer at a time (the event loop thread).
 // Carries completions. The producer publishes whole batches; the consumer takes batches.
 #pragma once
 

@@ -1,5 +1,5 @@
 // trace.h: trace points that are always compiled in. Off: one relaxed load and a predicted branch. On: one clock read and one
-// 32-byte store into a ring that keeps the newest events. Written by the holder of the helm, read by anybody through snapshot().
+// 32-byte store into a ring that keeps the newest events. Written by the holder of the engine lock, read by anybody through snapshot().
 #pragma once
 
 #include <array>

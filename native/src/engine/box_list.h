@@ -1,4 +1,4 @@
-// box_list.h: the boxes of one op, which the submitting thread writes down once, and how far the helm has copied them: one behind the
+// box_list.h: the boxes of one op, which the submitting thread writes down once, and how far the lock's holder has copied them: one behind the
 // other, each summed while it is copied. Threads: whoever has the op.
 #pragma once
 

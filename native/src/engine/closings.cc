@@ -1,5 +1,5 @@
 // closings.cc: how the end of a counter gets known to peers, and when its imm may be opened again; and of which opening a count is that leaves
-// here. Peers learn generations by slices when they meet, and by closings from then on. Helm.
+// here. Peers learn generations by slices when they meet, and by closings from then on. Under the engine lock.
 #include "engine/closings.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // closings.h: the two ends of closing a counter. Its owner asks each peer, in numbered lists of imms; a peer confirms a list when all counted work
 // that it had submitted for those imms before it took the list has ended (INV-1: only then the owner opens such an imm again). A list is taken
-// once, however often and in whatever order it comes, so a late copy never brings an old generation back. Pure, helm.
+// once, however often and in whatever order it comes, so a late copy never brings an old generation back. Pure, engine lock.
 #pragma once
 
 #include <algorithm>

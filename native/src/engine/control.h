@@ -1,5 +1,5 @@
 // control.h: the control thread. Registration, connecting and attaching run here, one job after the other, so that none of them
-// ever stalls the data path. Jobs may block; they take the helm themselves for the moment in which they touch engine state.
+// ever stalls the data path. Jobs may block; they take the engine lock themselves for the moment in which they touch engine state.
 #pragma once
 
 #include <condition_variable>

@@ -332,8 +332,8 @@ PeerId NativeEngine::peer_of_key(KeyId key) const {
   if (slot == nullptr) return 0;
   PeerId id = 0;
   {
-    Helm::Guest guest(core_.helm);
-    const std::lock_guard lock(guest);
+    EngineLock::Caller caller(core_.engine_lock);
+    const std::lock_guard lock(caller);
     const auto known = core_.peer_of_incarnation.find(slot->value.incarnation);
     if (known != core_.peer_of_incarnation.end() && !known->second->disconnected_here()) id = known->second->id;
   }

@@ -1,4 +1,4 @@
-// core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the helm unless it says otherwise.
+// core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the engine lock unless it says otherwise.
 // The rooms: start.cc (op -> legs), post.cc (legs -> work requests), events.cc (events -> completions), peers.cc and handshake.cc
 // (connections, liveness), closings.cc (the end of counters), key_verdicts.cc (is a key still good), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
 #pragma once
@@ -14,7 +14,7 @@
 
 #include "asyncfabric/types.h"
 #include "base/clock.h"
-#include "base/helm.h"
+#include "base/engine_lock.h"
 #include "base/mailbox.h"
 #include "base/slab.h"
 #include "base/spsc_ring.h"
@@ -39,7 +39,7 @@ constexpr uint64_t kShortestNapNs = 50'000;
 constexpr uint64_t kLongestNapNs = 5'000'000;
 constexpr uint64_t kIdleNapNs = 20'000'000;     // what naps grow to within a second of silence
 constexpr uint64_t kLoopNaps = 10;              // naps are so much longer while the loop has the rails
-constexpr uint64_t kControlTurnNs = 1'000'000;  // at the helm, of a control call that waits for peers
+constexpr uint64_t kControlTurnNs = 1'000'000;  // under the engine lock, of a control call that waits for peers
 constexpr uint64_t kPulseNs = 50'000'000;
 constexpr uint64_t kBulkBytes = 256 * 1024;  // completions of so much may reach the loop a few passes later
 constexpr uint32_t kRingDelay = 3;           // passes
@@ -50,14 +50,14 @@ struct RailState {
   std::string protocol;
   std::string reason;  // why it was opened
   double weight = 1;
-  std::atomic<bool> up{true};  // relaxed: written at the helm, read by rails()
+  std::atomic<bool> up{true};  // relaxed: written under the engine lock, read by rails()
   // Regions of this rail's GPU that rails of NICs may write to; partner: add_region before keys exist, any thread before a flag is raised.
   std::atomic<uint32_t> nic_regions{0};
   LegQueue urgent;  // counts and messages: never behind bulk data
   LegQueue bulk;
 };
 
-// Written at the helm (one writer at a time), read by statistics().
+// Written under the engine lock (one writer at a time), read by statistics().
 struct Tally {
   std::atomic<uint64_t> value{0};
   void add(uint64_t n) { value.store(value.load(std::memory_order_relaxed) + n, std::memory_order_relaxed); }
@@ -89,13 +89,13 @@ struct Core {
   const uint64_t incarnation;
   const uint64_t host;
   std::string address() const;
-  Status note_address();  // when rails open, and after one of them opened its device again: helm
+  Status note_address();  // when rails open, and after one of them opened its device again: engine lock
   std::vector<std::unique_ptr<RailState>> rails;
   std::vector<LeftOutRail> left_out;  // optional rails that could not be opened
   bool any_synchronous = false;
-  // Connected over rails that want a thread which stays until their bytes have moved. Relaxed: written at the helm, a hint elsewhere.
+  // Connected over rails that want a thread which stays until their bytes have moved. Relaxed: written under the engine lock, a hint elsewhere.
   std::atomic<uint32_t> asynchronous_peers{0};
-  Helm helm;
+  EngineLock engine_lock;
   Mailbox mailbox;     // submitted ops
   Mailbox cancels;     // Op::cancel_link
   PageRoom page_room;  // outlives the ops, whose lists lie in it
@@ -111,7 +111,7 @@ struct Core {
   std::atomic<uint64_t> consumed{0};
   std::atomic<bool> closing{false};
   std::atomic<bool> backlogged{false};
-  std::atomic<bool> writable_wanted{false};  // partner: arm_writable sets, the helm clears
+  std::atomic<bool> writable_wanted{false};  // partner: arm_writable sets, the lock's holder clears
   std::mutex writable_mutex;
   std::vector<uint64_t> writable_cookies;  // who waits for room; guarded by writable_mutex
   mutable std::mutex address_mutex;
@@ -134,7 +134,7 @@ struct Core {
   uint64_t next_mark = 1;  // likewise
   Control control;
 
-  // ---- helm
+  // ---- engine lock
   std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
   PeerList peers;
   std::deque<OutgoingMessage> outgoing;
@@ -320,20 +320,20 @@ struct Core {
 
   // regions.cc (control thread)
   void end_region(RegionTable::Slot* slot);
-  void release_started(RegionTable::Slot* slot);  // helm
-  void expire_releases(uint64_t now);             // helm
+  void release_started(RegionTable::Slot* slot);  // engine lock
+  void expire_releases(uint64_t now);             // engine lock
   void end_key(KeyTable::Slot* slot);
   void unpin_region(RegionTable::Slot* slot);
   void unpin_key(KeyTable::Slot* slot);
   std::unordered_map<uint64_t, uint64_t> releases;  // region handle -> cookie of its release; guarded by keys_mutex
   std::unordered_map<uint64_t, uint64_t> release_until;  // region handle -> when its ops are cancelled; likewise
 
-  // Runs a rail's control call: next to the helm when the rail allows it, else at the helm.
+  // Runs a rail's control call: beside the engine lock when the rail allows it, else under the engine lock.
   template <class Call>
   auto at_rail(uint32_t rail, Call call) {
     if (rails[rail]->capabilities.concurrent_control) return call(*rails[rail]->rail);
-    Helm::Guest guest(helm);
-    const std::lock_guard lock(guest);
+    EngineLock::Caller caller(engine_lock);
+    const std::lock_guard lock(caller);
     auto result = call(*rails[rail]->rail);
     gate.notify();  // the rail may have met events meanwhile
     return result;
@@ -344,9 +344,9 @@ struct Core {
   template <class Call>
   Status at_rail_in_turns(uint32_t rail, Call call) {
     if (rails[rail]->capabilities.concurrent_control) return call(*rails[rail]->rail, config.drain_deadline_ns);
-    Helm::Guest guest(helm);
+    EngineLock::Caller caller(engine_lock);
     for (const uint64_t until = now_ns() + config.drain_deadline_ns;;) {
-      const std::lock_guard lock(guest);
+      const std::lock_guard lock(caller);
       const uint64_t begun = now_ns();
       const Status status = call(*rails[rail]->rail, kControlTurnNs);
       const bool waits = status.code == StatusCode::kDrainTimeout && now_ns() - begun >= kControlTurnNs;
@@ -359,14 +359,14 @@ struct Core {
   }
 };
 
-// A moment at the helm for a thread that is not the worker (a control job, a call that must touch engine state). What it published
+// A moment under the engine lock for a thread that is not the worker (a control job, a call that must touch engine state). What it published
 // goes out when it ends, and the worker looks again: a completion left staged while the worker sleeps would never arrive.
 class Moment {
  public:
-  explicit Moment(Core& core) : core_(core), guest_(core.helm) { guest_.lock(); }
+  explicit Moment(Core& core) : core_(core), caller_(core.engine_lock) { caller_.lock(); }
   ~Moment() {
     core_.flush_completions();
-    guest_.unlock();
+    caller_.unlock();
     core_.gate.notify();
   }
   Moment(const Moment&) = delete;
@@ -374,7 +374,7 @@ class Moment {
 
  private:
   Core& core_;
-  Helm::Guest guest_;
+  EngineLock::Caller caller_;
 };
 
 // Tags of work requests: generation (20) | slot (20) | leg (23) | signalled (1). 0 is an engine message, nobody waits for it.

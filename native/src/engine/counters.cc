@@ -135,7 +135,7 @@ void CounterTable::close(CounterId id) {
   if (target == nullptr) return;
   const uint32_t word = target->state.load(std::memory_order_relaxed), generation = (generation_in(word) + 1) & 3;
   target->armed_target.store(kNever, std::memory_order_seq_cst);
-  // An arrival that is being counted may have the flag in its hands: it is handed on by the helm, between two arrivals.
+  // An arrival that is being counted may have the flag in its hands: it is handed on by the lock's holder, between two arrivals.
   uint64_t* flag = target->flag.exchange(nullptr, std::memory_order_seq_cst);
   if (flag != nullptr) SharedWords::release(flag);
   target->state.store(make_word(kShut, generation, opens_in(word)) | kUnconfirmed, std::memory_order_release);

@@ -1,5 +1,5 @@
 // counters.h: the table of ImmCounters of one fabric: one 64-bit value per imm, kept from the first arrival on.
-// arrive() runs at the helm; open, close, value and arm may be called from any thread.
+// arrive() runs under the engine lock; open, close, value and arm may be called from any thread.
 // INV-1: a value only grows, and grows only by arrivals of the counter's own generation.
 #pragma once
 
@@ -41,16 +41,16 @@ class CounterTable {
   using MakeVisible = std::function<bool()>;
   void before_flags(MakeVisible make_visible) { make_visible_ = std::move(make_visible); }
 
-  // Helm. `unseen`: bytes that arrivals announced may not be visible to kernels yet; cleared when they are.
+  // Under the engine lock. `unseen`: bytes that arrivals announced may not be visible to kernels yet; cleared when they are.
   CounterArrival arrive(uint32_t imm32, bool* unseen = nullptr);
-  CounterArrival check_armed(uint32_t imm);  // helm: after arm() said that the target is already reached
+  CounterArrival check_armed(uint32_t imm);  // engine lock: after arm() said that the target is already reached
 
   // kNoImm picks one that was not used for the longest time. kUnconfirmed: it was closed, and confirm_closed() has not come.
   Status open(int64_t imm, CounterId* id, uint32_t* imm_out);
   // From here on arrivals are stale. The imm gets the generation of its next opening, for which peers have to be asked.
   void close(CounterId id);
   bool has_closed() const { return any_closed_.load(std::memory_order_seq_cst); }
-  // Helm: calls visit(imm, generation of its next opening) for each that was closed since the last call.
+  // Under the engine lock: calls visit(imm, generation of its next opening) for each that was closed since the last call.
   template <class Visit>
   void take_closed(Visit visit) {
     for (const Closed& closed : closed_since()) visit(closed.imm, closed.generation);
@@ -58,7 +58,7 @@ class CounterTable {
   void confirm_closed(uint32_t imm);  // no arrival of an earlier generation can come any more
   bool is_open(CounterId id) const;
   uint64_t value(CounterId id) const;  // of a closed counter: 0
-  // True: target already reached; the caller lets the helm call check_armed(). False: a completion will come. Replaces.
+  // True: target already reached; the caller lets the lock's holder call check_armed(). False: a completion will come. Replaces.
   bool arm(CounterId id, uint64_t cookie, uint64_t target);
   uint32_t generation(uint32_t imm) const;
   // A word that follows the value, for kernels and streams: taken from `words` at the first call. Null: closed, or none is free.
@@ -75,13 +75,14 @@ class CounterTable {
   enum State : uint32_t { kUnused = 0, kOpen = 1, kShut = 2 };
 
   struct Entry {
-    std::atomic<uint64_t> value{0};  // opens << 56 | count; partner: helm swaps, open() re-tags, any thread loads
-    std::atomic<uint64_t> armed_target{kNever};  // partner: loop thread stores, helm compares and swaps
+    std::atomic<uint64_t> value{
+        0};  // opens << 56 | count; partner: engine lock swaps, open() re-tags, any thread loads
+    std::atomic<uint64_t> armed_target{kNever};  // partner: loop thread stores, engine lock compares and swaps
     std::atomic<uint64_t> cookie{0};             // stored before armed_target
     std::atomic<uint64_t*> flag{
-        nullptr};  // partner: flag() stores, then reads value; the helm adds to value, then loads
+        nullptr};  // partner: flag() stores, then reads value; the lock's holder adds to value, then loads
     std::atomic<uint32_t> state{
-        kUnused};  // state | generation << 2 | unconfirmed << 4 | opens << 8; partner: mutex holders store, helm loads
+        kUnused};  // state | generation << 2 | unconfirmed << 4 | opens << 8; partner: mutex holders store, engine lock loads
   };
   using Page = std::array<Entry, 1u << kPageBits>;
 
@@ -98,8 +99,9 @@ class CounterTable {
   MakeVisible make_visible_ = [] { return true; };
   std::mutex mutex_;  // open, close, flags, and making of pages
   SharedWords* flag_words_ = nullptr;
-  std::vector<Closed> closed_;           // since the helm's last look; guarded by mutex_
-  std::atomic<bool> any_closed_{false};  // partner: close() stores, the helm and a worker that goes to sleep load
+  std::vector<Closed> closed_;  // since the lock holder's last look; guarded by mutex_
+  std::atomic<bool> any_closed_{
+      false};  // partner: close() stores, the lock's holder and a worker that goes to sleep load
   std::array<std::atomic<Page*>, ((kMaxImm + 1) >> kPageBits)> pages_{};
   std::array<std::unique_ptr<Page>, ((kMaxImm + 1) >> kPageBits)> owned_;
   std::atomic<uint32_t> next_pick_{kFirstPicked};  // relaxed: a guess where the next free one is

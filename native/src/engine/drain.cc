@@ -1,4 +1,4 @@
-// drain.cc: how work ends early: cancelling, failing, a rail that went down, closing. Helm.
+// drain.cc: how work ends early: cancelling, failing, a rail that went down, closing. Under the engine lock.
 // INV-2: an op's completion is published only when none of its work requests is outstanding, or its region is quarantined.
 #include "engine/core.h"
 

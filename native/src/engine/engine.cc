@@ -153,8 +153,8 @@ std::vector<RailInfo> NativeEngine::rails() const {
 }
 
 std::vector<PeerInfo> NativeEngine::peers() const {
-  Helm::Guest guest(core_.helm);
-  const std::lock_guard lock(guest);
+  EngineLock::Caller caller(core_.engine_lock);
+  const std::lock_guard lock(caller);
   std::vector<PeerInfo> infos;
   for (const Peer* peer : core_.peers.all()) {
     PeerInfo info;
@@ -173,8 +173,8 @@ std::vector<PeerInfo> NativeEngine::peers() const {
 EngineStatistics NativeEngine::statistics() const {
   const Tallies& tallies = core_.tallies;
   EngineStatistics now;
-  Helm::Guest guest(core_.helm);  // between two passes, so that the numbers fit each other
-  const std::lock_guard lock(guest);
+  EngineLock::Caller caller(core_.engine_lock);  // between two passes, so that the numbers fit each other
+  const std::lock_guard lock(caller);
   now.ops_submitted = core_.submitted.load(std::memory_order_relaxed);
   now.ops_completed = tallies.ops_completed.get();
   now.ops_failed = tallies.ops_failed.get();
@@ -229,8 +229,8 @@ Status NativeEngine::arm_closed(uint64_t cookie, uint32_t imm) {
 std::vector<ClosingInfo> NativeEngine::closings(int64_t imm) const {
   constexpr size_t kMost = 64;
   std::vector<ClosingInfo> found;
-  Helm::Guest guest(core_.helm);
-  const std::lock_guard lock(guest);
+  EngineLock::Caller caller(core_.engine_lock);
+  const std::lock_guard lock(caller);
   for (const auto& [closed, waits] : core_.unconfirmed) {
     if (imm != kNoImm && closed != imm) continue;
     found.push_back({closed, now_ns() - waits.since_ns, {}});
@@ -247,7 +247,7 @@ std::vector<ClosingInfo> NativeEngine::closings(int64_t imm) const {
 Status NativeEngine::arm_counter(CounterId counter, uint64_t cookie, uint64_t target) {
   if (!core_.counters.is_open(counter)) return StatusCode::kClosed;
   if (!core_.counters.arm(counter, cookie, target)) return {};
-  // Reached already: only the helm may publish, so it looks again.
+  // Reached already: only the lock's holder may publish, so it looks again.
   Op* op = core_.ops.take();
   if (op == nullptr) {
     const Moment moment(core_);
@@ -270,7 +270,7 @@ Status NativeEngine::spin(uint64_t deadline_ns, Reached reached, Open open) {
   if (reached()) return {};  // seen by the worker: it goes on, and no system call is needed
   Status status;
   {
-    Helm::Guest guest(core_.helm);
+    EngineLock::Caller caller(core_.engine_lock);
     bool awake = false;
     for (uint32_t turn = 0; !reached(); ++turn) {
       if ((turn & 63) == 0) {
@@ -283,12 +283,12 @@ Status NativeEngine::spin(uint64_t deadline_ns, Reached reached, Open open) {
           break;
         }
       }
-      if (guest.try_lock()) {
+      if (caller.try_lock()) {
         if (!awake)
           for (const auto& rail : core_.rails) rail->rail->cancel_wait();  // peers need not ring while we look
         awake = true;
         core_.step();
-        guest.unlock();
+        caller.unlock();
       }
       cpu_pause();
     }

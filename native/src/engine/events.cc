@@ -1,4 +1,4 @@
-// events.cc: what rails report becomes counter values and completions. Helm.
+// events.cc: what rails report becomes counter values and completions. Under the engine lock.
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -1,6 +1,6 @@
 // generations.h: of which opening each imm of one fabric is, in 2 bits, as runs of equal neighbours. Counters take imms in a circle, so half a million
 // reopened ones are a few runs: they fit into the greeting that peers exchange. Imms that users name may lie anywhere; those come in slices.
-// Helm.
+// Under the engine lock.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// loop_calls.cc: how the event loop goes to sleep and wakes up. Event loop's thread (one thread at a time), as a guest at the helm while the worker sleeps.
+// loop_calls.cc: how the event loop goes to sleep and wakes up. Event loop's thread (one thread at a time), as a caller thread under the engine lock while the worker sleeps.
 #include <sched.h>
 
 #include "engine/native_engine.h"
@@ -39,15 +39,15 @@ void NativeEngine::disarm() {
   if (!core_.may_hand_over() && core_.config.polling != PollingMode::kBusy) return;
   turn_.slept(now_ns() - armed_ns_, core_.config.spin_ns);
   if (!core_.may_hand_over() || !core_.gate.sleeping()) return;
-  Helm::Guest guest(core_.helm);
+  EngineLock::Caller caller(core_.engine_lock);
   bool quiet = false;
-  if (guest.try_lock()) {
+  if (caller.try_lock()) {
     const size_t events = serve_rails(&quiet);
     if (events != 0 && !has_completions()) {  // arrivals that nobody here waits for: the worker's, for a while
       core_.vain_sleeps = kVainSleeps;
       quiet = false;
     }
-    guest.unlock();
+    caller.unlock();
   }
   if (!quiet) core_.gate.notify();
 }
@@ -60,8 +60,8 @@ void NativeEngine::assist() {
   const bool quick = core_.poll_turn.begin(begin);
   bool quiet = true;
   {
-    Helm::Guest guest(core_.helm);
-    if (!guest.try_lock()) {
+    EngineLock::Caller caller(core_.engine_lock);
+    if (!caller.try_lock()) {
       core_.poll_turn.end(begin, quick);
       sched_yield();
       return;
@@ -72,13 +72,13 @@ void NativeEngine::assist() {
     else
       while (core_.step() != 0 && !has_completions() && now_ns() - begin < kAssistNs) {}
     quiet = quiet && !(armed && quick);  // a worker that sleeps on armed rails is called, to nap
-    guest.unlock();
+    caller.unlock();
   }
   core_.poll_turn.end(now_ns(), quick);
   if (!quiet) core_.gate.notify();
 }
 
-// At the helm, while the worker sleeps: does what is to do and arms the rails again, as if the worker had. Not quiet: wake it.
+// Under the engine lock, while the worker sleeps: does what is to do and arms the rails again, as if the worker had. Not quiet: wake it.
 size_t NativeEngine::serve_rails(bool* quiet) {
   size_t events = 0;
   *quiet = false;
@@ -105,10 +105,10 @@ bool NativeEngine::linger() {
   const uint64_t until = now_ns() + turn_.patience(core_.config.spin_ns);
   bool quiet = false;
   {
-    Helm::Guest guest(core_.helm);
-    if (!guest.try_lock()) return false;
+    EngineLock::Caller caller(core_.engine_lock);
+    if (!caller.try_lock()) return false;
     if (!core_.gate.sleeping()) {
-      guest.unlock();
+      caller.unlock();
       return false;
     }
     for (const auto& rail : core_.rails) rail->rail->cancel_wait();
@@ -117,7 +117,7 @@ bool NativeEngine::linger() {
       if (!core_.settled()) break;
     }
     (void)serve_rails(&quiet);
-    guest.unlock();
+    caller.unlock();
   }
   if (!quiet) core_.gate.notify();
   const bool came = has_completions();

@@ -1,4 +1,4 @@
-// messages.cc: two-sided messages: what the engine says to itself, and the user's. Helm.
+// messages.cc: two-sided messages: what the engine says to itself, and the user's. Under the engine lock.
 // User messages are numbered per peer and put in order at the receiver, whatever the rail does; 64 may be on the way or untaken per
 // peer, so a program that does not read holds its senders back and nothing is dropped.
 #include <algorithm>

@@ -1,5 +1,5 @@
 // native_engine.h: the Engine of engine.h over a Core and its worker. Submission and look-ups run on the caller's thread and touch
-// only what Core marks for any thread; the rest goes through the mailbox or takes the helm for a moment.
+// only what Core marks for any thread; the rest goes through the mailbox or takes the engine lock for a moment.
 #pragma once
 
 #include <atomic>

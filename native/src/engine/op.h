@@ -1,4 +1,4 @@
-// op.h: one submitted transfer. Filled by the submitting thread, then owned by the helm until its completion was published.
+// op.h: one submitted transfer. Filled by the submitting thread, then owned by the engine lock until its completion was published.
 // Its slot and its inner buffers are reused, so a warm engine does not allocate per op.
 #pragma once
 
@@ -29,7 +29,7 @@ enum class OpKind : uint8_t {
   kScatter,
   kSignal,
   kSend,
-  kCounterCheck,  // no transfer: look at an armed counter at the helm
+  kCounterCheck,  // no transfer: look at an armed counter under the engine lock
 };
 
 // The bytes of a leg's requests. A completion does not say which request it ends, so while some are open or failed, what left is known as
@@ -143,7 +143,7 @@ struct Op : MailLink {
   Op* live_before = nullptr;
   Op* live_after = nullptr;
 
-  // Read by progress() from any thread; written at the helm. Relaxed: numbers for people.
+  // Read by progress() from any thread; written under the engine lock. Relaxed: numbers for people.
   std::atomic<uint64_t> bytes_total{0};
   std::atomic<uint64_t> bytes_posted{0};
   std::atomic<uint64_t> bytes_done{0};  // left for certain, see SentBytes

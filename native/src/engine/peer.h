@@ -1,4 +1,4 @@
-// peer.h: another fabric as we see it: its lanes, its handshake, its messages. Everything here is touched at the helm only, but for
+// peer.h: another fabric as we see it: its lanes, its handshake, its messages. Everything here is touched under the engine lock only, but for
 // the numbers that statistics read.
 #pragma once
 
@@ -86,7 +86,7 @@ struct Peer {
   uint64_t next_ask_ns = 0;
   uint64_t next_reminder_ns = 0;  // when what a broken connection may have swallowed is said again; 0: nothing is open
   uint64_t outstanding = 0;       // signalled work requests
-  uint32_t visitors = 0;          // jobs of the control thread that use its lanes without the helm
+  uint32_t visitors = 0;          // jobs of the control thread that use its lanes without the engine lock
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
 
   // Two-sided user messages: numbered, put in order again at the receiver, held back by credits.

@@ -1,5 +1,5 @@
 // peer_list.h: the peers of one engine. A lost one that holds nothing any more rests: nobody looks at it who looks at all peers, and of those
-// that rest the latest are kept, so that a fabric which meets others for months neither grows nor gets slower. Helm.
+// that rest the latest are kept, so that a fabric which meets others for months neither grows nor gets slower. Under the engine lock.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// peers.cc: the list of peers, their liveness and their end. Helm.
+// peers.cc: the list of peers, their liveness and their end. Under the engine lock.
 #include <algorithm>
 #include <utility>
 

@@ -52,7 +52,7 @@ class PollTurn {
   std::atomic<uint64_t> looked_ns_{0};
   std::atomic<uint64_t> until_ns_{0};
   std::atomic<uint32_t> looks_{0};
-  std::atomic<bool> napping_{false};  // partner: the worker stores it with the engine lock, guests look
+  std::atomic<bool> napping_{false};  // partner: the worker stores it with the engine lock, callers look
 };
 
 }  // namespace asyncfabric

@@ -1,4 +1,4 @@
-// post.cc: legs at the front of a rail's queues become work requests, in batches. Helm.
+// post.cc: legs at the front of a rail's queues become work requests, in batches. Under the engine lock.
 #include <algorithm>
 #include <array>
 

@@ -1,6 +1,6 @@
 // rail_watch.h: who is woken by the rails' descriptors: the worker, or the event loop.
 // A message that wakes the worker, which then wakes the loop, pays for two threads on two cores. So while both sleep the rails belong
-// to the loop: the message wakes it directly, and it steps the engine as a guest (NativeEngine::disarm). The worker then sleeps on its
+// to the loop: the message wakes it directly, and it steps the engine as a caller thread (NativeEngine::disarm). The worker then sleeps on its
 // gate alone and naps, so that the rails are served too when Python computes for long without coming back to its loop.
 // Two sets for the worker, chosen each time it goes to sleep, cost no system call; moving descriptors between sets would.
 // Who drains a rail's bell arms it again or stays awake: a bell that nobody drained stays readable for whoever sleeps next.

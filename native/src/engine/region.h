@@ -46,7 +46,7 @@ struct RemoteKey {
   uint32_t access = 0;
   std::vector<std::string> rail_keys;
   std::string address;
-  // At the helm:
+  // Under the engine lock:
   Peer* peer = nullptr;
   AttachState attach = AttachState::kNone;
   bool stale = false;                                // its owner revoked it

@@ -1,4 +1,4 @@
-// start.cc: turns a submitted op into legs on rail queues. Helm.
+// start.cc: turns a submitted op into legs on rail queues. Under the engine lock.
 #include <algorithm>
 #include <array>
 

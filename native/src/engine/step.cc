@@ -1,4 +1,4 @@
-// step.cc: one pass of the engine, and the look that decides whether the worker may sleep. Helm.
+// step.cc: one pass of the engine, and the look that decides whether the worker may sleep. Under the engine lock.
 #include <algorithm>
 #include <utility>
 
@@ -113,7 +113,7 @@ bool Core::bulk_waits() const {
   return std::any_of(rails.begin(), rails.end(), [](const auto& rail) { return !rail->bulk.empty(); });
 }
 
-// After a guest's pass: is there anything that needs a thread which stays?
+// After a caller thread's pass: is there anything that needs a thread which stays?
 bool Core::settled() const {
   if (!mailbox.empty() || !cancels.empty() || !outgoing.empty() || !marked.empty() || next_tick_ns < worker_until_ns ||
       !closings_there.empty() || counters.has_closed() || inbox.due())

@@ -81,12 +81,12 @@ void NativeEngine::send(Op& op, uint64_t bytes, OpId* id) {
 void NativeEngine::wake_worker(uint64_t bytes) {
   if (core_.config.polling == PollingMode::kManual || !core_.gate.sleeping()) return;
   if (core_.moves_at_once() && bytes <= core_.config.inline_bytes) {
-    Helm::Guest guest(core_.helm);
-    if (guest.try_lock()) {
+    EngineLock::Caller caller(core_.engine_lock);
+    if (caller.try_lock()) {
       core_.step();
       core_.tallies.inline_steps.add(1);
       const bool settled = core_.settled();
-      guest.unlock();
+      caller.unlock();
       if (settled) return;
     }
   }

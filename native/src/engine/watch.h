@@ -1,5 +1,5 @@
 // watch.h: 64-bit words that a GPU kernel or any thread stores to while the worker looks at them. The
-// words lie in SharedWords. open, arm and close from any thread; look() at the helm.
+// words lie in SharedWords. open, arm and close from any thread; look() under the engine lock.
 #pragma once
 
 #include <array>
@@ -62,7 +62,7 @@ class WatchTable {
 
   bool any_armed() const { return armed_.load(std::memory_order_seq_cst) != 0; }
 
-  // Helm. Calls changed(cookie, value) for each armed word that differs from what its watcher saw, and disarms it.
+  // Under the engine lock. Calls changed(cookie, value) for each armed word that differs from what its watcher saw, and disarms it.
   template <class Changed>
   size_t look(Changed changed) {
     if (!any_armed()) return 0;

@@ -1,5 +1,5 @@
 // words.h: host words that GPU kernels and streams reach at their own address: watch words, which kernels store, and counter flags,
-// which the helm stores and kernels or streams wait for. One block of pages, shared with each rail once, when the engine starts.
+// which the lock's holder stores and kernels or streams wait for. One block of pages, shared with each rail once, when the engine starts.
 // A word stands alone on its cache line. Any thread.
 #pragma once
 

@@ -44,10 +44,10 @@ void Worker::run() {
       idle_since = 0;
       continue;
     }
-    core_.helm.lock_as_worker();
+    core_.engine_lock.lock_as_worker();
     const size_t events = core_.step();
     const bool loop_watches = events == 0 && core_.loop_may_have_rails();
-    core_.helm.unlock();
+    core_.engine_lock.unlock();
     if (events != 0) {
       idle_since = 0;
       worked = true;
@@ -70,19 +70,19 @@ void Worker::run() {
 
 // Threads that poll run the engine. The rails are not armed, so nothing but the gate and the time ends it.
 void Worker::nap() {
-  core_.helm.lock_as_worker();
+  core_.engine_lock.lock_as_worker();
   core_.gate.prepare();
   core_.poll_turn.nap(true);
   core_.worker_until_ns = now_ns() + PollTurn::kNapNs;
   core_.tallies.sleeps.add(1);
-  core_.helm.unlock();
+  core_.engine_lock.unlock();
   if (!stopping_.load(std::memory_order_seq_cst)) core_.rail_watch.sleep(true, PollTurn::kNapNs);
   core_.poll_turn.nap(false);
   core_.gate.finish();
 }
 
 uint64_t Worker::sleep() {
-  core_.helm.lock_as_worker();
+  core_.engine_lock.lock_as_worker();
   core_.gate.prepare();
   // Looked at after prepare(): whoever rings later finds us sleeping, whoever rang before is seen here.
   const bool sleepy = core_.can_sleep() && !stopping_.load(std::memory_order_seq_cst);
@@ -92,7 +92,7 @@ uint64_t Worker::sleep() {
     core_.tallies.sleeps.add(1);
     core_.trace.point(TracePoint::kSleep, 0, limit);
   }
-  core_.helm.unlock();
+  core_.engine_lock.unlock();
   if (!sleepy) {
     core_.gate.finish();
     return 0;
@@ -104,11 +104,11 @@ uint64_t Worker::sleep() {
     slept_ns = now_ns() - before;
     adapt_spin(loop_has_rails ? kLongSleepNs : slept_ns);
   }
-  core_.helm.lock_as_worker();
+  core_.engine_lock.lock_as_worker();
   core_.gate.finish();
   for (const auto& rail : core_.rails) rail->rail->cancel_wait();
   core_.trace.point(TracePoint::kWake, 0, 0);
-  core_.helm.unlock();
+  core_.engine_lock.unlock();
   return slept_ns;
 }
 

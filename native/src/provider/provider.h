@@ -1,6 +1,6 @@
 // provider.h: the contract of a provider on one screen. One Rail = one opened device of one provider.
-// Threads: methods marked [control] run on the control thread, one at a time. Methods marked [helm] run on whoever holds the
-// engine's helm (worker or guest), one at a time. [control] and [helm] calls never overlap on a rail unless
+// Threads: methods marked [control] run on the control thread, one at a time. Methods marked [engine lock] run on whoever holds the
+// engine lock (worker or caller thread), one at a time. [control] and [engine lock] calls never overlap on a rail unless
 // capabilities().concurrent_control. `patience_ns` is a duration: how long the call may take. A rail knows nothing of
 // counters, striping, ops or Python and reports all failures of posted work through poll().
 #pragma once
@@ -22,7 +22,7 @@ struct Capabilities {
               // visible, and its completion implies that they completed. An empty signal may overtake them.
   bool synchronous = false;  // post() has moved the data when it returns; its completions come with the next poll
   bool read = false;
-  bool concurrent_control = false;  // [control] calls may overlap [helm] calls
+  bool concurrent_control = false;  // [control] calls may overlap [engine lock] calls
   bool reports_peer_loss = false;   // kPeerLost events come by themselves; otherwise the engine sends heartbeats
   bool same_host_only = false;
   bool gathers = false;                     // ordered, and takes requests with a Gatherer
@@ -69,7 +69,7 @@ class RailPeer {
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
-  virtual Status passed() = 0;  // [helm] kBusy: not yet
+  virtual Status passed() = 0;  // [engine lock] kBusy: not yet
 };
 
 struct Page {           // in the direction of the copy
@@ -77,7 +77,7 @@ struct Page {           // in the direction of the copy
   uint64_t target = 0;  // byte offset of a write in the key's range, of a read in the region
 };
 
-// Bytes that lie apart, of which a rail that moves bytes itself takes the next ones in order. [helm]
+// Bytes that lie apart, of which a rail that moves bytes itself takes the next ones in order. [engine lock]
 class Gatherer {
  public:
   virtual ~Gatherer() = default;
@@ -158,7 +158,7 @@ class Rail {
   virtual Status stream_wait(void*, const uint64_t*, uint64_t) { return StatusCode::kUnsupported; }
   // Any thread: what NICs wrote to memory of this GPU, before their immediates were polled, is visible to its kernels on return.
   virtual Status flush_nic_writes() { return {}; }
-  // Any thread: what a stream was given so far, to be asked about at the helm.
+  // Any thread: what a stream was given so far, to be asked about under the engine lock.
   virtual Status mark_stream(void*, std::unique_ptr<StreamMark>*) { return StatusCode::kUnsupported; }
 
   // [control]
@@ -172,14 +172,14 @@ class Rail {
   virtual Status attach(RailPeer& peer, std::string_view key,
                         std::unique_ptr<RemoteMemory>* out) = 0;  // hostile bytes: refuse
 
-  // [helm] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or
+  // [engine lock] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or
   // kUnsupported: the rail cannot promise that, and the requests stay outstanding until the transport reports them.
   virtual Status disconnect(RailPeer& peer) = 0;
-  // [helm] What this connection of a peer's rail still brings is not reported any more, whatever its sender does: the engine has
+  // [engine lock] What this connection of a peer's rail still brings is not reported any more, whatever its sender does: the engine has
   // lost the peer, which may live.
   virtual void shut_out(uint64_t) {}
 
-  // [helm]
+  // [engine lock]
   virtual PostResult post(std::span<const WorkRequest> requests) = 0;
   virtual size_t poll(std::span<RailEvent> events) = 0;
   virtual int wait_fd() const = 0;  // -1: none, the worker sleeps in short naps

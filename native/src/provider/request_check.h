@@ -1,4 +1,4 @@
-// request_check.h: what a rail refuses before it posts. Helm's thread; for rails whose keys carry their region's length and rights
+// request_check.h: what a rail refuses before it posts. Under the engine lock; for rails whose keys carry their region's length and rights
 // (Remote has a `key` with length and access, Local has contains()).
 #pragma once
 

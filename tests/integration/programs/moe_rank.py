@@ -17,7 +17,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit"))
 
 from json_lines import answer
-from moe_scene import expected, run_experts, same_bits, tokens_of
+from moe_fixture import expected, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
 from asyncfabric.moe import MissingRankError, MoeConfig, MoeExchange, MoeGroup, open_moe

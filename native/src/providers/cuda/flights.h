@@ -1,5 +1,5 @@
 // flights.h: requests of one connection whose copies are under way, oldest first. They are reported in this order, so that an
-// immediate never comes before the bytes of an earlier request of its peer. [helm]
+// immediate never comes before the bytes of an earlier request of its peer. [engine lock]
 // Also INV-3 for them: while a copy into a region is under way one of the connection's hold words names the region, and the
 // owner's revoke waits for that word.
 #pragma once
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "providers/cuda/copy_desk.h"
+#include "providers/cuda/copy_queue.h"
 #include "providers/local/outgoing.h"
 
 namespace asyncfabric::cuda {

@@ -1,4 +1,4 @@
-// rail.cc: opening and closing a cuda rail, and its helm calls. See rail.h.
+// rail.cc: opening and closing a cuda rail, and its engine lock calls. See rail.h.
 #include "providers/cuda/rail.h"
 
 #include <algorithm>
@@ -47,32 +47,32 @@ Flights& flights_of(local::Outgoing& link) { return static_cast<Flights&>(*link.
 Status CudaRail::open(const Options& options, std::unique_ptr<Rail>* out, std::string* detail) {
   std::shared_ptr<Device> device;
   if (const Status status = Device::open(options.device, &device, detail); !status.ok()) return status;
-  std::unique_ptr<CopyDesk> desk;
-  if (const Status status = CopyDesk::open(device, options.lists, options.lanes, &desk, detail); !status.ok())
+  std::unique_ptr<CopyQueue> queue;
+  if (const Status status = CopyQueue::open(device, options.lists, options.lanes, &queue, detail); !status.ok())
     return status;
   std::unique_ptr<Rooms> rooms;
   if (const Status status = make_rooms(options.local, &rooms, detail); !status.ok()) return status;
-  std::unique_ptr<CudaRail> rail(new CudaRail(options, std::move(rooms), std::move(device), std::move(desk)));
+  std::unique_ptr<CudaRail> rail(new CudaRail(options, std::move(rooms), std::move(device), std::move(queue)));
   if (const Status status = rail->start_service(detail); !status.ok()) return status;
   *out = std::move(rail);
   return {};
 }
 
 CudaRail::CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::shared_ptr<Device> device,
-                   std::unique_ptr<CopyDesk> desk)
+                   std::unique_ptr<CopyQueue> queue)
     : LocalRail(options.local, std::move(rooms)),
       device_(std::move(device)),
-      desk_(std::move(desk)),
+      queue_(std::move(queue)),
       cuda_capabilities_(LocalRail::capabilities()) {
   // Copies go on after post(). The local rail below still moves host memory within it, in the same pieces.
   cuda_capabilities_.synchronous = false;
   cuda_capabilities_.gathers = false;  // its copy engines take what lies in one piece
-  cuda_capabilities_.list_pages = CopyDesk::kListPages;
-  cuda_capabilities_.step_bytes = CopyDesk::kMaxFlyingBytes;
+  cuda_capabilities_.list_pages = CopyQueue::kListPages;
+  cuda_capabilities_.step_bytes = CopyQueue::kMaxFlyingBytes;
 }
 
 // Before the base class goes: its destructor lets peers' memory and ours go.
-CudaRail::~CudaRail() { desk_->drain(); }
+CudaRail::~CudaRail() { queue_->drain(); }
 
 RailInfo CudaRail::info() const {
   RailInfo info = LocalRail::info();
@@ -100,7 +100,7 @@ PostResult CudaRail::post(std::span<const WorkRequest> requests) {
     result.accepted += taken;
     if (!result.status.ok()) break;
   }
-  desk_->launch();
+  queue_->launch();
   return result;
 }
 
@@ -127,7 +127,7 @@ bool CudaRail::take_off(const WorkRequest& request) {
     done_.push(request.tag, status);
     return true;
   };
-  if (down_) return refuse(desk_->trouble());
+  if (down_) return refuse(queue_->trouble());
   if (!link.alive()) return refuse(StatusCode::kPeerDead);
   if (request.remote == nullptr || request.local == nullptr || request.address == nullptr)
     return refuse(StatusCode::kInvalidArgument);
@@ -152,16 +152,16 @@ bool CudaRail::take_off(const WorkRequest& request) {
   const bool to_host = write ? !remote.on_gpu : !memory.on_gpu;
   flight.way = from_host ? Way::kUp : to_host ? Way::kDown : Way::kOut;
   if (request.pages == nullptr) {
-    flight.ticket = desk_->add(flight.way, write ? there : here, write ? here : there, request.length);
+    flight.ticket = queue_->add(flight.way, write ? there : here, write ? here : there, request.length);
   } else {
     const PageStretch stretch{reinterpret_cast<uint64_t>(request.pages), write ? there : here, write ? here : there,
                               request.page_count, request.length / request.page_count};
     const bool readable = std::any_of(words_.begin(), words_.end(), [&](const auto& words) {
       return words->holds(request.pages, request.page_count * sizeof(Page));
     });
-    flight.ticket = readable && desk_->takes(flight.way, stretch, request.page_bits)
-                        ? desk_->add_stretch(flight.way, stretch)
-                        : desk_->add_list(flight.way, stretch, request.pages);
+    flight.ticket = readable && queue_->takes(flight.way, stretch, request.page_bits)
+                        ? queue_->add_stretch(flight.way, stretch)
+                        : queue_->add_list(flight.way, stretch, request.pages);
   }
   if (flight.ticket == 0) {
     flights.let_go(link, flight.hold);
@@ -180,9 +180,9 @@ bool CudaRail::take_off(const WorkRequest& request) {
 }
 
 void CudaRail::settle() {
-  desk_->launch();
-  desk_->look();
-  if (!down_ && !flying_.empty() && !desk_->trouble().ok()) down_ = true;
+  queue_->launch();
+  queue_->look();
+  if (!down_ && !flying_.empty() && !queue_->trouble().ok()) down_ = true;
   look_for_leavers();
   for (size_t i = 0; i < flying_.size();) {
     local::Outgoing& link = *flying_[i];
@@ -205,7 +205,7 @@ void CudaRail::look_for_leavers() {
   looked_ns_ = now;
   visits_.prune();
   for (const std::shared_ptr<local::Outgoing>& link : flying_)
-    if (link->process->leaving()) rooms_->roster->lose(link->serial);
+    if (link->process->leaving()) rooms_->connections->lose(link->serial);
 }
 
 // The oldest request of a connection, if its copy has landed. False: not yet, or its immediate found no room.
@@ -213,8 +213,8 @@ bool CudaRail::land(local::Outgoing& link, Flights& flights) {
   const Flight flight = flights.front();
   Status status;
   if (down_) {
-    status = desk_->trouble();
-  } else if (!desk_->landed(flight.way, flight.ticket)) {
+    status = queue_->trouble();
+  } else if (!queue_->landed(flight.way, flight.ticket)) {
     return false;
   } else if (!link.alive()) {
     status = link.closed ? StatusCode::kCancelled : StatusCode::kPeerDead;
@@ -240,7 +240,7 @@ size_t CudaRail::poll(std::span<RailEvent> events) {
     RailEvent& event = events[count++];
     event = RailEvent();
     event.kind = RailEventKind::kRailDown;
-    event.status = desk_->trouble();
+    event.status = queue_->trouble();
   }
   return count + LocalRail::poll(events.subspan(count));
 }

@@ -1,5 +1,5 @@
 // rail.h: CudaRail: one GPU. Connections, notices, messages and host memory are those of the local rail that it is built on; it
-// adds memory of GPUs and the copies that touch it. rail.cc: opening and the helm's calls; rail_control.cc: the control calls.
+// adds memory of GPUs and the copies that touch it. rail.cc: opening and the lock holder's calls; rail_control.cc: the control calls.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "providers/cuda/copy_desk.h"
+#include "providers/cuda/copy_queue.h"
 #include "providers/cuda/flights.h"
 #include "providers/cuda/memory.h"
 #include "providers/cuda/visits.h"
@@ -69,7 +69,7 @@ class CudaRail final : public local::LocalRail {
 
  private:
   CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::shared_ptr<Device> device,
-           std::unique_ptr<CopyDesk> desk);
+           std::unique_ptr<CopyQueue> queue);
 
   size_t post_local(std::span<const WorkRequest> rest, Status* status);
   bool take_off(const WorkRequest& request);  // false: no room now
@@ -78,7 +78,7 @@ class CudaRail final : public local::LocalRail {
   bool land(local::Outgoing& link, Flights& flights);
 
   std::shared_ptr<Device> device_;
-  std::unique_ptr<CopyDesk> desk_;
+  std::unique_ptr<CopyQueue> queue_;
   Capabilities cuda_capabilities_;
   std::vector<std::shared_ptr<local::Outgoing>> flying_;  // connections with flights
   local::DoneQueue done_;

@@ -90,7 +90,7 @@ Status CudaRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t p
   auto& held = static_cast<CudaMemory&>(*memory);
   const Status status = LocalRail::release_memory(held.entry, patience_ns);
   if (!status.ok()) return status;
-  desk_->drain();  // our own copies; none is left when the engine closes in order
+  queue_->drain();  // our own copies; none is left when the engine closes in order
   memory.reset();
   return {};
 }

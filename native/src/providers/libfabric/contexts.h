@@ -1,6 +1,6 @@
 // contexts.h: one Context per outstanding request, from a fixed pool: nothing is allocated per request.
 // A context is in the free list, or in its peer's list in the order of posting. libfabric holds pointers into the pool, so it
-// outlives every endpoint. Helm only.
+// outlives every endpoint. Under the engine lock only.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // messages.h: the buffers of two-sided messages: send slots, posted receive slots, and the word that signals name.
-// One mapping, registered where the provider wants it. Helm only after opening.
+// One mapping, registered where the provider wants it. Under the engine lock only after opening.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // peer.h: what a rail knows of one connection to a peer's rail. The engine holds a PeerHandle; the state lives on in the rail
-// until nothing is outstanding. Written by [control] and [helm] calls, which never overlap on these rails.
+// until nothing is outstanding. Written by [control] and [engine lock] calls, which never overlap on these rails.
 #pragma once
 
 #include <memory>

@@ -29,7 +29,7 @@ Info make_hints(const Library& library, const Profile& profile, const Selection&
     hints->caps |= FI_HMEM;
     hints->domain_attr->mr_mode |= FI_MR_HMEM;
   }
-  hints->domain_attr->threading = FI_THREAD_DOMAIN;  // the engine's helm serialises all calls on a rail
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;  // the engine lock serialises all calls on a rail
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->fabric_attr->prov_name = strdup(provider);
   if (!selection.device.empty()) hints->domain_attr->name = strdup(selection.device.c_str());

@@ -1,5 +1,5 @@
 // rail.h: the rail over libfabric. Four files: control.cc (memory, peers), post.cc, poll.cc (completions, immediates, messages,
-// waiting) and fence.cc (waiting until no peer can be half-way through a write). [control] and [helm] calls never overlap
+// waiting) and fence.cc (waiting until no peer can be half-way through a write). [control] and [engine lock] calls never overlap
 // (concurrent_control is false), which is what FI_THREAD_DOMAIN asks for.
 #pragma once
 

@@ -1,6 +1,6 @@
 // shut_out.h: connections of peers that the engine has lost, and that may live: what they bring is dropped. Their messages carry the number
 // of their connection, and immediates a part of it where 64 bits travel with a write: over sockets. efa and ofi-verbs carry 32, which the
-// engine's own numbers fill, so a late immediate of a lost peer is still reported there. Helm.
+// engine's own numbers fill, so a late immediate of a lost peer is still reported there. Under the engine lock.
 #pragma once
 
 #include <cstddef>

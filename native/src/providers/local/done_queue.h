@@ -1,4 +1,4 @@
-// done_queue.h: completions between post() and the next poll(). [helm] Grows while the engine warms up, then never
+// done_queue.h: completions between post() and the next poll(). [engine lock] Grows while the engine warms up, then never
 // allocates.
 #pragma once
 

@@ -1,4 +1,4 @@
-// incoming.h: a peer's connection to us, the receiving end. The service thread makes it, the helm drains it, the
+// incoming.h: a peer's connection to us, the receiving end. The service thread makes it, the lock's holder drains it, the
 // control thread looks at its active slot. Everything read from the segment is treated as hostile.
 #pragma once
 
@@ -63,12 +63,12 @@ class Incoming {
   // Any thread: may the peer still be copying into `slot`?
   bool may_touch(uint32_t slot) const { return ring_.names(slot) && !process_->gone(); }
 
-  // [helm] Moves entries into `events`; returns how many. Stops when events or shelf are full.
+  // [engine lock] Moves entries into `events`; returns how many. Stops when events or shelf are full.
   size_t drain(std::span<RailEvent> events, MessageShelf& shelf, Regions& regions, const Copier& copier);
   bool has_entry() const { return !broken_ && ring_.has_entry(); }
-  // [helm] The peer wrote nonsense: the connection is to be closed.
+  // [engine lock] The peer wrote nonsense: the connection is to be closed.
   bool broken() const { return broken_; }
-  // [helm] Nothing that it brings counts, moves or is reported from here on.
+  // [engine lock] Nothing that it brings counts, moves or is reported from here on.
   void shut_out() { shut_out_ = true; }
 
  private:

@@ -1,5 +1,5 @@
 // outgoing.h: our connection to a peer rail, the sending end, and the handles that the engine holds for it.
-// The control thread makes and destroys it, the helm posts on it, the service thread marks it lost.
+// The control thread makes and destroys it, the lock's holder posts on it, the service thread marks it lost.
 #pragma once
 
 #include <atomic>
@@ -54,9 +54,9 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
   std::shared_ptr<Doorbell> target;
   std::shared_ptr<ProcessWatch> process;
   uint32_t connection = 0;        // our bit in the target's bell
-  std::atomic<bool> lost{false};  // partner: service thread stores, helm loads
+  std::atomic<bool> lost{false};  // partner: service thread stores, engine lock loads
 
-  // [helm]
+  // [engine lock]
   RingProducer ring;
   ForeignPath foreign = ForeignPath::kKernelCopy;
   uint64_t seen_alive_ns = 0;  // when the target's process was last known not to be dead

@@ -97,7 +97,7 @@ size_t Poster::accept_transfer(Outgoing& link, std::span<const WorkRequest> rest
     return 1;
   }
   if (remote.direct != nullptr) {
-    const size_t together = crew_.present() ? copy_together(link, remote, rest) : 0;
+    const size_t together = pool_.present() ? copy_together(link, remote, rest) : 0;
     return together != 0 ? together : copy_directly(link, remote, request);
   }
   return link.foreign == ForeignPath::kBounce ? bounce(link, remote, request) : copy_by_kernel(link, remote, rest);
@@ -112,7 +112,7 @@ size_t Poster::copy_directly(Outgoing& link, const RemoteHandle& remote, const W
   }
   uint8_t* there = remote.direct + request.remote_offset;
   if (request.gather != nullptr) {
-    const bool together = crew_.present() && crew_.gather(*request.gather, there, request.gathered, request.length);
+    const bool together = pool_.present() && pool_.gather(*request.gather, there, request.gathered, request.length);
     if (!together && !request.gather->copy(there, request.gathered, request.length)) {
       finish(link, request, StatusCode::kInternal);  // an earlier one of its op failed
       return 1;
@@ -127,7 +127,7 @@ size_t Poster::copy_directly(Outgoing& link, const RemoteHandle& remote, const W
   return 1;
 }
 
-// Requests from the front that the crew copies at once: of one remote memory, each behind the one before, so that none overlap.
+// Requests from the front that the copy pool copies at once: of one remote memory, each behind the one before, so that none overlap.
 // 0: they are not worth it.
 size_t Poster::copy_together(Outgoing& link, const RemoteHandle& remote, std::span<const WorkRequest> rest) {
   const WorkRequest& front = rest.front();
@@ -149,13 +149,13 @@ size_t Poster::copy_together(Outgoing& link, const RemoteHandle& remote, std::sp
     bytes += request.length;
     behind = request.remote_offset + request.length;
   }
-  if (bytes < Crew::kWorthBytes) return 0;
+  if (bytes < CopyPool::kWorthBytes) return 0;
   if (link.touched) announce(link);
   if (!hold(link, remote)) {
     finish(link, front, refusal(link));
     return 1;
   }
-  crew_.copy({together_.data(), count});
+  pool_.copy({together_.data(), count});
   for (const WorkRequest& request : rest.first(count)) {
     if (request.has_imm) add_imm(link, request);
     finish(link, request, Status());

@@ -1,4 +1,4 @@
-// poster.h: the sending half of a rail. [helm] A request is carried out while it is posted: by a plain copy into mapped
+// poster.h: the sending half of a rail. [engine lock] A request is carried out while it is posted: by a plain copy into mapped
 // memory, by process_vm_writev / readv, or, where the kernel refuses that, by a bounce through the connection's staging
 // bytes, which the target copies when it polls. Only bounced requests complete later; requests behind them wait for
 // their turn.
@@ -13,7 +13,7 @@
 
 #include "provider/provider.h"
 #include "providers/local/copy.h"
-#include "providers/local/crew.h"
+#include "providers/local/copy_pool.h"
 #include "providers/local/done_queue.h"
 #include "providers/local/outgoing.h"
 
@@ -21,8 +21,8 @@ namespace asyncfabric::local {
 
 class Poster {
  public:
-  Poster(const Copier& copier, Crew& crew, bool bounce_when_refused)
-      : copier_(copier), crew_(crew), bounce_when_refused_(bounce_when_refused) {}
+  Poster(const Copier& copier, CopyPool& pool, bool bounce_when_refused)
+      : copier_(copier), pool_(pool), bounce_when_refused_(bounce_when_refused) {}
 
   PostResult post(std::span<const WorkRequest> requests);
 
@@ -34,7 +34,7 @@ class Poster {
  private:
   static constexpr size_t kMaxPieces = 1024;                      // the kernel's limit on iovecs
   static constexpr uint64_t kMaxRunBytes = 2 * kMaxRequestBytes;  // how long a revoke may wait for one system call
-  static constexpr size_t kMostTogether = 256;                    // requests that are copied by the crew at once
+  static constexpr size_t kMostTogether = 256;                    // requests that are copied by the copy pool at once
   static constexpr uint64_t kLargeBytes = 16384;  // payload that takes so long that news should not wait for it
 
   size_t accept(std::span<const WorkRequest> rest);
@@ -71,7 +71,7 @@ class Poster {
   void defer(Outgoing& link, const Deferred& deferred);
 
   const Copier& copier_;
-  Crew& crew_;
+  CopyPool& pool_;
   bool bounce_when_refused_;
   DoneQueue done_;
   Outgoing* held_link_ = nullptr;  // whose active_slot is set

@@ -1,4 +1,4 @@
-// rail.cc: opening and closing a local rail, and its helm calls. See rail.h.
+// rail.cc: opening and closing a local rail, and its engine lock calls. See rail.h.
 #include "providers/local/rail.h"
 
 #include <sys/eventfd.h>
@@ -95,7 +95,7 @@ LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms)
 
 LocalRail::~LocalRail() {
   rooms_->board->as<Board>()->closed.store(1, std::memory_order_seq_cst);
-  rooms_->regions.remove_all(now_ns() + kCloseDrainNs, [this] { return rooms_->roster->census(); });
+  rooms_->regions.remove_all(now_ns() + kCloseDrainNs, [this] { return rooms_->connections->census(); });
   rooms_->service.stop();
 }
 
@@ -115,13 +115,13 @@ size_t LocalRail::poll(std::span<RailEvent> events) {
   rooms.poster.settle();
   size_t count = rooms.poster.done().take(events);
   count += rooms.receiver.drain(events.subspan(count));
-  if (rooms.roster->has_news()) take_news();
+  if (rooms.connections->has_news()) take_news();
   if (!rooms.receiver.has_leaving() && lost_.empty()) return count;
   count += rooms.receiver.drain_leaving(events.subspan(count));
   count += rooms.poster.done().take(events.subspan(count));
   // The loss is told after all that the peer still said and after what it leaves undone.
   while (!lost_.empty() && !rooms.receiver.has_leaving() && rooms.poster.done().empty() && count < events.size()) {
-    if (RailPeer* handle = rooms.roster->handle_of(*lost_.back()); handle != nullptr) {
+    if (RailPeer* handle = rooms.connections->handle_of(*lost_.back()); handle != nullptr) {
       RailEvent& event = events[count++];
       event = RailEvent();
       event.kind = RailEventKind::kPeerLost;
@@ -135,13 +135,14 @@ size_t LocalRail::poll(std::span<RailEvent> events) {
 
 void LocalRail::take_news() {
   const size_t known = lost_.size();
-  rooms_->roster->take_news(&news_leaving_, &lost_);
+  rooms_->connections->take_news(&news_leaving_, &lost_);
   rooms_->receiver.add_leaving(news_leaving_);
   for (size_t i = known; i < lost_.size(); ++i) rooms_->poster.fail_all(*lost_[i], StatusCode::kPeerDead);
 }
 
 bool LocalRail::has_events() const {
-  return !rooms_->poster.done().empty() || !lost_.empty() || rooms_->roster->has_news() || rooms_->receiver.has_work();
+  return !rooms_->poster.done().empty() || !lost_.empty() || rooms_->connections->has_news() ||
+         rooms_->receiver.has_work();
 }
 
 bool LocalRail::prepare_wait() {
@@ -162,7 +163,7 @@ Status LocalRail::disconnect(RailPeer& peer) {
   Outgoing& link = *static_cast<PeerHandle&>(peer).link;
   link.closed = true;
   rooms_->poster.fail_all(link, StatusCode::kCancelled);
-  rooms_->roster->forget(link.serial);
+  rooms_->connections->forget(link.serial);
   shutdown(link.socket.get(), SHUT_RDWR);
   return {};
 }

@@ -1,5 +1,5 @@
 // rail.h: LocalRail puts the rooms of this folder together behind the Rail contract. No logic of transfers lives here.
-// Control calls (rail_control.cc) and helm calls (rail.cc) may overlap: they meet only in Regions, Roster and
+// Control calls (rail_control.cc) and engine lock calls (rail.cc) may overlap: they meet only in Regions, ConnectionTable and
 // Neighbours, whose locks are held for a few instructions, never while memory is mapped, populated or drained.
 #pragma once
 
@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "providers/local/connection_table.h"
 #include "providers/local/options.h"
 #include "providers/local/poster.h"
 #include "providers/local/receiver.h"
 #include "providers/local/regions.h"
-#include "providers/local/roster.h"
 #include "providers/local/service.h"
 
 namespace asyncfabric::local {
@@ -31,7 +31,7 @@ class LocalRail : public Rail {
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
-  void shut_out(uint64_t connection) override { rooms_->roster->shut_out(connection); }
+  void shut_out(uint64_t connection) override { rooms_->connections->shut_out(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override { return rooms_->poster.post(requests); }
   size_t poll(std::span<RailEvent> events) override;
@@ -45,20 +45,20 @@ class LocalRail : public Rail {
   struct Rooms {
     Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<Doorbell> doorbell)
         : copier(options.copy),
-          crew(copier, (options.copiers != 0 ? options.copiers : Crew::usual_size()) - 1),
+          pool(copier, (options.copiers != 0 ? options.copiers : CopyPool::usual_size()) - 1),
           board(std::move(board_file)),
           own(std::move(doorbell)),
           regions(board),
-          roster(std::make_shared<Roster>(own)),
-          poster(copier, crew, options.foreign == ForeignChoice::kAuto),
-          receiver(own, *roster, regions, copier),
-          service(reception, regions, *roster, kept) {}
+          connections(std::make_shared<ConnectionTable>(own)),
+          poster(copier, pool, options.foreign == ForeignChoice::kAuto),
+          receiver(own, *connections, regions, copier),
+          service(reception, regions, *connections, kept) {}
     Copier copier;
-    Crew crew;
+    CopyPool pool;
     std::shared_ptr<Mapping> board;
     std::shared_ptr<Doorbell> own;
     Regions regions;
-    std::shared_ptr<Roster> roster;  // shared with peer handles, which may outlive the rail
+    std::shared_ptr<ConnectionTable> connections;  // shared with peer handles, which may outlive the rail
     Reception reception;
     Poster poster;
     Kept kept;
@@ -88,8 +88,8 @@ class LocalRail : public Rail {
   std::unique_ptr<Rooms> rooms_;
   std::string address_;
   uint64_t next_serial_ = 1;                             // [control]
-  std::vector<std::shared_ptr<Incoming>> news_leaving_;  // [helm] kept for their capacity
-  std::vector<std::shared_ptr<Outgoing>> lost_;          // [helm] still to be reported
+  std::vector<std::shared_ptr<Incoming>> news_leaving_;  // [engine lock] kept for their capacity
+  std::vector<std::shared_ptr<Outgoing>> lost_;          // [engine lock] still to be reported
 };
 
 }  // namespace asyncfabric::local

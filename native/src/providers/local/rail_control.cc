@@ -42,13 +42,13 @@ Status LocalRail::enter(const Memory& memory, std::vector<UniqueFd> files, std::
 
 Status LocalRail::revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) {
   return rooms_->regions.revoke(
-      static_cast<LocalHandle&>(memory).slot, from_now(deadline_ns), [this] { return rooms_->roster->census(); },
+      static_cast<LocalHandle&>(memory).slot, from_now(deadline_ns), [this] { return rooms_->connections->census(); },
       new_key);
 }
 
 Status LocalRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) {
   const Status status = rooms_->regions.remove(static_cast<LocalHandle&>(*memory).slot, from_now(deadline_ns),
-                                               [this] { return rooms_->roster->census(); });
+                                               [this] { return rooms_->connections->census(); });
   if (status.ok()) memory.reset();
   return status;
 }
@@ -80,14 +80,14 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
     return status;
   link->foreign = choose_foreign_path(*link);
 
-  auto handle = std::make_unique<PeerHandle>(link, [roster = rooms_->roster](Outgoing& closing) {
-    roster->forget(closing.serial);
+  auto handle = std::make_unique<PeerHandle>(link, [connections = rooms_->connections](Outgoing& closing) {
+    connections->forget(closing.serial);
     closing.lost.store(true, std::memory_order_release);
     shutdown(closing.socket.get(), SHUT_RDWR);
   });
-  rooms_->roster->enlist(link, handle.get());
-  rooms_->service.watch(*link);                                   // after enlist: a hang-up must find whom it concerns
-  if (link->process->gone()) rooms_->roster->lose(link->serial);  // its pidfd may have spoken before
+  rooms_->connections->enlist(link, handle.get());
+  rooms_->service.watch(*link);  // after enlist: a hang-up must find whom it concerns
+  if (link->process->gone()) rooms_->connections->lose(link->serial);  // its pidfd may have spoken before
   *out = std::move(handle);
   return {};
 }

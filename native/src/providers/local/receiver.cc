@@ -21,7 +21,7 @@ size_t Receiver::drain(std::span<RailEvent> events) {
     if (hot_[seat]->has_entry()) count += drain_one(*hot_[seat], events.subspan(count));
     if (++seat >= hot_count_) seat = 0;
   }
-  const uint32_t words = roster_.words();
+  const uint32_t words = connections_.words();
   for (uint32_t word = 0; word < words; ++word) {
     // Partner: the sender's fetch_or after it published.
     uint64_t bits = own_->bell().dirty[word].load(std::memory_order_acquire) & ~hot_mask_[word];
@@ -34,7 +34,7 @@ size_t Receiver::drain(std::span<RailEvent> events) {
 }
 
 Incoming* Receiver::promote(uint32_t index) {
-  Incoming* incoming = roster_.at(index);
+  Incoming* incoming = connections_.at(index);
   if (incoming == nullptr) {  // nobody sits there: a stray or hostile bit
     own_->bell().dirty[index / 64].fetch_and(~(1ull << (index % 64)), std::memory_order_seq_cst);
     return nullptr;
@@ -76,7 +76,7 @@ size_t Receiver::drain_leaving(std::span<RailEvent> events) {
         break;
       }
     own_->bell().dirty[incoming.index() / 64].fetch_and(~(1ull << (incoming.index() % 64)), std::memory_order_seq_cst);
-    roster_.retire(incoming.index());
+    connections_.retire(incoming.index());
     leaving_.pop_back();
   }
   return count;
@@ -86,11 +86,11 @@ bool Receiver::has_work() const {
   if (!leaving_.empty()) return true;
   for (size_t seat = 0; seat < hot_count_; ++seat)
     if (hot_[seat]->has_entry()) return true;
-  const uint32_t words = roster_.words();
+  const uint32_t words = connections_.words();
   for (uint32_t word = 0; word < words; ++word) {
     uint64_t bits = own_->bell().dirty[word].load(std::memory_order_seq_cst) & ~hot_mask_[word];
     for (; bits != 0; bits &= bits - 1) {
-      const Incoming* incoming = roster_.at(word * 64 + static_cast<uint32_t>(std::countr_zero(bits)));
+      const Incoming* incoming = connections_.at(word * 64 + static_cast<uint32_t>(std::countr_zero(bits)));
       if (incoming != nullptr && incoming->has_entry()) return true;
     }
   }

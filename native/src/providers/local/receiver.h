@@ -1,4 +1,4 @@
-// receiver.h: the receiving half of a rail. [helm] Connections that sent lately are "hot": their rings are looked at
+// receiver.h: the receiving half of a rail. [engine lock] Connections that sent lately are "hot": their rings are looked at
 // directly and their bit in the bell stays set, so a busy sender touches no shared word but its own ring. The others
 // are found by their bit.
 //   sender: publish; barrier; bit clear -> set it
@@ -10,15 +10,15 @@
 #include <span>
 #include <vector>
 
+#include "providers/local/connection_table.h"
 #include "providers/local/doorbell.h"
-#include "providers/local/roster.h"
 
 namespace asyncfabric::local {
 
 class Receiver {
  public:
-  Receiver(std::shared_ptr<Doorbell> own, Roster& roster, Regions& regions, const Copier& copier)
-      : own_(std::move(own)), roster_(roster), regions_(regions), copier_(copier) {}
+  Receiver(std::shared_ptr<Doorbell> own, ConnectionTable& connections, Regions& regions, const Copier& copier)
+      : own_(std::move(own)), connections_(connections), regions_(regions), copier_(copier) {}
 
   void begin_poll() { shelf_.clear(); }  // messages of the last poll are gone
   size_t drain(std::span<RailEvent> events);
@@ -37,7 +37,7 @@ class Receiver {
   bool is_hot(uint32_t index) const { return (hot_mask_[index / 64] >> (index % 64) & 1) != 0; }
 
   std::shared_ptr<Doorbell> own_;
-  Roster& roster_;
+  ConnectionTable& connections_;
   Regions& regions_;
   const Copier& copier_;
   MessageShelf shelf_;

@@ -1,5 +1,5 @@
 // regions.h: the owner's registered memory: slots on the shared board, keys, and INV-3: no key of a revoked generation
-// touches memory. Control thread registers, revokes and releases; the service thread looks up files; the helm serves
+// touches memory. Control thread registers, revokes and releases; the service thread looks up files; the lock's holder serves
 // bounced transfers.
 //   writer: active_slot = slot (seq_cst); generation != key's -> refuse; copy; active_slot = 0
 //   owner:  change generation (seq_cst); wait until no active_slot names the slot, or its process is gone
@@ -50,7 +50,7 @@ class Regions {
   // A file behind a region, if `generation` is the present one. The descriptor is a duplicate.
   Status file(uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const;
 
-  // Helm: our own copies for bounced transfers obey the same protocol.
+  // Under the engine lock: our own copies for bounced transfers obey the same protocol.
   class Access {
    public:
     Access(Regions& regions, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t length, uint32_t right);
@@ -85,7 +85,7 @@ class Regions {
   std::vector<uint32_t> free_;
   uint64_t next_generation_ = 1;
   uint64_t next_serial_ = 1;
-  std::atomic<uint32_t> own_slot_{0};  // slot + 1 while the helm copies for a peer. Partner: drain()
+  std::atomic<uint32_t> own_slot_{0};  // slot + 1 while the lock's holder copies for a peer. Partner: drain()
 };
 
 }  // namespace asyncfabric::local

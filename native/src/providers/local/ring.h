@@ -1,5 +1,5 @@
 // ring.h: the two ends of a connection's ring of entries, and the producer's allocator of staging bytes.
-// Producer: the connector's helm. Consumer: the acceptor's helm. Neither trusts the other's words: a lying consumer
+// Producer: the connector's engine lock. Consumer: the acceptor's engine lock. Neither trusts the other's words: a lying consumer
 // harms only the producer's own stream, a lying producer only its own ring.
 #pragma once
 

@@ -101,7 +101,7 @@ void Service::run() {
           break;
         }
         case TagKind::kSession: serve(id); break;
-        case TagKind::kOutgoing: roster_.lose(id); break;
+        case TagKind::kOutgoing: connections_.lose(id); break;
         case TagKind::kProcess: bury(static_cast<pid_t>(id)); break;
       }
     }
@@ -172,14 +172,14 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
   };
   Incoming::Parts parts;
   Status status = examine(&parts);
-  if (status.ok() && !roster_.has_seat()) status = StatusCode::kPeerRejected;
+  if (status.ok() && !connections_.has_seat()) status = StatusCode::kPeerRejected;
   if (!status.ok()) {
     answer.status = static_cast<uint32_t>(status.code);
     send_wire(session.fd(), answer, {-1, -1, -1});
     return status;
   }
   parts.socket = std::move(session.socket);
-  session.incoming = roster_.seat(std::move(parts));
+  session.incoming = connections_.seat(std::move(parts));
   if (session.incoming->process()->gone()) return StatusCode::kPeerDead;  // its pidfd may have spoken before
   answer.connection = session.incoming->index();
   return send_wire(session.fd(), answer,
@@ -201,7 +201,7 @@ void Service::end(Sessions::iterator session) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
     shutdown(fd, SHUT_RDWR);
   }
-  if (session->second.incoming != nullptr) roster_.leave(std::move(session->second.incoming));
+  if (session->second.incoming != nullptr) connections_.leave(std::move(session->second.incoming));
   sessions_.erase(session);
 }
 
@@ -212,7 +212,7 @@ void Service::bury(pid_t pid) {
     const auto session = next++;
     if (session->second.incoming != nullptr && session->second.incoming->process() == process.get()) end(session);
   }
-  roster_.lose_process(process.get());
+  connections_.lose_process(process.get());
 }
 
 }  // namespace asyncfabric::local

@@ -8,10 +8,10 @@
 #include <string>
 #include <thread>
 
+#include "providers/local/connection_table.h"
 #include "providers/local/kept.h"
 #include "providers/local/neighbours.h"
 #include "providers/local/regions.h"
-#include "providers/local/roster.h"
 #include "providers/local/wire.h"
 
 namespace asyncfabric::local {
@@ -27,15 +27,15 @@ struct Reception {
 
 class Service {
  public:
-  Service(const Reception& reception, Regions& regions, Roster& roster, Kept& kept)
-      : reception_(reception), regions_(regions), roster_(roster), kept_(kept) {}
+  Service(const Reception& reception, Regions& regions, ConnectionTable& connections, Kept& kept)
+      : reception_(reception), regions_(regions), connections_(connections), kept_(kept) {}
   ~Service() { stop(); }
 
   Status start(TracerPolicy policy, std::string* detail);
   void stop();  // hangs up all incoming connections and joins the thread
 
   Neighbours& neighbours() { return *neighbours_; }  // any thread
-  void watch(const Outgoing& link);                  // [control] tell the roster when it ends
+  void watch(const Outgoing& link);                  // [control] tell the connection table when it ends
   void look_after_kept();                            // any thread: from now on, until none is left
 
  private:
@@ -57,7 +57,7 @@ class Service {
 
   const Reception& reception_;
   Regions& regions_;
-  Roster& roster_;
+  ConnectionTable& connections_;
   Kept& kept_;
   std::unique_ptr<Neighbours> neighbours_;
   UniqueFd listener_;

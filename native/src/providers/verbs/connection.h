@@ -1,5 +1,5 @@
 // connection.h: a connection that we opened to a rail of a peer: two lanes, the messages that wait, and the peer's credits. Made on
-// the control thread, then the helm's; the service thread reads only what is const. The engine holds a handle, which may outlive
+// the control thread, then the lock holder's; the service thread reads only what is const. The engine holds a handle, which may outlive
 // the rail and may be dropped on any thread.
 #pragma once
 
@@ -42,7 +42,8 @@ struct Connection {
   bool unproven = false;               // the port came back, and nothing was answered since
   bool listed = false;                 // is among the rail's connections with waiting messages
   RailPeer* handle = nullptr;          // set before anybody else sees the connection
-  std::atomic<bool> abandoned{false};  // partner: ~PeerHandle on any thread; the helm looks before it names the handle
+  std::atomic<bool> abandoned{
+      false};  // partner: ~PeerHandle on any thread; the lock's holder looks before it names the handle
 
   bool may_send_message() const { return messages_sent - messages_taken < window; }
 };

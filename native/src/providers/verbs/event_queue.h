@@ -1,5 +1,5 @@
 // event_queue.h: events on their way to the engine, with the receive slot that a message occupies. Grows to what was ever needed,
-// so a warm rail does not allocate. Helm only.
+// so a warm rail does not allocate. Under the engine lock only.
 #pragma once
 
 #include <utility>

@@ -331,7 +331,7 @@ void Exchange::give_up(Outgoing& out, Status status) {
   out.next_try_ns = out.gap_ns = 0;
 }
 
-// The peer's device was opened again. What we sent to the old one nobody knows of: the helm ends it as for lanes that broke.
+// The peer's device was opened again. What we sent to the old one nobody knows of: the lock's holder ends it as for lanes that broke.
 void Exchange::take_moved(const Datagram& moved) {
   const auto found = outgoing_.find(moved.connection);
   if (found == outgoing_.end() || found->second.closing) return;

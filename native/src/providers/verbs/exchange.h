@@ -1,5 +1,5 @@
 // exchange.h: the service thread of a verbs rail: builds queue pairs with the service threads of other rails, and reads the device's
-// events. Creating and connecting queue pairs are slow system calls, so none of them ever runs at the helm.
+// events. Creating and connecting queue pairs are slow system calls, so none of them ever runs under the engine lock.
 //   us: make queue pairs       kRequest(both ends, random PSNs) ---->  make the other ends, ready to receive
 //   ready to receive and send  <---- kReply(their ends, credits)
 // One round trip. A request is repeated until it is answered, a repeated one gets the same answer, and answers to an earlier attempt are
@@ -125,7 +125,7 @@ class Exchange {
   UniqueFd epoll_;
   std::map<uint64_t, Outgoing> outgoing_;
   std::map<uint64_t, Incoming> incoming_;
-  std::map<uint32_t, QueuePair> retiring_;  // by number: the helm may still know them
+  std::map<uint32_t, QueuePair> retiring_;  // by number: the lock's holder may still know them
   std::deque<uint64_t> shut_out_;           // connections that are refused, the newest last
   std::map<uint64_t, Moved> moved_;
   uint64_t open_at_ns_ = ~0ull;  // while the device has failed and nothing of ours is in it

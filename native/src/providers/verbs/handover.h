@@ -1,4 +1,4 @@
-// handover.h: the two letter boxes between the helm and a rail's service thread: jobs go there, news come back. Each has a lock that is
+// handover.h: the two letter boxes between the lock's holder and a rail's service thread: jobs go there, news come back. Each has a lock that is
 // held for a push or a swap, and an eventfd that wakes the other side. Nothing of the data path passes here.
 #pragma once
 
@@ -21,9 +21,9 @@ enum class JobKind : uint8_t {
   kConnect,    // build both lanes
   kRebuild,    // `lanes` broke and are empty; `old` are their queue pairs
   kClose,      // the connection is over: say goodbye
-  kForgotten,  // the helm is done with the incoming queue pair `qpn`
+  kForgotten,  // the lock's holder is done with the incoming queue pair `qpn`
   kShutOut,    // the incoming connection `id` brings nothing any more
-  kWreck,      // `queues` are the last that the helm has in a device that failed
+  kWreck,      // `queues` are the last that the lock's holder has in a device that failed
   kAskKey,     // which number has `key` in the present life of the peer's device?
 };
 
@@ -80,9 +80,9 @@ class Handover {
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
   int jobs_fd() const { return jobs_fd_.get(); }
 
-  void tell(News news);  // to the helm; from any thread
+  void tell(News news);  // to the lock's holder; from any thread
   bool has_news() const { return has_news_.load(std::memory_order_acquire); }
-  std::vector<News> news();  // helm: takes them all
+  std::vector<News> news();  // engine lock: takes them all
   int news_fd() const { return news_fd_.get(); }
 
  private:

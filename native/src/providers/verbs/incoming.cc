@@ -91,7 +91,7 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
       return status;
     }
     reply->ends[lane] = {pair.qp->qp_num, pair.psn};
-    // Before the answer leaves: the helm knows whose it is before anything comes.
+    // Before the answer leaves: the lock's holder knows whose it is before anything comes.
     News news;
     news.kind = NewsKind::kIncoming;
     news.qp = pair.qp.get();
@@ -120,7 +120,7 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
   return {};
 }
 
-// The helm may be about to give credits through it, or to read what it brought: it goes when the helm has answered.
+// The lock's holder may be about to give credits through it, or to read what it brought: it goes when the lock's holder has answered.
 void Exchange::forget(QueuePair pair) {
   if (!pair.qp) return;
   News news;

@@ -1,6 +1,6 @@
 // lane.h: the sending end of one queue pair: a ring with one record per request that the device holds or that is not reported yet.
 // RC completes a send queue in order, so one signalled completion ends every record before it, and a failed one proves the earlier
-// ones good. Helm only.
+// ones good. Under the engine lock only.
 #pragma once
 
 #include <cstdint>

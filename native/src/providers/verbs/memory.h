@@ -80,9 +80,10 @@ struct KeyNumber {
   static constexpr uint64_t pack(uint32_t life, uint32_t rkey) { return uint64_t{life} << 32 | rkey; }
 
   const uint64_t id;
-  std::atomic<uint64_t> newest;    // partner: the service thread stores what it was answered, the helm loads
-  std::atomic<bool> asked{false};  // partner: the helm sets, the service thread clears
-  std::atomic<bool> gone{false};   // partner: the service thread sets, the helm loads: its owner knows no such key
+  std::atomic<uint64_t> newest;    // partner: the service thread stores what it was answered, the lock's holder loads
+  std::atomic<bool> asked{false};  // partner: the lock's holder sets, the service thread clears
+  std::atomic<bool> gone{
+      false};  // partner: the service thread sets, the lock's holder loads: its owner knows no such key
 };
 
 class RemoteRegion final : public RemoteMemory {

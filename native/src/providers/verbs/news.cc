@@ -1,5 +1,5 @@
 // news.cc: what the service thread reports: connections that carry or never will, ends of peers' connections, ports and devices that fail and
-// come back. Helm.
+// come back. Under the engine lock.
 #include <bit>
 #include <utility>
 

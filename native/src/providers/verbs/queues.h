@@ -1,5 +1,5 @@
 // queues.h: what a rail holds on one opening of its device, beside the queue pairs: the completion queue of all of them and the receives. Made
-// where the device is opened (opening and service thread), then the helm's; the service thread destroys it with the device.
+// where the device is opened (opening and service thread), then the lock holder's; the service thread destroys it with the device.
 #pragma once
 
 #include <memory>

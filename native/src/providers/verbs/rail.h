@@ -1,7 +1,7 @@
 // rail.h: the rail over libibverbs. Rooms: control.cc (opening, memory, connecting), post.cc (requests to doorbells), poll.cc
 // (completions, immediates, messages, sleeping), recovery.cc (broken lanes, ends of connections), news.cc (what the service thread reports),
 // silence.cc (devices that report nothing, ports that came back).
-// Control calls may overlap the helm: they touch only registrations, which the library locks, and the letter boxes.
+// Control calls may overlap the lock's holder: they touch only registrations, which the library locks, and the letter boxes.
 //
 // Lanes: data goes over the bulk queue pair, messages and empty signals over the other one, so that a count does not wait behind
 // 100 MB. `ordered` therefore holds for what carries data: an immediate that travels with bytes comes behind all earlier bytes, an
@@ -27,7 +27,7 @@
 
 namespace asyncfabric::verbs {
 
-// Counted, not timed. Written at the helm.
+// Counted, not timed. Written under the engine lock.
 struct Figures {
   uint64_t work_requests = 0;
   uint64_t doorbells = 0;
@@ -153,8 +153,8 @@ class VerbsRail final : public Rail {
   std::shared_ptr<ReceiveBlock> send_block_;               // copies of messages under way
   std::vector<uint32_t> free_sends_;
   std::unique_ptr<Exchange> exchange_;
-  RailAddress address_;                // helm
-  std::atomic<uint32_t> openings_{1};  // partner: the helm stores, info() loads
+  RailAddress address_;                // engine lock
+  std::atomic<uint32_t> openings_{1};  // partner: the lock's holder stores, info() loads
 
   std::vector<std::shared_ptr<Connection>> table_;  // by the slot number in work-request ids
   std::vector<uint8_t> generations_;                // newest of each slot

@@ -1,6 +1,6 @@
 // receives.h: what a rail holds ready for its peers: plain receives, without memory, that immediates use up, and receives with a slot
 // each for messages. Two shared receive queues for all peers: counts need many receives and no memory, messages few and large.
-// Posted at the helm; blocks of slots are made on the service thread.
+// Posted under the engine lock; blocks of slots are made on the service thread.
 #pragma once
 
 #include <memory>
@@ -38,7 +38,7 @@ class Receives {
   uint32_t count_depth() const { return count_depth_; }
   uint32_t message_depth() const { return message_depth_; }
 
-  // Helm.
+  // Under the engine lock.
   void count_used() { ++counts_due_; }
   void refill(bool all);  // in batches: at the low-water mark, or whatever is missing
   void rearm_limit();     // tell us again when receives run out

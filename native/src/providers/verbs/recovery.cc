@@ -1,4 +1,4 @@
-// recovery.cc: what happens when a request fails, and how connections end. Helm.
+// recovery.cc: what happens when a request fails, and how connections end. Under the engine lock.
 //   a request fails -> its queue pair flushes: all later ones come back failed -> the queue pair is rebuilt with the peer -> go on
 // The first failure has a name (a dead key, a peer that does not answer); what was flushed behind it did not leave or was not executed,
 // unless the peer fell silent: then nobody knows (ambiguous), and the verdict waits until the peer shows that it lives by building a

@@ -1,6 +1,6 @@
 // reopening.cc: a device that failed is closed and opened again. Service thread.
-//   event -> kDeviceFailed to the helm, which ends its requests and gives its queues back (kWreck) -> nothing of ours is in the device: it is
-//   closed -> tried again after 1, 2, 4 ... 30 s, then each 30 s until the rail closes -> open: memory is registered anew, the helm gets
+//   event -> kDeviceFailed to the lock's holder, which ends its requests and gives its queues back (kWreck) -> nothing of ours is in the device: it is
+//   closed -> tried again after 1, 2, 4 ... 30 s, then each 30 s until the rail closes -> open: memory is registered anew, the lock's holder gets
 //   queues, our connections are built again, and peers learn where theirs lead to
 // Closing the device's file is the fence: the kernel takes all that is left in it away from the device, also what a dead driver did not destroy.
 #include <algorithm>

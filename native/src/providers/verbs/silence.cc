@@ -1,4 +1,4 @@
-// silence.cc: devices that take requests and report nothing, and paths that must show that they carry. Helm.
+// silence.cc: devices that take requests and report nothing, and paths that must show that they carry. Under the engine lock.
 // The verbs promise that each request completes. A device may break that: soft-RoCE's requester, when it meets an error behind requests
 // that wait for an answer, stops without starting its timer again, so a pulled cable can leave a queue pair that never says a word. So
 // nothing here waits for a device alone: what falls silent is pushed into the error state, whose flush reports every request; what does

@@ -1,0 +1,143 @@
+"""The scenario of the demo: a cluster starts, grows, loses a node and shrinks, while clients ask. Event loop only.
+
+Each step waits until some more requests have ended, so it happens under load on machines of any speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from asyncfabric_services.demo.prompts import jobs_of_lengths
+from asyncfabric_services.demo.protocol import Settings
+from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo_cluster.load import Ask, Load, Outcome
+
+LENGTHS = (12, 40, 100, 200, 400, 800)  # characters of the prompts
+BETWEEN_STEPS = 6  # requests
+MODEL = "demo"
+LOOK_SECONDS = 0.05
+FREE_SECONDS = 30.0  # until pages that are still out count as leaked
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the scenario observed.
+
+    Attributes:
+        outcomes: of all requests.
+        retries: attempts after the first, as the router counted them.
+        leaked_pages: pages of surviving nodes that are not free although nobody asks.
+        sent_bytes, open_seconds, exposed_seconds: of the streams of all prefill nodes.
+        dirty_ends: nodes that were told to end and did not end with status 0.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    retries: int = 0
+    leaked_pages: int = 0
+    sent_bytes: float = 0.0
+    open_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    dirty_ends: list[str] = field(default_factory=list)
+
+
+def asks_of(new_tokens: int) -> list[Ask]:
+    """Return the load: prompts of several lengths, answers of several lengths."""
+    return [
+        Ask(job.text[:length], max(1, new_tokens >> job.id % 3))
+        for job, length in zip(jobs_of_lengths(LENGTHS), LENGTHS, strict=True)
+    ]
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Return the settings of the nodes as environment variables."""
+    values = {
+        "MODEL__NAME": MODEL,
+        "MODEL__PATH": settings.model or "",
+        "MODEL__LAYERS": settings.layers,
+        "MODEL__HIDDEN": settings.hidden,
+        "MODEL__SEED": settings.seed,
+        "MODEL__THREADS": settings.threads,
+        "CACHE__PAGE_TOKENS": settings.page_tokens,
+        "BATCH__CHUNK_TOKENS": settings.chunk or 1 << 16,
+        "CLUSTER__RAILS": settings.provider,
+        "ROUTER__DEADLINE": f"{settings.deadline}s",
+        "LOG__LEVEL": "warning",
+    }
+    return {f"ASYNCFABRIC_{name}": str(value) for name, value in values.items()}
+
+
+async def play(settings: Settings, asks: Sequence[Ask], requests: int, clients: int, say: Say) -> Observed:
+    """Play the scenario with at least so many requests and return what became of it.
+
+    Raises:
+        BrokenError: a node did not start; the text has its log.
+
+    Cancellation: all nodes are ended.
+    """
+    observed = Observed()
+    async with open_launcher(environment_of(settings)) as launcher:
+        await launcher.start("directory", "directory")
+        await _start(launcher, "router", "prefill-1", "decode-1", "decode-2")
+        say("1 prefill and 2 decode nodes are ready")
+        load = Load(launcher.nodes["router"].http, MODEL, asks)
+        observed.outcomes = load.outcomes
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load.run, clients)
+            await load.until(BETWEEN_STEPS)
+            await _start(launcher, "prefill-2", "decode-3", "decode-4")
+            say(f"grown to 2 prefill and 4 decode nodes after {len(load.outcomes)} requests")
+            await load.until(BETWEEN_STEPS)
+            await _until(launcher.nodes["decode-2"], "asyncfabric_runner_running_requests", 1)  # so that it is felt
+            await launcher.kill("decode-2")
+            say(f"killed decode-2 after {len(load.outcomes)} requests")
+            await load.until(BETWEEN_STEPS)
+            if await launcher.end("decode-3") != 0:
+                observed.dirty_ends.append("decode-3")
+            say(f"drained decode-3 after {len(load.outcomes)} requests: 2 decode nodes are left")
+            await load.until(max(BETWEEN_STEPS, requests - len(load.outcomes)))
+            load.stop()
+        for node in launcher.nodes.values():
+            await _measure(node, observed)
+    return observed
+
+
+async def _start(launcher: Launcher, *names: str) -> None:
+    """Start nodes side by side; returns when the directory has all of them."""
+    before = (await launcher.nodes["directory"].metrics())["asyncfabric_directory_nodes"]
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(launcher.start, name.partition("-")[0], name)
+    await _until(launcher.nodes["directory"], "asyncfabric_directory_nodes", before + len(names))
+
+
+async def _until(node: LocalNode, metric: str, least: float) -> None:
+    """Return when a metric of a node is at least so high."""
+    while True:
+        if (await node.metrics())[metric] >= least:
+            return
+        await trio.sleep(LOOK_SECONDS)
+
+
+async def _measure(node: LocalNode, observed: Observed) -> None:
+    """Add what a node counted; waits a while for its last pages."""
+    metrics = await node.metrics()
+    if node.role == "router":
+        observed.retries += round(sum(value for name, value in metrics.items() if "router_retries_total" in name))
+    with trio.move_on_after(FREE_SECONDS):
+        while _out(metrics):
+            await trio.sleep(LOOK_SECONDS)
+            metrics = await node.metrics()
+    observed.leaked_pages += _out(metrics)
+    observed.sent_bytes += metrics.get("asyncfabric_kv_sent_bytes_total", 0.0)
+    observed.open_seconds += metrics.get("asyncfabric_kv_stream_seconds_total", 0.0)
+    observed.exposed_seconds += metrics.get("asyncfabric_kv_exposed_seconds_total", 0.0)
+
+
+def _out(metrics: dict[str, float]) -> int:
+    held = metrics.get("asyncfabric_kv_held_pages", 0.0)
+    return round(held + metrics.get("asyncfabric_kv_quarantined_pages", 0.0))
