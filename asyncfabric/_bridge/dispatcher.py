@@ -21,7 +21,8 @@ from weakref import WeakValueDictionary
 from asyncfabric._bridge import faults
 from asyncfabric._bridge.engine import Completion, CompletionKind, Engine
 from asyncfabric._bridge.forking import close_in_children
-from asyncfabric._bridge.loop_adapter import EventLoopAdapter, Waiter, open_adapter
+from asyncfabric._bridge.loop_adapter import EventLoopAdapter, Waiter
+from asyncfabric._bridge.running_loop import open_adapter
 from asyncfabric.types import Waiting
 
 if TYPE_CHECKING:

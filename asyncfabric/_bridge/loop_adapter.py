@@ -1,4 +1,4 @@
-"""Where tasks park: what the completion dispatcher asks of an event loop, and the choice of the loop that is running.
+"""Where tasks park: what the completion dispatcher asks of an event loop. `running_loop` chooses the adapter.
 
 Everything here runs on the event loop's thread. Two implementations: `trio_adapter` and `asyncio_adapter`; they use the
 loops' own primitives instead of anyio's, because one anyio.Event per transfer would cost more than the transfer.
@@ -6,14 +6,9 @@ loops' own primitives instead of anyio's, because one anyio.Event per transfer w
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from asyncfabric._bridge.dispatcher import CompletionDispatcher
+from typing import Any, Protocol, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -69,19 +64,3 @@ class EventLoopAdapter(Protocol):
 
     def close(self) -> None:
         """Stop watching the completion fd; nobody waits here any more."""
-
-
-def open_adapter(dispatcher: CompletionDispatcher) -> EventLoopAdapter:
-    """Return the adapter of the event loop that runs the caller; raises RuntimeError outside of trio and asyncio."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        from asyncfabric._bridge.trio_adapter import TrioAdapter
-
-        return TrioAdapter(dispatcher)
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError("a fabric is opened from a task of trio or asyncio, but no event loop runs here") from None
-    from asyncfabric._bridge.asyncio_adapter import AsyncioAdapter
-
-    return AsyncioAdapter(dispatcher, loop)

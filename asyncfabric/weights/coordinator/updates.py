@@ -79,7 +79,7 @@ class Updates:
         self._messenger = messenger
         self._tasks = tasks
         self._grace_s = grace_s
-        self._seating = SeatAssignment(plan)
+        self._seats = SeatAssignment(plan)
         self._here: set[str] = set()
         self._update: Progress | None = None
         self._ranks = frozenset(self.trainers)
@@ -114,11 +114,11 @@ class Updates:
         update = self._update = Progress(version)
         try:
             if self.machine.stoppable:
-                await in_thread(self.log.begin, version, self._seating.geometry)
+                await in_thread(self.log.begin, version, self._seats.geometry)
                 self._begin(update, logged=True)
             else:  # receivers open their memory meanwhile; senders get Write when it is on the disk (WC-6)
                 self._begin(update, logged=False)
-                await in_thread(self.log.begin, version, self._seating.geometry)
+                await in_thread(self.log.begin, version, self._seats.geometry)
                 self._carry_out(self.machine.logged(version))
                 self._settle()
             await update.done.wait()
@@ -160,7 +160,7 @@ class Updates:
                 self.machine.endangered,
                 remedy="start a receiver with a shadow for each rank of the replicas; nobody has stopped serving",
             )
-        plan, forwards = self._seating.plan(present)
+        plan, forwards = self._seats.plan(present)
         roster = roster_of(plan, update.version, forwards)
         for name in (*present, *self.trainers):  # those have to open their memory
             self._outbox.say(name, roster)
@@ -168,7 +168,7 @@ class Updates:
         self._carry_out(
             self.machine.begin(
                 update.version,
-                self._seating.geometry,
+                self._seats.geometry,
                 [*self.trainers, *(present if forwards else ())],
                 logged=logged,
             )

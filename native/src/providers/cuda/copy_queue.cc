@@ -31,7 +31,7 @@ Status CopyQueue::open(std::shared_ptr<Device> device, ListMode mode, uint32_t l
     result = driver.cuMemHostAlloc(&queue->lists_, kWays * kLists * kListPieces * sizeof(Piece),
                                    kHostPortable | kHostDeviceMap);
   for (size_t way = 0; way < kWays && result == kSuccess; ++way) {
-    Desk& at = queue->queues_[way];
+    WayQueue& at = queue->queues_[way];
     at.lists = static_cast<Piece*>(queue->lists_) + way * kLists * kListPieces;
     at.pending.reserve(kListPieces);
     at.flying.reserve(64);
@@ -67,7 +67,7 @@ CopyQueue::~CopyQueue() {
   drain();
   const Driver& driver = device_->driver();
   const Scope scope(*device_);
-  for (Desk& queue : queues_)
+  for (WayQueue& queue : queues_)
     for (uint32_t lane = 0; lane < lanes_; ++lane)
       if (queue.streams[lane] != nullptr) driver.cuStreamDestroy_v2(queue.streams[lane]);
   if (module_ != nullptr) driver.cuModuleUnload(module_);
@@ -77,18 +77,18 @@ CopyQueue::~CopyQueue() {
 
 void CopyQueue::drain() {
   const Scope scope(*device_);
-  for (const Desk& queue : queues_)
+  for (const WayQueue& queue : queues_)
     for (uint32_t lane = 0; lane < lanes_; ++lane)
       if (queue.streams[lane] != nullptr) device_->driver().cuStreamSynchronize(queue.streams[lane]);
 }
 
-bool CopyQueue::has_room(const Desk& queue, uint64_t bytes) const {
+bool CopyQueue::has_room(const WayQueue& queue, uint64_t bytes) const {
   const uint64_t held = queue.flying_bytes + queue.pending_bytes;
   return held == 0 || held + bytes <= kMaxFlyingBytes;
 }
 
 uint64_t CopyQueue::add(Way way, uint64_t target, uint64_t source, uint64_t bytes) {
-  Desk& queue = queues_[index(way)];
+  WayQueue& queue = queues_[index(way)];
   if (failed_ != kSuccess) return queue.issued + 1;  // trouble() tells the owner
   if (!has_room(queue, bytes)) return 0;
   if (!queue.pending.empty()) {
@@ -112,7 +112,7 @@ uint64_t CopyQueue::add(Way way, uint64_t target, uint64_t source, uint64_t byte
 }
 
 uint64_t CopyQueue::add_list(Way way, const PageStretch& stretch, const Page* pages) {
-  Desk& queue = queues_[index(way)];
+  WayQueue& queue = queues_[index(way)];
   const uint64_t bytes = stretch.count * stretch.page_bytes;
   if (failed_ != kSuccess) return queue.issued + 1;
   if (!has_room(queue, bytes)) return 0;
@@ -133,7 +133,7 @@ uint64_t CopyQueue::add_list(Way way, const PageStretch& stretch, const Page* pa
 }
 
 uint64_t CopyQueue::add_stretch(Way way, const PageStretch& stretch) {
-  Desk& queue = queues_[index(way)];
+  WayQueue& queue = queues_[index(way)];
   const uint64_t bytes = stretch.count * stretch.page_bytes;
   if (failed_ != kSuccess) return queue.issued + 1;
   if (!has_room(queue, bytes)) return 0;
@@ -152,7 +152,7 @@ uint64_t CopyQueue::add_stretch(Way way, const PageStretch& stretch) {
   return queue.issued + 1;
 }
 
-bool CopyQueue::may_launch(const Desk& queue) const {
+bool CopyQueue::may_launch(const WayQueue& queue) const {
   return waits(queue) &&
          (queue.flying.size() < 2 || queue.pending_bytes >= kEagerBytes || queue.pending.size() == kListPieces);
 }
@@ -162,7 +162,7 @@ void CopyQueue::launch() {
     if (may_launch(queues_[way])) launch(queues_[way], static_cast<Way>(way));
 }
 
-void CopyQueue::launch(Desk& queue, Way way) {
+void CopyQueue::launch(WayQueue& queue, Way way) {
   if (failed_ != kSuccess) return;
   // Host memory needs no multiprocessor to be the slower side, and may not be mapped for one.
   const bool as_list = mode_ != ListMode::kSingle && way == Way::kOut && queue.listable >= kListFrom;
@@ -188,7 +188,7 @@ void CopyQueue::launch(Desk& queue, Way way) {
 }
 
 // All of them, or those that fit no list.
-CUresult CopyQueue::copy_one_by_one(Desk& queue, bool all) {
+CUresult CopyQueue::copy_one_by_one(WayQueue& queue, bool all) {
   CUresult result = kSuccess;
   for (const Piece& piece : queue.pending) {
     if (result != kSuccess) break;
@@ -198,7 +198,7 @@ CUresult CopyQueue::copy_one_by_one(Desk& queue, bool all) {
   return result;
 }
 
-CUresult CopyQueue::launch_kernel(Desk& queue) {
+CUresult CopyQueue::launch_kernel(WayQueue& queue) {
   Piece* list = queue.lists + queue.next_list * kListPieces;
   const Piece* end = std::copy_if(queue.pending.begin(), queue.pending.end(), list, fits_list);
   uint32_t count = static_cast<uint32_t>(end - list);
@@ -209,7 +209,7 @@ CUresult CopyQueue::launch_kernel(Desk& queue) {
                                           queue.streams[queue.lane], arguments, nullptr);
 }
 
-CUresult CopyQueue::launch_stretches(Desk& queue) {
+CUresult CopyQueue::launch_stretches(WayQueue& queue) {
   uint64_t count = 0;
   for (uint32_t i = 0; i < queue.stretch_count; ++i) count += queue.stretches.stretch[i].count;
   void* arguments[] = {&queue.stretches, &count};
@@ -218,7 +218,7 @@ CUresult CopyQueue::launch_stretches(Desk& queue) {
                                           arguments, nullptr);
 }
 
-CUresult CopyQueue::launch_batch(Desk& queue) {
+CUresult CopyQueue::launch_batch(WayQueue& queue) {
   batch_targets_.clear();
   batch_sources_.clear();
   batch_bytes_.clear();
@@ -237,7 +237,7 @@ CUresult CopyQueue::launch_batch(Desk& queue) {
 }
 
 void CopyQueue::look() {
-  for (Desk& queue : queues_) {
+  for (WayQueue& queue : queues_) {
     size_t done = 0;  // in order: a later one in another lane waits for it
     for (; done < queue.flying.size(); ++done) {
       const Launch& launch = queue.flying[done];
@@ -253,7 +253,7 @@ void CopyQueue::look() {
 
 bool CopyQueue::idle() const {
   return std::all_of(queues_.begin(), queues_.end(),
-                     [](const Desk& queue) { return queue.flying.empty() && !waits(queue); });
+                     [](const WayQueue& queue) { return queue.flying.empty() && !waits(queue); });
 }
 
 // A fault of the GPU, ours or of a kernel in the same context, stops all streams: the words are then never written.
@@ -264,7 +264,7 @@ Status CopyQueue::trouble() {
     if (now - checked_ns_ >= kCheckNs) {
       checked_ns_ = now;
       const Scope scope(*device_);
-      for (const Desk& queue : queues_)
+      for (const WayQueue& queue : queues_)
         for (uint32_t lane = 0; lane < lanes_; ++lane) {
           const CUresult result = device_->driver().cuStreamQuery(queue.streams[lane]);
           if (result != kSuccess && result != kNotReady) failed_ = result;

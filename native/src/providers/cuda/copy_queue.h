@@ -84,7 +84,7 @@ class CopyQueue {
     uint64_t bytes;
     uint32_t lane;
   };
-  struct Desk {
+  struct WayQueue {
     std::array<CUstream, kMaxLanes> streams{};
     std::array<std::atomic<uint64_t>*, kMaxLanes> flags{};  // partner: the GPU stores tickets, the lock's holder loads
     uint32_t lane = 0;                                      // of the next launch
@@ -105,22 +105,22 @@ class CopyQueue {
   CopyQueue(std::shared_ptr<Device> device, ListMode mode, uint32_t lanes)
       : device_(std::move(device)), mode_(mode), lanes_(lanes) {}
   static size_t index(Way way) { return static_cast<size_t>(way); }
-  bool may_launch(const Desk& queue) const;
-  void launch(Desk& queue, Way way);
-  bool has_room(const Desk& queue, uint64_t bytes) const;
-  static bool waits(const Desk& queue) { return !queue.pending.empty() || queue.stretch_count != 0; }
+  bool may_launch(const WayQueue& queue) const;
+  void launch(WayQueue& queue, Way way);
+  bool has_room(const WayQueue& queue, uint64_t bytes) const;
+  static bool waits(const WayQueue& queue) { return !queue.pending.empty() || queue.stretch_count != 0; }
   static bool fits_list(const Piece& piece) {
     return piece.bytes <= kListLimit && ((piece.target | piece.source | piece.bytes) & 15) == 0;
   }
-  CUresult copy_one_by_one(Desk& queue, bool all);
-  CUresult launch_kernel(Desk& queue);
-  CUresult launch_stretches(Desk& queue);
-  CUresult launch_batch(Desk& queue);
+  CUresult copy_one_by_one(WayQueue& queue, bool all);
+  CUresult launch_kernel(WayQueue& queue);
+  CUresult launch_stretches(WayQueue& queue);
+  CUresult launch_batch(WayQueue& queue);
 
   std::shared_ptr<Device> device_;
   ListMode mode_;
   uint32_t lanes_;
-  std::array<Desk, kWays> queues_;
+  std::array<WayQueue, kWays> queues_;
   void* words_ = nullptr;
   void* lists_ = nullptr;
   CUmodule module_ = nullptr;
