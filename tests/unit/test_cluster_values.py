@@ -13,7 +13,7 @@ from asyncfabric.kv import FabricMessenger, KvLayout, open_inbox, open_pool  # n
 from asyncfabric_services.demo.protocol import Settings  # noqa: E402
 from asyncfabric_services.demo_cluster.load import Ask, Outcome  # noqa: E402
 from asyncfabric_services.demo_cluster.report import summarize  # noqa: E402
-from asyncfabric_services.demo_cluster.scenario import Told  # noqa: E402
+from asyncfabric_services.demo_cluster.scenario import Observed  # noqa: E402
 from asyncfabric_services.nodes.filling import fill  # noqa: E402
 from asyncfabric_services.nodes.messages import Source, decode_prompt, encode_prompt  # noqa: E402
 from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402
@@ -85,15 +85,15 @@ def outcome(text: str, error: str = "") -> Outcome:
 @pytest.mark.parametrize(
     ("told", "wrong", "lost", "fine"),
     [
-        (Told([outcome("abc")] * 3, sent_bytes=2e9, open_seconds=2.0, exposed_seconds=0.5), 0, 0, True),
-        (Told([outcome("abc"), outcome("abd")]), 1, 0, False),
-        (Told([outcome("abc"), outcome("ab", "APIError: broke")]), 0, 1, False),
-        (Told([outcome("abc")], leaked_pages=1), 0, 0, False),
-        (Told([outcome("abc")], dirty_ends=["decode-3"]), 0, 0, False),
-        (Told(), 0, 0, False),
+        (Observed([outcome("abc")] * 3, sent_bytes=2e9, open_seconds=2.0, exposed_seconds=0.5), 0, 0, True),
+        (Observed([outcome("abc"), outcome("abd")]), 1, 0, False),
+        (Observed([outcome("abc"), outcome("ab", "APIError: broke")]), 0, 1, False),
+        (Observed([outcome("abc")], leaked_pages=1), 0, 0, False),
+        (Observed([outcome("abc")], dirty_ends=["decode-3"]), 0, 0, False),
+        (Observed(), 0, 0, False),
     ],
 )
-def test_the_verdict_of_the_demo(told: Told, wrong: int, lost: int, fine: bool) -> None:
+def test_the_verdict_of_the_demo(told: Observed, wrong: int, lost: int, fine: bool) -> None:
     summary = summarize(SETTINGS, told, {Ask("p", 3): "abc"}, 1.0)
     assert (summary.wrong_answers, summary.lost, summary.fine) == (wrong, lost, fine)
     assert summary.requests == len(told.outcomes)
