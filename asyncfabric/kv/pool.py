@@ -47,10 +47,10 @@ class PageTicket:
     __slots__ = ("deadline", "event", "granted", "owner", "pages", "since", "slots")
 
     def __init__(self, owner: str, pages: int, slots: int, deadline: float) -> None:
-        self.owner = owner
-        self.pages = pages
-        self.slots = slots
-        self.deadline = deadline
+        self.owner: str = owner
+        self.pages: int = pages
+        self.slots: int = slots
+        self.deadline: float = deadline
         self.since: float = monotonic()
         self.event: anyio.Event = anyio.Event()
         self.granted: KvLease | None = None

@@ -26,7 +26,7 @@ from asyncfabric.integrations.vllm.working import Working
 LEASE_S, LOAD_DEADLINE_S = 30.0, 60.0
 
 
-class Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not installed where this is checked
+class Connector(KVConnectorBase_V1, SupportsHMA):
     """Pushes the KvCache of requests from engines that prefill to engines that decode.
 
     `kv_connector_extra_config` takes `lease_s`, how long the blocks of a finished request wait for an engine that asks

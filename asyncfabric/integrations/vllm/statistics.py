@@ -18,7 +18,7 @@ _HELP = {
 }
 
 
-class FabricStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not installed where this is checked
+class FabricStats(KVConnectorStats):
     """What happened since the last call: a list of each load, and sums."""
 
     data: dict[str, Any]
@@ -65,7 +65,7 @@ class FabricStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not instal
         return taken
 
 
-class FabricMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
+class FabricMetrics(KVConnectorPromMetrics):
     """The same for Prometheus."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], engines: Any) -> None:

@@ -9,7 +9,7 @@ from asyncfabric.integrations.vllm.versions import KVConnectorHandshakeMetadata,
 
 
 @dataclass
-class WorkerAddress(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM is not installed where this is checked
+class WorkerAddress(KVConnectorHandshakeMetadata):
     """The address of a worker's fabric, from the worker to the scheduler's side."""
 
     address: bytes
@@ -37,7 +37,7 @@ class Loading:
 
 
 @dataclass
-class Step(KVConnectorMetadata):  # type: ignore[misc]  # as above
+class Step(KVConnectorMetadata):
     """One step.
 
     Attributes:

@@ -41,9 +41,9 @@ class Working:
             DeviceError: a rail cannot be opened, or the memory cannot be registered.
         """
         self._stack = ExitStack()
-        self.stats = FabricStats()
+        self.stats: FabricStats = FabricStats()
         try:
-            self.fabric = self._stack.enter_context(blocking.open_fabric(config_in_force()))
+            self.fabric: blocking.Fabric = self._stack.enter_context(blocking.open_fabric(config_in_force()))
             self._blocks: Blocks = read_blocks(self.fabric, caches, count, tokens, ranks)
             self._mail = Mail(self.fabric)
             self._sending = Sending(
