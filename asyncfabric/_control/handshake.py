@@ -130,6 +130,9 @@ class Handshake:
             self._end(session, f"{stated} answered, but {REASONS[objection]}", code=objection)
             return
         self._replace(envelope.sender)
+        known = self.names.peers.get(envelope.sender)
+        if known is not None and any(other.dialed for other in known.sessions):
+            self._lose(known, "connected anew")  # as the peer did at our Hello: what it had sent before is gone
         self._ready(session, envelope.sender, welcome)
         assert isinstance(session.path, int)
         self.actions.append(Dialed(session.path, envelope.sender))

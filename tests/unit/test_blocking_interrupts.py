@@ -13,7 +13,7 @@ from interrupts import CtrlC, at_every_place
 import asyncfabric as af
 from asyncfabric import blocking
 
-TRIED = ("/_bridge/threads.py", "/_bridge.dispatcher.py", "/_bridge/pending.py", "/asyncfabric/blocking/")
+TRIED = ("/_bridge/threads.py", "/_bridge/dispatcher.py", "/_bridge/pending.py", "/asyncfabric/blocking/")
 
 
 def interrupted(call: Callable[[], Any], press: CtrlC) -> None:
@@ -117,4 +117,4 @@ def test_leaving_the_block_may_be_interrupted_anywhere() -> None:
 
     assert at_every_place(attempt, "/_bridge/threads.py") > 10
     assert at_every_place(attempt, "/_api/closing.py") >= 0
-    assert at_every_place(attempt, "/_bridge.dispatcher.py") > 10
+    assert at_every_place(attempt, "/_bridge/dispatcher.py") > 10

@@ -169,6 +169,24 @@ def test_a_dial_repeats_its_hello_and_fails_at_its_deadline() -> None:
     assert not bench.table.sessions
 
 
+def test_a_second_dial_to_a_peer_loses_the_first_session_at_both_ends() -> None:
+    """The peer loses it at the second Hello, so what it had sent before does not come any more."""
+    bench = Bench()
+    bench.feed(Dial(1, "ipc:///peer"))
+    bench.hear(WELCOME, session=100, path=1)
+    bench.feed(Dial(2, "ipc:///peer"))
+    again = bench.hear(WELCOME, session=101, path=2)
+    assert [state for state, _ in changes(again)] == ["lost", "ready"]
+    assert [action.path for action in again if isinstance(action, Close)] == [1]
+    assert bench.hear(Parcel("x", b"late"), 1, session=100, path=1) != [] and bench.count("unknown_session") == 1
+
+
+def test_dials_that_cross_lose_nothing() -> None:
+    bench = Bench().ready()
+    bench.feed(Dial(1, "ipc:///peer"))
+    assert changes(bench.hear(WELCOME, session=100, path=1)) == []
+
+
 def test_a_refused_dial_fails_at_once_with_the_reason() -> None:
     bench = Bench()
     bench.feed(Dial(1, "ipc:///peer"))

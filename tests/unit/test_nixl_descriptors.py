@@ -117,7 +117,7 @@ def test_lookups_find_what_covers_each_block() -> None:
     table = RangeTable((place, place) for place in places)
     for memory in (DRAM, VRAM):
         rows = np.stack(
-            (random.integers(0, 3400, 400), random.integers(0, 90, 400), random.integers(0, 3, 400)), axis=1
+            (random.integers(0, 3400, 400), random.integers(1, 90, 400), random.integers(0, 3, 400)), axis=1
         )
         for row in rows:
             start, length, device = (int(number) for number in row)
