@@ -15,11 +15,11 @@ from pathlib import Path
 import click
 import trio
 
-from asyncfabric_services.demo.overlap import Figures
-from asyncfabric_services.demo.parent import DemoError, Outcome, View, run
+from asyncfabric_services.demo.pair.overlap import Figures
+from asyncfabric_services.demo.pair.parent import DemoError, Outcome, View, run
+from asyncfabric_services.demo.pair.report import JsonView, TableView, summarize
 from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
-from asyncfabric_services.demo.protocol import Job, Settings
-from asyncfabric_services.demo.report import JsonView, TableView, summarize
+from asyncfabric_services.demo.settings import Job, Settings
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import first_failure, run_interruptible
 from asyncfabric_services.quantities import DurationType
@@ -146,7 +146,7 @@ def demo_command(
 
 def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bool) -> int:
     try:
-        from asyncfabric_services.demo_cluster.run import run_cluster_demo
+        from asyncfabric_services.demo.cluster.run import run_cluster_demo
     except ModuleNotFoundError as error:
         print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT
@@ -155,7 +155,7 @@ def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bo
 
 def _run_moe(settings: Settings, *, as_json: bool) -> int:
     try:
-        from asyncfabric_services.demo_moe.run import run_moe_demo
+        from asyncfabric_services.demo.moe.run import run_moe_demo
     except ModuleNotFoundError as error:
         print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT
@@ -164,8 +164,8 @@ def _run_moe(settings: Settings, *, as_json: bool) -> int:
 
 def _run_weights(provider: str, device: str, threads: int, versions: int, *, as_json: bool) -> int:
     try:
-        from asyncfabric_services.demo_weights.run import run_weights_demo
-        from asyncfabric_services.demo_weights.scenario import Scenario
+        from asyncfabric_services.demo.weights.run import run_weights_demo
+        from asyncfabric_services.demo.weights.scenario import Scenario
     except ModuleNotFoundError as error:
         print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
         return UNFIT

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from asyncfabric_services.demo.protocol import Job
+from asyncfabric_services.demo.settings import Job
 
 TOPICS = ("execmodel", "naming", "exceptions", "objects", "specialnames", "strings")
 SEPARATOR = "---"

@@ -17,7 +17,7 @@ for needed in ("torch", "transformers", "hypercorn", "safetensors"):
 
 from cluster import PATIENCE, Service, bare_cluster  # noqa: E402
 
-from asyncfabric_services.demo_weights.scenario import free_port, torchrun_variables  # noqa: E402
+from asyncfabric_services.demo.weights.scenario import free_port, torchrun_variables  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

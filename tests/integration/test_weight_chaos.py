@@ -23,8 +23,8 @@ for needed in ("torch", "transformers", "hypercorn", "safetensors"):
 
 from cluster import PATIENCE, Cluster, Service, bare_cluster  # noqa: E402
 
-from asyncfabric_services.demo_weights.scenario import free_port, torchrun_variables  # noqa: E402
-from asyncfabric_services.demo_weights.verdict import Usual  # noqa: E402
+from asyncfabric_services.demo.weights.scenario import free_port, torchrun_variables  # noqa: E402
+from asyncfabric_services.demo.weights.verdict import Usual  # noqa: E402
 
 ROUNDS = int(os.environ.get("ASYNCFABRIC_TEST_ROUNDS", "1"))
 SEED = int(os.environ.get("ASYNCFABRIC_TEST_SEED", "0")) or time.time_ns() % 1_000_000

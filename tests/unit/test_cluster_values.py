@@ -10,10 +10,10 @@ pytest.importorskip("transformers", reason="the runner needs transformers")
 
 from asyncfabric import BusyError, FabricConfig, InternalError, PeerError, open_fabric  # noqa: E402
 from asyncfabric.kv import FabricMessenger, KvLayout, open_inbox, open_pool  # noqa: E402
-from asyncfabric_services.demo.protocol import Settings  # noqa: E402
-from asyncfabric_services.demo_cluster.load import Ask, Outcome  # noqa: E402
-from asyncfabric_services.demo_cluster.report import summarize  # noqa: E402
-from asyncfabric_services.demo_cluster.scenario import Observed  # noqa: E402
+from asyncfabric_services.demo.cluster.load import Ask, Outcome  # noqa: E402
+from asyncfabric_services.demo.cluster.report import summarize  # noqa: E402
+from asyncfabric_services.demo.cluster.scenario import Observed  # noqa: E402
+from asyncfabric_services.demo.settings import Settings  # noqa: E402
 from asyncfabric_services.nodes.filling import fill  # noqa: E402
 from asyncfabric_services.nodes.messages import Source, decode_prompt, encode_prompt  # noqa: E402
 from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402

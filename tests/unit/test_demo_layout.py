@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric_services.demo.layout import KvLayout, chunks
+from asyncfabric_services.demo.pair.layout import KvLayout, chunks
 
 FIELDS: dict[str, Any] = {
     "layers": 3,

@@ -15,22 +15,13 @@ pytest.importorskip("transformers", reason="the demo needs transformers")
 
 from asyncfabric import FabricConfig
 from asyncfabric.testing import FakeEngine, FakeNetwork
-from asyncfabric_services.demo import decode, prefill
-from asyncfabric_services.demo.kv_stream import KvStream
 from asyncfabric_services.demo.line_channel import LineChannel
-from asyncfabric_services.demo.node import LostError, Node, run_node
+from asyncfabric_services.demo.pair import decode, prefill
+from asyncfabric_services.demo.pair.kv_stream import KvStream
+from asyncfabric_services.demo.pair.node import LostError, Node, run_node
+from asyncfabric_services.demo.pair.protocol import Answer, Finish, Goodbye, Hello, Meet, Pushed, ToChild, ToParent
 from asyncfabric_services.demo.prompts import jobs_of_lengths
-from asyncfabric_services.demo.protocol import (
-    Answer,
-    Finish,
-    Goodbye,
-    Hello,
-    Meet,
-    Pushed,
-    Settings,
-    ToChild,
-    ToParent,
-)
+from asyncfabric_services.demo.settings import Settings
 
 SETTINGS = Settings(layers=2, hidden=64, new_tokens=5, pool_tokens=64, chunk=24, deadline=20.0)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric_services.demo.overlap import busy_ns, figures
-from asyncfabric_services.demo.protocol import Answer, Pushed
+from asyncfabric_services.demo.pair.overlap import busy_ns, figures
+from asyncfabric_services.demo.pair.protocol import Answer, Pushed
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda x: (x[0], x[0] + x[1])), max_size=8)
 

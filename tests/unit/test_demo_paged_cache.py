@@ -11,12 +11,12 @@ pytest.importorskip("transformers", reason="the demo needs transformers")
 
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
-from asyncfabric_services.demo.generation import decode, prefill  # noqa: E402
-from asyncfabric_services.demo.model import LoadedModel, load_model  # noqa: E402
-from asyncfabric_services.demo.page_pool import PagePool, pool_bytes  # noqa: E402
-from asyncfabric_services.demo.paged_cache import PagedCache  # noqa: E402
-from asyncfabric_services.demo.protocol import Settings  # noqa: E402
-from asyncfabric_services.demo.verdict import Continuation, compare  # noqa: E402
+from asyncfabric_services.demo.pair.generation import decode, prefill  # noqa: E402
+from asyncfabric_services.demo.pair.model import LoadedModel, load_model  # noqa: E402
+from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes  # noqa: E402
+from asyncfabric_services.demo.pair.paged_cache import PagedCache  # noqa: E402
+from asyncfabric_services.demo.pair.verdict import Continuation, compare  # noqa: E402
+from asyncfabric_services.demo.settings import Settings  # noqa: E402
 
 NEW_TOKENS = 8
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(70)]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncfabric_services.demo.pair.protocol import FRAGMENT_BYTES, Assembler, Lease, Refusal, fragments
 from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
-from asyncfabric_services.demo.protocol import FRAGMENT_BYTES, Assembler, Lease, Refusal, fragments
 
 
 def make_lease(number: int, tokens: int) -> Lease:

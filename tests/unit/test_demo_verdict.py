@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncfabric_services.demo.verdict import Continuation, compare
+from asyncfabric_services.demo.pair.verdict import Continuation, compare
 
 REFERENCE = Continuation((5, 6, 7, 8), ("a", "b", "c", "d"))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from asyncfabric_services.demo.page_pool import PagePool
+from asyncfabric_services.demo.pair.page_pool import PagePool
 
 Written = Callable[[int, int, int], None]
 """Observed (layer, first token, end token) when the keys and values of those tokens are in their pages."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from asyncfabric_services.demo.protocol import Answer, Pushed
+from asyncfabric_services.demo.pair.protocol import Answer, Pushed
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -14,15 +14,15 @@ import msgspec
 import trio
 
 import asyncfabric as af
-from asyncfabric_services.demo.generation import prefill
-from asyncfabric_services.demo.kv_stream import KvStream
-from asyncfabric_services.demo.layout import KvLayout, chunks
-from asyncfabric_services.demo.node import Node, run_child
-from asyncfabric_services.demo.paged_cache import PagedCache
-from asyncfabric_services.demo.protocol import Assembler, Lease, Pushed, Refusal
+from asyncfabric_services.demo.pair.generation import prefill
+from asyncfabric_services.demo.pair.kv_stream import KvStream
+from asyncfabric_services.demo.pair.layout import KvLayout, chunks
+from asyncfabric_services.demo.pair.node import Node, run_child
+from asyncfabric_services.demo.pair.paged_cache import PagedCache
+from asyncfabric_services.demo.pair.protocol import Assembler, Lease, Pushed, Refusal
 
 if TYPE_CHECKING:
-    from asyncfabric_services.demo.gpu_prefill import GpuPrefill
+    from asyncfabric_services.demo.pair.gpu_prefill import GpuPrefill
 
 LayerEvent = tuple[int, int, int]  # layer, first token, end token
 
@@ -35,7 +35,7 @@ async def serve(node: Node) -> None:
     async with node.fabric.watch() as word, trio.open_nursery() as nursery:
         gpu = None
         if node.settings.device == "cuda":
-            from asyncfabric_services.demo.gpu_prefill import GpuPrefill
+            from asyncfabric_services.demo.pair.gpu_prefill import GpuPrefill
 
             gpu = GpuPrefill(node.loaded.model, node.pool, word)
         nursery.start_soon(_take_leases, node, word, gpu)

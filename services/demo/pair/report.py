@@ -13,8 +13,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from asyncfabric_services.closing import wide_console
-from asyncfabric_services.demo.overlap import Figures
-from asyncfabric_services.demo.protocol import Hello, Job, Progress, Settings
+from asyncfabric_services.demo.pair.overlap import Figures
+from asyncfabric_services.demo.pair.protocol import Hello, Progress
+from asyncfabric_services.demo.settings import Job, Settings
 
 PIPED_WIDTH = 110  # columns where stdout is no terminal
 

@@ -20,12 +20,12 @@ import torch
 import trio
 
 import asyncfabric as af
-from asyncfabric_services.demo.generation import prefill
 from asyncfabric_services.demo.line_channel import LineChannel
-from asyncfabric_services.demo.model import LoadedModel, load_model
-from asyncfabric_services.demo.page_pool import PagePool, pool_bytes
-from asyncfabric_services.demo.paged_cache import PagedCache
-from asyncfabric_services.demo.protocol import (
+from asyncfabric_services.demo.pair.generation import prefill
+from asyncfabric_services.demo.pair.model import LoadedModel, load_model
+from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes
+from asyncfabric_services.demo.pair.paged_cache import PagedCache
+from asyncfabric_services.demo.pair.protocol import (
     Failed,
     Finish,
     Goodbye,
@@ -33,11 +33,11 @@ from asyncfabric_services.demo.protocol import (
     Lease,
     Meet,
     Refusal,
-    Settings,
     Start,
     ToChild,
     fragments,
 )
+from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.exits import CHECK_FAILED, DEADLINE, FINE, UNFIT
 
 SPARE = 2  # the pool has this many times the pages that the longest prompt needs, so that leases are scattered

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_moe.scenario import NODES, VICTIM, Observed
+from asyncfabric_services.demo.moe.scenario import NODES, VICTIM, Observed
+from asyncfabric_services.demo.settings import Settings
 
 Answers = list[list[int]]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_cluster.load import Ask
-from asyncfabric_services.demo_cluster.scenario import Observed
+from asyncfabric_services.demo.cluster.load import Ask
+from asyncfabric_services.demo.cluster.scenario import Observed
+from asyncfabric_services.demo.settings import Settings
 
 
 class Summary(Closing, frozen=True, kw_only=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo_weights.scenario import Observed, Scenario
-from asyncfabric_services.demo_weights.verdict import Usual
+from asyncfabric_services.demo.weights.scenario import Observed, Scenario
+from asyncfabric_services.demo.weights.verdict import Usual
 
 
 class Summary(Closing, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ import numpy as np
 import trio
 
 import asyncfabric as af
-from asyncfabric_services.demo.node import Node
-from asyncfabric_services.demo.protocol import Lease
+from asyncfabric_services.demo.pair.node import Node
+from asyncfabric_services.demo.pair.protocol import Lease
 
 
 class KvStream:

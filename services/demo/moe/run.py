@@ -7,10 +7,10 @@ from functools import partial
 
 import trio
 
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_moe.one_process import right_answers
-from asyncfabric_services.demo_moe.report import show, summarize
-from asyncfabric_services.demo_moe.scenario import play
+from asyncfabric_services.demo.moe.one_process import right_answers
+from asyncfabric_services.demo.moe.report import show, summarize
+from asyncfabric_services.demo.moe.scenario import play
+from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.interruption import guarded
 

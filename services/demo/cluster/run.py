@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 import trio
 
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_cluster.load import Ask
-from asyncfabric_services.demo_cluster.one_process import OneProcess
-from asyncfabric_services.demo_cluster.report import show, summarize
-from asyncfabric_services.demo_cluster.scenario import asks_of, play
+from asyncfabric_services.demo.cluster.load import Ask
+from asyncfabric_services.demo.cluster.one_process import OneProcess
+from asyncfabric_services.demo.cluster.report import show, summarize
+from asyncfabric_services.demo.cluster.scenario import asks_of, play
+from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.interruption import guarded
 from asyncfabric_services.runner.model import ModelChoice

@@ -10,24 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from asyncfabric_services.demo.settings import Job, Settings
+
 FRAGMENT_BYTES = 4096  # below the payload limit of one fabric message, with room for the envelope
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """The same for both children."""
-
-    provider: str = "local"
-    device: str = "cpu"
-    model: str | None = None
-    seed: int = 0
-    layers: int = 8
-    hidden: int = 512
-    page_tokens: int = 16
-    chunk: int = 512
-    new_tokens: int = 64
-    pool_tokens: int = 4096
-    threads: int = 1
-    deadline: float = 120.0
 
 
 # Parent to child.
@@ -43,14 +28,6 @@ class Meet(msgspec.Struct, tag=True, frozen=True):
     """The fabric address of the other child: the one peer to accept."""
 
     address: bytes
-
-
-class Job(msgspec.Struct, tag=True, frozen=True):
-    """One prompt for the decode process; `tokens` cuts it, 0 takes all of it."""
-
-    id: int
-    text: str
-    tokens: int = 0
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
 
 LOOK_SECONDS = 0.05
 STEPS = {"cpu": 2, "cuda": 100}

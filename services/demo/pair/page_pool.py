@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from asyncfabric_services.demo.layout import KvLayout
+from asyncfabric_services.demo.pair.layout import KvLayout
 
 POISON = 0xFF  # every byte 0xFF is NaN in fp32, fp16 and bf16: a page that was not written cannot go unnoticed
 

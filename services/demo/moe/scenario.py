@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import trio
 
+from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
 from asyncfabric_services.demo.prompts import jobs_of_lengths
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.experts.conductor import Departure
 from asyncfabric_services.experts.group import open_group
 

@@ -16,11 +16,12 @@ import trio
 from transformers.cache_utils import DynamicCache
 
 import asyncfabric as af
-from asyncfabric_services.demo.generation import decode, prefill
-from asyncfabric_services.demo.node import LostError, Node, run_child
-from asyncfabric_services.demo.paged_cache import PagedCache
-from asyncfabric_services.demo.protocol import Answer, Assembler, Finish, Job, Lease, Progress, Refusal
-from asyncfabric_services.demo.verdict import Continuation, compare
+from asyncfabric_services.demo.pair.generation import decode, prefill
+from asyncfabric_services.demo.pair.node import LostError, Node, run_child
+from asyncfabric_services.demo.pair.paged_cache import PagedCache
+from asyncfabric_services.demo.pair.protocol import Answer, Assembler, Finish, Lease, Progress, Refusal
+from asyncfabric_services.demo.pair.verdict import Continuation, compare
+from asyncfabric_services.demo.settings import Job
 
 PROGRESS_SECONDS = 0.05
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from asyncfabric_services.demo.layout import KvLayout
-from asyncfabric_services.demo.protocol import Settings
+from asyncfabric_services.demo.pair.layout import KvLayout
+from asyncfabric_services.demo.settings import Settings
 
 QUERY_HEADS, KV_HEADS = 16, 8
 BYTE_VOCABULARY = 256

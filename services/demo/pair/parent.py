@@ -19,21 +19,20 @@ from typing import Protocol
 import trio
 
 from asyncfabric_services.demo.line_channel import LineChannel
-from asyncfabric_services.demo.overlap import Figures, figures
-from asyncfabric_services.demo.protocol import (
+from asyncfabric_services.demo.pair.overlap import Figures, figures
+from asyncfabric_services.demo.pair.protocol import (
     Answer,
     Failed,
     Finish,
     Goodbye,
     Hello,
-    Job,
     Meet,
     Progress,
     Pushed,
-    Settings,
     Start,
     ToParent,
 )
+from asyncfabric_services.demo.settings import Job, Settings
 from asyncfabric_services.exits import CHECK_FAILED
 
 ROLES = ("prefill", "decode")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncfabric_services.demo_cluster.load import Ask
+from asyncfabric_services.demo.cluster.load import Ask
 from asyncfabric_services.runner.batch import Span
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.runner.runner import Runner

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from asyncfabric_services.demo.layout import chunks
-from asyncfabric_services.demo.verdict import Continuation
+from asyncfabric_services.demo.pair.layout import chunks
+from asyncfabric_services.demo.pair.verdict import Continuation
 
 
 def prefill(model: Any, tokens: Sequence[int], cache: Cache, chunk: int) -> torch.Tensor:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import trio
 
+from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo.cluster.load import Ask, Load, Outcome
 from asyncfabric_services.demo.prompts import jobs_of_lengths
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_cluster.launcher import Launcher, LocalNode, open_launcher
-from asyncfabric_services.demo_cluster.load import Ask, Load, Outcome
+from asyncfabric_services.demo.settings import Settings
 
 LENGTHS = (12, 40, 100, 200, 400, 800)  # characters of the prompts
 BETWEEN_STEPS = 6  # requests

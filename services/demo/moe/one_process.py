@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from asyncfabric.integrations.sparse_blocks import config_for
-from asyncfabric_services.demo.protocol import Settings
-from asyncfabric_services.demo_moe.scenario import NODES, VICTIM, prompts_of
+from asyncfabric_services.demo.moe.scenario import NODES, VICTIM, prompts_of
+from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.experts.sparse_model import greedy, load_sparse, mask_experts
 from asyncfabric_services.settings.schema import ModelSection
 

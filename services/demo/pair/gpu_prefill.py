@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 import asyncfabric as af
-from asyncfabric_services.demo.generation import forward
-from asyncfabric_services.demo.page_pool import PagePool
-from asyncfabric_services.demo.paged_cache import PagedCache
+from asyncfabric_services.demo.pair.generation import forward
+from asyncfabric_services.demo.pair.page_pool import PagePool
+from asyncfabric_services.demo.pair.paged_cache import PagedCache
 
 COUNT = b"""
 .version 7.0

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 import torch
 import trio
 
-from asyncfabric_services.demo_weights.report import show, summarize
-from asyncfabric_services.demo_weights.scenario import Scenario, play
-from asyncfabric_services.demo_weights.verdict import Usual
+from asyncfabric_services.demo.weights.report import show, summarize
+from asyncfabric_services.demo.weights.scenario import Scenario, play
+from asyncfabric_services.demo.weights.verdict import Usual
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import guarded
 from asyncfabric_services.trainer.checkpoints import KEPT
