@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the demo needs transformers")
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
 from asyncfabric_services.demo.pair.generation import decode, prefill  # noqa: E402
-from asyncfabric_services.demo.pair.model import LoadedModel, load_model  # noqa: E402
+from asyncfabric_services.demo.pair.model import PairModel, load_model  # noqa: E402
 from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes  # noqa: E402
 from asyncfabric_services.demo.pair.paged_cache import PagedCache  # noqa: E402
 from asyncfabric_services.demo.pair.verdict import Continuation, compare  # noqa: E402
@@ -22,18 +22,18 @@ NEW_TOKENS = 8
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(70)]
 
 
-def load(page_tokens: int) -> LoadedModel:
+def load(page_tokens: int) -> PairModel:
     return load_model(Settings(layers=2, hidden=64, page_tokens=page_tokens))
 
 
-def make_pool(loaded: LoadedModel, pages: int = 96) -> PagePool:
+def make_pool(loaded: PairModel, pages: int = 96) -> PagePool:
     memory = torch.empty(pool_bytes(loaded.layout, pages), dtype=torch.uint8)
     pool = PagePool(loaded.layout, pages, memory, seed=3)
     pool.poison(list(range(pages)))
     return pool
 
 
-def reference(loaded: LoadedModel, prompt: list[int], chunk: int) -> tuple[Continuation, Any]:
+def reference(loaded: PairModel, prompt: list[int], chunk: int) -> tuple[Continuation, Any]:
     cache = DynamicCache(config=loaded.model.config)
     logits = prefill(loaded.model, prompt, cache, chunk)
     return decode(loaded.model, cache, logits, NEW_TOKENS), cache

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
@@ -194,3 +198,18 @@ def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
     assert [widths.get(id(long), 0) for widths in seen][:4] == [32, 32, 32, 4]
     assert seen[3][id(longer)] == 28
     assert all(sum(count for count in widths.values() if count > 1) <= 32 for widths in seen)
+
+
+@settings(deadline=None)
+@given(total=st.integers(1, 5000), size=st.integers(1, 900))
+def test_chunks_cover_the_prompt(total: int, size: int) -> None:
+    parts = list(chunks(total, size))
+    assert parts[0][0] == 0
+    assert parts[-1][1] == total
+    assert all(left[1] == right[0] for left, right in pairwise(parts))
+    assert all(0 < end - start <= size for start, end in parts)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 <= start < total"):
+        list(chunks(0, 4))

@@ -56,10 +56,11 @@ async def _watch_refusals(node: Node) -> None:
 
 async def _answer(node: Node, job: Job) -> None:
     layout, count = node.loaded.layout, node.settings.new_tokens
-    prompt = node.loaded.tokenizer.encode(job.text)
+    prompt = node.loaded.inner.tokenizer.encode(job.text)
     prompt = prompt[: job.tokens] if job.tokens else prompt
-    if len(prompt) + count > node.loaded.max_tokens:
-        raise ValueError(f"prompt {job.id}: {len(prompt)} + {count} tokens exceed the model's {node.loaded.max_tokens}")
+    longest = node.loaded.inner.max_tokens
+    if len(prompt) + count > longest:
+        raise ValueError(f"prompt {job.id}: {len(prompt)} + {count} tokens exceed the model's {longest}")
     pages = node.pool.lease(layout.pages_for(len(prompt) + count - 1))
     node.pool.poison(pages)
     node.context.fill_(float("nan"))
@@ -92,7 +93,7 @@ async def _answer(node: Node, job: Job) -> None:
             ttft_streamed=ttft,
             ttft_one_process=reference_ttft,
             step_seconds=step,
-            text=node.loaded.tokenizer.decode(list(streamed.tokens)),
+            text=node.loaded.text_of(streamed.tokens),
             differences=list(verdict.differences),
         )
     )

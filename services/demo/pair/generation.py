@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from asyncfabric_services.demo.pair.layout import chunks
 from asyncfabric_services.demo.pair.verdict import Continuation
+from asyncfabric_services.runner.runner import chunks
 
 
 def prefill(model: Any, tokens: Sequence[int], cache: Cache, chunk: int) -> torch.Tensor:
     """Run the prompt through the model, `chunk` tokens at a time; return the last logits as float32 [vocabulary]."""
     logits = torch.empty(0)
-    for start, end in chunks(len(tokens), chunk):
+    for start, end in chunks(len(tokens), chunk or len(tokens)):
         logits = _forward(model, tokens[start:end], cache)
     return logits
 

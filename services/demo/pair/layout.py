@@ -80,11 +80,3 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if ours != theirs:
                 return f"{name}: {ours!r} here, {theirs!r} there"
         return None
-
-
-def chunks(total: int, size: int) -> list[tuple[int, int]]:
-    """Split `total` tokens into consecutive (start, end) of at most `size` tokens; size 0 means one chunk."""
-    if total < 1:
-        raise ValueError(f"a prompt needs at least one token, got {total}")
-    step = size if size > 0 else total
-    return [(start, min(start + step, total)) for start in range(0, total, step)]

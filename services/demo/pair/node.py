@@ -22,7 +22,7 @@ import trio
 import asyncfabric as af
 from asyncfabric_services.demo.line_channel import LineChannel
 from asyncfabric_services.demo.pair.generation import prefill
-from asyncfabric_services.demo.pair.model import LoadedModel, load_model
+from asyncfabric_services.demo.pair.model import PairModel, load_model
 from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
 from asyncfabric_services.demo.pair.protocol import (
@@ -58,7 +58,7 @@ class Node:
     settings: Settings
     parent: LineChannel
     orders: trio.MemoryReceiveChannel[ToChild]
-    loaded: LoadedModel
+    loaded: PairModel
     fabric: af.Fabric
     peer: af.Peer
     pool: PagePool
@@ -186,10 +186,10 @@ async def run_node(
     await parent.send(Goodbye(pool.leased))
 
 
-def _warm_up(loaded: LoadedModel, pool: PagePool, settings: Settings) -> None:
+def _warm_up(loaded: PairModel, pool: PagePool, settings: Settings) -> None:
     """Touch all pages and run a short prompt, so that the first real one does not pay for first use."""
     pool.poison(list(range(pool.pages)))
-    tokens = min(2 * settings.page_tokens, loaded.max_tokens)
+    tokens = min(2 * settings.page_tokens, loaded.inner.max_tokens)
     pages = pool.lease(pool.layout.pages_for(tokens))
     prefill(loaded.model, [1] * tokens, PagedCache(pool, pages), settings.chunk)
     pool.release(pages)

@@ -16,10 +16,11 @@ import trio
 import asyncfabric as af
 from asyncfabric_services.demo.pair.generation import prefill
 from asyncfabric_services.demo.pair.kv_stream import KvStream
-from asyncfabric_services.demo.pair.layout import KvLayout, chunks
+from asyncfabric_services.demo.pair.layout import KvLayout
 from asyncfabric_services.demo.pair.node import Node, run_child
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
 from asyncfabric_services.demo.pair.protocol import Assembler, Lease, Pushed, Refusal
+from asyncfabric_services.runner.runner import chunks
 
 if TYPE_CHECKING:
     from asyncfabric_services.demo.pair.gpu_prefill import GpuPrefill
@@ -105,7 +106,7 @@ async def _stream_from_gpu(node: Node, lease: Lease, word: af.WatchWord, gpu: Gp
     layout, total = node.loaded.layout, len(lease.prompt)
     source = node.pool.lease(len(lease.pages))
     stream = KvStream(node, source, lease)
-    parts = chunks(total, node.settings.chunk)
+    parts = list(chunks(total, node.settings.chunk or total))
     spans: list[tuple[int, int]] = []
     try:
         for start, end in parts:
