@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 NVLINK, PROXIED = "tests/gpu/test_nvlink_moe.py", "tests/gpu/test_proxied_moe.py"
 NODES = "tests/gpu/test_node_moe.py"
-ORDER = "tests/unit/test_moe_kernel_order.py"
+ORDER = "tests/unit/moe/test_moe_kernel_order.py"
 """Reads the text of kernels: what goes wrong for nanoseconds only is seen there."""
 
 

@@ -12,7 +12,7 @@ from asyncfabric import config, types
 from asyncfabric._bridge.engine import CompletionKind, StatusKind
 from asyncfabric._bridge.status import StatusCode, refusal
 
-HEADERS = Path(__file__).resolve().parents[2] / "native/include/asyncfabric"
+HEADERS = Path(__file__).resolve().parents[3] / "native/include/asyncfabric"
 
 
 def snake(name: str) -> str:

@@ -14,7 +14,7 @@ import asyncfabric.integrations.nixl as face
 from asyncfabric import FabricConfig
 from asyncfabric.integrations.nixl import settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CALLERS = """
 from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t, nixl_prepped_dlist_handle, nixl_xfer_handle
 from nixl._api import nixlBind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+sys.path.append(str(Path(__file__).parents[2] / "gpu"))
 
 from fsdp_ranks import VERSIONS, run_ranks
 

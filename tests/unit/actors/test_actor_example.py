@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "explain" / "actors.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explain" / "actors.md"
 
 
 @pytest.mark.slow

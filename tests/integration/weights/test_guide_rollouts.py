@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="THE GUIDE WAS NOT RUN: torch is not installed")
 pytest.importorskip("transformers", reason="THE GUIDE WAS NOT RUN: transformers is not installed")
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "rollouts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "rollouts.md"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import click
 from asyncfabric_services.demo.command import demo_command
 from asyncfabric_services.topo.command import topo
 
-LINES = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").splitlines()
+LINES = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
 
 
 def rows(command: str) -> str:

@@ -33,7 +33,7 @@ from asyncfabric.moe.nvlink.layout import (
 from asyncfabric.moe.nvlink.proxy import STEP_KINDS
 from asyncfabric.moe.nvlink.site import Share, check_shares, hosts_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "native" / "cuda"
 SHARED_BYTES = 227 << 10
 """What a block of a Hopper GPU can have."""
