@@ -1,7 +1,8 @@
 """Which models the runner computes as transformers does: an allowlist of model types and of attention arguments. Pure.
 
 Each type, with its window where it has one, is compared with `generate` of transformers and with itself in company by
-tests/unit/runner/test_runner_models.py: a type enters the list together with its case there. No torch here: routers check too.
+tests/unit/runner/test_runner_models.py: a type enters the list together with its case there. No torch here: routers
+check too.
 """
 
 from __future__ import annotations
