@@ -82,7 +82,6 @@ RINGS: tuple[FabricFactory, ...] = (
     _native("local-2-foreign", ("local",) * 2, memory="foreign", peers=64, **LIGHT),
     _native("local-2to3-foreign", ("local",) * 2, ("local",) * 3, memory="foreign", peers=16, **LIGHT),
     _native("tcp-1", ("tcp",), memory="foreign", **SLOW),
-    _native("tcp-2", ("tcp",) * 2, **SLOW),
     _native("verbs-1", _rdma("verbs", 1), _rdma("verbs", 1, far=True), memory="foreign", **SLOWEST),
     _native("verbs-2", _rdma("verbs", 2), _rdma("verbs", 2, far=True), **SLOWEST),
     _native("ofi-verbs-1", _rdma("ofi-verbs", 1), _rdma("ofi-verbs", 1, far=True), memory="foreign", **HEAVY),
