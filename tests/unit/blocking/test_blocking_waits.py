@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -221,12 +222,33 @@ def test_closing_lets_those_who_wait_for_transfers_have_their_end() -> None:
         closing.result()
 
 
-def press_ctrl_c() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+@pytest.fixture
+def press_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Interrupts the main thread from another one, and returns when it has been.
+
+    A SIGINT just before the main thread enters poll() leaves a flag that nobody looks at until the call ends. SIGUSR1,
+    whose handler does nothing, ends it.
+    """
+    taken = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        taken.set()
+        signal.default_int_handler(number, frame)
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not taken.wait(0.002):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, interrupt), signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    yield press
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGUSR1, before[1])
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_ctrl_c_ends_a_wait_and_nothing_else(leads: bool) -> None:
+def test_ctrl_c_ends_a_wait_and_nothing_else(leads: bool, press_ctrl_c: Callable[[], None]) -> None:
     with open_pair(hold=True) as p:
         transfer, other = p.writer.write(p.source[:8], p.key, 0), p.writer.write(p.source[:8], p.key, 8)
         first = Call(other.wait) if not leads else None
@@ -249,7 +271,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_else(leads: bool) -> None:
             assert first.result().bytes == 8
 
 
-def test_ctrl_c_while_the_fabric_closes_cancels_drains_and_closes() -> None:
+def test_ctrl_c_while_the_fabric_closes_cancels_drains_and_closes(press_ctrl_c: Callable[[], None]) -> None:
     with open_pair(window=1, hold=True) as p:
         posted, unposted = (p.writer.write(p.source[:8], p.key, at) for at in (0, 8))
 
