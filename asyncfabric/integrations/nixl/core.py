@@ -28,10 +28,10 @@ from asyncfabric.integrations.nixl.notes import NoteQueue, messages_of
 from asyncfabric.integrations.nixl.plan import Side
 from asyncfabric.integrations.nixl.ranges import NotCoveredError
 from asyncfabric.integrations.nixl.remotes import RemoteAgent
+from asyncfabric.integrations.nixl.request import Request, went_well
 
 if TYPE_CHECKING:
     from asyncfabric._api.opening import EngineFactory
-    from asyncfabric.integrations.nixl.request import Request
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class AgentCore:
         for message in messages_of(self.title, next(self._numbers), note):
             transfer = self._send(remote, message, note)
             # A look at it lets it leave now, whatever the caller does next; most have ended with that.
-            if not transfer.done or transfer.completion is None or transfer.completion.code or self._sent:
+            if not transfer.done or not went_well(transfer) or self._sent:
                 self._keep_sent(remote.name, transfer)
 
     def wait_for_room(self, what: str) -> None:
@@ -228,7 +228,7 @@ class AgentCore:
             self._sent.append((name, transfer))
             while self._sent and self._sent[0][1].done:
                 target, ended = self._sent.popleft()
-                if ended.completion is not None and not ended.completion.code:
+                if went_well(ended):
                     continue
                 try:
                     ended.result()

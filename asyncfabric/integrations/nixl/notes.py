@@ -14,6 +14,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from asyncfabric.integrations.nixl.errors import nixlInvalidParamError
+from asyncfabric.integrations.parts import UnfinishedMessages
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -93,10 +94,14 @@ class NoteQueue:
         self._lock = Lock()
         self._notes: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
-        self._unfinished_bytes = 0
-        self._unfinished: dict[tuple[int, int, int], dict[int, bytes]] = {}
-        self.dropped: int = 0
+        self._unfinished = UnfinishedMessages(UNFINISHED_NOTES, most_bytes)
+        self._dropped = 0
         self.refused: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many notes were dropped because nobody took them, or parts of them did not come."""
+        return self._dropped + self._unfinished.dropped
 
     def take_in(self, received: list[tuple[int, bytes]]) -> None:
         """Take messages with the number of their peer; what is no note is counted and dropped."""
@@ -111,7 +116,7 @@ class NoteQueue:
             parts.sort(key=lambda one: one[1].number)
         with self._lock:
             for peer, part in parts:
-                note = part.payload if part.parts == 1 else self._joined(peer, part)
+                note = self._unfinished.join(peer, part.number, part.part, part.parts, part.payload)
                 if note is not None:
                     self._notes.append((part.name, note))
                     self._bytes += len(note)
@@ -129,28 +134,10 @@ class NoteQueue:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def _joined(self, peer: int, part: Part) -> bytes | None:
-        place = (peer, part.number, part.parts)
-        have = self._unfinished.setdefault(place, {})
-        if part.part not in have:
-            have[part.part] = part.payload
-            self._unfinished_bytes += len(part.payload)
-        if len(have) == part.parts:
-            note = b"".join(have[index] for index in range(part.parts))
-            self._forget(place)
-            return note
-        while len(self._unfinished) > UNFINISHED_NOTES or self._unfinished_bytes > self._most_bytes:
-            self._forget(next(iter(self._unfinished)))
-            self.dropped += 1
-        return None
-
-    def _forget(self, place: tuple[int, int, int]) -> None:
-        self._unfinished_bytes -= sum(len(payload) for payload in self._unfinished.pop(place).values())
-
     def _drop_oldest(self) -> None:
         name, note = self._notes.popleft()
         self._bytes -= len(note)
-        self.dropped += 1
+        self._dropped += 1
         if self.dropped == 1:
             logger.warning(
                 "nobody takes the notes of this agent: beyond %d notes or %d bytes the oldest are dropped, first one "

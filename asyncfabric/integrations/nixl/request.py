@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 _NEW, _ACTIVE, _DONE, _FAILED, _RELEASED = range(5)
 
 
+def went_well(transfer: blocking.Transfer) -> bool:
+    """Return whether a transfer has ended without an error."""
+    completion = transfer.completion
+    return completion is not None and not completion.code
+
+
 class Request:
     """A transfer that was made; not posted yet."""
 
@@ -192,7 +198,7 @@ class Request:
             if not last.done:
                 return False
             transfers.pop()
-            if last.completion is None or last.completion.code:  # of those that went well no result is made
+            if not went_well(last):  # of those that did no result is made
                 try:
                     last.result()
                 except FabricError as error:

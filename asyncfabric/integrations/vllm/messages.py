@@ -14,14 +14,15 @@ import msgspec
 
 from asyncfabric import Peer
 from asyncfabric.blocking import Fabric
+from asyncfabric.integrations.parts import UnfinishedMessages
 from asyncfabric.integrations.vllm.layout import Layout
 
 PARAMS = "asyncfabric"
 """The key of kv_transfer_params under which the engine that prefills is described."""
 PART_BYTES = 8000
 MAX_PARTS = 4096
-UNFINISHED = 1024
-"""Messages of which parts are here; beyond that the oldest is dropped, since its sender died."""
+UNFINISHED, UNFINISHED_BYTES = 1024, 64 << 20
+"""Bounds of the messages of which parts are missing."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class Mail:
         self._fabric = fabric
         self._stream = fabric.messages()
         self._numbers = count()
-        self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._unfinished = UnfinishedMessages(UNFINISHED, UNFINISHED_BYTES)
 
     def send(self, peer: Peer, message: Message) -> None:
         """Send a message.
@@ -102,13 +103,8 @@ class Mail:
                 number, part, parts, piece = msgspec.msgpack.decode(payload, type=tuple[int, int, int, bytes])
                 if not 0 <= part < parts <= MAX_PARTS:
                     continue
-                found = self._parts.setdefault((peer.id, number), {})
-                found[part] = piece
-                if len(self._parts) > UNFINISHED:
-                    del self._parts[next(iter(self._parts))]
-                    continue
-                if len(found) == parts:
-                    del self._parts[peer.id, number]
-                    yield peer, _DECODER.decode(b"".join(found[at] for at in range(parts)))
+                whole = self._unfinished.join(peer.id, number, part, parts, piece)
+                if whole is not None:
+                    yield peer, _DECODER.decode(whole)
             except msgspec.MsgspecError:
                 continue

@@ -198,7 +198,7 @@ def test_long_notes_travel_in_parts_and_parts_that_never_come_are_bounded() -> N
     small = NoteQueue(most_bytes=20_000)
     for number in range(50):
         small.take_in([(3, next(messages_of(b"name", number, long)))])
-    assert small._unfinished_bytes <= 20_000 and len(small._unfinished) == 2
+    assert small._unfinished._bytes <= 20_000 and len(small._unfinished) == 2
 
 
 @pytest.mark.parametrize("cut", [0, 3, 20, 40, -1])
