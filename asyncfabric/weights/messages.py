@@ -214,7 +214,7 @@ class Opened(Struct, frozen=True, tag="weights.opened"):
     version: Version
     key: Annotated[bytes, Meta(max_length=8192)]
     imm: int
-    landing: CodedSlots | None = None
+    coded_slots: CodedSlots | None = None
     checksum: ChecksumKind = "xxh3"
     share_bytes: int = 0
 
@@ -236,7 +236,7 @@ class Coded(Struct, frozen=True, tag="weights.coded"):
     """From a sender to a receiver: one write fills a slot with coded rows, which lie there one after the other.
 
     Attributes:
-        slot: of this sender's landing; it is the sender's again after Taken.
+        slot: of this sender's coded_slots; it is the sender's again after Taken.
         rows, sums, checksum: as in Written; the checksums are of the decoded bytes.
         codings: uint8, for each row the place of its coding in `coding.KNOWN`.
         lengths: int64, coded bytes of each row.

@@ -49,7 +49,7 @@ class LoopTest : public ::testing::Test {
     ASSERT_TRUE(pair.until([&] { return engine.statistics().sleeps > sleeps; }));
   }
 
-  // What a landing does: sleep unless completions are there, wake up, take them.
+  // As an event-loop adapter: sleep unless completions are there, wake up, take them.
   static bool sleep_once(Party& party) {
     if (party.engine->arm()) {
       pollfd fd{party.engine->completion_fd(), POLLIN, 0};

@@ -36,9 +36,9 @@ class LaneMemory(NamedTuple):
     slot_bytes: int
 
 
-def slot_length(landing: CodedSlots, largest: int) -> int:
+def slot_length(coded_slots: CodedSlots, largest: int) -> int:
     """Return how long the sender's slots are, whose largest row has so many bytes."""
-    return min(landing.slot_bytes, max(largest, SLOT_BYTES))
+    return min(coded_slots.slot_bytes, max(largest, SLOT_BYTES))
 
 
 class Lane:
@@ -54,7 +54,7 @@ class Lane:
         self,
         fabric: Fabric,
         memory: LaneMemory,
-        landing: CodedSlots,
+        coded_slots: CodedSlots,
         receiver: str,
         version: int,
         coding: Coding,
@@ -74,11 +74,11 @@ class Lane:
         self._slot_bytes = memory.slot_bytes
         self._version = version
         self._receiver = receiver
-        self._landing = landing
-        self._key = RegionKey.from_bytes(landing.key)
+        self._coded_slots = coded_slots
+        self._key = RegionKey.from_bytes(coded_slots.key)
         self._send = send
-        self._transfers: list[Transfer | None] = [None] * len(landing.imms)
-        self._taken = [True] * len(landing.imms)
+        self._transfers: list[Transfer | None] = [None] * len(coded_slots.imms)
+        self._taken = [True] * len(coded_slots.imms)
         self._slot = self._filled = self._work = 0
         self._rows: list[tuple[int, int, int, int]] = []
         self._gone = False
@@ -124,8 +124,8 @@ class Lane:
         while self._rows and not self._gone:
             try:
                 transfer = self._fabric.write(
-                    self._region[begin : begin + self._filled], self._key, self._slot * self._landing.slot_bytes,
-                    self._landing.imms[self._slot],
+                    self._region[begin : begin + self._filled], self._key, self._slot * self._coded_slots.slot_bytes,
+                    self._coded_slots.imms[self._slot],
                 )  # fmt: skip
             except BusyError:
                 await self._fabric.wait_writable()

@@ -186,7 +186,7 @@ class Shares(NamedTuple):
 def shares(placement: Placement) -> Shares:
     """Return who tells whom maxima of a parameter that is quantised, ordered by `to`.
 
-    Every holder of a cut block is told, also one that sends nothing: copies of a shard ask each their own neighbours.
+    Every holder of a cut block is named, also one that sends nothing: copies of a shard ask each their own neighbours.
 
     Raises:
         ValueError: a part of a cut block is held by nobody.

@@ -83,7 +83,7 @@ class _Link:
     left: int = 0
     coding: Coding | None = None  # None: it reads none
     why: str = ""
-    landing: CodedSlots | None = None
+    coded_slots: CodedSlots | None = None
     lane: Lane | None = None
     turn: anyio.Lock = field(default_factory=anyio.Lock)
     at_work: int = 0
@@ -114,19 +114,19 @@ class CodedForwarding:
         link.largest = max(link.largest, length)
         link.left += 1
 
-    def open(self, name: str, landing: CodedSlots | None) -> None:
+    def open(self, name: str, coded_slots: CodedSlots | None) -> None:
         """Take where a receiver takes coded rows, None when it reads none, and choose."""
         link = self._links.get(name)
-        if link is None or landing is None:
+        if link is None or coded_slots is None:
             return
-        link.landing = landing
-        both = frozenset(one for one in self._codings.codings if one.value in landing.codings)
-        has_base = self._base is not None and bool(landing.base) and landing.base == self._base.version
+        link.coded_slots = coded_slots
+        both = frozenset(one for one in self._codings.codings if one.value in coded_slots.codings)
+        has_base = self._base is not None and bool(coded_slots.base) and coded_slots.base == self._base.version
         share = link.bytes / max(1, sum(each.bytes for each in self._links.values()))
-        offer = Offer(both, has_base, share, max(1, landing.senders))
+        offer = Offer(both, has_base, share, max(1, coded_slots.senders))
         link.coding, link.why = self._codings.paying.settle(name, offer)
-        if link.coding is not Coding.FULL and (landing.slot_bytes < link.largest or not landing.imms):
-            need = link.largest * max(1, len(landing.imms)) * landing.senders
+        if link.coding is not Coding.FULL and (coded_slots.slot_bytes < link.largest or not coded_slots.imms):
+            need = link.largest * max(1, len(coded_slots.imms)) * coded_slots.senders
             link.coding, link.why = Coding.FULL, f"its landing_bytes are too few: give {need} or smaller chunk_bytes"
 
     def codes(self, name: str) -> bool:
@@ -204,12 +204,14 @@ class CodedForwarding:
     # ---- inside
 
     async def _open_lane(self, name: str, link: _Link) -> Lane:
-        assert link.landing is not None and link.coding is not None
-        size = slot_length(link.landing, link.largest)
-        region = await self._codings.fabric.allocate(size * len(link.landing.imms), access="local")
+        assert link.coded_slots is not None and link.coding is not None
+        size = slot_length(link.coded_slots, link.largest)
+        region = await self._codings.fabric.allocate(size * len(link.coded_slots.imms), access="local")
         self._regions.append(region)
         room = LaneMemory(region, 0, size)
-        link.lane = Lane(self._codings.fabric, room, link.landing, name, self._version, link.coding, self._outbox.send)
+        link.lane = Lane(
+            self._codings.fabric, room, link.coded_slots, name, self._version, link.coding, self._outbox.send
+        )
         return link.lane
 
     def _form(self, row: int, coding: Coding) -> Form:

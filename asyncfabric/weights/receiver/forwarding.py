@@ -142,11 +142,11 @@ class Forwarding:
         """The rows of this receiver that are wanted elsewhere."""
         return list(self._wanted)
 
-    def open(self, receiver: str, gate: Gate, landing: CodedSlots | None) -> None:
+    def open(self, receiver: str, gate: Gate, coded_slots: CodedSlots | None) -> None:
         """Take the key of a receiver, and where it takes coded rows."""
         self.gates[receiver] = gate
         if self.coded is not None:
-            self.coded.open(receiver, landing)
+            self.coded.open(receiver, coded_slots)
         self._changed.tell()
 
     async def forward(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:

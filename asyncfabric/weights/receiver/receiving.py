@@ -55,7 +55,7 @@ class Arrival:
         """
         if isinstance(message, Opened) and self.forwarding is not None:
             self.forwarding.open(
-                sender, Gate(RegionKey.from_bytes(message.key), message.imm, message.share_bytes), message.landing
+                sender, Gate(RegionKey.from_bytes(message.key), message.imm, message.share_bytes), message.coded_slots
             )
         elif isinstance(message, Coded) and self.coded is not None:
             self.coded.take(sender, message)
@@ -86,11 +86,11 @@ class Receiving:
     """How one receiver takes versions; it outlives them."""
 
     def __init__(
-        self, here: Participant, landing: SlotMemory | None, forwards: ForwardCodings | None, outbox: Outbox
+        self, here: Participant, slot_memory: SlotMemory | None, forwards: ForwardCodings | None, outbox: Outbox
     ) -> None:
-        """Take coded rows in `landing` and pass some on with `forwards`, if there are."""
+        """Take coded rows in `slot_memory` and pass some on with `forwards`, if there are."""
         self._here = here
-        self._landing = landing
+        self._slot_memory = slot_memory
         self._forwards = forwards
         self._outbox = outbox
         self._places: tuple[Plan, RowPlaces] | None = None
@@ -144,8 +144,8 @@ class Receiving:
     def _open_to(self, version: int, key: RegionKey, intake: Intake, coded: Arrivals | None) -> None:
         data, share = key.to_bytes(), intake.total_bytes // SHARES
         for name in intake.names:
-            landing = coded.offer(name) if coded is not None else None
-            opened = Opened(version, data, intake.imm(name), landing, intake.copy.device.checksum, share)
+            coded_slots = coded.offer(name) if coded is not None else None
+            opened = Opened(version, data, intake.imm(name), coded_slots, intake.copy.device.checksum, share)
             self._outbox.say(name, opened)
 
     async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None, reports: ReReports) -> None:
@@ -168,9 +168,9 @@ class Receiving:
         self, arrival: Arrival, base: Copy | None, intake: Intake
     ) -> AbstractAsyncContextManager[Arrivals | None]:
         """Return what takes coded rows of a version."""
-        if self._landing is None:
+        if self._slot_memory is None:
             return nullcontext()
-        return self._landing.arrivals(self._here.fabric, arrival.version, base, intake, self._outbox)
+        return self._slot_memory.arrivals(self._here.fabric, arrival.version, base, intake, self._outbox)
 
     def _passing(self, arrival: Arrival, base: Copy | None, copy: Copy, places: RowPlaces) -> CodedForwarding | None:
         if self._forwards is None:

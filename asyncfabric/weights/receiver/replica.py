@@ -140,12 +140,12 @@ async def open_replica(
     reads = wanted - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
     async with (
         open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1, place) as copies,
-        open_slots(fabric, reads, landing_bytes) as landing,
+        open_slots(fabric, reads, landing_bytes) as slot_memory,
         beside() as tasks,
     ):
         forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None
         here = Participant(fabric, messenger, plan, name, receiver, tasks)
-        versions = Versions(here, copies, landing, forwards)
+        versions = Versions(here, copies, slot_memory, forwards)
         tasks.start_soon(versions.run)
         try:
             yield WeightReplica(here, versions)

@@ -93,11 +93,11 @@ class Arrivals:
     """
 
     def __init__(
-        self, landing: SlotMemory, fabric: Fabric, version: int, base: Copy | None, intake: Intake, outbox: Outbox
+        self, slot_memory: SlotMemory, fabric: Fabric, version: int, base: Copy | None, intake: Intake, outbox: Outbox
     ) -> None:
         """Open the counters; see `SlotMemory.arrivals`."""
         self.used: bool = False
-        self._landing = landing
+        self._slot_memory = slot_memory
         self._version = version
         self._base = base
         self._into = intake.copy
@@ -106,8 +106,8 @@ class Arrivals:
         self._outbox = outbox
         senders = list(intake.names)
         self._slots: dict[str, _Slots] = {}
-        self._codings = landing.codings if landing.trusted else frozenset()
-        whole = landing.region.length // max(1, len(senders) * SLOTS)
+        self._codings = slot_memory.codings if slot_memory.trusted else frozenset()
+        whole = slot_memory.region.length // max(1, len(senders) * SLOTS)
         self._slot_bytes = whole // PLACE_ALIGN * PLACE_ALIGN
         if not self._codings or not self._slot_bytes:
             return
@@ -126,7 +126,7 @@ class Arrivals:
         slots = self._slots.get(sender)
         if slots is None:
             return None
-        part = self._landing.region[slots.begin : slots.begin + SLOTS * self._slot_bytes]
+        part = self._slot_memory.region[slots.begin : slots.begin + SLOTS * self._slot_bytes]
         return CodedSlots(
             sorted(one.value for one in self._codings),
             self._base.version if self._base is not None else 0,
@@ -154,7 +154,7 @@ class Arrivals:
 
     def finish(self) -> None:
         """Note that every row is here and right: `run` ends."""
-        self._landing.trusted = True
+        self._slot_memory.trusted = True
         for slots in self._slots.values():
             slots.queue.close()
 
@@ -205,7 +205,7 @@ class Arrivals:
     def _decode(self, rows: list[int], codings: list[int], lengths: list[int], at: int) -> None:
         """Put rows into the copy. On a worker thread."""
         for row, number, length in zip(rows, codings, lengths, strict=True):
-            coded = self._landing.memory[at : at + length]
+            coded = self._slot_memory.memory[at : at + length]
             self._put(row, Coding(KNOWN[number]) if number < len(KNOWN) else None, coded)
             at += length
 

@@ -56,7 +56,7 @@ class Versions:
     """
 
     def __init__(
-        self, here: Participant, copies: list[Copy], landing: SlotMemory | None, forwards: ForwardCodings | None
+        self, here: Participant, copies: list[Copy], slot_memory: SlotMemory | None, forwards: ForwardCodings | None
     ) -> None:
         """Serve nothing yet."""
         self._plans = RosterPlans(here.plan)
@@ -79,7 +79,7 @@ class Versions:
         self._pace = BatchingInterval()
         self._backoff = Backoff()
         self._outbox = Outbox(here.messenger, here.name, self._unsent)
-        self._receiving = Receiving(here, landing, forwards, self._outbox)
+        self._receiving = Receiving(here, slot_memory, forwards, self._outbox)
 
     def leave(self) -> None:
         """Begin nothing any more."""

@@ -48,7 +48,7 @@ class SenderCodings:
         self,
         version: int,
         program: Program,
-        landings: Mapping[str, CodedSlots | None],
+        offered_slots: Mapping[str, CodedSlots | None],
         send: Send,
         kind: ChecksumKind,
     ) -> CodedSending | None:
@@ -59,9 +59,9 @@ class SenderCodings:
         self._program = program
         self._bytes, largest = _bytes_for(program)
         offers = {
-            name: self._offer(landing, self._bytes[name])
-            for name, landing in landings.items()
-            if landing is not None and name in self._bytes
+            name: self._offer(coded_slots, self._bytes[name])
+            for name, coded_slots in offered_slots.items()
+            if coded_slots is not None and name in self._bytes
         }
         best = {name: self._paying.choose(name, offer)[0] for name, offer in offers.items()}
         self._chosen = {name: self._paying.settle(name, offer) for name, offer in offers.items()}
@@ -69,23 +69,23 @@ class SenderCodings:
         for name, (coding, _) in list(self._chosen.items()):
             if coding is Coding.FULL:
                 continue
-            landing = landings[name]
-            assert landing is not None
-            if landing.slot_bytes < largest[name] or not landing.imms:
-                need = largest[name] * max(1, len(landing.imms)) * landing.senders
+            coded_slots = offered_slots[name]
+            assert coded_slots is not None
+            if coded_slots.slot_bytes < largest[name] or not coded_slots.imms:
+                need = largest[name] * max(1, len(coded_slots.imms)) * coded_slots.senders
                 self._chosen[name] = (Coding.FULL, f"its landing_bytes are too few: give {need} or smaller chunk_bytes")
                 continue
-            slots[name] = slot_length(landing, largest[name])
+            slots[name] = slot_length(coded_slots, largest[name])
         self._bases.begin(self._collected(program, set(best.values())) if offers else ())
-        memory = await self._memory({name: size * len(_imms(landings[name])) for name, size in slots.items()})
+        memory = await self._memory({name: size * len(_imms(offered_slots[name])) for name, size in slots.items()})
         lanes, at = {}, 0
         for name, size in slots.items():
-            landing = landings[name]
-            assert memory is not None and landing is not None
+            coded_slots = offered_slots[name]
+            assert memory is not None and coded_slots is not None
             room = LaneMemory(memory, at, size)
-            lane = lanes[name] = Lane(self._fabric, room, landing, name, version, self._chosen[name][0], send)
+            lane = lanes[name] = Lane(self._fabric, room, coded_slots, name, version, self._chosen[name][0], send)
             lane.kind = kind
-            at += size * len(landing.imms)
+            at += size * len(coded_slots.imms)
             if name in self._gone:
                 lane.lost()
         if lanes or self._bases.collects:
@@ -150,12 +150,12 @@ class SenderCodings:
 
     # ---- inside
 
-    def _offer(self, landing: CodedSlots, own_bytes: int) -> Offer:
+    def _offer(self, coded_slots: CodedSlots, own_bytes: int) -> Offer:
         assert self._program is not None
         everything = sum(box.weight_bytes + box.scale_bytes for box in self._program.boxes)
-        both = frozenset(one for one in self._codings if one.value in landing.codings)
-        has_base = bool(landing.base) and landing.base == self._bases.version
-        return Offer(both, has_base, own_bytes / max(1, everything), max(1, landing.senders))
+        both = frozenset(one for one in self._codings if one.value in coded_slots.codings)
+        has_base = bool(coded_slots.base) and coded_slots.base == self._bases.version
+        return Offer(both, has_base, own_bytes / max(1, everything), max(1, coded_slots.senders))
 
     def _collected(self, program: Program, best: set[Coding]) -> Sequence[Box] | None:
         """Return the boxes to collect: all (None) for deltas, a sample before it is measured, or none."""
@@ -186,5 +186,5 @@ def _bytes_for(program: Program) -> tuple[dict[str, int], dict[str, int]]:
     return total, largest
 
 
-def _imms(landing: CodedSlots | None) -> list[int]:
-    return landing.imms if landing is not None else []
+def _imms(coded_slots: CodedSlots | None) -> list[int]:
+    return coded_slots.imms if coded_slots is not None else []

@@ -220,7 +220,7 @@ class WeightPublisher:
     async def _coded(self, one: Publication, program: Program) -> CodedSending | None:
         if self._codings is None:
             return None
-        return await self._codings.begin(one.version, program, one.landings, self._say, one.kind)
+        return await self._codings.begin(one.version, program, one.offered_slots, self._say, one.kind)
 
     # ---- messages
 
@@ -267,7 +267,7 @@ class WeightPublisher:
                 one.write = event
             case Opened() if one is not None and event.version == one.version:
                 one.gates[sender] = Gate(RegionKey.from_bytes(event.key), event.imm, event.share_bytes)
-                one.landings[sender] = event.landing
+                one.offered_slots[sender] = event.coded_slots
                 one.kinds.add(event.checksum)
                 if self._codings is not None:
                     self._codings.opened(sender)

@@ -80,7 +80,7 @@ class Publication:
         version: of it.
         seated: whether it is known who takes part.
         write: the message that it may be written.
-        gates, landings, kinds: what receivers that opened their memory sent.
+        gates, offered_slots, kinds: what receivers that opened their memory sent.
         gone: participants that the coordinator has lost since its roster.
         kind: of the checksums.
         written: whether everything is.
@@ -95,7 +95,7 @@ class Publication:
         self.write: Write | None = None
         self.gates: dict[str, Gate] = {}
         self.gone: set[str] = set()
-        self.landings: dict[str, CodedSlots | None] = {}
+        self.offered_slots: dict[str, CodedSlots | None] = {}
         self.kinds: set[ChecksumKind] = set()
         self.kind: ChecksumKind = "xxh3"
         self.written: bool = False

@@ -58,7 +58,7 @@ def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
 
             def flipped(self: Any, rows: list[int], kinds: list[int], lengths: list[int], at: int) -> None:
                 if self._into in victim._versions.copies:
-                    self._landing.memory[at + int(lengths[0] * where)] ^= 0x10
+                    self._slot_memory.memory[at + int(lengths[0] * where)] ^= 0x10
                 decode(self, rows, kinds, lengths, at)
 
             with pytest.MonkeyPatch.context() as patch:
@@ -231,8 +231,8 @@ def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> 
             hear = fixture.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
-                if isinstance(event, Opened) and event.landing is not None:
-                    keys.append(af.RegionKey.from_bytes(event.landing.key))
+                if isinstance(event, Opened) and event.coded_slots is not None:
+                    keys.append(af.RegionKey.from_bytes(event.coded_slots.key))
                 hear(sender, event)
 
             fixture.publishers[0]._take_message = listening  # type: ignore[method-assign]

@@ -225,7 +225,7 @@ def _products(words: Tensor, place: int) -> Tensor:
 
 
 _WHICH = slice(STRETCH.size - 12, STRETCH.size - 8)
-"""Of a STRETCH, what is told anew each time: which checksum it is a part of."""
+"""Of a STRETCH, what is given anew each time: which checksum it is a part of."""
 
 
 class Packed(NamedTuple):
@@ -289,7 +289,7 @@ class PackedSums(LaunchedSums):
 
     def add(self, parts: Sequence[Stretch]) -> None:
         """Nobody adds to them."""
-        raise NotImplementedError("what is summed was told when it was packed")
+        raise NotImplementedError("what is summed was given when it was packed")
 
     def begin(self) -> None:
         """Launch, and let what it finds come to the host."""
