@@ -31,6 +31,12 @@ class ImmCounter(AnyCounter):
 
     _dispatcher: ThreadDispatcher
 
+    @property
+    def value(self) -> int:
+        """Arrivals so far; a look brings on what is under way. Raises ClosedError after `close()`."""
+        self._dispatcher.assist()
+        return super().value
+
     def wait(
         self,
         target: SupportsIndex,

@@ -47,6 +47,13 @@ def test_a_close_between_the_last_look_and_the_sleep_wakes(moment: str) -> None:
         blocked(p.writer, 0)
 
 
+def test_a_look_at_a_counter_brings_on_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_pair(hold=True) as p, p.reader.counter() as counter:
+        p.writer.write(p.source[:8], p.key, 0, imm=counter.imm)
+        monkeypatch.setattr(p.reader._dispatcher.engine, "assist", p.network.deliver)
+        assert counter.value == 1
+
+
 @pytest.mark.parametrize("leaver", range(4))
 def test_whoever_leaves_by_a_deadline_the_others_are_still_woken(leaver: int) -> None:
     with open_pair() as p:
