@@ -37,12 +37,10 @@ AWAKE = ("--polling", "busy", "--spin", "2ms")  # longer than a list of 10,000 p
 PAGES = ("pages", "--page-bytes", "32KiB", *AWAKE)
 WEIGHTS = ("weights", "--trainers", "HALF", "--rollouts", "HALF", "--side", "8192")  # HALF: of the GPUs
 BENCHES: tuple[tuple[int, str, tuple[str, ...]], ...] = (  # GPUs that it takes, name, arguments
-    (1, "limits", ("limits", "--size", "4KiB,1MiB,16MiB,256MiB")),
-    (1, "write", ("write", "--size", "4KiB,1MiB,16MiB,256MiB", *BUSY)),
+    (1, "write", ("write", "--size", "4KiB,16MiB,256MiB", *BUSY)),
     (1, "1,024 pages", (*PAGES, "--pages", "1024")),
     (1, "1,024 pages, 8 in flight", (*PAGES, "--pages", "1024", "--window", "8")),
     (1, "10,000 pages", (*PAGES, "--pages", "10000")),
-    (1, "10,000 pages, 3 in flight", (*PAGES, "--pages", "10000", "--window", "3")),
     (1, "notify", ("notify", *BUSY)),
     (2, "mesh", ("mesh", "--size", "16MiB,64MiB,256MiB")),
     (1, "weights as they are", (*WEIGHTS, "--model", "8GiB", "--form", "copy")),
@@ -54,8 +52,14 @@ BENCHES: tuple[tuple[int, str, tuple[str, ...]], ...] = (  # GPUs that it takes,
     (8, "moe by nodes of 4", ("moe", "--node-size", "4")),
 )
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
-PARTS = ("figures", "tests", "conformance", "sanitized", "planted")
-DEFAULT_PARTS = "figures tests conformance"
+DMA_BUFS = "--gtest_filter=DmaBuf*"
+PARTS = ("figures", "vllm", "tests", "conformance", "sanitized", "planted")
+DEFAULT_PARTS = "figures tests conformance"  # `vllm` wants vLLM 0.26, `sanitized` and `planted` the tools of CUDA
+VLLM_RUNS = (  # connector, arguments
+    ("connector", ("--equal", "20", "--load", "5", "--kills", "2")),
+    ("face", ("--equal", "20", "--load", "5")),
+    ("nixl", ()),
+)
 SANITIZED = (
     ("page lists", sys.executable, "tests/gpu/sanitized_pages.py"),
     ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
@@ -163,8 +167,8 @@ def conformance() -> None:
     """Run the conformance suite over the rail of GPUs, and what exports their memory."""
     step("conformance", *spread("tests/conformance", "-k", "cuda"), limit_s=900)
     if Path("/usr/include/gtest/gtest.h").exists():
-        build = "cd native && cmake --preset release && cmake --build --preset release --target cuda_dmabuf_test"
-        step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/cuda_dmabuf_test", limit_s=1200)
+        build = "cd native && cmake --preset release && cmake --build --preset release --target base_tests"
+        step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/base_tests {DMA_BUFS}", limit_s=1200)
     else:
         left_out("dma-bufs", "googletest is not installed")
 
@@ -212,6 +216,21 @@ def figures() -> None:
             step(f"bench {name}", *ASYNCFABRIC, "bench", *given, "--device", "cuda", "--json", *QUICK, limit_s=120)
 
 
+def vllm() -> None:
+    """Run prefill and decode engines of vLLM, by each connector that is installed."""
+    for mode, arguments in VLLM_RUNS:
+        wanted = ("vllm", "nixl") if mode == "nixl" else ("vllm",)
+        missing = [
+            name
+            for name in wanted
+            if subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode
+        ]
+        if missing:
+            left_out(f"vllm {mode}", f"{' and '.join(missing)} cannot be imported here")
+        else:
+            step(f"vllm {mode}", sys.executable, "tests/gpu/vllm_pair.py", mode, *arguments, limit_s=400)
+
+
 def main() -> None:
     """Build, check, measure, report."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -229,6 +248,8 @@ def main() -> None:
         sys.exit(f"ASYNCFABRIC_GPU_PARTS: {sorted(unknown)} are none of {PARTS}")
     if "figures" in parts:
         figures()
+    if "vllm" in parts:
+        vllm()
     tools = [partial(sanitized, tool) for tool in ("memcheck", "racecheck", "synccheck")]
     lanes: dict[str, Sequence[Callable[[], None]]] = {
         "tests": [tests],

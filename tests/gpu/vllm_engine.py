@@ -1,0 +1,147 @@
+"""One vLLM engine in a process of its own, which runs requests that another process sends through a pipe.
+
+Spawned by vllm_pair.py. While no request is here the engine goes on stepping as long as it holds blocks for others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+MODEL_FOLDER = "/tmp/asyncfabric-vllm-model"
+ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+}
+
+
+@dataclasses.dataclass
+class Job:
+    """A request: a prompt, how many tokens to generate, where its KvCache comes from or goes, when it begins."""
+
+    prompt: list[int]
+    count: int
+    params: dict[str, Any] | None = None
+    after_s: float = 0.0
+
+
+@dataclasses.dataclass
+class Done:
+    """A request that has ended: its tokens, what vLLM passes on, when its first and its last token came."""
+
+    tokens: list[int]
+    params: dict[str, Any] | None
+    first_at: float
+    last_at: float
+
+
+def make_model() -> None:
+    """Write the configuration of a Llama of 22 layers, whose weights vLLM makes at random."""
+    from transformers import LlamaConfig
+
+    os.makedirs(MODEL_FOLDER, exist_ok=True)
+    LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=32768,
+        architectures=["LlamaForCausalLM"],
+        torch_dtype="bfloat16",
+    ).save_pretrained(MODEL_FOLDER)
+
+
+class Engine:
+    """vLLM in this process."""
+
+    def __init__(self, connector: dict[str, Any]) -> None:
+        """Start with a connector; two engines that start at once do not count each other's memory."""
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        self._vllm = LLM(
+            model=MODEL_FOLDER,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            gpu_memory_utilization=0.2,
+            kv_cache_memory_bytes=8 << 30,
+            max_model_len=32768,
+            max_num_batched_tokens=32768,
+            dtype="bfloat16",
+            enable_prefix_caching=False,
+            kv_transfer_config=KVTransferConfig(kv_buffer_device="cuda", **connector),
+        ).llm_engine
+        self._scheduler = self._vllm.engine_core.engine_core.scheduler
+        self._names = itertools.count()
+
+    def free_blocks(self) -> int:
+        """Return how many blocks no request has."""
+        return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def step(self) -> list[Any]:
+        """Run one step, if there is any work."""
+        return self._vllm.step() if self._scheduler.has_requests() else []
+
+    def run(self, jobs: list[Job]) -> list[Done]:
+        """Run requests, each from its time on; return them in their order."""
+        from vllm import SamplingParams
+
+        begin = time.monotonic()
+        order: dict[str, int] = {}
+        ended: dict[int, Done] = {}
+        first: dict[str, float] = {}
+        waiting = sorted(range(len(jobs)), key=lambda number: jobs[number].after_s)
+        while len(ended) < len(jobs):
+            while waiting and time.monotonic() - begin >= jobs[waiting[0]].after_s:
+                job, name = jobs[waiting[0]], str(next(self._names))
+                order[name] = waiting.pop(0)
+                extra = {"kv_transfer_params": dict(job.params)} if job.params else None
+                sampling = SamplingParams(
+                    temperature=0, max_tokens=job.count, detokenize=False, ignore_eos=True, extra_args=extra
+                )
+                self._vllm.add_request(name, {"prompt_token_ids": job.prompt}, sampling)
+            for output in self.step():
+                now = time.monotonic()
+                tokens = list(output.outputs[0].token_ids)
+                if tokens:
+                    first.setdefault(output.request_id, now)
+                if output.finished:
+                    at = first.get(output.request_id, now)
+                    ended[order[output.request_id]] = Done(tokens, output.kv_transfer_params, at, now)
+        return [ended[number] for number in range(len(jobs))]
+
+
+def serve(name: str, environment: dict[str, str], connector: dict[str, Any], pipe: Connection) -> None:
+    """Run an engine until the pipe closes."""
+    os.environ.update(ENVIRONMENT | environment)
+    try:
+        engine = Engine(connector)
+        pipe.send(engine.free_blocks())
+        while True:
+            if not pipe.poll(0):
+                engine.step()
+                continue
+            asked = pipe.recv()
+            if asked == "free blocks":
+                pipe.send(engine.free_blocks())
+            else:
+                pipe.send(engine.run(asked))
+    except EOFError:
+        pass
+    except BaseException:
+        text = f"engine {name}: {traceback.format_exc()}"
+        print(text, flush=True)
+        pipe.send(RuntimeError(text))
+    os._exit(0)  # vLLM may take minutes to shut down
