@@ -13,7 +13,11 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from asyncfabric.observe.spans import Span
+from asyncfabric.observe.trace import Recording
+
 MODEL_FOLDER = "/tmp/asyncfabric-vllm-model"
+LONG_STEP_NS = 1_000_000  # a step without a forward pass takes less
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -85,6 +89,7 @@ class Engine:
         ).llm_engine
         self._scheduler = self._vllm.engine_core.engine_core.scheduler
         self._names = itertools.count()
+        self._spans: list[Span] | None = None
 
     def free_blocks(self) -> int:
         """Return how many blocks no request has."""
@@ -92,7 +97,30 @@ class Engine:
 
     def step(self) -> list[Any]:
         """Run one step, if there is any work."""
-        return self._vllm.step() if self._scheduler.has_requests() else []
+        if not self._scheduler.has_requests():
+            return []
+        begin = time.monotonic_ns()
+        outputs: list[Any] = self._vllm.step()
+        if self._spans is not None and (outputs or time.monotonic_ns() - begin > LONG_STEP_NS):
+            self._spans.append(Span(name="step", begin_ns=begin, end_ns=time.monotonic_ns()))
+        return outputs
+
+    def begin_trace(self) -> None:
+        """Record steps, and what the connector's fabric does."""
+        self._spans = []
+        self._fabric().set_trace(True)
+
+    def take_trace(self, name: str) -> Recording:
+        """Return what was recorded, and stop."""
+        fabric, spans = self._fabric(), self._spans or []
+        self._spans = None
+        fabric.set_trace(False)
+        return Recording.here(name, fabric.take_trace(), spans)
+
+    def _fabric(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()._working.fabric
 
     def run(self, jobs: list[Job]) -> list[Done]:
         """Run requests, each from its time on; return them in their order."""
@@ -136,6 +164,11 @@ def serve(name: str, environment: dict[str, str], connector: dict[str, Any], pip
             asked = pipe.recv()
             if asked == "free blocks":
                 pipe.send(engine.free_blocks())
+            elif asked == "begin trace":
+                engine.begin_trace()
+                pipe.send(None)
+            elif asked == "take trace":
+                pipe.send(engine.take_trace(name))
             else:
                 pipe.send(engine.run(asked))
     except EOFError:

@@ -1,6 +1,6 @@
 """Two vLLM engines on one GPU, prefill and decode: time to the first token, equal tokens, throughput, kills.
 
-Usage: python tests/gpu/vllm_pair.py connector|face|nixl [--turns 5] [--equal 20] [--load] [--kills 1] [--json FILE].
+Usage: python tests/gpu/vllm_pair.py connector|face|nixl [options of --help].
 `connector` is asyncfabric.integrations.vllm, `face` vLLM's own NixlConnector over asyncfabric.integrations.nixl, `nixl`
 the same over the installed NIXL. Wants vLLM 0.26 and its packages; no network. Ends with 1 if any token was wrong.
 """
@@ -22,7 +22,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from vllm_engine import Done, Job, make_model, serve
+
+from asyncfabric.observe.trace import merge
 
 LENGTHS = (200, 1000, 4000, 16000)
 STOCK = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
@@ -87,10 +90,14 @@ class Remote:
         self.submit(list(jobs))
         return list(self.answer())
 
+    def ask(self, what: str) -> Any:
+        """Send anything else than requests; return the answer."""
+        self.submit(what)
+        return self.answer()
+
     def free_blocks(self) -> int:
         """Return how many blocks no request has."""
-        self.submit("free blocks")
-        return int(self.answer())
+        return int(self.ask("free blocks"))
 
     def kill(self) -> None:
         """End it by SIGKILL."""
@@ -266,6 +273,15 @@ def kills(pair: Pair, count: int) -> dict[str, Any]:
     }
 
 
+def trace(pair: Pair, path: Path) -> None:
+    """Write a picture for Perfetto of one request that both engines get at once."""
+    engines = pair.prefill, pair.decode
+    for engine in engines:
+        engine.ask("begin trace")
+    pair.both(pair.prompt(4000), 4)
+    path.write_bytes(msgspec.json.encode(merge([engine.ask("take trace") for engine in engines])))
+
+
 def main() -> int:
     """Run what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -274,6 +290,7 @@ def main() -> int:
     parser.add_argument("--equal", type=int, default=0, help="prompts whose tokens are compared")
     parser.add_argument("--load", type=int, default=0, help="turns of the throughput beside transfers")
     parser.add_argument("--kills", type=int, default=0, help="kills, of prefill and of decode in turn")
+    parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector` alone")
     parser.add_argument("--json", type=Path, help="file for the rows")
     chosen = parser.parse_args()
     os.environ["PYTHONFAULTHANDLER"] = "1"
@@ -290,6 +307,8 @@ def main() -> int:
     try:
         if chosen.turns:
             rows += times(pair, chosen.turns)
+        if chosen.trace and pair.addresses:
+            trace(pair, chosen.trace)
         for measure, count in ((equal, chosen.equal), (load, chosen.load), (kills, chosen.kills)):
             if count:
                 rows.append(measure(pair, count))
