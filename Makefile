@@ -190,7 +190,7 @@ bench: build  ## limits of this machine, then our transfers beside them
 	for what in limits write pages notify messages scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done
 
 # Needs no network: the Python of GPU_PYTHON has torch with CUDA, cupy and our dependencies, and builds in place.
-# GPU_PARTS="sanitized planted" runs the kernels under compute-sanitizer and with planted faults, which takes longer.
+# GPU_PARTS=vllm runs two engines of vLLM 0.26; GPU_PARTS="sanitized planted" runs the kernels under compute-sanitizer and with planted faults, which takes longer.
 GPU_PYTHON ?= python3
 GPU_PARTS ?= figures tests conformance
 gpu:  ## on a machine with a GPU: build, figures, tests, conformance over cuda; report in build/gpu-report; see GPU_PARTS

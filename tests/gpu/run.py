@@ -10,6 +10,7 @@ alone, tests marked `alone` run one after the other, each named, and the rest si
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -147,10 +148,15 @@ def gpu_count() -> int:
     return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
+def installed(package: str) -> bool:
+    """Return whether the Python of all steps, which is this one, finds a package."""
+    return importlib.util.find_spec(package) is not None
+
+
 def spread(*arguments: str) -> tuple[str, ...]:
     """Return the command of some tests, on several processes where pytest can: their contexts take turns on a GPU."""
-    found = subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True, check=False).returncode == 0
-    return (*PYTEST, *(("-n", str(min(8, 2 + 4 * gpu_count()))) if found else ()), *arguments)
+    processes = ("-n", str(min(8, 2 + 4 * gpu_count()))) if installed("xdist") else ()
+    return (*PYTEST, *processes, *arguments)
 
 
 def tests() -> None:
@@ -220,11 +226,7 @@ def vllm() -> None:
     """Run prefill and decode engines of vLLM, by each connector that is installed."""
     for mode, arguments in VLLM_RUNS:
         wanted = ("vllm", "nixl") if mode == "nixl" else ("vllm",)
-        missing = [
-            name
-            for name in wanted
-            if subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode
-        ]
+        missing = [name for name in wanted if not installed(name)]
         if missing:
             left_out(f"vllm {mode}", f"{' and '.join(missing)} cannot be imported here")
         else:
