@@ -1,6 +1,6 @@
 """FakeLink: control connections between nodes of one process, in memory, with loss of a peer on demand.
 
-Runs on the event loop's thread. It keeps what `asyncfabric._orchestration.link` promises: order between two nodes, room
+Runs on the event loop's thread. It keeps what `asyncfabric.actors.link` promises: order between two nodes, room
 that senders wait for, a PeerError for the lost and the unknown; the tests of links run on it and on the real one.
 """
 
@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ObjectReceiveStream
 
-from asyncfabric._control.messages import Identity
+from asyncfabric.control.messages import Identity
 from asyncfabric.errors import BusyError, PeerError
 
 T = TypeVar("T")

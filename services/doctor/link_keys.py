@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from asyncfabric._control import read_keys
+from asyncfabric.control import read_keys
 from asyncfabric.errors import DeviceError
 from asyncfabric_services.doctor.finding import Asked, Finding, Verdict
 from asyncfabric_services.keys.command import default_file

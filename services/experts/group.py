@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from asyncfabric._control import DirectoryClient, LinkConfig, open_link
 from asyncfabric.actors import Membership, open_node
+from asyncfabric.control import DirectoryClient, LinkConfig, open_link
 from asyncfabric_services.experts.conductor import Conductor
 from asyncfabric_services.experts.messages import EXPERT
 from asyncfabric_services.nodes.members import follow

@@ -16,8 +16,8 @@ import anyio
 import msgspec
 import trio
 
-from asyncfabric._control import Arrival, DirectoryClient, Identity, Link
 from asyncfabric.actors import Gone, Joined, MemberChange
+from asyncfabric.control import Arrival, DirectoryClient, Identity, Link
 from asyncfabric.errors import ClosedError, PeerError, RemoteProtocolError
 from asyncfabric.weights.update import Found, Lost, WeightMessage, decode_message, encode_message
 from asyncfabric_services.nodes.members import follow

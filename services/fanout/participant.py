@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 import trio
 
 from asyncfabric import Fabric
-from asyncfabric._control import DirectoryClient, Link
 from asyncfabric.actors import Membership, Node, labels_of, open_node
+from asyncfabric.control import DirectoryClient, Link
 from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric_services.fanout.link_post import LinkPost
 from asyncfabric_services.health.view import Row

@@ -13,8 +13,8 @@ import trio
 from starlette.applications import Starlette
 
 from asyncfabric import Waiting
-from asyncfabric._control import Link
 from asyncfabric.actors import Membership, Node, Reference
+from asyncfabric.control import Link
 from asyncfabric.errors import FabricError
 from asyncfabric.weights import from_bytes
 from asyncfabric.weights.update import WeightReplica, open_replica, receiver_name

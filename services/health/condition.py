@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from asyncfabric._control.messages import checked_name
+from asyncfabric.control.messages import checked_name
 
 State = Literal["starting", "ready", "draining", "failed"]
 MOST_HOST = 48  # characters of a host's name in the name of a node, which has room for a process id beside it

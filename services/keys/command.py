@@ -45,8 +45,8 @@ def keys() -> None:
 @_json
 def new(file: Path | None, roles: tuple[str, ...], as_json: bool) -> int:
     """Make a key pair in FILE (mode 0600) and its public half in FILE.pub, both with the roles of the key."""
-    from asyncfabric._control.keys import public_file, write_keys
-    from asyncfabric._control.zmq_wire import make_keys
+    from asyncfabric.control.keys import public_file, write_keys
+    from asyncfabric.control.zmq_wire import make_keys
 
     path = file or default_file()
     public, secret = make_keys()
@@ -72,7 +72,7 @@ def new(file: Path | None, roles: tuple[str, ...], as_json: bool) -> int:
 @_json
 def show(file: Path | None, as_json: bool) -> int:
     """Show our public key and the keys that we trust, each with the roles that it is bound to."""
-    from asyncfabric._control.keys import read_keys, spoken_roles
+    from asyncfabric.control.keys import read_keys, spoken_roles
 
     path = file or default_file()
     found = read_keys(path)
@@ -96,7 +96,7 @@ def show(file: Path | None, as_json: bool) -> int:
 @click.option("--note", default="", help="Whose key it is.")
 def trust(key: str, file: Path | None, roles: tuple[str, ...], note: str) -> int:
     """Trust the owner of KEY: a public key, or a file that holds one (.pub), with its roles unless others are given."""
-    from asyncfabric._control.keys import add_trusted, parse_trusted, read_keys, read_trusted, spoken_roles, trust_file
+    from asyncfabric.control.keys import add_trusted, parse_trusted, read_keys, read_trusted, spoken_roles, trust_file
 
     path = file or default_file()
     read_keys(path)  # a trust list without a key would trust in vain

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 
-from asyncfabric._control import Directory, Link, Node, serve_directory
+from asyncfabric.control import Directory, Link, Node, serve_directory
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.health.view import Row, View

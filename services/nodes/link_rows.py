@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncfabric._control import Link
+from asyncfabric.control import Link
 from asyncfabric_services.health.view import Row
 
 

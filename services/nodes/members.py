@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncfabric._control import DirectoryClient
 from asyncfabric.actors import MemberChange, Membership, member_changes
+from asyncfabric.control import DirectoryClient
 
 
 async def follow(directory: DirectoryClient, *takers: Callable[[MemberChange], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 
 from asyncfabric import Fabric, Waiting
-from asyncfabric._control import Link
+from asyncfabric.control import Link
 from asyncfabric.kv import KvInbox, KvOutbox, waiting
 from asyncfabric_services.health.view import Row, View
 from asyncfabric_services.nodes.link_rows import link_rows

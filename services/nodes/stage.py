@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from asyncfabric import DeviceError, PeerError
-from asyncfabric._control import DirectoryClient, Link, LinkConfig, LinkKeys, open_link, read_keys
-from asyncfabric._control.address import LinkAddress
+from asyncfabric.control import DirectoryClient, Link, LinkConfig, LinkKeys, open_link, read_keys
+from asyncfabric.control.address import LinkAddress
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.condition import Condition, node_name

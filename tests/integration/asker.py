@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric._control import DirectoryClient, LinkConfig, open_link
 from asyncfabric.actors import Membership, open_node
+from asyncfabric.control import DirectoryClient, LinkConfig, open_link
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard

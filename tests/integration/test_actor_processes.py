@@ -11,8 +11,8 @@ import trio
 from actor_messages import Add, Break, Fail, Relay, Wait, Waiting, Write
 from processes import PATIENCE, Process
 
-from asyncfabric._control.zmq_link import Link, LinkConfig, open_link
 from asyncfabric.actors import Actor, ActorDied, Identity, Node, Reference, RemoteError, handles, open_node
+from asyncfabric.control.zmq_link import Link, LinkConfig, open_link
 from asyncfabric.errors import PeerError
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]

@@ -13,10 +13,10 @@ import pytest
 import zmq
 from processes import Process
 
-from asyncfabric._control import Identity
-from asyncfabric._control.handshake import ANSWERS_PER_HEARTBEAT
-from asyncfabric._control.keys import LinkKeys
-from asyncfabric._control.messages import (
+from asyncfabric.control import Identity
+from asyncfabric.control.handshake import ANSWERS_PER_HEARTBEAT
+from asyncfabric.control.keys import LinkKeys
+from asyncfabric.control.messages import (
     Envelope,
     Goodbye,
     Hello,
@@ -27,7 +27,7 @@ from asyncfabric._control.messages import (
     decode,
     encode,
 )
-from asyncfabric._control.zmq_wire import make_keys
+from asyncfabric.control.zmq_wire import make_keys
 
 ME = Identity("stranger", 1)
 HELLO = Hello("", (), 1 << 22, 1 << 20)

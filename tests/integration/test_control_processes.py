@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from processes import Process
 
-from asyncfabric._control import make_keys
+from asyncfabric.control import make_keys
 
 DEADLINE_S = 1.5
 CONFIG = {"heartbeat_s": 0.1, "peer_deadline_s": 30.0, "connect_deadline_s": 30.0}  # nobody is lost for being slow

@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 from control_world import World
 
-from asyncfabric._control import directory_messages as dm
-from asyncfabric._control import zap
-from asyncfabric._control.address import LinkAddress
-from asyncfabric._control.directory import DirectoryView, Node, NodeChange
-from asyncfabric._control.events import Path, Received
-from asyncfabric._control.messages import Identity, Undecodable, decode
-from asyncfabric._control.window import MAX_CHANNELS
+from asyncfabric.control import directory_messages as dm
+from asyncfabric.control import zap
+from asyncfabric.control.address import LinkAddress
+from asyncfabric.control.directory import DirectoryView, Node, NodeChange
+from asyncfabric.control.events import Path, Received
+from asyncfabric.control.messages import Identity, Undecodable, decode
+from asyncfabric.control.window import MAX_CHANNELS
 
 ROUND = 400  # frames until a new world, so that findings are short
 SPECIAL = bytes.fromhex("00 7f 80 90 91 a0 c0 c1 c4 c6 cf d3 d9 dc dd de df ff")  # heads of MessagePack values

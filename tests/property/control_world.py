@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from asyncfabric._control.events import (
+from asyncfabric.control.events import (
     Change,
     Close,
     Deliver,
@@ -27,9 +27,9 @@ from asyncfabric._control.events import (
     Taken,
     Tick,
 )
-from asyncfabric._control.messages import Identity
-from asyncfabric._control.session import SessionConfig
-from asyncfabric._control.session_table import SessionTable
+from asyncfabric.control.messages import Identity
+from asyncfabric.control.session import SessionConfig
+from asyncfabric.control.session_table import SessionTable
 
 CONFIG = SessionConfig(max_frame_bytes=8192, window_bytes=16384)
 NAMES = ("a", "b", "c")

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from asyncfabric._control.zmq_link import LinkConfig, open_link
-from asyncfabric._orchestration.link import Link
+from asyncfabric.actors.link import Link
+from asyncfabric.control.zmq_link import LinkConfig, open_link
 from asyncfabric.testing.fake_link import FakeLinkNetwork
 
 Opener = Callable[[str], AbstractAsyncContextManager[Link]]

@@ -11,7 +11,6 @@ import trio.testing
 from actor_cast import Add, Hand
 from actor_links import Opener
 
-from asyncfabric._orchestration.link import Link
 from asyncfabric.actors import (
     Message,
     Node,
@@ -21,6 +20,7 @@ from asyncfabric.actors import (
     open_node,
     trace_context,
 )
+from asyncfabric.actors.link import Link
 
 
 class Relay(Message[int]):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncfabric._control import Link
-from asyncfabric._control.address import LinkAddress
-from asyncfabric._control.events import PathLost
+from asyncfabric.control import Link
+from asyncfabric.control.address import LinkAddress
+from asyncfabric.control.events import PathLost
 
 
 def begin_anew(dialer: Link, listener: Link) -> None:

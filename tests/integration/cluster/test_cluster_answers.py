@@ -15,8 +15,8 @@ for needed in ("torch", "transformers", "openai", "hypercorn"):
 from availability import need  # noqa: E402
 from cluster import MODEL, PATIENCE, SMALL, Cluster, OneProcess, Service, ask, cluster, complete  # noqa: E402
 
-from asyncfabric._control import make_keys  # noqa: E402
-from asyncfabric._control.keys import write_keys  # noqa: E402
+from asyncfabric.control import make_keys  # noqa: E402
+from asyncfabric.control.keys import write_keys  # noqa: E402
 
 pytestmark = pytest.mark.slow
 DECODES = ("decode-1", "decode-2")

@@ -11,8 +11,8 @@ for needed in ("torch", "transformers", "hypercorn"):
 
 from cluster import bare_cluster  # noqa: E402
 
-from asyncfabric._control import make_keys, read_keys  # noqa: E402
-from asyncfabric._control.keys import add_trusted, trust_file, write_keys  # noqa: E402
+from asyncfabric.control import make_keys, read_keys  # noqa: E402
+from asyncfabric.control.keys import add_trusted, trust_file, write_keys  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from actor_messages import Add, Break, Fail, Relay, Wait, Waiting, Write  # found by the line above
 
 import asyncfabric as af
-from asyncfabric._control.zmq_link import LinkConfig, open_link
 from asyncfabric.actors import Actor, Policy, handles, open_node
+from asyncfabric.control.zmq_link import LinkConfig, open_link
 from asyncfabric.errors import InternalError
 
 

@@ -18,8 +18,8 @@ import anyio
 import trio
 from json_lines import answer, lines
 
-from asyncfabric._control import DirectoryClient, Identity, LinkConfig, LinkKeys, open_link, serve_directory
-from asyncfabric._control.keys import ANY_ROLE
+from asyncfabric.control import DirectoryClient, Identity, LinkConfig, LinkKeys, open_link, serve_directory
+from asyncfabric.control.keys import ANY_ROLE
 
 PR_SET_PDEATHSIG = 1
 

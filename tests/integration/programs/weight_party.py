@@ -23,7 +23,7 @@ import weight_versions as versions
 from json_lines import answer, lines
 
 import asyncfabric as af
-from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
+from asyncfabric.control import DirectoryClient, LinkConfig, open_link, serve_directory
 from asyncfabric.weights import Relay
 from asyncfabric.weights.update import (
     COORDINATOR,

@@ -8,8 +8,7 @@ from actor_schedule import TaskCensus, run_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric._orchestration import wire
-from asyncfabric.actors import Actor, Message, handles, open_node
+from asyncfabric.actors import Actor, Message, handles, open_node, wire
 from asyncfabric.testing.fake_link import FakeLinkNetwork
 
 

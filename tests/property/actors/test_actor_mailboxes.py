@@ -9,8 +9,8 @@ from actor_schedule import TaskCensus, dice, run_example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric._orchestration.mailbox import EndOfMailbox, Mailbox, Place
 from asyncfabric.actors import Actor, ActorDied, Message, Node, Reference, handles, open_node
+from asyncfabric.actors.mailbox import EndOfMailbox, Mailbox, Place
 from asyncfabric.testing.fake_link import FakeLinkNetwork
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric._control.directory import DirectoryTable, DirectoryView, Node, NodeChange
-from asyncfabric._control.messages import Identity
+from asyncfabric.control.directory import DirectoryTable, DirectoryView, Node, NodeChange
+from asyncfabric.control.messages import Identity
 
 LEASE_NS = 1000
 KINDS = (

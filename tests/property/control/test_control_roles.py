@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric._control.events import Dial, DialFailed, Emit, PathLost, Received
-from asyncfabric._control.keys import ANY_ROLE, parse_trusted
-from asyncfabric._control.messages import (
+from asyncfabric.control.events import Dial, DialFailed, Emit, PathLost, Received
+from asyncfabric.control.keys import ANY_ROLE, parse_trusted
+from asyncfabric.control.messages import (
     MAX_FRAME_BYTES,
     Envelope,
     Hello,
@@ -20,7 +20,7 @@ from asyncfabric._control.messages import (
     decode,
     encode,
 )
-from asyncfabric._control.session_table import SessionTable
+from asyncfabric.control.session_table import SessionTable
 
 ROLES = ("decode", "router", "")
 ALICE, BOB, CAROL = "aa" * 32, "bb" * 32, "cc" * 32

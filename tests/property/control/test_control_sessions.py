@@ -10,8 +10,8 @@ from control_world import BODY_BYTES, CHANNELS, CONFIG, NAMES, World
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asyncfabric._control.events import Received, Tick
-from asyncfabric._control.window import largest_body
+from asyncfabric.control.events import Received, Tick
+from asyncfabric.control.window import largest_body
 
 pytestmark = pytest.mark.slow
 ORDERLY = ("move", "move", "move", "post", "post", "post", "dial", "take", "tick", "leave")

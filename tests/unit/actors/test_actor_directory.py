@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from asyncfabric._control.directory import Node, NodeChange
-from asyncfabric._control.directory_client import DirectoryClient
-from asyncfabric._control.directory_server import serve_directory
-from asyncfabric._control.zmq_link import LinkConfig, open_link
-from asyncfabric._orchestration.directory_changes import labels_of, member_changes, member_of
-from asyncfabric._orchestration.membership import Drains, Gone, Joined, Member, Membership
 from asyncfabric.actors import Identity
+from asyncfabric.actors.directory_changes import labels_of, member_changes, member_of
+from asyncfabric.actors.membership import Drains, Gone, Joined, Member, Membership
+from asyncfabric.control.directory import Node, NodeChange
+from asyncfabric.control.directory_client import DirectoryClient
+from asyncfabric.control.directory_server import serve_directory
+from asyncfabric.control.zmq_link import LinkConfig, open_link
 
 A = Identity("a", 1)
 

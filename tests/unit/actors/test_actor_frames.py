@@ -12,11 +12,11 @@ from actor_cast import Add, Wait, Worker
 from actor_links import KINDS, Opener, link_opener
 from actor_two_nodes import two_nodes
 
-from asyncfabric._orchestration import wire
 from asyncfabric.actors import (
     Message,
     Reference,
     open_node,
+    wire,
 )
 from asyncfabric.errors import LocalProtocolError
 from asyncfabric.testing.fake_link import LARGEST_BODY, FakeLink, FakeLinkNetwork

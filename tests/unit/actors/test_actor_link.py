@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from actor_links import KINDS, Opener, link_opener
 
-from asyncfabric._orchestration.link import Identity
+from asyncfabric.actors.link import Identity
 from asyncfabric.errors import BusyError, PeerError
 
 pytestmark = pytest.mark.trio

@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from asyncfabric._orchestration.membership import Drains, Gone, Joined, Loaded, Member, MemberChange, Membership
 from asyncfabric.actors import Identity
+from asyncfabric.actors.membership import Drains, Gone, Joined, Loaded, Member, MemberChange, Membership
 
 pytestmark = pytest.mark.trio
 

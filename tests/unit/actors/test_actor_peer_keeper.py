@@ -7,9 +7,9 @@ import trio
 import trio.testing
 
 import asyncfabric as af
-from asyncfabric._orchestration.membership import Gone, Joined, Member, Membership
-from asyncfabric._orchestration.peer_keeper import PeerFabric, open_peer_keeper
 from asyncfabric.actors import Identity
+from asyncfabric.actors.membership import Gone, Joined, Member, Membership
+from asyncfabric.actors.peer_keeper import PeerFabric, open_peer_keeper
 from asyncfabric.errors import PeerError
 
 pytestmark = pytest.mark.trio

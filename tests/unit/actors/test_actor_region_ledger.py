@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 import asyncfabric as af
-from asyncfabric._orchestration.region_ledger import RegionLedger, Registered
+from asyncfabric.actors.region_ledger import RegionLedger, Registered
 from asyncfabric.errors import ClosedError
 
 pytestmark = pytest.mark.trio

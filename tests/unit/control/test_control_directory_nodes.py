@@ -12,8 +12,8 @@ import anyio
 import pytest
 from links_anew import begin_anew, say_at_once
 
-from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
-from asyncfabric._control.directory_messages import (
+from asyncfabric.control import DirectoryClient, LinkConfig, open_link, serve_directory
+from asyncfabric.control.directory_messages import (
     FROM_DIRECTORY,
     TO_DIRECTORY,
     Changes,
@@ -26,7 +26,7 @@ from asyncfabric._control.directory_messages import (
     decode_news,
     encode,
 )
-from asyncfabric._control.messages import ENVELOPE_BYTES
+from asyncfabric.control.messages import ENVELOPE_BYTES
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 10.0

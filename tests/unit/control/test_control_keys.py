@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from asyncfabric._control import LinkKeys, make_keys, open_link, read_keys
-from asyncfabric._control.keys import ANY_ROLE, add_trusted, public_file, read_trusted, trust_file, write_keys
+from asyncfabric.control import LinkKeys, make_keys, open_link, read_keys
+from asyncfabric.control.keys import ANY_ROLE, add_trusted, public_file, read_trusted, trust_file, write_keys
 from asyncfabric.errors import DeviceError
 from asyncfabric_services.keys.command import keys
 

@@ -16,9 +16,9 @@ import anyio.lowlevel
 import pytest
 import zmq
 
-from asyncfabric._control import Identity, Link, LinkConfig, LinkKeys, make_keys, open_link, zmq_wire
-from asyncfabric._control.ipc_folder import sweep
-from asyncfabric._control.keys import ANY_ROLE
+from asyncfabric.control import Identity, Link, LinkConfig, LinkKeys, make_keys, open_link, zmq_wire
+from asyncfabric.control.ipc_folder import sweep
+from asyncfabric.control.keys import ANY_ROLE
 from asyncfabric.errors import BusyError, ClosedError, DeviceError, PeerError
 
 pytestmark = pytest.mark.anyio
@@ -378,7 +378,7 @@ async def test_an_address_that_cannot_be_dialed_leaves_no_socket_open(
 
 STAYS = """
 import sys, anyio, zmq
-from asyncfabric._control import LinkConfig, open_link, zmq_wire
+from asyncfabric.control import LinkConfig, open_link, zmq_wire
 
 zmq_wire.END_S = 0.1
 

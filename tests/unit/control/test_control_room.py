@@ -11,8 +11,8 @@ import anyio.lowlevel
 import pytest
 import zmq
 
-from asyncfabric._control import LinkConfig, open_link
-from asyncfabric._control.pump import Pump
+from asyncfabric.control import LinkConfig, open_link
+from asyncfabric.control.pump import Pump
 
 pytestmark = pytest.mark.anyio
 BODY = b"." * 8000

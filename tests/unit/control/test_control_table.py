@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncfabric._control.events import (
+from asyncfabric.control.events import (
     Change,
     Close,
     Deliver,
@@ -22,7 +22,7 @@ from asyncfabric._control.events import (
     Received,
     Tick,
 )
-from asyncfabric._control.messages import (
+from asyncfabric.control.messages import (
     ENVELOPE_BYTES,
     MAX_FRAME_BYTES,
     Credit,
@@ -41,10 +41,10 @@ from asyncfabric._control.messages import (
     decode,
     encode,
 )
-from asyncfabric._control.name_table import REMEMBERED, NameTable
-from asyncfabric._control.session import SECOND_NS, SessionConfig
-from asyncfabric._control.session_table import SessionTable
-from asyncfabric._control.window import MAX_CHANNELS, ReceiveWindow, SendWindow, cost_of, largest_body
+from asyncfabric.control.name_table import REMEMBERED, NameTable
+from asyncfabric.control.session import SECOND_NS, SessionConfig
+from asyncfabric.control.session_table import SessionTable
+from asyncfabric.control.window import MAX_CHANNELS, ReceiveWindow, SendWindow, cost_of, largest_body
 
 ME, PEER = Identity("me", 5), Identity("peer", 5)
 HELLO = Hello("ipc:///peer", (), 4 * MAX_FRAME_BYTES, MAX_FRAME_BYTES)

@@ -9,8 +9,8 @@ import pytest
 import trio
 from links_anew import begin_anew
 
-from asyncfabric._control import LinkConfig, open_link
 from asyncfabric.actors import Actor, ActorDied, Message, handles, open_node
+from asyncfabric.control import LinkConfig, open_link
 
 PATIENCE_S = 10.0
 

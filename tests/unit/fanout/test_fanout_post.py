@@ -14,7 +14,7 @@ import trio
 
 pytest.importorskip("starlette", reason="services need starlette")
 
-from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
+from asyncfabric.control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
 from asyncfabric.errors import ClosedError, PeerError
 from asyncfabric.weights.messages import Commit, Written
 from asyncfabric.weights.update import Found, Lost

@@ -14,8 +14,8 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
-from asyncfabric._control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
 from asyncfabric.actors import Actor, Membership, Policy, handles, labels_of, member_changes, open_node, trace_context
+from asyncfabric.control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
 from asyncfabric.errors import BrokenError, BusyError, InternalError
 from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing, new_context, parse_context

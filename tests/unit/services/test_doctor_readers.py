@@ -11,8 +11,8 @@ import pytest
 from machine_tree import DOWN, MachineTree, Port
 from machines import MELLANOX, ROCE_GIDS, dgx_h100, flat_vm, p5en_48xlarge
 
-from asyncfabric._control import make_keys
-from asyncfabric._control.keys import add_trusted, trust_file, write_keys
+from asyncfabric.control import make_keys
+from asyncfabric.control.keys import add_trusted, trust_file, write_keys
 from asyncfabric.observe.topology import read_topology
 from asyncfabric_services.doctor.child import answer_of, ask_child
 from asyncfabric_services.doctor.cores import read_cores

@@ -19,8 +19,8 @@ import trio
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from asyncfabric._control import LinkConfig, directory_client, make_keys, open_link, serve_directory
-from asyncfabric._control.keys import LinkKeys, add_trusted, read_keys, trust_file, write_keys
+from asyncfabric.control import LinkConfig, directory_client, make_keys, open_link, serve_directory
+from asyncfabric.control.keys import LinkKeys, add_trusted, read_keys, trust_file, write_keys
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes

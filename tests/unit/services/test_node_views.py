@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from asyncfabric import ClosedError, FabricAddress, Waiting
-from asyncfabric._control import DirectoryClient, LinkConfig, open_link, serve_directory
 from asyncfabric.actors import Identity, Joined, Member, Membership, labels_of
+from asyncfabric.control import DirectoryClient, LinkConfig, open_link, serve_directory
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.view import View

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from asyncfabric._control.ipc_folder import check_length, default_folder, socket_path
+from asyncfabric.control.ipc_folder import check_length, default_folder, socket_path
 from asyncfabric_services.cli import asyncfabric
 from asyncfabric_services.demo.cluster.launcher import short_folder
 

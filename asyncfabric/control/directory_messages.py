@@ -1,0 +1,105 @@
+"""What directory and nodes say to each other: bodies of parcels on two channels. Tagged structs, in MessagePack.
+
+Pure. The node that a request is about is its sender, whom the session vouches for; so nobody speaks for another.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncfabric.control.directory import MAX_LABELS, Node, NodeChange
+from asyncfabric.control.messages import HOSTILE, Name, NodeName, Number, Text
+
+TO_DIRECTORY: Final = "directory"
+FROM_DIRECTORY: Final = "directory.view"
+
+Labels = Annotated[dict[Name, Text], Meta(max_length=MAX_LABELS)]
+
+
+class Register(Struct, frozen=True, tag="register"):
+    """Put me into the directory, or change what it says of me."""
+
+    role: NodeName
+    address: Text
+    labels: Labels
+
+
+class Renew(Struct, frozen=True, tag="renew"):
+    """My lease goes on."""
+
+
+class DrainMe(Struct, frozen=True, tag="drain"):
+    """I take no new work."""
+
+
+class LeaveMe(Struct, frozen=True, tag="leave"):
+    """I am gone."""
+
+
+class WatchFrom(Struct, frozen=True, tag="watch"):
+    """Tell me all changes after this epoch, or everything if you no longer know that far back."""
+
+    epoch: Number
+
+
+class Registered(Struct, frozen=True, tag="registered"):
+    """You are in, and have to renew within `lease_ns`."""
+
+    lease_ns: Number
+
+
+class Unregistered(Struct, frozen=True, tag="unregistered"):
+    """You are not in. Register `again`, or do not: the reason will not pass."""
+
+    reason: Text
+    again: bool
+
+
+class Snapshot(Struct, frozen=True, tag="snapshot"):
+    """Everything, at an epoch. Not settled: nodes that a former directory knew may still have to register."""
+
+    epoch: Number
+    settled: bool
+    nodes: tuple[Node, ...]
+
+
+class Changes(Struct, frozen=True, tag="changes"):
+    """Changes in the order of their epochs, each one more than the one before."""
+
+    changes: tuple[NodeChange, ...]
+
+
+class Settled(Struct, frozen=True, tag="settled"):
+    """A full lease has passed since this directory began: who has not registered is gone."""
+
+
+Request = Register | Renew | DrainMe | LeaveMe | WatchFrom
+News = Registered | Unregistered | Snapshot | Changes | Settled
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_news: msgspec.msgpack.Decoder[News] = msgspec.msgpack.Decoder(News)
+
+
+def encode(message: Request | News) -> bytes:
+    """Return the body of a message."""
+    return _encoder.encode(message)
+
+
+def decode_request(body: bytes) -> Request | None:
+    """Return a request, None for bytes that are none. Never raises."""
+    try:
+        return _requests.decode(body)
+    except HOSTILE:
+        return None
+
+
+def decode_news(body: bytes) -> News | None:
+    """Return news, None for bytes that are none. Never raises."""
+    try:
+        return _news.decode(body)
+    except HOSTILE:
+        return None
