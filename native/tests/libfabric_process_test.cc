@@ -60,7 +60,7 @@ struct Remote {  // a child that exchanged addresses with `side`
   Remote(Side& side, const std::string& role, const std::string& provider) : child(role, provider) {
     address = receive_text(child.control);
     key = receive_text(child.control);
-    EXPECT_FALSE(address.empty());
+    EXPECT_FALSE(address.empty()) << "the child ended first, with " << child.status_of_death();
     send_text(child.control, side.rail->address());
     send_text(child.control, side.key);
   }
