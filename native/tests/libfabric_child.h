@@ -6,12 +6,15 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "libfabric_pair.h"
 
@@ -46,17 +49,21 @@ class Child {
     int fds[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     control = fds[0];
-    pid = fork();
-    if (pid < 0) std::abort();
-    if (pid == 0) {
-      dup2(fds[1], kChildFd);
-      setenv("ASYNCFABRIC_TEST_ROLE", role.c_str(), 1);
-      unsetenv("GTEST_TOTAL_SHARDS");  // the role is one test, which another shard would have
-      unsetenv("GTEST_SHARD_INDEX");
-      setenv("ASYNCFABRIC_TEST_PROVIDER", provider.c_str(), 1);
-      execl("/proc/self/exe", "libfabric_child", "--gtest_filter=LibfabricChildRole.*", "--gtest_brief=1", nullptr);
-      _exit(127);
-    }
+    // Spawned, not forked: the threads that libfabric started may hold locks of the library that setenv() wants.
+    std::vector<std::string> variables = {"ASYNCFABRIC_TEST_ROLE=" + role, "ASYNCFABRIC_TEST_PROVIDER=" + provider};
+    for (char** variable = environ; *variable != nullptr; ++variable)
+      if (!std::string_view(*variable).starts_with("GTEST_"))  // the role is one test, which another shard would have
+        variables.emplace_back(*variable);
+    std::vector<char*> environment;
+    for (std::string& variable : variables) environment.push_back(variable.data());
+    environment.push_back(nullptr);
+    char name[] = "libfabric_child", filter[] = "--gtest_filter=LibfabricChildRole.*", brief[] = "--gtest_brief=1";
+    char* const arguments[] = {name, filter, brief, nullptr};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fds[1], kChildFd);
+    if (posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, arguments, environment.data()) != 0) std::abort();
+    posix_spawn_file_actions_destroy(&actions);
     close(fds[1]);
   }
   ~Child() {
