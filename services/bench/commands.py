@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from asyncfabric_services.bench import mesh_command, nixl_command
 from asyncfabric_services.bench.group import bench, measured, options_of
+from asyncfabric_services.bench.nixl import command as nixl_command
 from asyncfabric_services.bench.options import PROVIDERS, device_option, fabric_options, shared_options, sizes_option
+from asyncfabric_services.bench.transfers import mesh_command
 from asyncfabric_services.quantities import SizeListType, SizeType, format_size
 
 WRITE_SIZES = "64KiB,1MiB,16MiB,64MiB"
@@ -31,11 +32,11 @@ __all__ = ["bench", "mesh_command", "nixl_command"]
 @click.option("--window", type=click.IntRange(1), default=16, show_default=True, help="Writes in flight.")
 def limits(**arguments: Any) -> int:
     """Measure the machine's own ceilings: copies, process_vm_writev, TCP, wake-ups, bare libfabric."""
-    from asyncfabric_services.bench.limits_run import run_limits
+    from asyncfabric_services.bench.limits.run import run_limits
 
     options = options_of(arguments)
     if options.on_gpu:
-        from asyncfabric_services.bench.gpu_run import run_gpu_limits
+        from asyncfabric_services.bench.gpu.run import run_gpu_limits
 
         return measured("limits of this machine's GPUs", lambda report: run_gpu_limits(options, report), arguments)
     return measured("limits of this machine", lambda report: run_limits(options, report), arguments)
@@ -50,7 +51,7 @@ def limits(**arguments: Any) -> int:
 @click.option("--unawaited", type=click.IntRange(1), help="Instead: rounds of so many 1 MiB writes that nobody awaits.")
 def write(unawaited: int | None, **arguments: Any) -> int:
     """Measure writes by size, and one awaited write."""
-    from asyncfabric_services.bench.write_run import DEEP_BYTES, run_unawaited, run_write
+    from asyncfabric_services.bench.transfers.write_run import DEEP_BYTES, run_unawaited, run_write
 
     if unawaited is not None:
         arguments["sizes"] = (DEEP_BYTES,)
@@ -59,7 +60,7 @@ def write(unawaited: int | None, **arguments: Any) -> int:
     if unawaited is not None:
         return measured(title, lambda report: run_unawaited(options, report, unawaited), arguments)
     if options.on_gpu:
-        from asyncfabric_services.bench.gpu_run import run_gpu_write
+        from asyncfabric_services.bench.gpu.run import run_gpu_write
 
         return measured(title, lambda report: run_gpu_write(options, report), arguments)
     return measured(title, lambda report: run_write(options, report), arguments)
@@ -76,7 +77,7 @@ def write(unawaited: int | None, **arguments: Any) -> int:
 @click.option("--read", "reads", is_flag=True, help="Read the pages instead of writing them.")
 def pages(**arguments: Any) -> int:
     """Measure scattered pages in one call, and how long a long list keeps the event loop."""
-    from asyncfabric_services.bench.pages_run import run_pages
+    from asyncfabric_services.bench.transfers.pages_run import run_pages
 
     options = options_of(arguments)
     moved = "read" if options.reads else "written"
@@ -89,12 +90,12 @@ def pages(**arguments: Any) -> int:
 @device_option
 def notify(**arguments: Any) -> int:
     """Measure how fast one end learns what the other did, and what being idle costs."""
-    from asyncfabric_services.bench.notify_run import run_notify
+    from asyncfabric_services.bench.transfers.notify_run import run_notify
 
     options = options_of(arguments)
     title = f"notifications over {options.provider}, {options.polling}"
     if options.on_gpu:
-        from asyncfabric_services.bench.gpu_run import run_gpu_notify
+        from asyncfabric_services.bench.gpu.run import run_gpu_notify
 
         return measured(title, lambda report: run_gpu_notify(options, report), arguments)
     return measured(title, lambda report: run_notify(options, report), arguments)
@@ -104,7 +105,7 @@ def notify(**arguments: Any) -> int:
 @fabric_options
 def messages(**arguments: Any) -> int:
     """Measure messages beside signals, and beside the notes of NIXL where it is installed."""
-    from asyncfabric_services.bench.messages_run import run_messages
+    from asyncfabric_services.bench.transfers.messages_run import run_messages
 
     options = options_of(arguments)
     title = f"messages over {options.provider}, {options.polling}"
@@ -116,7 +117,7 @@ def messages(**arguments: Any) -> int:
 @sizes_option(TARGET_COUNTS, "Numbers of targets.", "--targets")
 def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
     """Measure one call that reaches many fabrics."""
-    from asyncfabric_services.bench.scatter_run import run_scatter
+    from asyncfabric_services.bench.transfers.scatter_run import run_scatter
 
     if min(sizes) < 1:
         raise click.BadParameter(f"numbers of targets must be at least 1, got {min(sizes)}", param_hint="--targets")
@@ -134,8 +135,8 @@ def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
 @click.option("--together", is_flag=True, help="Push all layers of a chunk in one call.")
 def kv(layers: int, chunks: int, together: bool, **arguments: Any) -> int:
     """Measure streams of KvCache layers between two pools, and what they cost the source's event loop."""
-    from asyncfabric_services.bench.kv_run import Shape, run_kv
-    from asyncfabric_services.bench.kv_workload import layout_of
+    from asyncfabric_services.bench.kv.run import Shape, run_kv
+    from asyncfabric_services.bench.kv.workload import layout_of
 
     options = options_of(arguments)
     for size in options.page_sizes:
@@ -159,7 +160,7 @@ def kv(layers: int, chunks: int, together: bool, **arguments: Any) -> int:
 @click.option("--hidden", type=click.IntRange(16, 16384), default=512, show_default=True, help="Width of the model.")
 def ttft(sizes: tuple[int, ...], **arguments: Any) -> int:
     """Measure the time to the first token, streamed from a prefill to a decode process, against one process."""
-    from asyncfabric_services.bench.ttft_run import Serving, run_ttft
+    from asyncfabric_services.bench.kv.ttft_run import Serving, run_ttft
 
     if min(sizes) < 1:
         raise click.BadParameter(f"a prompt has at least 1 token, got {min(sizes)}", param_hint="--prompt-tokens")
@@ -195,7 +196,7 @@ def moe(
     **arguments: Any,
 ) -> int:
     """Measure dispatch and combine of a mixture of experts, against gloo, or on GPUs against the wire and NCCL."""
-    from asyncfabric_services.bench.moe_shapes import shapes_of
+    from asyncfabric_services.bench.moe.shapes import shapes_of
 
     on_gpu = device == "cuda"
     if not on_gpu and (dtypes or apart or node_size):
@@ -211,11 +212,11 @@ def moe(
         raise click.UsageError(str(error)) from None
     options = options_of(arguments)
     if not on_gpu:
-        from asyncfabric_services.bench.moe_run import run_moe
+        from asyncfabric_services.bench.moe.run import run_moe
 
         title = f"mixture of experts over {options.provider}, {options.polling}"
         return measured(title, lambda report: run_moe(options, report, shapes), arguments)
-    from asyncfabric_services.bench.moe_gpu_run import run_moe_gpu
+    from asyncfabric_services.bench.moe.gpu_run import run_moe_gpu
 
     hosts = [rank // (node_size or 1) for rank in range(shapes[0]["ranks"])] if apart or node_size else None
     title = f"mixture of experts among GPUs{f' apart, over {options.provider}' if hosts else ''}"
@@ -229,7 +230,7 @@ def moe(
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-6, show_default=True)
 def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> int:
     """Train a model for --repeats steps, and measure what codings make of the weights that each step changes."""
-    from asyncfabric_services.bench.coding_run import Training, run_coding
+    from asyncfabric_services.bench.weights.coding_run import Training, run_coding
 
     if hidden % 8:
         raise click.BadParameter(f"8 heads share the width, got {hidden}", param_hint="--hidden")
@@ -279,8 +280,8 @@ def weights(
     chunk_bytes: int | None, chain: bool, codings: tuple[str, ...], **arguments: Any,
 ) -> int:  # fmt: skip
     """Measure updates of weights from trainers to replicas, against bare copies by as many copiers."""
-    from asyncfabric_services.bench.weights_run import run_weights
-    from asyncfabric_services.bench.weights_workload import plan_of
+    from asyncfabric_services.bench.weights.run import run_weights
+    from asyncfabric_services.bench.weights.workload import plan_of
 
     if rollouts % replicas:
         raise click.UsageError(f"{replicas} replicas cannot share {rollouts} rollouts evenly")

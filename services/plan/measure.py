@@ -22,10 +22,10 @@ from asyncfabric.weights.memory.host import HostDevice
 from asyncfabric.weights.memory.tiles import TILE_BYTES
 from asyncfabric.weights.sender.scratch import PAGE_ENTRY_BYTES, PAGES_IN_FLIGHT, UNITS_STAGED
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.report import Report
-from asyncfabric_services.bench.weights_setup import WeightsSetup, open_setup
-from asyncfabric_services.bench.weights_workload import FORMS, plan_of
-from asyncfabric_services.bench.write_run import run_write
+from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.transfers.write_run import run_write
+from asyncfabric_services.bench.weights.setup import WeightsSetup, open_setup
+from asyncfabric_services.bench.weights.workload import FORMS, plan_of
 from asyncfabric_services.exits import CheckFailed, EnvironmentUnfit
 from asyncfabric_services.plan.runs import sent_runs
 from asyncfabric_services.quantities import SizeType

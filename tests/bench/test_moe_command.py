@@ -12,8 +12,8 @@ pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled en
 
 
 def test_the_table_names_what_each_ratio_compares_with(capsys: pytest.CaptureFixture[str]) -> None:
-    from asyncfabric_services.bench.moe_run import named
-    from asyncfabric_services.bench.report import Report
+    from asyncfabric_services.bench.moe.run import named
+    from asyncfabric_services.bench.report.report import Report
 
     report = Report(as_json=False, plot=None, title="mixture of experts")
     report.note(named({"ratio": 0.41, "payload_ratio": 0.8, "exchange_ratio": 4.6}, 128, 4, 2))
@@ -42,7 +42,7 @@ def test_rows_are_whole_and_compared_with_gloo() -> None:
 
 
 def test_shapes_follow_the_options_and_where_they_run() -> None:
-    from asyncfabric_services.bench.moe_shapes import shapes_of
+    from asyncfabric_services.bench.moe.shapes import shapes_of
 
     (host,) = shapes_of((64,), ("bf16",), None, None, 4, None, 7, on_gpu=False)
     assert (host["ranks"], host["hidden"], host["num_experts"], host["private_tokens"]) == (4, 2048, 32, 7)
@@ -60,7 +60,7 @@ def test_shapes_follow_the_options_and_where_they_run() -> None:
 
 def test_floors_of_gpus_are_bytes_over_rates() -> None:
     from asyncfabric.moe import MoeConfig
-    from asyncfabric_services.bench.moe_gpu_run import floors_of
+    from asyncfabric_services.bench.moe.gpu_run import floors_of
 
     config = MoeConfig(
         num_experts=8, top_k=2, hidden=64, max_tokens=10, ranks=2, in_dtype="float8_e4m3fn", scale_block=16

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 def test_rows_go_once_to_each_rank_of_a_token() -> None:
     from asyncfabric.moe import MoeConfig
-    from asyncfabric_services.bench.moe_gpu_counts import rows_by_rank
+    from asyncfabric_services.bench.moe.gpu_counts import rows_by_rank
 
     config = MoeConfig(num_experts=5, top_k=2, hidden=64, max_tokens=4, ranks=2)  # experts 0 to 2, and 3 and 4
     assert rows_by_rank(config, 0, torch.tensor([[0, 1], [2, 3], [4, 0], [4, 3]])) == [3, 3]
@@ -20,7 +20,7 @@ def test_rows_go_once_to_each_rank_of_a_token() -> None:
 
 def test_by_the_nodes_rows_go_once_to_each_node_and_there_to_the_rank_of_the_same_place() -> None:
     from asyncfabric.moe import MoeConfig
-    from asyncfabric_services.bench.moe_gpu_counts import rows_by_rank
+    from asyncfabric_services.bench.moe.gpu_counts import rows_by_rank
 
     config = MoeConfig(num_experts=8, top_k=2, hidden=64, max_tokens=4, ranks=4, node_size=2)
     chosen = torch.tensor(
@@ -33,7 +33,7 @@ def test_by_the_nodes_rows_go_once_to_each_node_and_there_to_the_rank_of_the_sam
 def test_what_kernels_noted_is_counted() -> None:
     """Rank 0 of two: tokens 0 and 2 went to rank 1; of rank 1's three tokens two have rows here."""
     from asyncfabric.moe import MoeConfig
-    from asyncfabric_services.bench.moe_gpu_counts import moved
+    from asyncfabric_services.bench.moe.gpu_counts import moved
 
     config = MoeConfig(
         num_experts=4, top_k=2, hidden=64, max_tokens=4, ranks=2, in_dtype="float8_e4m3fn", scale_block=32
@@ -59,7 +59,7 @@ def test_what_kernels_noted_is_counted() -> None:
 def test_what_an_engine_carries_is_spans_of_a_parcel(sent: int, writes: int) -> None:
     from asyncfabric.moe import MoeConfig
     from asyncfabric.moe.nvlink.layout import NvlinkLayout
-    from asyncfabric_services.bench.moe_gpu_counts import carried
+    from asyncfabric_services.bench.moe.gpu_counts import carried
 
     config = MoeConfig(num_experts=4, top_k=2, hidden=64, max_tokens=8, ranks=2, private_tokens=3)
     layout = NvlinkLayout(config)
@@ -70,7 +70,7 @@ def test_what_an_engine_carries_is_spans_of_a_parcel(sent: int, writes: int) -> 
 
 def test_by_the_nodes_what_crosses_takes_the_choices_of_a_token_along() -> None:
     from asyncfabric.moe import MoeConfig
-    from asyncfabric_services.bench.moe_gpu_counts import carried
+    from asyncfabric_services.bench.moe.gpu_counts import carried
 
     config = MoeConfig(num_experts=8, top_k=2, hidden=64, max_tokens=8, ranks=4, node_size=2, private_tokens=0)
     alone = MoeConfig(num_experts=8, top_k=2, hidden=64, max_tokens=8, ranks=4, private_tokens=0)

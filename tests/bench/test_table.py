@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from asyncfabric.bench.rows import Point, rates
-from asyncfabric_services.bench.plot import label
-from asyncfabric_services.bench.table import WIDE, row_table
+from asyncfabric_services.bench.report.plot import label
+from asyncfabric_services.bench.report.table import WIDE, row_table
 
 
 def row(**changes: Any) -> dict[str, Any]:

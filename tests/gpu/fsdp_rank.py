@@ -41,7 +41,7 @@ from asyncfabric.weights import (
 )
 from asyncfabric.weights.tensors import arrays_of, holdings
 from asyncfabric.weights.update import COORDINATOR, open_coordinator, open_publisher, open_replica, trainer_name
-from asyncfabric_services.bench.weights_post import FabricPost
+from asyncfabric_services.bench.weights.post import FabricPost
 from asyncfabric_services.rollout.usual import load_usual, quantise
 from asyncfabric_services.trainer.training import Training
 from asyncfabric_services.trainer.world import join_world, leave_world

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfabric.weights import ReplicaMemory, execute
-from asyncfabric_services.bench.weights_workload import FORMS, mixed_rows, plan_of, rows_at, rows_of
+from asyncfabric_services.bench.weights.workload import FORMS, mixed_rows, plan_of, rows_at, rows_of
 
 
 @given(
@@ -40,7 +40,7 @@ def test_torch_makes_of_whole_matrices_what_the_reference_writes(
 ) -> None:
     """And it sees one byte that is wrong, a tensor that is missing and one too many."""
     torch = pytest.importorskip("torch")
-    from asyncfabric_services.bench.gpu_weights_reference import wrong_tensor
+    from asyncfabric_services.bench.weights.gpu_reference import wrong_tensor
 
     side = 128 * receivers * blocks + (odd if FORMS[form][2] == 0 or receivers == 1 else 0)
     model: dict[str, Any] = {"trainers": trainers, "receivers": receivers, "replicas": 1, "matrices": 2, "side": side}

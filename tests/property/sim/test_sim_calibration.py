@@ -16,7 +16,7 @@ from asyncfabric.sim.costs import COSTS
 from asyncfabric.sim.labour import THREADS
 from asyncfabric.sim.nonnegative import nonnegative_least_squares
 from asyncfabric.sim.processor import grant
-from asyncfabric_services.bench.weights_workload import plan_of
+from asyncfabric_services.bench.weights.workload import plan_of
 from asyncfabric_services.plan.measure import CROWD_THREADS
 from asyncfabric_services.plan.runs import sent_runs
 

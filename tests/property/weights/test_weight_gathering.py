@@ -21,7 +21,7 @@ from asyncfabric.weights.memory.rows import Strided
 from asyncfabric.weights.receiver import intake
 from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.shards import gathers, is_gathered, open_shards, row_of
-from asyncfabric_services.bench.weights_workload import plan_of, rows_of
+from asyncfabric_services.bench.weights.workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine")
 

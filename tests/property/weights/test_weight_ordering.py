@@ -14,7 +14,7 @@ from asyncfabric.weights.sender.filling import Filler
 from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.scratch import Staging
 from asyncfabric.weights.sender.shards import open_shards
-from asyncfabric_services.bench.weights_workload import plan_of, rows_of
+from asyncfabric_services.bench.weights.workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine")
 

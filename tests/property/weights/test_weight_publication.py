@@ -13,7 +13,7 @@ from weight_fixture import Fixture, open_fixture, run
 from asyncfabric.weights.messages import Maxima, Opened, Outcome, decode_message
 from asyncfabric.weights.sender.version import Awaited
 from asyncfabric.weights.update import COORDINATOR, WeightMessage
-from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
+from asyncfabric_services.bench.weights.workload import plan_of, rows_at, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

@@ -14,7 +14,7 @@ from asyncfabric.weights import Plan, threads
 from asyncfabric.weights.memory import host as host_device
 from asyncfabric.weights.sender.filling import Filler
 from asyncfabric.weights.sender.pipeline import Sending
-from asyncfabric_services.bench.weights_workload import plan_of, rows_of
+from asyncfabric_services.bench.weights.workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

@@ -16,7 +16,7 @@ from asyncfabric.weights import Relay
 from asyncfabric.weights.channel import AGAIN_S
 from asyncfabric.weights.messages import Maxima, Opened, Want, WeightMessage, Write, decode_message
 from asyncfabric.weights.update import COORDINATOR, open_replica
-from asyncfabric_services.bench.weights_workload import plan_of, rows_at, rows_of
+from asyncfabric_services.bench.weights.workload import plan_of, rows_at, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 

@@ -7,7 +7,7 @@ import pytest
 from asyncfabric.sim import Assumptions, HostCosts, workload_of
 from asyncfabric.sim.costs import COSTS
 from asyncfabric.sim.labour import Thread, labour_of
-from asyncfabric_services.bench.weights_workload import plan_of
+from asyncfabric_services.bench.weights.workload import plan_of
 from asyncfabric_services.plan.runs import sent_runs
 
 MATRIX = 256 * 256

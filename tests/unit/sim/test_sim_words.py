@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncfabric.sim import Assumptions, workload_of
 from asyncfabric.sim.words import forwarded_words, words_of
 from asyncfabric.weights.plan.batch import SHARES, Share, begin_of
-from asyncfabric_services.bench.weights_workload import plan_of
+from asyncfabric_services.bench.weights.workload import plan_of
 
 TRAINERS, RECEIVERS = 3, 2
 

@@ -1,0 +1,1 @@
+"""Benches between GPUs, beside the copies of torch."""

@@ -1,0 +1,1 @@
+"""The machine's own ceilings: bare loops in processes without a fabric."""

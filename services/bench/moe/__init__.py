@@ -1,0 +1,1 @@
+"""Benches of `asyncfabric.moe`: dispatch and combine, beside gloo and NCCL."""

@@ -1,0 +1,1 @@
+"""`bench nixl`: our NIXL face, bare calls and the real NIXL on the same work."""

@@ -1,0 +1,211 @@
+"""`bench nixl`: our NIXL face, our bare calls and the real NIXL in turn, two processes each, on the same work.
+
+Times are until the initiator knows, and where a figure is answered, until the target's program knew and its answer came
+back. All three start and poll the same way; the handles and lists of NIXL and of the face are made beforehand.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asyncfabric.bench.measure import paired_ratio, significant
+from asyncfabric.bench.rows import Point, rates
+from asyncfabric_services.bench.nixl.moving_worker import Operation
+from asyncfabric_services.bench.nixl.worker import FACE, INSTALLED_NAMES, installed_nixl
+from asyncfabric_services.bench.options import KIB, MIB, Options
+from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.race import Contender, race, speed_ratio
+from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.quantities import format_size
+
+LISTS = 4
+"""Page lists that take turns, each other pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the table. `pages` is 0 for plain writes; `note` notifies the target, `each` has it answer each."""
+
+    op_bytes: int
+    pages: int = 0
+    window: int = 1
+    note: bool = False
+    each: bool = False
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return the bytes of one move."""
+        return self.op_bytes * (self.pages or 1)
+
+    @property
+    def name(self) -> str:
+        """Return the figure's name in rows."""
+        return ("answered" if self.each else "notified" if self.note else "done") + ("-pages" if self.pages else "")
+
+
+HOST = (
+    Figure(4 * KIB, note=True, each=True),
+    *(Figure(size * KIB, pages=1024, note=True) for size in (4, 16, 64)),
+    *(Figure(size * MIB, window=16, note=True) for size in (1, 16)),
+    *(Figure(4 * KIB, pages=pages) for pages in (64, 1024, 10_000)),
+    Figure(4 * KIB),
+    Figure(16 * MIB),
+)
+GPU = (
+    *(Figure(size, note=True, each=True) for size in (4 * KIB, 16 * MIB, 256 * MIB)),
+    Figure(16 * MIB, window=8, note=True),
+    *(Figure(32 * KIB, pages=pages, note=True, each=True) for pages in (64, 1024, 10_000)),
+    Figure(4 * KIB, pages=1024, note=True, each=True),
+)
+TCP = (Figure(MIB, window=16, note=True), Figure(64 * KIB, pages=1024, note=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where the pairs run: rails of ours, memory and a network namespace, or None, of each end; polls spin or yield."""
+
+    rails: tuple[str, ...]
+    memories: tuple[str, str]
+    namespaces: tuple[str | None, str | None]
+    operations: tuple[Operation, ...]
+    spins: bool = False
+
+    def ends(self, length_bytes: int) -> list[dict[str, Any]]:
+        """Return the place of each end: a target on the last GPU has its rails there too."""
+        return [
+            {
+                "rails": self.rails if memory != "cuda:last" else [rail.replace(":0", ":last") for rail in self.rails],
+                "namespace": namespace,
+                "memory": memory,
+                "length_bytes": length_bytes,
+                "spins": self.spins,
+            }
+            for memory, namespace in zip(self.memories, self.namespaces, strict=True)
+        ]
+
+
+def figures_of(place: Workplace) -> Sequence[Figure]:
+    """Return the table for this kind of memory and rails."""
+    if place.memories[0] != "host":
+        return GPU
+    return TCP if all(rail.partition(":")[0] == "tcp" for rail in place.rails) else HOST
+
+
+class Side:
+    """One contender: its two processes, and one figure prepared in them."""
+
+    def __init__(self, name: str, pair: Pair, options: Options, place: Workplace, **how: str) -> None:
+        """Open both ends and let them know each other."""
+        self.name = name
+        self._pair, self._seed = pair, options.seed
+        ends = (pair.initiator, pair.target)
+        for end, there in zip(ends, place.ends(options.region_bytes), strict=True):
+            end.start("open", place=there, **how)
+        cards = [end.finish() for end in ends]
+        for end, card in zip(ends, reversed(cards), strict=True):
+            end.call("meet", **card)
+
+    def prepare(self, figure: Figure, operation: Operation, slots: int) -> str:
+        """Make the moves, do each once and compare every byte; "" is good."""
+        begin, end = self._pair.initiator, self._pair.target
+        if operation == "READ":
+            begin, end = end, begin
+        begin.call("fill", seed=self._seed)
+        end.call("poison")
+        lists = {"page_bytes": figure.op_bytes, "count": figure.pages, "list_seed": self._seed}
+        if figure.pages:
+            self._pair.initiator.call("prepare_pages", operation=operation, lists=LISTS, **lists)
+        else:
+            self._pair.initiator.call(
+                "prepare_writes", operation=operation, op_bytes=figure.op_bytes, slots=slots, count=figure.window
+            )
+        self._run(LISTS if figure.pages else slots)
+        if figure.pages:
+            return str(end.call("check_pages", seed=self._seed, rounds=LISTS, **lists))
+        return str(end.call("check_prefix", seed=self._seed, written=slots * figure.op_bytes))
+
+    def _run(self, count: int, window: int = 1, note: bool = False, each: bool = False, worth: int = 1) -> float:
+        self._pair.target.start("answer", count=count, note=note, each=each, worth=worth)
+        seconds = self._pair.initiator.call("run", count=count, window=window, note=note, each=each)
+        self._pair.target.finish()
+        return float(seconds)
+
+    def contender(self, figure: Figure, operation: Operation) -> Contender:
+        """Return the moves as a loop under measurement."""
+        worth = (figure.pages or 1) if operation == "WRITE" else 1
+
+        def repeat(count: int) -> float:
+            return self._run(count, figure.window, figure.note, figure.each, worth)
+
+        return Contender(self.name, repeat)
+
+
+def run_nixl(options: Options, report: Report, place: Workplace) -> None:
+    """Measure each figure of the table for each operation."""
+    figures = [one for one in figures_of(place) if one.moved_bytes <= options.region_bytes]
+    report.expect(len(figures) * len(place.operations))
+    real = installed_nixl()
+    if real is None:
+        report.note(
+            f"NIXL is left out: none of {', '.join(INSTALLED_NAMES)} can be imported here. `make doors` makes an "
+            "environment with it: build/doors/venv/bin/python -m asyncfabric_services bench nixl"
+        )
+    with ExitStack() as stack:
+
+        def side(name: str, kind: Literal["nixl", "nixl-bare"], **how: str) -> Side:
+            return Side(name, stack.enter_context(Pair(kind, options.deadline_at)), options, place, **how)
+
+        sides = [side("bare", "nixl-bare"), side("face", "nixl", module=FACE)]
+        if real is not None:
+            sides.append(side("nixl", "nixl", module=real))
+        for operation in place.operations:
+            for figure in figures:
+                pages = f"{figure.pages} pages of " if figure.pages else ""
+                report.step(f"{operation} of {pages}{format_size(figure.op_bytes)}")
+                measure(options, report, place, sides, figure, operation)
+
+
+def measure(
+    options: Options, report: Report, place: Workplace, sides: Sequence[Side], figure: Figure, operation: Operation
+) -> None:
+    """Check the bytes of one figure, race the contenders, publish their rows."""
+    slots = max(1, min(figure.window, options.region_bytes // figure.op_bytes))
+    verdicts = {side.name: side.prepare(figure, operation, slots) for side in sides}
+    field = {side.name: side.contender(figure, operation) for side in sides}
+    race(list(field.values()), repeats=options.repeats, duration=options.duration, count=options.count)
+    bare, nixl = field["bare"], field.get("nixl")
+    for name, one in field.items():
+        verified = report.check(f"{name}: {operation} of {figure}", verdicts[name])
+        limit = nixl if nixl is not None and one is not nixl else None
+        detail: dict[str, Any] = {
+            "operation": operation.lower(),
+            "memory": "/".join(sorted(set(place.memories))),
+            "rails": ",".join(place.rails),
+            "polls": "spin" if place.spins else "yield",
+            "us": significant(statistics.median(one.costs) * 1e6),
+        }
+        if name == "face":
+            extra = statistics.median(mine - theirs for mine, theirs in zip(one.costs, bare.costs, strict=True))
+            detail |= {"over_bare": paired_ratio(one.costs, bare.costs), "over_bare_us": significant(extra * 1e6)}
+        gbytes, ops = rates(one.seconds, one.count, one.count * figure.moved_bytes)
+        report.row(
+            Point(
+                bench="nixl",
+                figure=f"{operation.lower()}-{figure.name}",
+                provider=name,
+                bytes=figure.op_bytes,
+                pages=figure.pages or 1,
+                window=figure.window,
+                gbytes_per_s=gbytes,
+                ops_per_s=ops,
+                p50_us=detail["us"],
+                verified=verified,
+                limit=None if limit is None else "nixl",
+                ratio=None if limit is None else speed_ratio(one, limit),
+                detail=detail,
+            )
+        )

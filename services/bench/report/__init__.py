@@ -1,0 +1,1 @@
+"""Where rows of a bench go: a table for people, JSON lines, a picture."""

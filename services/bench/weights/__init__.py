@@ -1,0 +1,1 @@
+"""Benches of `asyncfabric.weights`: updates from trainers to replicas, and the codings of weights."""
