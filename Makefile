@@ -200,7 +200,7 @@ ptx:  ## the kernels of native/cuda as the texts that the library and the packag
 	nvcc -ptx -arch=compute_75 -o build/copy_pieces.ptx native/cuda/copy_pieces.cu
 	$(GPU_PYTHON) native/cuda/embed.py build/copy_pieces.ptx 7.0 native/src/providers/cuda/kernel_text.h
 	nvcc -std=c++17 -ptx -arch=compute_90 -o build/moe.ptx native/cuda/moe/kernels.cu
-	$(GPU_PYTHON) native/cuda/embed.py build/moe.ptx 8.3 asyncfabric/moe/nvlink/kernels.ptx
+	$(GPU_PYTHON) native/cuda/embed.py build/moe.ptx 8.3 asyncfabric/moe/gpu/kernels.ptx
 	nvcc -std=c++17 -ptx -arch=compute_75 -o build/weights.ptx native/cuda/weights/kernels.cu
 	$(GPU_PYTHON) native/cuda/embed.py build/weights.ptx 7.0 asyncfabric/weights/memory/gpu/kernels.ptx
 

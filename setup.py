@@ -123,7 +123,7 @@ setup(
         "asyncfabric": ["py.typed"],
         "asyncfabric._native": ["_engine.pyi"],
         "asyncfabric.integrations.nixl": ["pythonpath/nixl/*.py"],  # no package of ours: a folder for PYTHONPATH
-        "asyncfabric.moe.nvlink": ["kernels.ptx"],
+        "asyncfabric.moe.gpu": ["kernels.ptx"],
         "asyncfabric.weights.memory.gpu": ["kernels.ptx"],
     },
     ext_modules=[engine_extension()],

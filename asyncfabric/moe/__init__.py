@@ -8,11 +8,11 @@ How it works, and its invariants: docs/explain/moe.md.
 """
 
 from asyncfabric.moe.config import MoeConfig
-from asyncfabric.moe.exchange import MoeExchange, open_moe
 from asyncfabric.moe.faults import MissingRankError
 from asyncfabric.moe.group import Card, FabricMeeting, Meeting, MoeGroup
-from asyncfabric.moe.handle import MoeHandle
-from asyncfabric.moe.session import buffer_bytes
+from asyncfabric.moe.host.exchange import MoeExchange, open_moe
+from asyncfabric.moe.host.handle import MoeHandle
+from asyncfabric.moe.host.session import buffer_bytes
 
 __all__ = [
     "Card",

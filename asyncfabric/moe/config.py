@@ -1,6 +1,6 @@
 """MoeConfig: the shape of one exchange, the same on all ranks; and where experts live.
 
-Pure values, any thread. Buffer sizes are worked out in `buffers`.
+Pure values, any thread. Buffer sizes are worked out in `host.buffers`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
+INDEX_DTYPES = (torch.int32, torch.int64)
 OUT_DTYPES = ("bfloat16", "float16", "float32")
 GIB = 1 << 30
 DEFAULT_PRIVATE_TOKENS = 128

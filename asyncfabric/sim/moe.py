@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric.moe.buffers import LaneShape
 from asyncfabric.moe.config import MoeConfig
+from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.sim.moe_assumptions import MoeAssumptions
 from asyncfabric.sim.moe_workload import Floats, LaneLoad, load_of, random_choices
 from asyncfabric.sim.rails import share
@@ -66,7 +66,7 @@ def predict_moe(
 
     Args:
         config: of one part of the tokens: `max_tokens` of the step divided by `assumed.pieces`.
-        shapes: of the lanes of that config, as `asyncfabric.moe.session.plan_lanes` gives them.
+        shapes: of the lanes of that config, as `asyncfabric.moe.host.session.plan_lanes` gives them.
         assumed: what is taken for granted.
         routings: random routings that are tried.
 

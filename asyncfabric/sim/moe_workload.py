@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric.moe.buffers import LaneShape
 from asyncfabric.moe.config import MoeConfig
-from asyncfabric.moe.passes import PassPlan
-from asyncfabric.moe.record import record_bytes
-from asyncfabric.moe.routing import Experts, Ints, owner_of_expert, owners, plan_route
+from asyncfabric.moe.host.buffers import LaneShape
+from asyncfabric.moe.host.passes import PassPlan
+from asyncfabric.moe.host.record import record_bytes
+from asyncfabric.moe.host.routing import Experts, Ints, owner_of_expert, owners, plan_route
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +53,7 @@ def load_of(config: MoeConfig, shapes: Sequence[LaneShape], indices: Sequence[Ex
 
     Args:
         config: of the exchange.
-        shapes: of its lanes, as `asyncfabric.moe.session.plan_lanes` gives them.
+        shapes: of its lanes, as `asyncfabric.moe.host.session.plan_lanes` gives them.
         indices: experts of each rank's tokens, shape [tokens, top_k].
 
     Raises:

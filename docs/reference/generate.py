@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 PACKAGES: dict[str, tuple[str, ...]] = {  # page: the packages whose `__all__` it lists
     "kv": ("asyncfabric.kv",),
     "weights": ("asyncfabric.weights", "asyncfabric.weights.update"),
-    "moe": ("asyncfabric.moe", "asyncfabric.moe.nvlink"),
+    "moe": ("asyncfabric.moe", "asyncfabric.moe.gpu"),
     "control": ("asyncfabric.control",),
     "actors": ("asyncfabric.actors",),
     "observe": ("asyncfabric.observe",),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from asyncfabric.moe import MoeConfig
-from asyncfabric.moe.session import plan_lanes
+from asyncfabric.moe.host.session import plan_lanes
 from asyncfabric.sim.calibration import Calibration
 from asyncfabric.sim.moe import MoePrediction, predict_moe
 from asyncfabric.sim.moe_assumptions import MoeAssumptions

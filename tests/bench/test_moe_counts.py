@@ -58,7 +58,7 @@ def test_what_kernels_noted_is_counted() -> None:
 @pytest.mark.parametrize(("sent", "writes"), [(0, 2), (3, 2), (4, 3)])
 def test_what_an_engine_carries_is_spans_of_a_parcel(sent: int, writes: int) -> None:
     from asyncfabric.moe import MoeConfig
-    from asyncfabric.moe.nvlink.layout import NvlinkLayout
+    from asyncfabric.moe.gpu.layout import NvlinkLayout
     from asyncfabric_services.bench.moe.gpu_counts import carried
 
     config = MoeConfig(num_experts=4, top_k=2, hidden=64, max_tokens=8, ranks=2, private_tokens=3)

@@ -16,7 +16,7 @@ import torch
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeGroup
-from asyncfabric.moe.nvlink import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
+from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
 from asyncfabric.moe.reference import reference_combine
 
 BLOCKS = 96

@@ -36,7 +36,7 @@ async def _serve(pipe: Connection, device: str, rail: str) -> None:
     import torch
 
     from asyncfabric.moe import MissingRankError, MoeConfig, MoeGroup
-    from asyncfabric.moe.nvlink import open_moe_cuda
+    from asyncfabric.moe.gpu import open_moe_cuda
 
     torch.cuda.set_device(device)
     torch.set_num_threads(4)  # several ranks compute what is right on the same cores

@@ -56,7 +56,7 @@ def try_one(number: int, kernels: Path) -> bool:
     """Run the tests of a fault with its kernels, in this process; return whether one failed."""
     import nvlink_fixture
 
-    from asyncfabric.moe.nvlink import launch
+    from asyncfabric.moe.gpu import launch
 
     fault, failures, begin, text = FAULTS[number], Failures(), time.monotonic(), kernels.read_bytes()
     launch.kernel_text = lambda: text

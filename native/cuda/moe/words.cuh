@@ -1,5 +1,5 @@
 // words.cuh: what the MoE kernels share: the shape of an exchange, the words by which ranks wait for each other, and the bulk copies
-// of Hopper's copy engine as functions. The two structs are written again in asyncfabric/moe/nvlink/launch.py; a test compares sizes.
+// of Hopper's copy engine as functions. The two structs are written again in asyncfabric/moe/gpu/launch.py; a test compares sizes.
 #pragma once
 #include <cstdint>
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from asyncfabric.moe import MoeConfig
-from asyncfabric.moe.nvlink import CudaMoeHandle
-from asyncfabric.moe.nvlink.lanes import lanes_of
-from asyncfabric.moe.nvlink.layout import NvlinkLayout
+from asyncfabric.moe.gpu import CudaMoeHandle
+from asyncfabric.moe.gpu.lanes import lanes_of
+from asyncfabric.moe.gpu.layout import NvlinkLayout
 
 WORD_BYTES = 4
 

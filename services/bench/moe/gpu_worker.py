@@ -15,7 +15,7 @@ import trio
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeGroup
-from asyncfabric.moe.nvlink import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
+from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
 from asyncfabric_services.bench.moe.gpu_clock import WARM_ROUNDS, queued_times, single_times, sleep
 from asyncfabric_services.bench.moe.gpu_counts import moved, rows_by_rank
 from asyncfabric_services.bench.moe.workload import Tokens, expected, expert, tokens_of

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_moe
-from asyncfabric.moe.routing import owner_of_expert, owners
-from asyncfabric.moe.traffic import row_counts, step_traffic
+from asyncfabric.moe.host.routing import owner_of_expert, owners
+from asyncfabric.moe.host.traffic import row_counts, step_traffic
 from asyncfabric_services.bench.moe.gloo import GlooRows, gloo_exchange
 from asyncfabric_services.bench.moe.workload import Tokens, expected, run_experts, tokens_of
 from asyncfabric_services.bench.transfers.fabric_worker import FabricWorker

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.moe import MoeConfig, buffer_bytes
-from asyncfabric.moe.buffers import LaneShape
-from asyncfabric.moe.grouping import group_rows
-from asyncfabric.moe.passes import PassPlan, circle
-from asyncfabric.moe.record import Rows, read_record, record_bytes, step_of, write_record
-from asyncfabric.moe.routing import owner_of_expert, owners, plan_route
-from asyncfabric.moe.session import plan_lanes
+from asyncfabric.moe.host.buffers import LaneShape
+from asyncfabric.moe.host.grouping import group_rows
+from asyncfabric.moe.host.passes import PassPlan, circle
+from asyncfabric.moe.host.record import Rows, read_record, record_bytes, step_of, write_record
+from asyncfabric.moe.host.routing import owner_of_expert, owners, plan_route
+from asyncfabric.moe.host.session import plan_lanes
 
 Array = np.ndarray[Any, Any]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
-from asyncfabric.moe.loops import KINDS, as_bytes, row_loops
-from asyncfabric.moe.shelf import LEAST_BYTES, MOST_BYTES, Shelf
+from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops
+from asyncfabric.moe.host.shelf import LEAST_BYTES, MOST_BYTES, Shelf
 
 WIDTHS = (16, 48, 64, 144)
 dtypes = st.sampled_from(list(KINDS))

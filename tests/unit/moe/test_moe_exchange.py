@@ -12,7 +12,7 @@ from moe_fixture import expected, grouped_right, ranks_of, right_step, run_exper
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange
-from asyncfabric.moe.traffic import step_traffic
+from asyncfabric.moe.host.traffic import step_traffic
 
 STEPS = int(os.environ.get("ASYNCFABRIC_MOE_STEPS", "40"))
 """Steps with changing routes of one exchange; 1000 is the long proof."""
@@ -82,7 +82,7 @@ def test_writes_immediates_and_bytes_are_those_of_the_protocol(
 ) -> None:
     """One or two writes to each peer there, one back; more only where areas are too small."""
     config = MoeConfig(**SMALL, private_tokens=private)
-    monkeypatch.setattr("asyncfabric.moe.session.AREA_BYTES", area_rows * config.hidden * 2)
+    monkeypatch.setattr("asyncfabric.moe.host.session.AREA_BYTES", area_rows * config.hidden * 2)
 
     async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
         await right_step(moe, 0)
@@ -180,7 +180,7 @@ def test_areas_that_are_too_small_take_many_passes(
     area_rows: int, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = MoeConfig(**SMALL, **shape, private_tokens=2)
-    monkeypatch.setattr("asyncfabric.moe.session.AREA_BYTES", area_rows * config.hidden * 2)
+    monkeypatch.setattr("asyncfabric.moe.host.session.AREA_BYTES", area_rows * config.hidden * 2)
 
     async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
         for seed in range(4):
@@ -193,7 +193,7 @@ def test_areas_that_are_too_small_take_many_passes(
 @pytest.mark.parametrize("area_rows", [3, 1 << 20], ids=["passes", "whole"])
 def test_the_default_dtype_of_the_program_changes_nothing(area_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config = MoeConfig(**SMALL, node_size=2, private_tokens=2)
-    monkeypatch.setattr("asyncfabric.moe.session.AREA_BYTES", area_rows * config.hidden * 2)
+    monkeypatch.setattr("asyncfabric.moe.host.session.AREA_BYTES", area_rows * config.hidden * 2)
 
     async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
         await right_step(moe, 9, 24)
@@ -211,7 +211,7 @@ def test_the_default_dtype_of_the_program_changes_nothing(area_rows: int, monkey
 def test_late_and_reordered_writes_change_nothing(shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some ranks send late, some in random order: a slot is never written before it was read, no bit changes."""
     config = MoeConfig(**SMALL, **shape)
-    monkeypatch.setattr("asyncfabric.moe.session.AREA_BYTES", 5 * config.hidden * 2)
+    monkeypatch.setattr("asyncfabric.moe.host.session.AREA_BYTES", 5 * config.hidden * 2)
     rails = [
         "fault+local?delay_us=3000",
         "fault+local?reorder=8&seed=3",

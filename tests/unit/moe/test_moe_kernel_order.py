@@ -22,14 +22,14 @@ PARTS = (1, 8)
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, KernelText]:
-    from asyncfabric.moe.nvlink import launch
+    from asyncfabric.moe.gpu import launch
 
     return kernels_of(launch.kernel_text().decode())
 
 
 def offset(name: str) -> int:
     """Return where a field is in moe::Exchange."""
-    from asyncfabric.moe.nvlink.launch import ExchangeWords
+    from asyncfabric.moe.gpu.launch import ExchangeWords
 
     return int(getattr(ExchangeWords, name).offset)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from asyncfabric.moe import MoeConfig
-from asyncfabric.moe.nvlink import cuda_buffer_bytes
-from asyncfabric.moe.nvlink.lanes import lanes_of
-from asyncfabric.moe.nvlink.layout import NvlinkLayout
+from asyncfabric.moe.gpu import cuda_buffer_bytes
+from asyncfabric.moe.gpu.lanes import lanes_of
+from asyncfabric.moe.gpu.layout import NvlinkLayout
 
 SHAPE: dict[str, Any] = {"top_k": 4, "hidden": 128, "max_tokens": 24}
 
@@ -57,8 +57,8 @@ def test_a_row_has_room_for_what_travels_with_it_and_every_row_that_may_cross() 
 
 def test_verdicts_of_both_lanes_are_told_and_heard_by_numbers_of_the_whole_exchange() -> None:
     """Rank 3 of 3 nodes of 2: node 1, place 1. Across are ranks 1, 3 and 5, inside 2 and 3; node 0 is excluded."""
-    from asyncfabric.moe.nvlink.launch import ExchangeWords
-    from asyncfabric.moe.nvlink.session import hear_verdicts
+    from asyncfabric.moe.gpu.launch import ExchangeWords
+    from asyncfabric.moe.gpu.session import hear_verdicts
 
     across = ExchangeWords(ranks=3, rank=1, first_rank=1, rank_stride=2)
     inside = ExchangeWords(ranks=2, rank=1, first_rank=2, rank_stride=1)

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfabric.moe import MoeConfig
-from asyncfabric.moe.nvlink import cuda_buffer_bytes
-from asyncfabric.moe.nvlink.launch import CombineWords, DispatchWords, ExchangeWords, GateWords, NodeWords, kernel_text
-from asyncfabric.moe.nvlink.layout import (
+from asyncfabric.moe.gpu import cuda_buffer_bytes
+from asyncfabric.moe.gpu.launch import CombineWords, DispatchWords, ExchangeWords, GateWords, NodeWords, kernel_text
+from asyncfabric.moe.gpu.layout import (
     BACK_WARPS,
     MAX_EXPERTS,
     MAX_RANKS,
@@ -30,8 +30,8 @@ from asyncfabric.moe.nvlink.layout import (
     NvlinkLayout,
     Parts,
 )
-from asyncfabric.moe.nvlink.proxy import STEP_KINDS
-from asyncfabric.moe.nvlink.site import Share, check_shares, hosts_of
+from asyncfabric.moe.gpu.proxy import STEP_KINDS
+from asyncfabric.moe.gpu.site import Share, check_shares, hosts_of
 
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "native" / "cuda"
@@ -201,7 +201,7 @@ def test_constants_are_those_of_the_kernels() -> None:
     ("source", "options", "version", "carried"),
     [
         ("copy_pieces.cu", ["-arch=compute_75"], "7.0", "native/src/providers/cuda/kernel_text.h"),
-        ("moe/kernels.cu", ["-std=c++17", "-arch=compute_90"], "8.3", "asyncfabric/moe/nvlink/kernels.ptx"),
+        ("moe/kernels.cu", ["-std=c++17", "-arch=compute_90"], "8.3", "asyncfabric/moe/gpu/kernels.ptx"),
         (
             "weights/kernels.cu",
             ["-std=c++17", "-arch=compute_75"],

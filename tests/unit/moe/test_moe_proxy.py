@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeGroup
-from asyncfabric.moe.nvlink import open_moe_cuda
-from asyncfabric.moe.nvlink.layout import NvlinkLayout
-from asyncfabric.moe.nvlink.proxy import STEP_KINDS, Kind, Notes, Proxy, imm_of, immediates
+from asyncfabric.moe.gpu import open_moe_cuda
+from asyncfabric.moe.gpu.layout import NvlinkLayout
+from asyncfabric.moe.gpu.proxy import STEP_KINDS, Kind, Notes, Proxy, imm_of, immediates
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.anyio

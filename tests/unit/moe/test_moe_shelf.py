@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncfabric.moe.shelf import LEAST_BYTES, Shelf
+from asyncfabric.moe.host.shelf import LEAST_BYTES, Shelf
 
 WIDTH = 1024
 ROWS = LEAST_BYTES // WIDTH

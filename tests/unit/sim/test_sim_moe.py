@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asyncfabric.moe import MoeConfig
-from asyncfabric.moe.session import plan_lanes
-from asyncfabric.moe.traffic import step_traffic
+from asyncfabric.moe.host.session import plan_lanes
+from asyncfabric.moe.host.traffic import step_traffic
 from asyncfabric.sim import MoeAssumptions, MoePrediction, predict_moe
 from asyncfabric.sim.moe_workload import LaneLoad, load_of, random_choices
 from asyncfabric_services.plan.command import plan

@@ -1,0 +1,16 @@
+"""asyncfabric.moe.gpu: the same exchange among GPUs, by kernels that store to each other's memory.
+
+The public door; no logic. With `hosts=` ranks of other hosts take part, by a proxy over the fabric. How it works, and
+its invariants: docs/explain/moe.md, "On GPUs".
+
+    async with open_moe_cuda(fabric, MoeGroup(rank, addresses), config, device="cuda:0") as moe:
+        handle = moe.dispatch(x, indices, weights)      # both calls return at once: the stream does the rest
+        y = moe.combine(run_experts(handle.rows, handle.offsets), handle)
+"""
+
+from asyncfabric.moe.gpu.exchange import CudaMoeExchange
+from asyncfabric.moe.gpu.handle import CudaMoeHandle
+from asyncfabric.moe.gpu.lanes import cuda_buffer_bytes
+from asyncfabric.moe.gpu.opening import open_moe_cuda
+
+__all__ = ["CudaMoeExchange", "CudaMoeHandle", "cuda_buffer_bytes", "open_moe_cuda"]

@@ -1,0 +1,109 @@
+"""CudaMoeHandle: one step among GPUs, from its dispatch to its combine; and the memory that steps hand out in turns.
+
+What users read; no logic beyond allocation. Runs on the thread that calls the exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from asyncfabric.moe.gpu.layout import NvlinkLayout
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """Memory of one turn: what a dispatch writes for this rank. All on its GPU."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    tokens_per_expert: torch.Tensor
+    offsets: torch.Tensor
+    source_ranks: torch.Tensor
+    source_tokens: torch.Tensor
+    source_choices: torch.Tensor
+    pairs: torch.Tensor
+    reached: torch.Tensor
+    counts: torch.Tensor
+    places: torch.Tensor
+
+
+def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
+    """Allocate the memory of one turn."""
+    config = layout.config
+    capacity, experts = layout.row_capacity(rank), len(config.experts_of(rank))
+
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return Output(
+        rows=torch.zeros(capacity, layout.row_bytes, dtype=torch.uint8, device=device).view(config.in_torch),
+        scales=torch.zeros(capacity, layout.words, dtype=torch.float32, device=device) if layout.words else None,
+        tokens_per_expert=ints(experts),
+        offsets=ints(experts + 1),
+        source_ranks=ints(capacity),
+        source_tokens=ints(capacity),
+        source_choices=ints(capacity),
+        pairs=ints(config.ranks, config.max_tokens, config.top_k, 2),
+        reached=ints(config.max_tokens),
+        counts=ints(config.ranks),
+        places=ints(2, config.ranks, config.max_tokens),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class CudaMoeHandle:
+    """One step. The tensors are the exchange's: they are written again `config.in_flight` steps later.
+
+    Their contents are there for work on the stream that dispatched. How many rows there are is known to the GPU only:
+    `rows` has room for the most that can come, and `offsets[-1]` says how many count.
+
+    Attributes:
+        number: of the step.
+        tokens: rows of x; where a count was given, the most there can be.
+        rows: shape [most rows, hidden], grouped by expert in the order of experts; within an expert in the order of
+            ranks, by the nodes in that of places in a node and then of nodes, then of tokens, then of choices. Rows of
+            padding are zeros, rows behind the last are anything.
+        scales: the scales of each row, shape [most rows, scales]; None where tokens have none.
+        tokens_per_expert: rows of each expert of this rank, without padding, int32.
+        offsets: row at which each expert begins; the last entry is the number of rows. int32.
+        source_ranks: for each row the rank that it came from, -1 for padding. int32.
+        source_tokens: for each row which token of that rank it is, -1 for padding. int32.
+        source_choices: for each row which of the token's top-k choices it is, -1 for padding. int32.
+    """
+
+    number: int
+    epoch: int
+    tokens: int
+    output: Output
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    tokens_per_expert: torch.Tensor
+    offsets: torch.Tensor
+    source_ranks: torch.Tensor
+    source_tokens: torch.Tensor
+    source_choices: torch.Tensor
+    given: tuple[torch.Tensor | None, ...] = field(default=())
+    expert_rows: torch.Tensor | None = None
+    received: bool = False
+    returned: bool = False
+    combined: bool = False
+    lanes: tuple[CudaMoeHandle, ...] = field(default=())
+
+
+def handle_of(number: int, epoch: int, tokens: int, output: Output) -> CudaMoeHandle:
+    """Return the handle of a step that writes to `output`."""
+    return CudaMoeHandle(
+        number=number,
+        epoch=epoch,
+        tokens=tokens,
+        output=output,
+        rows=output.rows,
+        scales=output.scales,
+        tokens_per_expert=output.tokens_per_expert,
+        offsets=output.offsets,
+        source_ranks=output.source_ranks,
+        source_tokens=output.source_tokens,
+        source_choices=output.source_choices,
+    )

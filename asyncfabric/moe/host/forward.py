@@ -1,0 +1,198 @@
+"""The way there: records with private rows at once, the rest once all records are known, then each row to its places.
+
+Runs on the event loop's thread. At most two writes to each peer: one with the record and the private rows; one with the
+rest, unless the receiver's area is too small and it takes more passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import numpy as np
+from anyio.lowlevel import checkpoint
+
+from asyncfabric.moe.host.arrivals import Kind
+from asyncfabric.moe.host.grouping import Groups
+from asyncfabric.moe.host.lane import Lane, LaneStep
+from asyncfabric.moe.host.loops import row_loops
+from asyncfabric.moe.host.passes import Segment
+from asyncfabric.moe.host.record import Bytes, Rows, read_record, record_bytes, write_record
+from asyncfabric.moe.host.routing import Ints, plan_route
+
+Arrange = Callable[[Rows], Groups | None]
+"""Given what all arrived rows are about, returns how they are grouped; None: they stay as they came."""
+
+
+async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned: Ints) -> LaneStep:
+    """Begin a step: push the record and the private rows to every member.
+
+    Args:
+        lane: to send on.
+        number: of the step; the steps of a lane have the numbers 0, 1, 2 ...
+        payload: shape [tokens, row_bytes]; must stay as it is until `receive_rows` has returned.
+        about: what the tokens are about.
+        owned: shape [tokens, top_k]: the member of each choice, or -1.
+
+    Raises:
+        MissingRankError: a member is lost.
+
+    Cancellation: nothing was sent, the step did not begin.
+    """
+    await lane.settle("told")
+    await lane.settle("records")
+    shape, memory = lane.shape, lane.memory
+    route = plan_route(owned, shape.members)
+    counts, bounds, tokens = route.counts, route.offsets.tolist(), route.tokens
+    step = LaneStep(number, number % shape.in_flight, route, payload)
+    going = np.repeat(np.arange(shape.members), counts)[:, None]
+    listed = Rows(
+        about.origins[tokens],
+        np.where(owned[tokens] == going, about.experts[tokens], np.int32(-1)),
+        about.weights[tokens],
+        about.scales[tokens],
+    )
+    targets = []
+    for member in range(shape.members):
+        begin, end = bounds[member], bounds[member + 1]
+        rows = listed.between(begin, end)
+        ours = member == lane.me
+        front = memory.front(step.turn, member) if ours else memory.staged_front(member)
+        write_record(front, shape, lane.me, number, counts, rows)
+        at = shape.slot_row(step.turn, member) if ours else memory.staged_slot_row(member)
+        count = min(end - begin, shape.private)
+        if count:
+            place = (memory.rows if ours else memory.staged)[at : at + count]
+            row_loops().take_rows(payload, tokens[begin : begin + count], place)
+        if not ours:
+            length = record_bytes(shape, end - begin)
+            there = shape.slot_row(step.turn, lane.me) * shape.row_bytes - length
+            targets.append((member, at * shape.row_bytes - length, there, length + count * shape.row_bytes))
+    await lane.post("records", memory.staging, Kind.RECORD, step.turn, targets)
+    return step
+
+
+async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
+    """Send the rest, wait for everything, and return the arrived rows as `arrange` wants them.
+
+    Raises:
+        MissingRankError: a member is lost, or late for the caller's deadline.
+        RemoteProtocolError: a member sent something else than its record of this step.
+
+    Cancellation: nothing is lost; call it again with the same step.
+    """
+    if step.counts is None:
+        await lane.arrivals.wait(Kind.RECORD, step.turn, range(lane.shape.members), _what(step, "records"), lane.names)
+        read_all(lane, step)
+    else:
+        await checkpoint()
+    assert step.rows is not None
+    groups = arrange(step.rows)
+    if step.partial is None:
+        step.partial = _private_rows(lane, step, groups)
+    out = step.partial
+    while await _go_on(lane, step, groups, out):
+        pass
+    step.partial = None
+    return out
+
+
+def read_all(lane: Lane, step: LaneStep) -> None:
+    """Read the records of all members; they have arrived."""
+    shape = lane.shape
+    records = [
+        read_record(lane.memory.front(step.turn, member), shape, lane.me, member, step.number)
+        for member in range(shape.members)
+    ]
+    step.rows = Rows(
+        np.concatenate([record.rows.origins for record in records]),
+        np.concatenate([record.rows.experts for record in records]),
+        np.concatenate([record.rows.weights for record in records]),
+        np.concatenate([record.rows.scales for record in records]),
+    )
+    step.counts = np.stack([record.counts for record in records])
+    offsets = np.zeros(shape.members + 1, dtype=np.int64)
+    np.cumsum(step.counts[:, lane.me], out=offsets[1:])
+    step.offsets = offsets
+
+
+def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:
+    """Return the output rows, with those of the private slots and of padding filled in."""
+    assert step.offsets is not None
+    shape, bounds = lane.shape, step.offsets.tolist()
+    out = lane.shelf.rows(bounds[-1] if groups is None else int(groups.offsets[-1]), shape.row_bytes)
+    if groups is not None and len(groups.row_of) > len(groups.position):
+        out[groups.row_of < 0] = 0
+    for member in range(shape.members):
+        begin, end = bounds[member], min(bounds[member] + shape.private, bounds[member + 1])
+        _place(lane, groups, begin, end, shape.slot_row(step.turn, member), out)
+    return out
+
+
+def _place(lane: Lane, groups: Groups | None, begin: int, end: int, at: int, out: Bytes) -> None:
+    """Copy the arrived rows [begin, end), which lie in the region from row `at` on, to all their places."""
+    rows = lane.memory.rows[at : at + end - begin]
+    if groups is None:
+        out[begin:end] = rows
+    elif begin < end:
+        row_loops().spread_rows(rows, groups.pair_offsets[begin : end + 1], groups.position, out)
+
+
+async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> bool:
+    """Do the next pass: post our part of it, take what came. Returns False when there is none left.
+
+    What follows a wait is shielded: the arrivals count as seen by then, so it must not be done by halves.
+    """
+    number = step.taken
+    if number >= lane.passes(step, "rest"):
+        return False
+    shape, mine = lane.shape, lane.plan(step, "rest", lane.me)
+    if step.posted == number:
+        outgoing = lane.outgoing(step, "rest", number)
+        if number:
+            waiting = [member for member, _ in outgoing]
+            await lane.arrivals.wait(Kind.REST_TAKEN, step.turn, waiting, _what(step, "room for rows"), lane.names)
+        with anyio.CancelScope(shield=True):
+            await _post_rest(lane, step, outgoing)
+        step.posted += 1
+    if number < mine.passes:
+        senders = mine.senders(number)
+        await lane.arrivals.wait(Kind.REST, step.turn, senders, _what(step, "rows"), lane.names)
+        assert step.offsets is not None
+        for member in senders:
+            segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
+            at = shape.area_row(step.turn) + segment.at
+            _place(lane, groups, first + segment.begin, first + segment.end, at, out)
+        if number + 1 < mine.passes:
+            with anyio.CancelScope(shield=True):
+                await lane.tell(Kind.REST_TAKEN, step.turn, mine.senders(number + 1))
+    step.taken += 1
+    return True
+
+
+async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segment]]) -> None:
+    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one."""
+    shape, memory = lane.shape, lane.memory
+    targets: list[tuple[int, int, int, int]] = []
+    used = shape.area_rows  # so that the first row settles what was posted before
+    for member, segment in outgoing:
+        first, last = shape.private + segment.begin, shape.private + segment.end
+        tokens = step.route.of(member)[first:last]
+        there = shape.area_row(step.turn) + segment.at
+        if member == lane.me:
+            row_loops().take_rows(step.payload, tokens, memory.rows[there : there + segment.rows])
+            continue
+        if used + segment.rows > shape.area_rows:
+            await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
+            await lane.settle("rest")
+            targets, used = [], 0
+        at = memory.staged_area_row + used
+        row_loops().take_rows(step.payload, tokens, memory.staged[at : at + segment.rows])
+        width = shape.row_bytes
+        targets.append((member, at * width, there * width, segment.rows * width))
+        used += segment.rows
+    await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
+
+
+def _what(step: LaneStep, what: str) -> str:
+    return f"step {step.number} waits for {what}"

@@ -1,0 +1,61 @@
+"""MoeHandle: one step of an exchange, from its dispatch to its combine. What users read; no logic.
+
+Runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from asyncfabric.moe.host.grouping import Groups
+from asyncfabric.moe.host.lane import LaneStep
+from asyncfabric.moe.host.record import Bytes, Floats
+from asyncfabric.moe.host.sources import Sources
+
+
+@dataclass(slots=True, eq=False)
+class MoeHandle:
+    """One step. The fields about rows are there once `dispatch_recv` has returned.
+
+    Attributes:
+        number: of the step.
+        rows: the tokens of all ranks that go to experts of this rank, shape [rows, hidden], grouped by expert in the
+            order of experts; within an expert in the order of ranks, then of tokens. Rows of padding are zeros.
+        scales: the scales of each row, shape [rows, scales]; None where tokens have none.
+        tokens_per_expert: rows of each expert of this rank, without padding, int64.
+        offsets: row at which each expert begins; the last entry is the number of rows. int64.
+    """
+
+    number: int
+    epoch: int
+    first: LaneStep
+    inner: LaneStep | None = None
+    crossed: Bytes | None = None
+    node_sums: torch.Tensor | None = None
+    groups: Groups | None = None
+    pair_weights: Floats | None = None
+    rows: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    tokens_per_expert: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    sources: Sources | None = None
+    outputs: tuple[Bytes, int] | None = None
+    returned: bool = False
+    combined: bool = False
+
+    @property
+    def source_ranks(self) -> torch.Tensor | None:
+        """For each row the rank that it came from, -1 for padding. Shape [rows], int64."""
+        return None if self.sources is None else self.sources.ranks
+
+    @property
+    def source_tokens(self) -> torch.Tensor | None:
+        """For each row which token of that rank it is, -1 for padding. Shape [rows], int64."""
+        return None if self.sources is None else self.sources.tokens
+
+    @property
+    def source_choices(self) -> torch.Tensor | None:
+        """For each row which of the token's top-k choices it is, -1 for padding. Shape [rows], int64."""
+        return None if self.sources is None else self.sources.choices

@@ -1,0 +1,234 @@
+"""Lane: one all-to-all of rows among members, there and back again; the two halves are `forward` and `backward`.
+
+Runs on the event loop's thread. What is common to both halves: memory, keys, counters, posting, and the rule of turns.
+
+MOE-1 (turns): step n uses the memory of turn n mod in_flight. A member sends step n only after it combined step
+n - in_flight. Its peers' rows that came back for that step say that they had taken its records and rows; its own
+record of step n says that it has taken the rows that came back. So nobody writes to what was not read yet, and no
+message exists for that alone.
+MOE-2 (passes): a sender writes its part of pass p > 0 to a receiver only after that receiver said that it took the
+pass before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import anyio
+import numpy as np
+import torch
+
+from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
+from asyncfabric.errors import FabricError, StaleKeyError
+from asyncfabric.moe.faults import missing
+from asyncfabric.moe.host.arrivals import Arrivals, Kind
+from asyncfabric.moe.host.buffers import LaneShape
+from asyncfabric.moe.host.memory import LaneMemory
+from asyncfabric.moe.host.passes import PassPlan, Segment
+from asyncfabric.moe.host.record import Bytes, Rows
+from asyncfabric.moe.host.routing import Ints, Route
+from asyncfabric.moe.host.shelf import Shelf
+
+_Posted = tuple[Transfer, tuple[int, ...]]
+"""A transfer, and the members that it goes to."""
+
+
+class Flow(NamedTuple):
+    """What goes one way: rows that each receiver (first index) gets from each sender, room of its area, most passes."""
+
+    counts: Ints
+    room: int
+    passes: int
+
+
+@dataclass(slots=True)
+class LaneStep:
+    """One step of a lane: what was sent, what is known of what arrives, and how far it is.
+
+    Attributes:
+        number: of the step.
+        turn: which memory it uses.
+        route: what this member sends.
+        payload: rows of the tokens, shape [tokens, row_bytes]; read until everything is sent.
+        counts: rows from each member (first index) to each member, once all records are there.
+        rows: what the arrived rows are about, in the order of members, then of tokens.
+        offsets: where the rows of each member begin; one more entry.
+        taken: passes of the rest that were taken from the area.
+        posted: passes of the rest that were posted.
+        partial: output rows, while some of their passes are still to come.
+        back_posted, back_taken: passes of what comes back.
+        sums: sums of the rows that came back, while some of their passes are still to come.
+    """
+
+    number: int
+    turn: int
+    route: Route
+    payload: Bytes
+    counts: Ints | None = None
+    rows: Rows | None = None
+    offsets: Ints | None = None
+    taken: int = 0
+    posted: int = 0
+    partial: Bytes | None = None
+    back_posted: int = 0
+    back_taken: int = 0
+    sums: torch.Tensor | None = None
+    flows: dict[str, Flow] = field(default_factory=dict)
+    plans: dict[tuple[str, int], PassPlan] = field(default_factory=dict)
+
+
+class Lane:
+    """Memory, keys and counters of one lane at one member."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        memory: LaneMemory,
+        arrivals: Arrivals,
+        me: int,
+        names: Sequence[int],
+        peers: Mapping[int, Peer],
+        keys: Mapping[int, RegionKey],
+    ) -> None:
+        """Join what was opened: `me` is this member, `names` the ranks of all, peers and keys those of the others."""
+        self.fabric: Fabric = fabric
+        self.memory: LaneMemory = memory
+        self.shape: LaneShape = memory.shape
+        self.arrivals: Arrivals = arrivals
+        self.me: int = me
+        self.shelf: Shelf = Shelf(memory.shape.in_flight)
+        self.names: tuple[int, ...] = tuple(names)
+        self._peers = peers
+        self._keys = keys
+        self._posted: dict[str, list[_Posted]] = {}
+
+    async def settle(self, what: str) -> None:
+        """Return when nothing that was posted as `what` reads the staging memory any more.
+
+        Raises:
+            MissingRankError: a write failed since its peer is lost, or has gone on without this rank.
+            TransferError: a write failed.
+
+        Cancellation: shielded; the fabric bounds it by its drain and peer deadlines. What is posted must arrive whole.
+        """
+        pending = self._posted.pop(what, ())
+        if all(transfer.done for transfer, _ in pending):
+            for transfer, members in pending:
+                self._result(transfer, members)
+            return
+        with anyio.CancelScope(shield=True):
+            for transfer, _ in pending:
+                try:
+                    await transfer
+                except FabricError:
+                    pass  # told below, when all have ended
+        for transfer, members in pending:
+            self._result(transfer, members)
+
+    async def close(self) -> None:
+        """Drain what is posted, whatever became of it, and close the counters.
+
+        Cancellation: shielded; bounded by the fabric's drain deadline.
+        """
+        for what in list(self._posted):
+            try:
+                await self.settle(what)
+            except FabricError:
+                pass  # whoever left the exchange knows already, or does not care any more
+        self.arrivals.close()
+
+    async def post(
+        self, what: str, source: Region, kind: Kind, turn: int, targets: Iterable[tuple[int, int, int, int]]
+    ) -> None:
+        """Write to several members in one transfer, each write one arrival of `kind` there.
+
+        Args:
+            what: under which name it is settled.
+            source: region to read from.
+            kind: of message.
+            turn: of the step.
+            targets: (member, offset in the source, offset in the receiver's region, length in bytes).
+
+        Raises:
+            MissingRankError: a member is lost, or has gone on without this rank.
+
+        Cancellation: nothing was posted.
+        """
+        targets = list(targets)
+        if not targets:
+            return
+        listed = [ScatterTarget(self._keys[member], begin, at, size) for member, begin, at, size in targets]
+        members = tuple(member for member, *_ in targets)
+        imm = self.arrivals.imm(kind, turn)
+        while True:
+            try:
+                transfer = self.fabric.scatter(source, listed, imm)
+                break
+            except BusyError:
+                await self.fabric.wait_writable()
+            except FabricError as error:
+                raise self._lost(error, members) from error
+        self._posted.setdefault(what, []).append((transfer, members))
+
+    async def tell(self, kind: Kind, turn: int, members: Iterable[int]) -> None:
+        """Send one arrival of `kind` without data to each of these members, but not to this one.
+
+        Cancellation: nothing was sent.
+        """
+        group = PeerGroup(self._peers[member] for member in members if member != self.me)
+        while len(group):
+            try:
+                transfer = self.fabric.barrier(group, self.arrivals.imm(kind, turn))
+                self._posted.setdefault("told", []).append((transfer, ()))
+                break
+            except BusyError:
+                await self.fabric.wait_writable()
+            except FabricError as error:
+                raise self._lost(error) from error
+
+    def plan(self, step: LaneStep, which: str, receiver: int) -> PassPlan:
+        """Return the passes of one receiver: of the `rest` that private slots do not hold, or of what goes `back`."""
+        found = step.plans.get((which, receiver))
+        if found is None:
+            flow = self._flow(step, which)
+            found = step.plans[which, receiver] = PassPlan(flow.counts[receiver], receiver, flow.room)
+        return found
+
+    def passes(self, step: LaneStep, which: str) -> int:
+        """Return the most passes that any receiver has."""
+        return self._flow(step, which).passes
+
+    def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
+        """Return what this member sends in a pass: (member, rows), for those that get any."""
+        found = []
+        for member in range(self.shape.members):
+            plan = self.plan(step, which, member)
+            if number < plan.passes and (segment := plan.segment(self.me, number)).rows:
+                found.append((member, segment))
+        return found
+
+    def _flow(self, step: LaneStep, which: str) -> Flow:
+        found = step.flows.get(which)
+        if found is None:
+            assert step.counts is not None
+            if which == "back":
+                counts, room = step.counts, self.shape.back_rows
+            else:
+                counts, room = np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
+            found = step.flows[which] = Flow(counts, room, -(-int(counts.sum(axis=1).max()) // max(1, room)))
+        return found
+
+    def _result(self, transfer: Transfer, members: Iterable[int]) -> None:
+        try:
+            transfer.result()
+        except FabricError as error:
+            raise self._lost(error, members) from error
+
+    def _lost(self, error: FabricError, members: Iterable[int] = ()) -> FabricError:
+        """Return what the failure of a write to members says of them; a dead key of one fails the whole scatter."""
+        lost = [self.names[member] for member, peer in self._peers.items() if peer.lost]
+        if not lost and isinstance(error, StaleKeyError):  # they closed the exchange, or excluded this rank
+            lost = [self.names[member] for member in members if member != self.me]
+        return missing(f"writing to the other ranks ({error})", lost, lost=True) if lost else error

@@ -1,0 +1,28 @@
+"""The compiled row loops as the exchange uses them, and tensors as the bytes that they take.
+
+Any thread. Loaded at first use, so that layouts can be planned where nothing was compiled.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from asyncfabric._bridge.native import native_row_loops
+from asyncfabric._bridge.rows import RowLoops
+from asyncfabric.moe.host.record import Bytes
+
+KINDS: dict[torch.dtype, int] = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+"""Numbers of the dtypes that sums are made of."""
+
+
+@cache
+def row_loops() -> RowLoops:
+    """Return the compiled loops; raises DeviceError when nothing was compiled."""
+    return native_row_loops()
+
+
+def as_bytes(rows: torch.Tensor) -> Bytes:
+    """Return contiguous rows of a tensor as bytes, without a copy."""
+    return rows.view(torch.uint8).numpy()
