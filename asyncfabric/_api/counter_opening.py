@@ -1,7 +1,7 @@
 """Opening counters: at once, or when the peers have confirmed that the last counter of the same imm is closed.
 
 Runs on the event loop's thread, or in a step of a fabric of threads. What confirming means is the engine's:
-native/src/engine/closings.h.
+native/src/engine/counters/closings.h.
 """
 
 from __future__ import annotations

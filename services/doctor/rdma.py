@@ -144,7 +144,7 @@ def _roce_v2(port: RdmaPort) -> list[Gid]:
 
 
 def _best(port: RdmaPort) -> Gid:
-    """Return what the rail chooses (native/src/providers/verbs/port.h has the rule)."""
+    """Return what the rail chooses (native/src/providers/verbs/device/port.h has the rule)."""
 
     def worth(gid: Gid) -> tuple[bool, bool, int, bool, int]:
         link_local = gid.address.startswith(LINK_LOCAL)

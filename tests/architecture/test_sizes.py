@@ -1,17 +1,23 @@
-"""Rooms stay small: a file past its limit holds a second idea that wants its own file.
+"""Rooms stay small: a file past its limit holds a second idea that wants its own file, a folder past it a second room.
 
 Limits in lines: 400 Python, 500 C++ and CUDA, 250 Cython rooms. Packing lines to pass is held by the formatters.
+Files that lie directly in a folder: 28 of sources, 40 of tests.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
-from house_tree import CXX, CYTHON, shown, source_files
+import pytest
+from house_tree import CXX, CYTHON, ROOT, shown, source_files
 
 LIMITS = {".py": 400, ".pyi": 400} | dict.fromkeys(CXX, 500) | dict.fromkeys(CYTHON, 250)
 WIDEST = 120
-MOST_TESTS = 40  # Python files flat in one folder of tests
+MOST_FILES = 28
+MOST_TESTS = 40
+FULLER = {"asyncfabric/_api": 29}  # still to be cut: a bound for each, which only falls
 
 
 def test_no_file_is_past_its_limit() -> None:
@@ -20,9 +26,32 @@ def test_no_file_is_past_its_limit() -> None:
     assert {shown(path): count for path, count in lines.items() if count > LIMITS[path.suffix]} == {}
 
 
-def test_no_folder_of_tests_is_too_full() -> None:
-    files = Counter(shown(path.parent) for path in source_files(".py", under="tests"))
-    assert {folder: count for folder, count in files.items() if count > MOST_TESTS} == {}
+def too_full(paths: Iterable[Path]) -> dict[str, int]:
+    """Return the folders that hold more files directly than they may, with the number."""
+    files = Counter(path.parent for path in paths)
+    most = {
+        folder: MOST_TESTS if "tests" in folder.parts else FULLER.get(shown(folder), MOST_FILES) for folder in files
+    }
+    return {shown(folder): count for folder, count in files.items() if count > most[folder]}
+
+
+def test_no_folder_is_too_full() -> None:
+    assert too_full(source_files(*LIMITS)) == {}
+
+
+@pytest.mark.parametrize(
+    ("folder", "count", "full"),
+    [
+        ("native/src/engine", MOST_FILES, False),
+        ("native/src/engine", MOST_FILES + 1, True),
+        ("native/tests/engine", MOST_TESTS, False),
+        ("tests/unit", MOST_TESTS + 1, True),
+        ("asyncfabric/_api", FULLER["asyncfabric/_api"] + 1, True),
+    ],
+)
+def test_the_check_finds_full_folders(folder: str, count: int, full: bool) -> None:
+    paths = [ROOT / folder / f"file_{number}.cc" for number in range(count)]
+    assert too_full(paths) == ({folder: count} if full else {})
 
 
 def test_no_line_of_cython_is_too_wide() -> None:

@@ -1,7 +1,7 @@
 """INV-1 by time: counters of one imm open and close while signals for them are late. None counts for a later counter.
 
 Short by default; ASYNCFABRIC_TEST_GENERATIONS=10000 makes it long, and ASYNCFABRIC_TEST_STORM_RAILS names other rails,
-`verbs` in the soft-RoCE machine. Interleavings are chosen in native/tests/engine_closings_test.cc.
+`verbs` in the soft-RoCE machine. Interleavings are chosen in native/tests/engine/engine_closings_test.cc.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 #include <cstdlib>
 
-#include "providers/libfabric/library.h"
-#include "providers/libfabric/profile.h"
+#include "providers/libfabric/device/library.h"
+#include "providers/libfabric/device/profile.h"
 
 namespace asyncfabric::bench {
 namespace {

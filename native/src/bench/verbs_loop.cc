@@ -6,8 +6,8 @@
 
 #include <memory>
 
-#include "providers/verbs/device.h"
-#include "providers/verbs/queue_pair.h"
+#include "providers/verbs/device/device.h"
+#include "providers/verbs/peers/queue_pair.h"
 
 namespace asyncfabric::bench {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "asyncfabric/engine.h"
 #include "engine/core.h"
-#include "engine/loop_turn.h"
-#include "engine/worker.h"
+#include "engine/loop/loop_turn.h"
+#include "engine/loop/worker.h"
 
 namespace asyncfabric {
 

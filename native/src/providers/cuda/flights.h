@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "providers/cuda/copy_queue.h"
-#include "providers/local/outgoing.h"
+#include "providers/local/peers/outgoing.h"
 
 namespace asyncfabric::cuda {
 

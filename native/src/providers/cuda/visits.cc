@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "providers/local/segment.h"
+#include "providers/local/memory/segment.h"
 
 namespace asyncfabric::cuda {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "providers/cuda/memory.h"
-#include "providers/local/outgoing.h"
+#include "providers/local/peers/outgoing.h"
 
 namespace asyncfabric::cuda {
 

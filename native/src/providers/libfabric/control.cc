@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "providers/libfabric/cached_keys.h"
-#include "providers/libfabric/errors.h"
-#include "providers/libfabric/orphans.h"
+#include "providers/libfabric/device/errors.h"
+#include "providers/libfabric/memory/cached_keys.h"
+#include "providers/libfabric/peers/orphans.h"
 #include "providers/libfabric/rail.h"
 
 namespace asyncfabric::libfabric {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "provider/provider.h"
-#include "providers/libfabric/errors.h"
+#include "providers/libfabric/device/errors.h"
 #include "providers/libfabric/rail.h"
 
 namespace asyncfabric {

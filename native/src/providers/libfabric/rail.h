@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "provider/provider.h"
-#include "providers/libfabric/contexts.h"
-#include "providers/libfabric/device.h"
-#include "providers/libfabric/inbound.h"
-#include "providers/libfabric/memory.h"
-#include "providers/libfabric/messages.h"
-#include "providers/libfabric/peer.h"
-#include "providers/libfabric/shut_out.h"
+#include "providers/libfabric/device/device.h"
+#include "providers/libfabric/memory/memory.h"
+#include "providers/libfabric/peers/inbound.h"
+#include "providers/libfabric/peers/peer.h"
+#include "providers/libfabric/peers/shut_out.h"
+#include "providers/libfabric/transfers/contexts.h"
+#include "providers/libfabric/transfers/messages.h"
 
 namespace asyncfabric::libfabric {
 

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <string_view>
 
-#include "providers/local/segment.h"
+#include "providers/local/memory/segment.h"
 
 namespace asyncfabric::local {
 namespace {

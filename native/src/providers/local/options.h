@@ -4,8 +4,8 @@
 #include <string>
 
 #include "asyncfabric/types.h"
-#include "providers/local/copy.h"
-#include "providers/local/neighbours.h"
+#include "providers/local/peers/neighbours.h"
+#include "providers/local/transfers/copy.h"
 
 namespace asyncfabric::local {
 

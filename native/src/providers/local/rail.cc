@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "providers/local/barrier.h"
-#include "providers/local/identity.h"
+#include "providers/local/peers/identity.h"
+#include "providers/local/transfers/barrier.h"
 
 namespace asyncfabric {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "providers/local/connection_table.h"
+#include "providers/local/memory/regions.h"
 #include "providers/local/options.h"
-#include "providers/local/poster.h"
-#include "providers/local/receiver.h"
-#include "providers/local/regions.h"
-#include "providers/local/service.h"
+#include "providers/local/peers/connection_table.h"
+#include "providers/local/peers/service.h"
+#include "providers/local/transfers/poster.h"
+#include "providers/local/transfers/receiver.h"
 
 namespace asyncfabric::local {
 

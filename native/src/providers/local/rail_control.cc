@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/descriptor_room.h"
-#include "providers/local/identity.h"
+#include "providers/local/peers/identity.h"
 #include "providers/local/rail.h"
 
 namespace asyncfabric::local {

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "providers/verbs/errors.h"
-#include "providers/verbs/memory.h"
+#include "providers/verbs/device/errors.h"
+#include "providers/verbs/memory/memory.h"
 #include "providers/verbs/rail.h"
 
 namespace asyncfabric::verbs {

@@ -1,5 +1,5 @@
 // open.cc: from a RailSpec to an open rail. On the opening thread.
-#include "providers/verbs/library.h"
+#include "providers/verbs/device/library.h"
 #include "providers/verbs/options.h"
 #include "providers/verbs/rail.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "asyncfabric/types.h"
-#include "providers/verbs/port.h"
+#include "providers/verbs/device/port.h"
 
 namespace asyncfabric::verbs {
 

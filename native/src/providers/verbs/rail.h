@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "provider/provider.h"
-#include "providers/verbs/connection.h"
-#include "providers/verbs/device.h"
-#include "providers/verbs/event_queue.h"
-#include "providers/verbs/exchange.h"
-#include "providers/verbs/memory.h"
-#include "providers/verbs/queues.h"
+#include "providers/verbs/device/device.h"
+#include "providers/verbs/memory/memory.h"
+#include "providers/verbs/peers/connection.h"
+#include "providers/verbs/peers/exchange.h"
+#include "providers/verbs/transfers/event_queue.h"
+#include "providers/verbs/transfers/queues.h"
 
 namespace asyncfabric::verbs {
 

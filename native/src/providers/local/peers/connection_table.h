@@ -1,0 +1,70 @@
+// connection_table.h: who is connected to a rail, both ways, and the news that the service thread has for the lock's holder.
+// One mutex; the lock's holder takes it only when has_news() says so, never per transfer.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "providers/local/memory/regions.h"
+#include "providers/local/peers/incoming.h"
+#include "providers/local/peers/outgoing.h"
+
+namespace asyncfabric::local {
+
+class ConnectionTable {
+ public:
+  explicit ConnectionTable(std::shared_ptr<Doorbell> own) : own_(std::move(own)) {}
+
+  // [service]
+  bool has_seat() const;
+  std::shared_ptr<Incoming> seat(Incoming::Parts parts);  // call only with a free seat
+  void leave(std::shared_ptr<Incoming>
+                 incoming);  // the peer hung up or died: the lock's holder takes what is left, then retires it
+  void lose_process(const ProcessWatch* process);  // all outgoing connections to it ended
+
+  // Any thread.
+  void lose(uint64_t serial);  // an outgoing connection ended
+
+  // [control]
+  void enlist(std::shared_ptr<Outgoing> link, RailPeer* handle);
+  void forget(uint64_t serial);  // the handle goes away: no event may name it any more
+  SlotIdle census() const;
+
+  // [engine lock]
+  Incoming* at(uint32_t index) const { return seats_[index].load(std::memory_order_acquire); }
+  uint32_t words() const { return words_.load(std::memory_order_acquire); }
+  bool has_news() const { return news_.load(std::memory_order_acquire); }
+  void take_news(std::vector<std::shared_ptr<Incoming>>* leaving, std::vector<std::shared_ptr<Outgoing>>* lost);
+  void retire(uint32_t index);
+  void shut_out(uint64_t number);
+  RailPeer* handle_of(const Outgoing& link) const;  // null: forgotten
+
+ private:
+  struct Contact {
+    std::shared_ptr<Outgoing> link;
+    RailPeer* handle = nullptr;
+  };
+
+  void mark_lost(const Contact& contact);
+  void notify_engine();
+
+  std::shared_ptr<Doorbell> own_;
+  mutable std::mutex mutex_;
+  std::array<std::atomic<Incoming*>, kMaxConnections>
+      seats_{};  // partner: service stores, engine lock loads and clears
+  std::array<std::shared_ptr<Incoming>, kMaxConnections> owners_;
+  std::vector<uint32_t> free_;
+  uint32_t seats_used_ = 0;
+  uint64_t numbers_ = 0;            // given to connections
+  std::atomic<uint32_t> words_{0};  // bell words that can have bits. Partner: service stores, engine lock loads
+  std::map<uint64_t, Contact> contacts_;
+  std::vector<std::shared_ptr<Incoming>> leaving_;
+  std::vector<std::shared_ptr<Outgoing>> lost_;
+  std::atomic<bool> news_{false};  // partner: service stores true after the lists, the lock's holder exchanges it
+};
+
+}  // namespace asyncfabric::local

@@ -1,0 +1,282 @@
+// local_hostile_test.cc: many peers, leaving peers, and peers that send nonsense: on the socket, in the ring and in the
+// bell. A rail survives them and goes on serving the others.
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <thread>
+
+#include "local_rig.h"
+#include "providers/local/memory/mapping.h"
+#include "providers/local/memory/regions.h"
+#include "providers/local/memory/segment.h"
+#include "providers/local/peers/identity.h"
+#include "providers/local/peers/wire.h"
+
+namespace asyncfabric {
+namespace {
+
+using namespace local_rig;
+
+local::RailAddress where(const Endpoint& endpoint) {
+  local::RailAddress address;
+  EXPECT_TRUE(local::decode_address(endpoint.rail->address(), &address).ok());
+  return address;
+}
+
+UniqueFd knock(const Endpoint& endpoint) {
+  UniqueFd socket;
+  EXPECT_TRUE(local::connect_abstract(where(endpoint).socket, now_ns() + kPatienceNs, &socket).ok());
+  return socket;
+}
+
+bool hangs_up(const UniqueFd& socket) {
+  pollfd look{socket.get(), POLLRDHUP, 0};
+  return ::poll(&look, 1, 5000) == 1;
+}
+
+void expect_service(Endpoint& endpoint) {
+  Endpoint guest;
+  auto peer = guest.connect(endpoint);
+  ASSERT_NE(peer, nullptr);
+  const size_t before = endpoint.messages.size();
+  guest.post({message(*peer, "still there?", 1)});
+  EXPECT_TRUE(eventually({&endpoint}, [&] { return endpoint.messages.size() > before; }));
+  EXPECT_EQ(endpoint.messages.back(), "still there?");
+}
+
+TEST(LocalCrowd, SixtyFourRailsConnectBothWays) {
+  Endpoint hub;
+  std::vector<std::unique_ptr<Endpoint>> guests;
+  std::vector<std::unique_ptr<RailPeer>> peers;
+  for (uint32_t i = 0; i < 64; ++i) {
+    guests.push_back(std::make_unique<Endpoint>());
+    peers.push_back(guests.back()->connect(hub));
+    peers.push_back(hub.connect(*guests.back()));
+  }
+  for (uint32_t i = 0; i < 64; ++i) {
+    guests[i]->post({signal(*peers[2 * i], i, 1)});
+    hub.post({signal(*peers[2 * i + 1], i, i)});
+  }
+  ASSERT_TRUE(eventually({&hub}, [&] { return hub.imms.size() == 64; }));
+  for (uint32_t i = 0; i < 64; ++i) {
+    EXPECT_TRUE(eventually({guests[i].get()}, [&] { return guests[i]->imms == std::vector<uint32_t>{i}; }));
+  }
+  guests.clear();
+  EXPECT_TRUE(eventually({&hub}, [&] { return hub.lost.size() == 64; }));
+}
+
+TEST(LocalCrowd, TwoHundredFiftySixConnectAtOnce) {
+  constexpr int kThreads = 8;
+  constexpr int kEach = 32;
+  Endpoint hub;
+  std::vector<std::thread> threads;
+  std::atomic<int> connected{0};
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      Endpoint guest(Words{{"ring", "64"}});
+      std::vector<std::unique_ptr<RailPeer>> peers;
+      for (int i = 0; i < kEach; ++i) {
+        peers.push_back(guest.connect(hub));
+        if (peers.back() == nullptr) return;
+        guest.post({signal(*peers.back(), static_cast<uint32_t>(t * kEach + i), static_cast<uint64_t>(i))});
+        ++connected;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(connected, kThreads * kEach);
+  EXPECT_TRUE(eventually({&hub}, [&] { return hub.imms.size() == kThreads * kEach; }))
+      << "what was said before leaving counts";
+}
+
+TEST(LocalCrowd, TheSeatsAreBoundedAndComeBack) {
+  Endpoint hub;
+  Endpoint guest(Words{{"ring", "8"}});
+  std::vector<std::unique_ptr<RailPeer>> peers;
+  for (uint32_t i = 0; i < local::kMaxConnections; ++i) {
+    peers.push_back(guest.connect(hub));
+    ASSERT_NE(peers.back(), nullptr) << i;
+  }
+  std::unique_ptr<RailPeer> surplus;
+  EXPECT_EQ(guest.rail->connect(hub.rail->address(), kPatienceNs, &surplus).code, StatusCode::kPeerRejected);
+  peers.resize(10);
+  EXPECT_TRUE(eventually({&hub}, [&] { return guest.rail->connect(hub.rail->address(), kPatienceNs, &surplus).ok(); }));
+  guest.post({signal(*surplus, 3, 1), signal(*peers[9], 4, 2)});
+  EXPECT_TRUE(eventually({&hub}, [&] { return hub.imms.size() == 2; }));
+}
+
+TEST(LocalCrowd, ARailOfTheSameProcessCanComeBack) {
+  Endpoint guest;
+  for (int round = 0; round < 20; ++round) {
+    auto hub = std::make_unique<Endpoint>();
+    auto peer = guest.connect(*hub);
+    guest.post({signal(*peer, 1, static_cast<uint64_t>(round))});
+    ASSERT_TRUE(eventually({hub.get()}, [&] { return hub->imms.size() == 1; }));
+    hub.reset();
+    ASSERT_TRUE(eventually({&guest}, [&] { return guest.lost.size() == static_cast<size_t>(round) + 1; }));
+    guest.post({signal(*peer, 1, 1000 + static_cast<uint64_t>(round))});
+    guest.poll();
+    EXPECT_EQ(guest.done[1000 + static_cast<uint64_t>(round)].code, StatusCode::kPeerDead);
+  }
+}
+
+TEST(LocalCrowd, ARailTalksToItself) {
+  Endpoint endpoint;
+  Block block(8192);
+  auto peer = endpoint.connect(endpoint);
+  auto remote = attach(endpoint, *peer, block.enrol(endpoint));
+  block.data()[0] = 42;
+  endpoint.post(
+      {with_imm(transfer(WorkKind::kWrite, *peer, *remote, block.data(), 4096, 100, 1), 6), message(*peer, "me", 2)});
+  ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.imms.size() == 1 && endpoint.messages.size() == 1; }));
+  EXPECT_EQ(block.data()[4096], 42);
+}
+
+TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {
+  Endpoint endpoint;
+  std::mt19937_64 random(21);
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  for (int round = 0; round < 300; ++round) {
+    const UniqueFd socket = knock(endpoint);
+    local::WireMessage hello = local::wire_message(local::WireKind::kHello);
+    switch (round % 6) {
+      case 0: {  // random bytes
+        std::string bytes(1 + random() % 400, '\0');
+        for (char& c : bytes) c = static_cast<char>(random());
+        ASSERT_GT(send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
+        break;
+      }
+      case 1:  // a good header, wrong rail
+        hello.entries = 64;
+        local::send_wire(socket.get(), hello, {pipe_ends[0], pipe_ends[0], pipe_ends[1]});
+        break;
+      case 2:  // the right rail, no files at all
+        hello.target_rail = where(endpoint).rail_id;
+        hello.entries = 64;
+        local::send_wire(socket.get(), hello, {-1, -1, -1});
+        break;
+      case 3:  // the right rail, pipes for files
+        hello.target_rail = where(endpoint).rail_id;
+        hello.process_start = local::process_start(getpid());
+        hello.entries = 64;
+        local::send_wire(socket.get(), hello, {pipe_ends[0], pipe_ends[0], pipe_ends[1]});
+        break;
+      case 4: {  // a segment that can shrink under us
+        hello.target_rail = where(endpoint).rail_id;
+        hello.process_start = local::process_start(getpid());
+        hello.entries = 64;
+        const UniqueFd loose(memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+        ASSERT_EQ(ftruncate(loose.get(), 64 << 20), 0);
+        local::send_wire(socket.get(), hello, {loose.get(), loose.get(), pipe_ends[1]});
+        break;
+      }
+      default:  // asks for files before the handshake
+        local::send_wire(socket.get(), local::wire_message(local::WireKind::kAskFile), {-1, -1, -1});
+    }
+    ASSERT_TRUE(hangs_up(socket)) << "round " << round;
+  }
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+  expect_service(endpoint);
+}
+
+// A connection made by hand, so that anything can be written into its memory.
+struct Impostor {
+  explicit Impostor(const Endpoint& endpoint) : socket(knock(endpoint)) {
+    UniqueFd segment_fd;
+    UniqueFd bell_fd;
+    const UniqueFd doorbell(eventfd(0, EFD_NONBLOCK));
+    EXPECT_TRUE(local::Mapping::create(local::FileRole::kSegment, layout.total(), &segment, &segment_fd).ok());
+    EXPECT_TRUE(local::Mapping::create(local::FileRole::kBell, 4096, &own_bell, &bell_fd).ok());
+    auto* header = segment->as<local::SegmentHeader>();
+    header->magic = local::kSegmentMagic;
+    header->version = local::kLayoutVersion;
+    header->entries = kEntries;
+    local::WireMessage hello = local::wire_message(local::WireKind::kHello);
+    hello.target_rail = where(endpoint).rail_id;
+    hello.rail = local::random_word();
+    hello.process_start = local::process_start(getpid());
+    hello.entries = kEntries;
+    EXPECT_TRUE(local::send_wire(socket.get(), hello, {segment_fd.get(), bell_fd.get(), doorbell.get()}).ok());
+    local::FdPack fds;
+    EXPECT_TRUE(
+        local::await_wire(socket.get(), local::WireKind::kWelcome, now_ns() + kPatienceNs, &welcome, &fds).ok());
+    EXPECT_EQ(welcome.status, 0u);
+    EXPECT_TRUE(local::Mapping::open(local::FileRole::kBell, fds[1].get(), sizeof(local::Bell), &bell).ok());
+    board_fd = std::move(fds[0]);
+  }
+
+  local::Entry& entry(uint64_t position) { return segment->as<local::Entry>(layout.ring())[position % kEntries]; }
+  void ring() { bell->as<local::Bell>()->dirty[welcome.connection / 64].fetch_or(1ull << (welcome.connection % 64)); }
+
+  static constexpr uint32_t kEntries = 64;
+  local::SegmentLayout layout{kEntries};
+  UniqueFd socket;
+  UniqueFd board_fd;
+  local::WireMessage welcome;
+  std::shared_ptr<local::Mapping> segment;
+  std::shared_ptr<local::Mapping> own_bell;
+  std::shared_ptr<local::Mapping> bell;
+};
+
+TEST(LocalHostile, NonsenseInTheRingHarmsNobody) {
+  Endpoint endpoint;
+  Block block(1 << 20);
+  block.fill(0x77);
+  const std::string key = block.enrol(endpoint, kAccessRemoteRead);
+  local::RegionKey valid;
+  ASSERT_TRUE(local::decode_key(key, &valid).ok());
+  std::mt19937_64 random(22);
+  size_t broken = 0;
+  for (int round = 0; round < 60; ++round) {
+    Impostor impostor(endpoint);
+    for (uint64_t position = 0; position < 500; ++position) {
+      local::EntryBody body{};
+      const auto wild = [&] {
+        return random() % 3 == 0 ? static_cast<uint32_t>(random()) : static_cast<uint32_t>(random() % 70'000);
+      };
+      body.kind = static_cast<local::EntryKind>(random() % 40 == 0 ? random() % 256 : 1 + random() % 4);
+      body.count = static_cast<uint8_t>(random() % 40 == 0 ? random() : 1 + random() % 12);
+      body.has_imm = static_cast<uint8_t>(random());
+      body.inlined = static_cast<uint8_t>(random() % 2);
+      body.length =
+          body.kind == local::EntryKind::kMessage && random() % 20 != 0 ? static_cast<uint32_t>(random() % 49) : wild();
+      // Half of the time with a valid key, so that only bounds and rights stand between it and the memory.
+      if (body.kind == local::EntryKind::kBounceWrite || body.kind == local::EntryKind::kBounceRead)
+        body.bounce = {random() % 2 ? random() : valid.generation,
+                       random() % 2 ? random() : random() % (2 << 20),
+                       random() % 2 ? wild() : valid.slot,
+                       wild(),
+                       0,
+                       0};
+      uint64_t words[local::kEntryWords];
+      std::memcpy(words, &body, sizeof body);
+      local::Entry& entry = impostor.entry(position);
+      for (size_t i = 0; i < local::kEntryWords; ++i) entry.words[i].store(words[i], std::memory_order_relaxed);
+      entry.sequence.store(position + 1);
+      impostor.ring();
+      if (random() % 8 == 0) impostor.bell->as<local::Bell>()->dirty[random() % local::kBellWords].fetch_or(random());
+      endpoint.poll();
+    }
+    broken += hangs_up(impostor.socket) ? 1 : 0;
+    endpoint.imms.clear();
+    endpoint.messages.clear();
+  }
+  EXPECT_GT(broken, 40u) << "an unknown entry ends its connection";
+  for (uint64_t i = 0; i < block.length(); ++i) ASSERT_EQ(block.data()[i], 0x77);
+  expect_service(endpoint);
+}
+
+TEST(LocalHostile, TheBoardCannotBeWrittenByPeers) {
+  Endpoint endpoint;
+  Impostor impostor(endpoint);
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, impostor.board_fd.get(), 0), MAP_FAILED)
+      << "rights and generations are the owner's word";
+  EXPECT_NE(ftruncate(impostor.board_fd.get(), 0), 0) << "a shrunk board would be a SIGBUS for all";
+  char zero = 0;
+  EXPECT_LT(pwrite(impostor.board_fd.get(), &zero, 1, 0), 0);
+}
+
+}  // namespace
+}  // namespace asyncfabric
