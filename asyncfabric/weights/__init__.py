@@ -21,6 +21,7 @@ from asyncfabric.weights.plan.placement import Mesh, Placement, Replicate, Shard
 from asyncfabric.weights.plan.plan import Plan, from_bytes, to_bytes
 from asyncfabric.weights.plan.planner import CHUNK_BYTES, plan_weights
 from asyncfabric.weights.plan.relay import Rates
+from asyncfabric.weights.plan.rules import SAME_NAMES, Rule, causal_rules, moves_by_rules
 from asyncfabric.weights.plan.table import draw_plan
 from asyncfabric.weights.plan.target import SCALE_SUFFIX, Move, Target, alone, fused, stacked
 
@@ -29,6 +30,7 @@ __all__ = [
     "CARDS",
     "CHUNK_BYTES",
     "ITEM_BYTES",
+    "SAME_NAMES",
     "SCALE_SUFFIX",
     "STORED_AS",
     "Batch",
@@ -53,6 +55,7 @@ __all__ = [
     "ReplicaLayout",
     "ReplicaMemory",
     "Replicate",
+    "Rule",
     "Shard",
     "Shares",
     "Target",
@@ -63,6 +66,7 @@ __all__ = [
     "card",
     "card_of",
     "causal_moves",
+    "causal_rules",
     "draw_plan",
     "execute",
     "forwarded_by",
@@ -74,6 +78,7 @@ __all__ = [
     "leave_replica",
     "local_tensors",
     "moves_between",
+    "moves_by_rules",
     "open_shard",
     "parameters",
     "place",
