@@ -6,7 +6,6 @@ once, and every byte compared. Ends with 0 when all was right.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import anyio
 import numpy as np
 
 import asyncfabric as af
+from asyncfabric._gpu import open_driver
 from asyncfabric.bench.pattern import Bytes, Pages
 
 MIB = 1 << 20
@@ -51,10 +51,7 @@ SHAPES = (
 
 
 def _gpus() -> int:
-    count = ctypes.c_int()
-    driver = ctypes.CDLL("libcuda.so.1")
-    assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-    return count.value
+    return open_driver().count()
 
 
 def copied(target: Bytes, source: Bytes, shape: Shape, source_pages: Pages, target_pages: Pages) -> None:

@@ -6,14 +6,13 @@ Any thread. The structs are those of native/cuda/moe.
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_uint32, c_uint64, c_void_p
+from ctypes import c_uint32, c_uint64
 from importlib import resources
 from typing import ClassVar, Literal
 
 import torch
 
-from asyncfabric._cuda_driver import Driver
-from asyncfabric.moe.gpu.driver import DYNAMIC_SHARED_BYTES, SHARED_SHARE
+from asyncfabric._gpu import Driver, Function, Module
 from asyncfabric.moe.gpu.handle import CudaMoeHandle
 from asyncfabric.moe.gpu.layout import (
     BACK_WARPS,
@@ -154,12 +153,10 @@ class Kernels:
         Raises:
             DeviceError: the driver does not compile them, or the device has too little shared memory.
         """
-        self._driver = driver
         self._device = device
-        self._module = c_void_p()
         self._blocks = blocks
         with torch.cuda.device(device):
-            driver.call("cuModuleLoadData", byref(self._module), kernel_text())
+            self._module = Module(driver, kernel_text())
             self._dispatch = self._function("moe_dispatch", layout.dispatch_shared_bytes)
             self._combine = self._function(COMBINE[layout.config.out_dtype], layout.combine_shared_bytes)
             self._gate = self._function("moe_gate", 0)
@@ -181,19 +178,17 @@ class Kernels:
     def close(self) -> None:
         """Unload; none of them may run any more."""
         with torch.cuda.device(self._device):
-            self._driver.call("cuModuleUnload", self._module)
+            self._module.unload()
 
-    def _function(self, name: str, shared_bytes: int) -> tuple[c_void_p, int]:
-        found = c_void_p()
-        self._driver.call("cuModuleGetFunction", byref(found), self._module, name.encode())
-        self._driver.call("cuFuncSetAttribute", found, DYNAMIC_SHARED_BYTES, shared_bytes)
+    def _function(self, name: str, shared_bytes: int) -> Function:
+        found = self._module.function(name)
         # The same share for all kernels: a multiprocessor that has to change it waits until it is empty.
-        self._driver.call("cuFuncSetAttribute", found, SHARED_SHARE, 100)
-        return found, shared_bytes
+        found.reserve_shared(shared_bytes, 100)
+        return found
 
     def _step(
         self,
-        function: tuple[c_void_p, int],
+        function: Function,
         threads: int,
         gate: GateWords,
         stream: int,
@@ -215,14 +210,11 @@ class Kernels:
 
     def _launch(
         self,
-        function: tuple[c_void_p, int],
+        function: Function,
         blocks: int,
         threads: int,
         stream: int,
         *words: ctypes.Structure,
     ) -> None:
-        arguments = (c_void_p * len(words))(*(ctypes.addressof(each) for each in words))
-        found, shared_bytes = function
-        grid = (blocks, 1, 1, threads, 1, 1)
         with torch.cuda.device(self._device):  # the default stream is that of the current device
-            self._driver.call("cuLaunchKernel", found, *grid, shared_bytes, c_void_p(stream), arguments, None)
+            function.launch((blocks, 1), threads, stream, words)

@@ -5,21 +5,9 @@ The memory lives as long as somebody maps it: what is stored for a rank that die
 
 from __future__ import annotations
 
-import ctypes
 import os
-from ctypes import byref, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p
 
-from asyncfabric._cuda_driver import Driver
-from asyncfabric.moe.gpu.driver import (
-    ALLOCATION_PINNED,
-    LOCATION_DEVICE,
-    POSIX_DESCRIPTOR,
-    READ_WRITE,
-    RECOMMENDED,
-    Access,
-    AllocationProp,
-    Location,
-)
+from asyncfabric._gpu import Driver, memory
 
 
 class Pages:
@@ -40,37 +28,28 @@ class Pages:
         self._driver = driver
         self.address: int = 0
         self.descriptor: int = -1
-        self._reserved = False
-        location = Location(LOCATION_DEVICE, device)
-        prop = AllocationProp(type=ALLOCATION_PINNED, handle_types=POSIX_DESCRIPTOR, location=location)
-        grain = c_size_t()
-        driver.call("cuMemGetAllocationGranularity", byref(grain), byref(prop), RECOMMENDED)
-        self.length_bytes: int = -(-length_bytes // grain.value) * grain.value
-        size, memory = c_size_t(self.length_bytes), c_ulonglong()
+        self._mapped = False
+        grain = memory.granularity(driver, device)
+        self.length_bytes: int = -(-length_bytes // grain) * grain
+        size = self.length_bytes
         if descriptor is None:
-            driver.call("cuMemCreate", byref(memory), size, byref(prop), c_ulonglong(0))
+            handle = memory.create(driver, device, size)
         else:
-            driver.call("cuMemImportFromShareableHandle", byref(memory), c_void_p(descriptor), POSIX_DESCRIPTOR)
+            handle = memory.import_descriptor(driver, descriptor)
         try:
             if descriptor is None:
-                exported = c_int(-1)
-                driver.call("cuMemExportToShareableHandle", byref(exported), memory, POSIX_DESCRIPTOR, c_ulonglong(0))
-                self.descriptor = exported.value
-            at = c_uint64()
-            driver.call("cuMemAddressReserve", byref(at), size, c_size_t(grain.value), c_uint64(0), c_ulonglong(0))
-            self.address = at.value
-            driver.call("cuMemMap", at, size, c_size_t(0), memory, c_ulonglong(0))
-            self._reserved = True
-            access = Access(location, READ_WRITE)
-            driver.call("cuMemSetAccess", at, size, byref(access), c_size_t(1))
+                self.descriptor = memory.export_descriptor(driver, handle)
+            self.address = memory.reserve(driver, size, grain)
+            memory.map_handle(driver, self.address, size, handle)
+            self._mapped = True
+            memory.allow(driver, device, self.address, size)
             if descriptor is None:
-                driver.call("cuMemsetD8_v2", at, ctypes.c_ubyte(0), size)
-                driver.call("cuCtxSynchronize")
+                memory.zero(driver, self.address, size)
         except BaseException:
             self.close()
             raise
         finally:
-            driver.call("cuMemRelease", memory)  # the mapping keeps it
+            memory.release(driver, handle)  # the mapping keeps it
 
     def close_descriptor(self) -> None:
         """Close the descriptor: all who may map the pages have it."""
@@ -81,9 +60,8 @@ class Pages:
     def close(self) -> None:
         """Unmap; no kernel of this process may use the memory any more."""
         self.close_descriptor()
-        size = c_size_t(self.length_bytes)
-        if self._reserved:
-            self._driver.call("cuMemUnmap", c_uint64(self.address), size)
+        if self._mapped:
+            memory.unmap(self._driver, self.address, self.length_bytes)
         if self.address:
-            self._driver.call("cuMemAddressFree", c_uint64(self.address), size)
-        self._reserved, self.address = False, 0
+            memory.free_reserved(self._driver, self.address, self.length_bytes)
+        self._mapped, self.address = False, 0

@@ -5,15 +5,13 @@ Memory that is pinned already, by a rail of the engine for example, stays as it 
 
 from __future__ import annotations
 
-from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from threading import Lock
 
 import torch
 
-from asyncfabric._cuda_driver import Driver
+from asyncfabric._gpu import Driver, memory
 from asyncfabric.errors import DeviceError
-from asyncfabric.moe.gpu.driver import ALREADY_PINNED, PORTABLE_MAPPED
 
 PAGE_BYTES = 4096
 
@@ -41,18 +39,18 @@ class Pinned:
         self._ours = False
         with torch.cuda.device(device):
             try:
-                driver.call("cuMemHostRegister_v2", c_void_p(base), c_size_t(length_bytes), c_uint(PORTABLE_MAPPED))
+                memory.pin(driver, base, length_bytes)
                 self._ours = True
             except DeviceError as error:
-                if error.raw != ALREADY_PINNED:
+                if error.raw != memory.ALREADY_PINNED:
                     raise
-            self.address: int = device_address(driver, base)
+            self.address: int = memory.device_address(driver, base)
 
     def close(self) -> None:
         """Unpin; no kernel may use it any more."""
         if self._ours:
             with torch.cuda.device(self._device):
-                self._driver.call("cuMemHostUnregister", c_void_p(self._base))
+                memory.unpin(self._driver, self._base)
         self._ours = False
 
 
@@ -90,10 +88,3 @@ class PinnedWord:
             page.users -= 1
             if page.users == 0:
                 _pages.pop(self._at).pinned.close()
-
-
-def device_address(driver: Driver, base: int) -> int:
-    """Return where kernels find a byte of pinned memory; the context must be current."""
-    found = c_uint64()
-    driver.call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(base), c_uint(0))
-    return found.value

@@ -17,10 +17,10 @@ import anyio.abc
 import torch
 
 from asyncfabric import Fabric, RegionKey
-from asyncfabric._cuda_driver import Driver, open_driver
+from asyncfabric._gpu import Driver, open_driver
+from asyncfabric._gpu.driver import MAJOR, MULTIPROCESSORS
 from asyncfabric.errors import DeviceError, RemoteProtocolError
 from asyncfabric.moe.gpu.descriptors import swap_descriptors
-from asyncfabric.moe.gpu.driver import MAJOR, MULTIPROCESSORS
 from asyncfabric.moe.gpu.handle import Output, output_of
 from asyncfabric.moe.gpu.launch import STATE_WORDS, ExchangeWords, Kernels
 from asyncfabric.moe.gpu.layout import MAX_RANKS, Parts

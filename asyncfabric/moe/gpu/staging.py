@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from asyncfabric import Fabric, Region, WatchWord
-from asyncfabric._cuda_driver import Driver
+from asyncfabric._gpu import Driver
 from asyncfabric.moe.gpu.launch import ExchangeWords
 from asyncfabric.moe.gpu.layout import NvlinkLayout
 from asyncfabric.moe.gpu.pinned import Pinned, PinnedWord

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 
+from asyncfabric._gpu import Module, open_driver
+
 ECHO = b"""
 .version 7.0
 .target sm_75
@@ -44,19 +46,14 @@ class EchoKernel:
     """The kernel, loaded into the context that is current. The driver loads no code while another kernel spins."""
 
     def __init__(self) -> None:
-        """Load it; raises OSError with the driver's number."""
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(self._module), ECHO)
-        self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, b"echo")
+        """Load it.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        self._echo = Module(open_driver(), ECHO).function("echo")
 
     def start(self, flag: int, first: int, word: int, rounds: int, stream: int) -> None:
         """Launch: addresses of two host words that the GPU reaches, the first number, how many, a stream's handle."""
         values = (ctypes.c_uint64(flag), ctypes.c_uint64(first), ctypes.c_uint64(word), ctypes.c_uint32(rounds))
-        arguments = (ctypes.c_void_p * 4)(*(ctypes.addressof(value) for value in values))
-        self._call("cuLaunchKernel", self._function, 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(stream), arguments, None)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self._cuda, name)(*arguments)
-        if status != 0:
-            raise OSError(f"{name} failed with CUDA error {status}")
+        self._echo.launch((1, 1), 1, stream, values)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import asyncfabric as af
+from asyncfabric._gpu import Module, open_driver
 from asyncfabric_services.demo.pair.generation import forward
 from asyncfabric_services.demo.pair.page_pool import PagePool
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
@@ -52,16 +53,12 @@ class GpuPrefill:
         self._model = model
         self._pool = pool
         self._word = ctypes.c_uint64(word.address)
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._word))
         self._chunks: dict[tuple[int, int], _Chunk] = {}
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._module, self._count = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(model.device):
             torch.cuda.synchronize()  # the context is current
             self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._memory = torch.cuda.graph_pool_handle()
-            self._call("cuModuleLoadData", ctypes.byref(self._module), COUNT)
-            self._call("cuModuleGetFunction", ctypes.byref(self._count), self._module, b"count")
+            self._count = Module(open_driver(), COUNT).function("count")
 
     @property
     def graphs(self) -> int:
@@ -93,10 +90,4 @@ class GpuPrefill:
             return chunk.logits.cpu()
 
     def _bump(self, _layer: int, _start: int, _end: int) -> None:
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self._call("cuLaunchKernel", self._count, 1, 1, 1, 1, 1, 1, 0, stream, self._arguments, None)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self._cuda, name)(*arguments)
-        if status != 0:
-            raise af.DeviceError(f"{name} failed with CUDA error {status}")
+        self._count.launch((1, 1), 1, torch.cuda.current_stream().cuda_stream, (self._word,))

@@ -10,7 +10,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_uint32, c_uint64, c_void_p
+from ctypes import c_uint32, c_uint64
 from functools import cache, partial
 from importlib import resources
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from asyncfabric._cuda_driver import Driver, open_driver
+from asyncfabric._gpu import Driver, Function, Module, open_driver
 
 THREADS = 256
 
@@ -176,23 +176,17 @@ class _Loaded:
     """The kernels, loaded by the driver; launched where the device's context is current."""
 
     def __init__(self, driver: Driver, device: torch.device) -> None:
-        self._driver = driver
         self._device = device
-        self._functions: dict[str, c_void_p] = {}
-        self._module = c_void_p()
+        self._functions: dict[str, Function] = {}
         with torch.cuda.device(device):
             torch.zeros(1, dtype=torch.int32, device=device)  # so that the device's context is current on this thread
-            driver.call("cuModuleLoadData", byref(self._module), kernel_text())
+            self._module = Module(driver, kernel_text())
 
     def __call__(self, name: str, grid: tuple[int, int], arguments: list[Any]) -> None:
         found = self._functions.get(name)
-        pointers = (c_void_p * len(arguments))(*[ctypes.addressof(each) for each in arguments])
         if found is None:
-            found = c_void_p()
-            self._driver.call("cuModuleGetFunction", byref(found), self._module, f"weights_{name}".encode())
-            self._functions[name] = found
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._driver.call("cuLaunchKernel", found, *grid, 1, THREADS, 1, 1, 0, c_void_p(stream), pointers, None)
+            found = self._functions[name] = self._module.function(f"weights_{name}")
+        found.launch(grid, THREADS, torch.cuda.current_stream(self._device).cuda_stream, arguments)
 
 
 def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scales: int, out: Tensor) -> Matrices:
