@@ -197,12 +197,7 @@ gpu:  ## on a machine with a GPU: build, figures, tests, conformance over cuda; 
 	ASYNCFABRIC_GPU_PARTS="$(GPU_PARTS)" $(GPU_PYTHON) tests/gpu/run.py build/gpu-report
 
 ptx:  ## the kernels of native/cuda as the texts that the library and the package carry; needs nvcc
-	nvcc -ptx -arch=compute_75 -o build/copy_pieces.ptx native/cuda/copy_pieces.cu
-	$(GPU_PYTHON) native/cuda/embed.py build/copy_pieces.ptx 7.0 native/src/providers/cuda/kernel_text.h
-	nvcc -std=c++17 -ptx -arch=compute_90 -o build/moe.ptx native/cuda/moe/kernels.cu
-	$(GPU_PYTHON) native/cuda/embed.py build/moe.ptx 8.3 asyncfabric/moe/gpu/kernels.ptx
-	nvcc -std=c++17 -ptx -arch=compute_75 -o build/weights.ptx native/cuda/weights/kernels.cu
-	$(GPU_PYTHON) native/cuda/embed.py build/weights.ptx 7.0 asyncfabric/weights/memory/gpu/kernels.ptx
+	$(GPU_PYTHON) native/cuda/embed.py
 
 check: $(STAMPS)/packages  ## ruff, mypy strict, import contracts, cython-lint, clang-format, verifytypes, the house test
 	$(BIN)/ruff check --output-format concise .

@@ -123,8 +123,8 @@ setup(
         "asyncfabric": ["py.typed"],
         "asyncfabric._native": ["_engine.pyi"],
         "asyncfabric.integrations.nixl": ["pythonpath/nixl/*.py"],  # no package of ours: a folder for PYTHONPATH
-        "asyncfabric.moe.gpu": ["kernels.ptx"],
-        "asyncfabric.weights.memory.gpu": ["kernels.ptx"],
+        "asyncfabric.moe.gpu": ["_generated/kernels.ptx"],
+        "asyncfabric.weights.memory.gpu": ["_generated/kernels.ptx"],
     },
     ext_modules=[engine_extension()],
     cmdclass={"build_ext": BuildNative},

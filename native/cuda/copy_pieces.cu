@@ -1,6 +1,6 @@
 // copy_pieces.cu: many small copies by the multiprocessors, in one launch: what a copy engine does at 64 pages per microsecond
 // less. One block takes pieces in turns; all addresses and lengths are multiples of 16. `make ptx` turns this file into
-// native/src/providers/cuda/kernel_text.h, which is what the library carries: no CUDA compiler is needed to build it.
+// native/src/providers/cuda/_generated/kernel_text.h, which is what the library carries: no CUDA compiler is needed to build it.
 #include <cstdint>
 
 constexpr uint32_t kStretches = 16;

@@ -13,7 +13,7 @@ FORBIDDEN_WORDS = {"utils", "util", "helpers", "helper", "manager", "common", "m
 TOP = {
     "pyproject.toml", "setup.py", "asyncfabric", "cython_ext", "native", "services", "tests", "README.md",
     "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".ci", "docs",
-    "constraints.txt", "MANIFEST.in", ".gitignore",
+    "constraints.txt", "MANIFEST.in", ".gitignore", ".gitattributes",
 }  # fmt: skip
 NATIVE_SOURCES = {"base", "provider", "providers", "engine", "topology", "bench", "rows"}
 PROVIDERS = {"local", "libfabric", "verbs", "cuda", "fault"}

@@ -141,7 +141,7 @@ def combine_words(handle: CudaMoeHandle, y: torch.Tensor, roles: int) -> Combine
 
 def kernel_text() -> bytes:
     """Return the kernels as PTX."""
-    return resources.files("asyncfabric.moe.gpu").joinpath("kernels.ptx").read_bytes()
+    return resources.files("asyncfabric.moe.gpu").joinpath("_generated/kernels.ptx").read_bytes()
 
 
 class Kernels:

@@ -1,5 +1,5 @@
 // kernels.cu: dispatch and combine among GPUs, as one launch each; as two with a gate in between where ranks are on other hosts.
-// `make ptx` turns this file into asyncfabric/moe/gpu/kernels.ptx, which is what the package carries: no CUDA compiler is needed
+// `make ptx` turns this file into asyncfabric/moe/gpu/_generated/kernels.ptx, which is what the package carries: no CUDA compiler is needed
 // to install it. How a step goes, and what keeps ranks from writing to what was not read: docs/explain/moe.md.
 #include "combine.cuh"
 #include "dispatch.cuh"

@@ -1,6 +1,6 @@
 // kernels.cu: weights on their way, in the memory of one GPU: checksums of stretches, maxima of blocks, float8 by blocks.
 // Nothing waits but for its own block. `make ptx` turns this file into the text that the package
-// carries (asyncfabric/weights/memory/gpu/kernels.ptx); kernels.py beside that has the structs in Python.
+// carries (asyncfabric/weights/memory/gpu/_generated/kernels.ptx); kernels.py above that has the structs in Python.
 #include "elements.cuh"
 #include "lay.cuh"
 #include "whole.cuh"

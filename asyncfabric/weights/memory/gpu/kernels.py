@@ -59,7 +59,7 @@ Launch = Callable[[str, "tuple[int, int]", "list[Any]"], None]
 
 def kernel_text() -> bytes:
     """Return the kernels as PTX."""
-    return resources.files("asyncfabric.weights.memory.gpu").joinpath("kernels.ptx").read_bytes()
+    return resources.files("asyncfabric.weights.memory.gpu").joinpath("_generated/kernels.ptx").read_bytes()
 
 
 class Brought:

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "providers/cuda/kernel_text.h"
+#include "providers/cuda/_generated/kernel_text.h"
 
 namespace asyncfabric::cuda {
 namespace {
