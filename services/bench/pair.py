@@ -1,30 +1,23 @@
-"""The coordinator's side of a measured process: start it, call it over two pipes, end it.
+"""The coordinator's side of measured processes: calls with a deadline, in one process, in several or in a pair.
 
 The coordinator only blocks in reads while something is measured, so that it takes no core from the processes under
-test. One JSON object per line each way; a call that the process cannot do comes back as an error with its class name.
+test. A call that the process cannot do comes back as an error with its class name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import select
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
+from asyncfabric_services.bench.workers import WORKERS, Call, Failure, Value
+from asyncfabric_services.children.child import Child, ChildDied, wait_any
 from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentUnfit
-
-BenchWorkerKind = Literal[
-    "limits", "fabric", "engine", "scatter", "kv", "ttft", "moe", "moe-gpu", "gpu", "gpu-limits", "weights",
-    "gpu-weights", "weights-crowd", "mesh", "nixl", "nixl-bare", "notes",
-]  # fmt: skip
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})
 """Errors of a measured process that mean: this machine cannot do it."""
@@ -33,44 +26,43 @@ UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "Mod
 class Process(AbstractContextManager["Process"]):
     """One measured process. Calls block until it answers or the run's deadline passes."""
 
-    def __init__(
-        self, kind: BenchWorkerKind, role: str, deadline: float, meeting: int = -1, inherit: Sequence[int] = ()
-    ) -> None:
-        """Start the process; `deadline` is on time.monotonic(), `meeting` and `inherit` are descriptors it may use."""
+    def __init__(self, kind: str, role: str, deadline: float, meeting: int = -1, inherit: Sequence[int] = ()) -> None:
+        """Start a process of a kind of WORKERS.
+
+        `deadline` is on time.monotonic(), `meeting` and `inherit` are descriptors that it may use.
+        """
+        if kind not in WORKERS:
+            raise ValueError(f"kind must be one of {sorted(WORKERS)}, got {kind!r}")
         self.role = role
         self._deadline = deadline
-        self._buffer = b""
-        command = [sys.executable, "-m", "asyncfabric_services.bench.peer", kind, str(meeting)]
-        passed = tuple(each for each in (meeting, *inherit) if each >= 0)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=passed)
+        self._reported = False  # what it wrote to stderr is in an error already
+        passed = [each for each in (meeting, *inherit) if each >= 0]
+        module = f"{__package__}.peer"
+        self._child = Child(role, module, (kind, str(meeting)), receives=Value | Failure, inherit=passed)
 
     @property
     def pid(self) -> int:
         """Return the process id."""
-        return self._process.pid
+        return self._child.pid
 
     def start(self, command: str, **arguments: Any) -> None:
         """Send a call without waiting for its answer; `finish` must follow."""
-        assert self._process.stdin is not None
-        line = json.dumps({"command": command, "arguments": arguments}).encode() + b"\n"
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        except BrokenPipeError:
+            self._child.send(Call(command, arguments))
+        except ChildDied:
             raise self._gone() from None
 
     def finish(self) -> Any:
         """Return the answer to the oldest call that was started."""
         while not self.answered:
-            self.listen([self])
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer = json.loads(line)
-        if "error" not in answer:
-            return answer["value"]
-        text = f"{self.role}: {answer['class']}: {answer['error']}"
-        if answer["class"] in UNFIT_ERRORS:
+            self.wait_with([self])
+        answer: Value | Failure = self._child.next_nowait()
+        if isinstance(answer, Value):
+            return answer.value
+        text = f"{self.role}: {answer.kind}: {answer.error}"
+        if answer.kind in UNFIT_ERRORS:
             raise EnvironmentUnfit(text)
-        raise CheckFailed(f"{text}\n{answer['traceback']}")
+        raise CheckFailed(f"{text}\n{answer.traceback}")
 
     def call(self, command: str, **arguments: Any) -> Any:
         """Send a call and return its answer."""
@@ -80,53 +72,40 @@ class Process(AbstractContextManager["Process"]):
     @property
     def answered(self) -> bool:
         """Say whether an answer is there."""
-        return b"\n" in self._buffer
+        return self._child.ready
 
-    def fileno(self) -> int:
-        """Return the descriptor that answers come from."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
-
-    def listen(self, processes: Sequence[Process]) -> None:
-        """Wait until one of some processes says something, and take what they say.
+    def wait_with(self, processes: Sequence[Process]) -> None:
+        """Wait until one of some processes sends something, and take what they sent.
 
         Raises:
             DeadlinePassed: none of them did before the deadline of the run.
             CheckFailed: one of them is gone.
         """
-        remaining = self._deadline - time.monotonic()
-        heard = select.select(processes, [], [], remaining)[0] if remaining > 0 else []
-        if not heard:
+        children = {process._child: process for process in processes}
+        ready = wait_any(list(children), self._deadline - time.monotonic())
+        if not ready:
             raise DeadlinePassed(f"the {self.role} process did not answer before the deadline of the run")
-        for process in heard:
-            block = os.read(process.fileno(), 1 << 20)
-            if not block:
-                raise process._gone()
-            process._buffer += block
+        for child in ready:
+            if not child.take():
+                raise children[child]._gone()
 
     def hang_up(self) -> None:
         """Let the process end by itself, without waiting: several whose ends wait for each other end together."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._child.hang_up()
 
     def _gone(self) -> CheckFailed:
-        return CheckFailed(f"the {self.role} process ended with status {self._process.wait()} in the middle of the run")
+        self._reported = True
+        return CheckFailed(f"the {self.role} process ended in the middle of the run: {self._child.death()}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the process: by closing its pipe when all is well, at once otherwise."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        """End the process: by closing its pipe when all is well, at once otherwise; show what it wrote to stderr."""
         if error is not None:
-            self._process.kill()
-        self.hang_up()
-        try:
-            self._process.wait(timeout=max(1.0, min(30.0, self._deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            self._child.kill()
+        written = self._child.end(max(1.0, min(30.0, self._deadline - time.monotonic())))
+        if not self._reported:
+            sys.stderr.write(written)
 
 
 def all_of(processes: Sequence[Process], command: str, **arguments: Any) -> list[Any]:
@@ -146,7 +125,7 @@ def answers_of(processes: Sequence[Process]) -> list[Any]:
         left = {place: process for place, process in enumerate(processes) if place not in found}
         ready = [place for place, process in left.items() if process.answered]
         if not ready:
-            next(iter(left.values())).listen(list(left.values()))
+            next(iter(left.values())).wait_with(list(left.values()))
         for place in ready:
             found[place] = left[place].finish()
     return [found[place] for place in range(len(processes))]
@@ -155,7 +134,7 @@ def answers_of(processes: Sequence[Process]) -> list[Any]:
 class Pair(AbstractContextManager["Pair"]):
     """An initiator and a target of one kind, joined by two eventfds and a socket that they inherit."""
 
-    def __init__(self, kind: BenchWorkerKind, deadline: float) -> None:
+    def __init__(self, kind: str, deadline: float) -> None:
         """Start both processes."""
         self.forth = os.eventfd(0)
         self.back = os.eventfd(0)

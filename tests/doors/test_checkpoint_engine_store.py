@@ -12,11 +12,11 @@ import checkpoint_engine.ps
 import pytest
 import torch
 from checkpoint_engine.data_types import BucketRange, H2DBucket, MemoryBuffer, MemoryBufferMetaList, MemoryBufferMetas
-from children import Child
 
 import asyncfabric as af
 from asyncfabric.integrations import checkpoint_engine as fabric_store
 from asyncfabric.integrations import process_fabric
+from children import Child
 
 THEIRS = checkpoint_engine.p2p_store.P2PStore
 

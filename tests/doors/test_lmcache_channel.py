@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from children import Child
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.transfer_channel import abstract
 from lmcache.v1.distributed.transfer_channel.api import TransferChannelAddress as Address
@@ -17,6 +16,7 @@ from lmcache.v1.distributed.transfer_channel.factory import create_transfer_chan
 import asyncfabric as af
 from asyncfabric.integrations import lmcache as fabric_channel
 from asyncfabric.integrations import process_fabric
+from children import Child
 
 PAGE, PAGES, SEED = 4096, 64, 7
 

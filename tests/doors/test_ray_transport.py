@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from children import Child
 
 Ask = Callable[[str], dict[str, Any]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncfabric.weights.update import COORDINATOR, receiver_name, trainer_name
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import BenchWorkerKind, Process
+from asyncfabric_services.bench.pair import Process
 
 
 class WeightsSetup:
@@ -90,7 +90,7 @@ def open_setup(
     rails = {name: [f"cuda:{number}"] for number, name in enumerate(trainers)}
     rails |= {name: [f"cuda:{number - len(receivers)}"] for number, name in enumerate(receivers)}
     with ExitStack() as stack:
-        kind: BenchWorkerKind = "gpu-weights" if options.on_gpu else "weights"
+        kind = "gpu-weights" if options.on_gpu else "weights"
         started = {
             name: stack.enter_context(
                 Process("weights-crowd" if together > 1 and name in homes else kind, name, options.deadline_at)

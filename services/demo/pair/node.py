@@ -7,7 +7,6 @@ else here runs outside the event loop.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -20,7 +19,8 @@ import torch
 import trio
 
 import asyncfabric as af
-from asyncfabric_services.demo.line_channel import LineChannel
+from asyncfabric_services.children.line_channel import LineChannel
+from asyncfabric_services.children.worker import ParentPipes, take_pipes
 from asyncfabric_services.demo.pair.generation import prefill
 from asyncfabric_services.demo.pair.model import PairModel, load_model
 from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes
@@ -102,23 +102,21 @@ def run_child(serve: Serve, *, gpu: int = 0) -> None:
 
     `gpu` is where it computes, if at all on GPUs: 0 is the first one, -1 the last one.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; it closes our stdin
-    out = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not land between our lines
+    pipes = take_pipes()
     try:
-        trio.run(_child_main, serve, out, gpu)
+        trio.run(_child_main, serve, pipes, gpu)
         status = FINE
     except BaseException as error:  # whatever it is, the parent must hear of it
         traceback.print_exc()
         causes = list(_leaves(error))
         status = _status(causes)
         reason = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
-        os.write(out, msgspec.json.encode(Failed(reason, status)) + b"\n")
+        os.write(pipes.outgoing, msgspec.json.encode(Failed(reason, status)) + b"\n")
     sys.exit(status)
 
 
-async def _child_main(serve: Serve, out: int, gpu: int) -> None:
-    parent = LineChannel(trio.lowlevel.FdStream(os.dup(out)), trio.lowlevel.FdStream(os.dup(0)), ToChild)
+async def _child_main(serve: Serve, pipes: ParentPipes, gpu: int) -> None:
+    parent = pipes.channel(ToChild)
     start = await parent.receive()
     if start is None:
         return

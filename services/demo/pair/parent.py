@@ -1,24 +1,19 @@
 """The parent: starts prefill and decode as separate processes, introduces them, hands out prompts, collects figures.
 
-It never touches a tensor. Children live in their own process group, so that Ctrl-C reaches the parent alone; when the
-parent ends in whatever way their stdin closes and they leave by themselves.
+It never touches a tensor. In whatever way the parent ends, its children's stdin closes and they leave by themselves.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
-from asyncfabric_services.demo.line_channel import LineChannel
+from asyncfabric_services.children.child import Child, ChildDied
 from asyncfabric_services.demo.pair.overlap import Figures, figures
 from asyncfabric_services.demo.pair.protocol import (
     Answer,
@@ -30,6 +25,7 @@ from asyncfabric_services.demo.pair.protocol import (
     Progress,
     Pushed,
     Start,
+    ToChild,
     ToParent,
 )
 from asyncfabric_services.demo.settings import Job, Settings
@@ -38,7 +34,6 @@ from asyncfabric_services.exits import CHECK_FAILED
 ROLES = ("prefill", "decode")
 LEAVE_SECONDS = 10.0  # after its stdin closed a child drains its transfers; then it is terminated, then killed
 GRACE_SECONDS = 1.0  # when one child fails the other often fails of it: wait this long to report the cause, too
-STDERR_LINES = 30
 
 
 class DemoError(Exception):
@@ -60,17 +55,6 @@ class View(Protocol):
 
     def answered(self, figures: Figures) -> None:
         """A prompt is done."""
-
-
-@dataclass
-class Child:
-    """One process, and the end of what it wrote to stderr."""
-
-    role: str
-    process: trio.Process
-    channel: LineChannel
-    stderr: deque[str] = field(default_factory=lambda: deque(maxlen=STDERR_LINES))
-    finished: bool = False
 
 
 Inbox = trio.MemoryReceiveChannel[tuple[Child, ToParent | None]]
@@ -131,46 +115,42 @@ async def _conduct(children: Sequence[Child], inbox: Inbox, jobs: Sequence[Job],
 async def _finish(children: Sequence[Child], inbox: Inbox) -> int:
     for child in children:
         await _send(child, Finish())
-    leaked, left = 0, len(children)
+    leaked, left = 0, list(children)
     while left:
-        child, message = await _next(children, inbox)
+        child, message = await _next(left, inbox)
         if isinstance(message, Goodbye):
-            child.finished = True
             leaked += message.leaked_pages
-            left -= 1
+            left.remove(child)
     return leaked
 
 
 async def _next(children: Sequence[Child], inbox: Inbox) -> tuple[Child, ToParent]:
-    """Return the next message of either child; raises DemoError naming each child that failed or died."""
-    reasons: list[str] = []
+    """Return the next message of these children; raises DemoError naming each of them that failed or died."""
+    reasons: dict[str, str] = {}
     status = CHECK_FAILED
-    scope = trio.CancelScope()
-    with scope:
-        while True:
+    with trio.CancelScope() as scope:
+        while len(reasons) < len(children):
             child, message = await inbox.receive()
             if isinstance(message, Failed):
-                reasons.append(f"{child.role} failed: {message.reason}")
+                reasons[child.role] = f"{child.role} failed: {message.reason}"
                 status = message.status
-                child.finished = True
-            elif message is not None:
-                if not reasons:
-                    return child, message
-            elif not child.finished:
-                reasons.append(f"{child.role} died: {_describe(await child.process.wait())}{_tail(child)}")
-                child.finished = True
+            elif child not in children:
+                continue  # it has said goodbye, and leaves
+            elif message is None:
+                death = await trio.to_thread.run_sync(child.death, abandon_on_cancel=True)
+                reasons.setdefault(child.role, f"{child.role} died: {death}")
+            elif not reasons:
+                return child, message
             if reasons:
                 scope.deadline = min(scope.deadline, trio.current_time() + GRACE_SECONDS)
-                if len(reasons) == len(children):
-                    break
-    raise DemoError("; ".join(reasons), status)
+    raise DemoError("; ".join(reasons.values()), status)
 
 
-async def _send(child: Child, message: Start | Meet | Job | Finish) -> None:
+async def _send(child: Child, message: ToChild) -> None:
     try:
-        await child.channel.send(message)
-    except trio.BrokenResourceError:
-        pass  # it is gone; the end of its stdout says so in the inbox, with the reason
+        await trio.to_thread.run_sync(child.send, message, abandon_on_cancel=True)
+    except ChildDied:
+        pass  # the end of its stdout is in the inbox, with the reason
 
 
 @asynccontextmanager
@@ -180,51 +160,21 @@ async def _open_children(
     children: list[Child] = []
     try:
         for role in ROLES:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", f"{__package__}.{role}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=_environment(settings),
-                process_group=0,
-            )
-            assert process.stdin is not None and process.stdout is not None
-            child = Child(role, process, LineChannel(process.stdin, process.stdout, ToParent))
-            children.append(child)
-            nursery.start_soon(_listen, child, sender)
-            nursery.start_soon(_collect_stderr, child)
+            children.append(Child(role, f"{__package__}.{role}", receives=ToParent, environment=_environment(settings)))
+            nursery.start_soon(_receive_from, children[-1], sender)
         yield children
     finally:
+        nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as closing:
                 for child in children:
-                    closing.start_soon(_close_child, child)
+                    closing.start_soon(trio.to_thread.run_sync, child.end, LEAVE_SECONDS)
 
 
-async def _listen(child: Child, sender: trio.MemorySendChannel[tuple[Child, ToParent | None]]) -> None:
-    while (message := await child.channel.receive()) is not None:
+async def _receive_from(child: Child, sender: trio.MemorySendChannel[tuple[Child, ToParent | None]]) -> None:
+    while (message := await child.receive()) is not None:
         await sender.send((child, message))
     await sender.send((child, None))
-
-
-async def _collect_stderr(child: Child) -> None:
-    assert child.process.stderr is not None
-    partial = b""
-    async for data in child.process.stderr:
-        *lines, partial = (partial + data).split(b"\n")
-        child.stderr.extend(line.decode(errors="replace") for line in lines)
-
-
-async def _close_child(child: Child) -> None:
-    """Close the child's stdin and see it leave; a child that does not is terminated, then killed."""
-    assert child.process.stdin is not None
-    await child.process.stdin.aclose()
-    for stop in (child.process.terminate, child.process.kill):
-        with trio.move_on_after(LEAVE_SECONDS):
-            await child.process.wait()
-            return
-        stop()
-    await child.process.wait()
 
 
 def _environment(settings: Settings) -> dict[str, str]:
@@ -241,11 +191,3 @@ def _environment(settings: Settings) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
     }
-
-
-def _describe(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def _tail(child: Child) -> str:
-    return "".join(f"\n    {line}" for line in child.stderr)

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="the demo needs transformers")
 
 from asyncfabric import FabricConfig
 from asyncfabric.testing import FakeEngine, FakeNetwork
-from asyncfabric_services.demo.line_channel import LineChannel
+from asyncfabric_services.children.line_channel import LineChannel
 from asyncfabric_services.demo.pair import decode, prefill
 from asyncfabric_services.demo.pair.kv_stream import KvStream
 from asyncfabric_services.demo.pair.node import LostError, Node, run_node

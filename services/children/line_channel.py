@@ -1,4 +1,4 @@
-"""Messages as JSON lines over a pair of byte streams: the pipes between the parent and its children.
+"""Messages as JSON lines over a pair of byte streams: the pipes between a child and its parent.
 
 One task receives; any task may send.
 """
