@@ -23,7 +23,7 @@ from asyncfabric.kv.messenger import FabricMessenger, MessageHandler, Messenger,
 from asyncfabric.kv.opening import open_pool
 from asyncfabric.kv.outbox import KvJob, KvOutbox, open_outbox
 from asyncfabric.kv.pool import KvPool, PageTicket
-from asyncfabric.kv.posting import StreamProgress
+from asyncfabric.kv.posting import StreamProgress, StreamWrite
 from asyncfabric.kv.protocol import SourceAction, SourceMachine, SourceVerdict, TargetMachine, TargetState
 from asyncfabric.kv.relayout import Batch, KvPlan, PlacedPlan, context_rank, expected_arrivals, serves
 from asyncfabric.kv.stream import KvStream, open_stream
@@ -58,6 +58,7 @@ __all__ = [
     "SourceMachine",
     "SourceVerdict",
     "StreamProgress",
+    "StreamWrite",
     "TargetMachine",
     "TargetState",
     "context_rank",

@@ -7,6 +7,7 @@ posted is drained (INV-2), and whether all of that is certain to have ended on b
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import NamedTuple
 
@@ -27,6 +28,20 @@ class Post(NamedTuple):
     target_offset: int
     imm: int
     after: object
+
+
+class StreamWrite(NamedTuple):
+    """When one submission of a stream was under way, on time.monotonic_ns().
+
+    Attributes:
+        submitted_ns: when it was posted; one with `after` is posted before what it waits for.
+        completed_ns: when it ended.
+        bytes: that left for certain: all of it, unless it failed or was cancelled.
+    """
+
+    submitted_ns: int
+    completed_ns: int
+    bytes: int
 
 
 class StreamProgress(NamedTuple):
@@ -56,6 +71,7 @@ class Posting:
         pieces: pieces posted.
         bytes: bytes posted.
         clean: whether every write that ended so far has certainly ended on both sides.
+        writes: those that have ended and were waited for, in the order of their submission.
     """
 
     def __init__(self, fabric: Fabric, region: Region, key: RegionKey, lease: int) -> None:
@@ -63,12 +79,14 @@ class Posting:
         self.pieces: int = 0
         self.bytes: int = 0
         self.clean: bool = True
+        self.writes: list[StreamWrite] = []
         self._fabric = fabric
         self._region = region
         self._key = key
         self._lease = lease
         self._queue: deque[Post] = deque()
         self._transfers: list[Transfer] = []
+        self._submitted_ns: list[int] = []  # of each of them
 
     def add(self, post: Post) -> None:
         """Queue a write; see `post`."""
@@ -76,9 +94,10 @@ class Posting:
 
     def post(self) -> None:
         """Post from the queue until it is empty or the engine has no room."""
-        queue, write_pages = self._queue, self._fabric.write_pages
+        queue, write_pages, now = self._queue, self._fabric.write_pages, time.monotonic_ns
         while queue:
             batch, source_offset, target_offset, imm, after = queue[0]
+            submitted_ns = now()
             try:
                 transfer = write_pages(
                     self._region,
@@ -96,6 +115,7 @@ class Posting:
             except BusyError:
                 return
             self._transfers.append(transfer)
+            self._submitted_ns.append(submitted_ns)
             queue.popleft()
             pieces = len(batch.source_offsets)
             self.pieces += pieces
@@ -118,11 +138,13 @@ class Posting:
         """
         await self.flush()
         while True:
+            submitted_ns = time.monotonic_ns()
             try:
                 self._transfers.append(self._fabric.write(source, key, 0, imm=imm))
                 break
             except BusyError:
                 await self._fabric.wait_writable()
+        self._submitted_ns.append(submitted_ns)
         self.bytes += source.length
 
     async def acknowledged(self) -> None:
@@ -131,7 +153,7 @@ class Posting:
         Cancellation: stops posting and drains, then goes on.
         """
         await wait_all(self._transfers)
-        self._transfers.clear()
+        self._keep_times()
 
     async def drain(self) -> None:
         """Drop the queue, stop what is posted and return when it has ended; afterwards nothing reads the sources.
@@ -149,12 +171,20 @@ class Posting:
                     if _code(transfer) != StatusCode.CANCELLED:
                         self.clean = False
                         logger.info("a transfer of the stream to lease %d ended in doubt: %s", self._lease, error)
-        self._transfers.clear()
+        self._keep_times()
 
     def progress(self, need: int, *, ending: bool) -> StreamProgress:
         """Return how far it is, of `need` pieces."""
         ended = sum(transfer.done for transfer in self._transfers)
         return StreamProgress(self.pieces, need, len(self._queue), len(self._transfers), ended, ending)
+
+    def _keep_times(self) -> None:
+        """Let go of the transfers, all of which have ended, and keep when they were under way."""
+        for submitted_ns, transfer in zip(self._submitted_ns, self._transfers, strict=True):
+            if (completion := transfer.completion) is not None:  # None: the fabric was closed before it ended
+                self.writes.append(StreamWrite(submitted_ns, submitted_ns + completion.duration_ns, completion.bytes))
+        self._transfers.clear()
+        self._submitted_ns.clear()
 
 
 def _code(transfer: Transfer) -> int:

@@ -17,7 +17,7 @@ from asyncfabric import ClosedError, Fabric, RegionSlice
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.messages import KvOffer
 from asyncfabric.kv.pool import KvPool
-from asyncfabric.kv.posting import Post, Posting, StreamProgress
+from asyncfabric.kv.posting import Post, Posting, StreamProgress, StreamWrite
 from asyncfabric.kv.relayout import Batch, KvPlan, context_rank
 
 
@@ -59,6 +59,14 @@ class KvStream:
     def bytes(self) -> int:
         """Bytes posted so far."""
         return self._posting.bytes
+
+    @property
+    def writes(self) -> tuple[StreamWrite, ...]:
+        """When each submission was under way, in the order of submission: after `finish` of all, before that of none.
+
+        After a stream that ended without `finish` these are the ones that were posted, cancelled ones among them.
+        """
+        return tuple(self._posting.writes)
 
     @property
     def clean(self) -> bool:

@@ -1,7 +1,6 @@
 """The decode process: leases pages, waits for the count, decodes in place, and checks itself against one process.
 
-Decode goes first: without a lease there is no prefill. It works out from the layout alone how many arrivals to
-wait for.
+Decode goes first: without a lease there is no prefill. What to wait for follows from the layouts alone.
 """
 
 from __future__ import annotations
@@ -10,85 +9,84 @@ import time
 from functools import partial
 from typing import Any
 
-import msgspec
+import numpy as np
 import torch
 import trio
 from transformers.cache_utils import DynamicCache
 
-import asyncfabric as af
+from asyncfabric.kv import FabricMessenger, KvInbox, KvLease, deliver, open_inbox
 from asyncfabric_services.demo.pair.generation import decode, prefill
-from asyncfabric_services.demo.pair.node import LostError, Node, run_child
+from asyncfabric_services.demo.pair.node import Node, poison, run_child
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
-from asyncfabric_services.demo.pair.protocol import Answer, Assembler, Finish, Lease, Progress, Refusal
+from asyncfabric_services.demo.pair.protocol import Answer, Finish, Progress, encode_prompt
 from asyncfabric_services.demo.pair.verdict import Continuation, compare
 from asyncfabric_services.demo.settings import Job
 
 PROGRESS_SECONDS = 0.05
 
 
-class RefusedError(Exception):
-    """Prefill refused the lease."""
-
-
 async def serve(node: Node) -> None:
-    """Answer the parent's jobs one by one until it says Finish.
+    """Answer the parent's jobs one by one until it sends Finish.
 
-    Cancellation: a forward pass in progress stops at its next token; pages that may still be written stay leased.
+    Cancellation: a forward pass in progress stops at its next token; pages that may still be written are not reused.
     """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch_refusals, node)
+    messenger = FabricMessenger(node.pool.fabric)
+    async with open_inbox(node.pool.fabric, node.pool, messenger) as inbox, trio.open_nursery() as nursery:
+        nursery.start_soon(deliver, messenger, [inbox])
         async for order in node.orders:
             if isinstance(order, Finish):
                 break
             if isinstance(order, Job):
-                await _answer(node, order)
+                await _answer(node, inbox, order)
         nursery.cancel_scope.cancel()
 
 
-async def _watch_refusals(node: Node) -> None:
-    assembler = Assembler()
-    async for message in node.fabric.messages():
-        if message.peer.incarnation == node.peer.incarnation:
-            reply = assembler.add(message.payload)
-            if isinstance(reply, Refusal):
-                raise RefusedError(f"prefill refuses prompt {reply.id}: {reply.reason}")
-
-
-async def _answer(node: Node, job: Job) -> None:
-    layout, count = node.loaded.layout, node.settings.new_tokens
+async def _answer(node: Node, inbox: KvInbox, job: Job) -> None:
+    count = node.settings.new_tokens
     prompt = node.loaded.inner.tokenizer.encode(job.text)
     prompt = prompt[: job.tokens] if job.tokens else prompt
     longest = node.loaded.inner.max_tokens
     if len(prompt) + count > longest:
         raise ValueError(f"prompt {job.id}: {len(prompt)} + {count} tokens exceed the model's {longest}")
-    pages = node.pool.lease(layout.pages_for(len(prompt) + count - 1))
-    node.pool.poison(pages)
-    node.context.fill_(float("nan"))
-    node.settle()
-    with node.fabric.counter() as counter:
-        begin = time.monotonic()
-        await node.tell_peer(_lease(node, job, prompt, pages, counter.imm))
-        await _wait_arrivals(node, job, counter, layout.expected_arrivals(len(prompt)))
-        last_arrival = time.monotonic_ns()
-        logits = node.context.cpu().clone()
-        int(logits.argmax())  # the first token
-        ttft = time.monotonic() - begin
-        arrivals = counter.value
-    # From here on nobody writes to the pages but us. Had the wait failed they would stay leased, never reused.
+    deadline = trio.current_time() + node.settings.deadline
+    tokens = len(prompt) + count - 1
+    async with await node.pool.lease(f"prompt {job.id}", tokens=tokens, context=True, deadline=deadline) as lease:
+        await _answer_in(node, inbox, job, prompt, lease)
+
+
+async def _answer_in(node: Node, inbox: KvInbox, job: Job, prompt: list[int], lease: KvLease) -> None:
+    count, table = node.settings.new_tokens, lease.pages.tolist()
+    context = np.frombuffer(lease.context.memory, np.float32)
+    context[:] = np.nan
+    poison(node.pages, table)
+    begin = time.monotonic()
+    async with (
+        inbox.request(
+            lease, [node.peer], node.peer_layout, len(prompt), body=encode_prompt(prompt), names=["prefill"]
+        ) as request,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_show_arrivals, node, job, lease)
+        await request.wait()
+        nursery.cancel_scope.cancel()
+    last_arrival = time.monotonic_ns()
+    logits = torch.from_numpy(context.copy())
+    int(logits.argmax())  # the first token
+    ttft = time.monotonic() - begin
+    # From here on nobody writes to the pages but us. Had the wait failed they would be fenced before they are reused.
     progress = _Progress(node, job.id)
     begin = time.monotonic()
-    cache = PagedCache(node.pool, pages, length=len(prompt))
+    cache = PagedCache(node.pages, table, length=len(prompt))
     continuation = partial(decode, node.loaded.model, cache, logits, count, progress.stage("decode", count))
     streamed = await trio.to_thread.run_sync(continuation)
     step = (time.monotonic() - begin) / max(1, count - 1)
     reference, reference_cache, reference_ttft = await trio.to_thread.run_sync(_one_process, node, prompt, progress)
     verdict = compare(streamed, reference, pages_equal=_same_cache(cache, reference_cache))
-    node.pool.release(pages)
     await node.parent.send(
         Answer(
             id=job.id,
             prompt_tokens=len(prompt),
-            arrivals=arrivals,
+            arrivals=lease.arrived,
             last_arrival_ns=last_arrival,
             ttft_streamed=ttft,
             ttft_one_process=reference_ttft,
@@ -99,39 +97,14 @@ async def _answer(node: Node, job: Job) -> None:
     )
 
 
-def _lease(node: Node, job: Job, prompt: list[int], pages: list[int], imm: int) -> Lease:
-    layout = node.loaded.layout
-    return Lease(
-        id=job.id,
-        prompt=prompt,
-        pages=pages[: layout.pages_for(len(prompt))],
-        pool_pages=node.pool.pages,
-        pages_key=bytes(node.pages_region.key(access="write")),
-        context_key=bytes(node.context_region.key(access="write")),
-        imm=imm,
-        layout=msgspec.json.encode(layout),
-        layout_digest=layout.digest(),
-        deadline=node.settings.deadline,
-    )
-
-
-async def _wait_arrivals(node: Node, job: Job, counter: af.ImmCounter, expected: int) -> None:
-    async def show() -> None:
-        async for value in counter:
-            await node.parent.send(Progress(job.id, "pages", value, expected))
-            await trio.sleep(PROGRESS_SECONDS)
-
-    with trio.move_on_after(node.settings.deadline) as deadline:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(show)
-            await counter.wait(expected, peers=[node.peer])
-            nursery.cancel_scope.cancel()
-    if deadline.cancelled_caught:
-        raise LostError(f"prompt {job.id}: {counter.value} of {expected} arrivals after {node.settings.deadline:g} s")
+async def _show_arrivals(node: Node, job: Job, lease: KvLease) -> None:
+    while True:
+        await node.parent.send(Progress(job.id, "pages", lease.arrived, lease.expected))
+        await trio.sleep(PROGRESS_SECONDS)
 
 
 class _Progress:
-    """Tells the parent how many tokens a worker thread has decoded, a few times a second."""
+    """Reports to the parent how many tokens a worker thread has decoded, a few times a second."""
 
     def __init__(self, node: Node, job: int) -> None:
         self._node = node
@@ -139,10 +112,10 @@ class _Progress:
         self._shown = 0.0
 
     def stage(self, name: str, total: int) -> Any:
-        """Return the `on_token` of one stage, which also ends the thread's work when the parent is gone."""
+        """Return the `on_token` of one stage, which also ends the thread's work when the node is cancelled."""
 
         def on_token(done: int) -> None:
-            self._node.check()
+            trio.from_thread.check_cancelled()
             now = time.monotonic()
             if now - self._shown >= PROGRESS_SECONDS:
                 self._shown = now

@@ -16,7 +16,6 @@ import torch
 import asyncfabric as af
 from asyncfabric._gpu import Module, open_driver
 from asyncfabric_services.demo.pair.generation import forward
-from asyncfabric_services.demo.pair.page_pool import PagePool
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
 
 COUNT = b"""
@@ -48,7 +47,7 @@ class _Chunk:
 class GpuPrefill:
     """Computes prompts of one model on one GPU. Used by one worker thread at a time."""
 
-    def __init__(self, model: Any, pool: PagePool, word: af.WatchWord) -> None:
+    def __init__(self, model: Any, pool: torch.Tensor, word: af.WatchWord) -> None:
         """Load the counting kernel; the word counts layers from now on."""
         self._model = model
         self._pool = pool
@@ -69,7 +68,7 @@ class GpuPrefill:
         """Capture the graph of tokens start..end, unless it is there; nothing is computed."""
         if (start, end) in self._chunks:
             return
-        device, page_tokens = self._model.device, self._pool.layout.page_tokens
+        device, page_tokens = self._model.device, self._pool.shape[4]
         with torch.cuda.device(device), torch.inference_mode():
             ids = torch.zeros((1, end - start), dtype=torch.int64, device=device)
             cache = PagedCache(self._pool, [0] * -(-end // page_tokens), length=start, on_written=self._bump)

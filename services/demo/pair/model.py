@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from asyncfabric_services.demo.pair.layout import KvLayout
+from asyncfabric.kv import KvLayout
 from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.runner.model import LoadedModel, ModelChoice
 from asyncfabric_services.runner.model import load_model as load_runner_model
+
+LOGIT_BYTES = 4  # the context of a stream is the prompt's last logits, float32 [vocabulary]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def load_model(settings: Settings, device: str = "cpu") -> PairModel:
         head_dim=shape.head_dim,
         page_tokens=shape.page_tokens,
         dtype=shape.dtype,
-        vocabulary=config.vocab_size,
-        weights=loaded.weights,
+        context_bytes=config.vocab_size * LOGIT_BYTES,
+        model=loaded.weights,
     )
     loaded.model.to(device)
     return PairModel(loaded, layout)

@@ -1,17 +1,16 @@
-"""What both children are made of: the parent's orders, the model, a fabric with its paged memory, the one peer.
+"""What both children are made of: the parent's orders, the model, a fabric with a pool of pages, the one peer.
 
-A trio program on the public API of asyncfabric. The forward passes run on a worker thread and look at `stop`; nothing
-else here runs outside the event loop.
+A trio program on the public API of asyncfabric. The forward passes run on a worker thread; nothing else here runs
+outside the event loop.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,86 +18,48 @@ import torch
 import trio
 
 import asyncfabric as af
+from asyncfabric.kv import KvLayout, KvPool, open_pool
 from asyncfabric_services.children.line_channel import LineChannel
 from asyncfabric_services.children.worker import ParentPipes, take_pipes
 from asyncfabric_services.demo.pair.generation import prefill
 from asyncfabric_services.demo.pair.model import PairModel, load_model
-from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
-from asyncfabric_services.demo.pair.protocol import (
-    Failed,
-    Finish,
-    Goodbye,
-    Hello,
-    Lease,
-    Meet,
-    Refusal,
-    Start,
-    ToChild,
-    fragments,
-)
+from asyncfabric_services.demo.pair.protocol import Failed, Finish, Goodbye, Hello, Meet, Start, ToChild
 from asyncfabric_services.demo.settings import Settings
 from asyncfabric_services.exits import CHECK_FAILED, DEADLINE, FINE, UNFIT
 
 SPARE = 2  # the pool has this many times the pages that the longest prompt needs, so that leases are scattered
 
 
-class LostError(Exception):
-    """The deadline passed before everything had arrived."""
-
-
-class Stopped(Exception):
-    """The parent went away or the request failed: the forward pass on the worker thread ends here."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class Node:
-    """One child, ready to serve."""
+    """One child, ready to serve.
+
+    Attributes:
+        settings: what the demo runs on.
+        parent: where figures go.
+        orders: of the parent.
+        loaded: the model.
+        pool: pages and a context slot, in memory of the model's device and of the host.
+        pages: the pool as a tensor [layers][pages][2][heads][tokens][dim].
+        peer, peer_layout: where the other child's fabric is, and how its pages lie.
+    """
 
     settings: Settings
     parent: LineChannel
     orders: trio.MemoryReceiveChannel[ToChild]
     loaded: PairModel
-    fabric: af.Fabric
-    peer: af.Peer
-    pool: PagePool
-    pages_region: af.Region
-    context_region: af.Region
-    context: torch.Tensor
-    stop: threading.Event
-    abort: threading.Event = field(default_factory=threading.Event)
-    _keys: dict[bytes, af.RegionKey] = field(default_factory=dict)
-
-    def check(self, *_: object) -> None:
-        """Raise Stopped on the worker thread when there is nothing left to compute for."""
-        if self.stop.is_set() or self.abort.is_set():
-            raise Stopped
-
-    def key_of(self, data: bytes) -> af.RegionKey:
-        """Return the key of these bytes: the same object each time, so that the peer's memory is mapped once."""
-        if data not in self._keys:
-            self._keys[data] = af.RegionKey.from_bytes(data)
-        return self._keys[data]
-
-    def settle(self) -> None:
-        """Wait for the GPU: what was filled must be filled before others may write there."""
-        if self.context.is_cuda:
-            torch.cuda.synchronize(self.context.device)
-
-    async def tell_peer(self, message: Lease | Refusal) -> None:
-        """Send a message of any length to the other child.
-
-        Cancellation: part of the message may have left; the peer never completes it.
-        """
-        for payload in fragments(message):
-            await self.fabric.send(self.peer, payload)
+    pool: KvPool
+    pages: torch.Tensor
+    peer: af.FabricAddress
+    peer_layout: KvLayout
 
 
 Serve = Callable[[Node], Awaitable[None]]
 
 
 def run_child(serve: Serve, *, gpu: int = 0) -> None:
-    """Run one child to its end and exit with its status; tell the parent the reason when it is not FINE.
+    """Run one child to its end and exit with its status; report the reason to the parent when it is not FINE.
 
     `gpu` is where it computes, if at all on GPUs: 0 is the first one, -1 the last one.
     """
@@ -106,7 +67,7 @@ def run_child(serve: Serve, *, gpu: int = 0) -> None:
     try:
         trio.run(_child_main, serve, pipes, gpu)
         status = FINE
-    except BaseException as error:  # whatever it is, the parent must hear of it
+    except BaseException as error:  # whatever it is, the parent gets a report
         traceback.print_exc()
         causes = list(_leaves(error))
         status = _status(causes)
@@ -122,24 +83,20 @@ async def _child_main(serve: Serve, pipes: ParentPipes, gpu: int) -> None:
         return
     if not isinstance(start, Start):
         raise af.LocalProtocolError(f"expected Start, got {start!r}")
-    stop = threading.Event()
     sender, orders = trio.open_memory_channel[ToChild](8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_read_orders, parent, sender, stop, nursery.cancel_scope)
-        await run_node(serve, start.settings, parent, orders, stop, gpu=gpu)
+        nursery.start_soon(_read_orders, parent, sender, nursery.cancel_scope)
+        await run_node(serve, start.settings, parent, orders, gpu=gpu)
         nursery.cancel_scope.cancel()
 
 
-async def _read_orders(
-    parent: LineChannel, sender: trio.MemorySendChannel[ToChild], stop: threading.Event, scope: trio.CancelScope
-) -> None:
+async def _read_orders(parent: LineChannel, sender: trio.MemorySendChannel[ToChild], scope: trio.CancelScope) -> None:
     """Pass the parent's orders on; when it is gone without a Finish, end everything."""
     async with sender:
         while (order := await parent.receive()) is not None:
             await sender.send(order)
             if isinstance(order, Finish):
                 return
-    stop.set()
     scope.cancel()
 
 
@@ -148,14 +105,13 @@ async def run_node(
     settings: Settings,
     parent: LineChannel,
     orders: trio.MemoryReceiveChannel[ToChild],
-    stop: threading.Event,
     engine_factory: Callable[[af.FabricConfig], Any] | None = None,
     *,
     gpu: int = 0,
 ) -> None:
-    """Load the model, open the fabric, meet the peer, serve, close the fabric, say goodbye.
+    """Load the model, open fabric and pool, meet the peer, serve, close both, say goodbye.
 
-    Cancellation: what `serve` does with it; then the fabric drains and closes.
+    Cancellation: a forward pass ends at its next layer or token; then the fabric drains and closes.
     """
     device = _device(settings, gpu)
     loaded = await trio.to_thread.run_sync(load_model, settings, device)
@@ -166,31 +122,37 @@ async def run_node(
     rail = settings.provider if device == "cpu" else device
     config = af.FabricConfig(rails=(rail,), connect_deadline=30.0, peer_deadline_host=10.0)
     async with af.open_fabric(config, engine_factory=engine_factory) as fabric:
-        pages_region = await fabric.allocate(pool_bytes(layout, count), device=device)
-        context_region = await fabric.allocate(layout.vocabulary * 4, device=device)
-        context = context_region.tensor(torch.float32, layout.vocabulary)
-        pool = PagePool(layout, count, pages_region.tensor(torch.uint8), fabric.address.incarnation)
-        await trio.to_thread.run_sync(_warm_up, loaded, pool, settings)
-        rails = [f"{rail.provider} {rail.device}".strip() for rail in fabric.rails]
-        address = bytes(fabric.address)
-        await parent.send(Hello(address, rails, loaded.name, count, layout.page_bytes))
-        meet = await orders.receive()
-        if not isinstance(meet, Meet):
-            raise af.LocalProtocolError(f"expected Meet, got {meet!r}")
-        peer = await fabric.connect(meet.address)
-        await serve(
-            Node(settings, parent, orders, loaded, fabric, peer, pool, pages_region, context_region, context, stop)
-        )
-    await parent.send(Goodbye(pool.leased))
+        # Shuffled, so that two nodes never agree on pages by luck, and batches are really scattered.
+        seed = fabric.address.incarnation
+        async with open_pool(fabric, layout, pages=count, contexts=1, device=device, seed=seed) as pool:
+            pages = pool.tensor()
+            await trio.to_thread.run_sync(_warm_up, loaded, pages, settings)
+            rails = [f"{rail.provider} {rail.device}".strip() for rail in fabric.rails]
+            await parent.send(Hello(bytes(fabric.address), rails, loaded.name, count, layout))
+            meet = await orders.receive()
+            if not isinstance(meet, Meet):
+                raise af.LocalProtocolError(f"expected Meet, got {meet!r}")
+            peer = af.FabricAddress.from_bytes(meet.address)
+            await fabric.connect(peer)
+            await serve(Node(settings, parent, orders, loaded, pool, pages, peer, meet.layout))
+            report = pool.report()
+    await parent.send(Goodbye(report.held + report.quarantined))
 
 
-def _warm_up(loaded: PairModel, pool: PagePool, settings: Settings) -> None:
+def poison(pages: torch.Tensor, table: Sequence[int]) -> None:
+    """Fill pages with NaN, so that only what arrives afterwards can be right; waits for their GPU."""
+    pages[:, torch.tensor(list(table), dtype=torch.int64)] = float("nan")
+    if pages.is_cuda:
+        torch.cuda.synchronize(pages.device)
+
+
+def _warm_up(loaded: PairModel, pages: torch.Tensor, settings: Settings) -> None:
     """Touch all pages and run a short prompt, so that the first real one does not pay for first use."""
-    pool.poison(list(range(pool.pages)))
+    poison(pages, range(pages.shape[1]))
     tokens = min(2 * settings.page_tokens, loaded.inner.max_tokens)
-    pages = pool.lease(pool.layout.pages_for(tokens))
-    prefill(loaded.model, [1] * tokens, PagedCache(pool, pages), settings.chunk)
-    pool.release(pages)
+    table = range(loaded.layout.pages_for(tokens))
+    prefill(loaded.model, [1] * tokens, PagedCache(pages, table), settings.chunk)
+    poison(pages, table)
 
 
 def _device(settings: Settings, gpu: int) -> str:
@@ -205,7 +167,7 @@ def _device(settings: Settings, gpu: int) -> str:
 def _status(causes: list[BaseException]) -> int:
     if all(isinstance(cause, af.DeviceError | ImportError) for cause in causes):
         return UNFIT
-    if any(isinstance(cause, LostError) for cause in causes):
+    if any(isinstance(cause, TimeoutError) for cause in causes):
         return DEADLINE
     return CHECK_FAILED
 

@@ -1,6 +1,7 @@
 """From the time stamps of both processes to the figures of one prompt. Pure; nanoseconds of one shared clock.
 
-A transfer is busy from the call that submitted it to its completion. `busy` is the length of the union of these
+A write is busy from its submission to its completion, of which what lies before the computation does not count: a GPU's
+writes are submitted before their layers are computed. `busy` is the length of the union of these
 intervals, `hidden_share` the part of that union that lies before the end of the prompt's computation.
 """
 
@@ -45,9 +46,10 @@ def busy_ns(intervals: Iterable[tuple[int, int]], until: int | None = None) -> i
 
 def figures(pushed: Pushed, answer: Answer) -> Figures:
     """Join what both sides reported of one prompt."""
-    busy = busy_ns(pushed.pushes)
-    hidden = busy_ns(pushed.pushes, pushed.compute_end_ns)
-    first = min(start for start, _ in pushed.pushes)
+    spans = [(max(write.submitted_ns, pushed.compute_start_ns), write.completed_ns) for write in pushed.writes]
+    busy = busy_ns(spans)
+    hidden = busy_ns(spans, pushed.compute_end_ns)
+    first = min(start for start, _ in spans)
     return Figures(
         id=answer.id,
         prompt_tokens=answer.prompt_tokens,

@@ -1,6 +1,6 @@
 """A transformers Cache whose keys and values live in leased pages.
 
-Runs inside the model's forward, on whatever thread that is. `update` writes the new tokens into their pages, tells
+Runs inside the model's forward, on whatever thread that is. `update` writes the new tokens into their pages, calls
 `on_written`, and returns keys and values gathered in the form (shape, strides, alignment) that a DynamicCache returns:
 attention then does the same arithmetic in the same order, bit for bit.
 """
@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from asyncfabric_services.demo.pair.page_pool import PagePool
-
 Written = Callable[[int, int, int], None]
-"""Observed (layer, first token, end token) when the keys and values of those tokens are in their pages."""
+"""Called with (layer, first token, end token) when the keys and values of those tokens are in their pages."""
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed for us
@@ -106,11 +104,14 @@ class PagedCache(Cache):  # type: ignore[misc]  # transformers is not typed for 
     """The cache of one request: `table` lists its pages, `length` tokens of them are filled already."""
 
     def __init__(
-        self, pool: PagePool, table: Sequence[int], *, length: int = 0, on_written: Written | None = None
+        self, pool: torch.Tensor, table: Sequence[int], *, length: int = 0, on_written: Written | None = None
     ) -> None:
-        """View the leased pages `table` of `pool`; a decode node starts with the `length` tokens that arrived."""
-        block_table = torch.tensor(list(table), dtype=torch.int64, device=pool.tensor.device)
-        layers = [PagedLayer(i, pool.tensor[i], block_table, on_written) for i in range(pool.layout.layers)]
+        """View the leased pages `table` of `pool`, the tensor of a KvPool of order HND.
+
+        A decode node starts with the `length` tokens that arrived.
+        """
+        block_table = torch.tensor(list(table), dtype=torch.int64, device=pool.device)
+        layers = [PagedLayer(index, pages, block_table, on_written) for index, pages in enumerate(pool)]
         for layer in layers:
             layer.length = length
         super().__init__(layers=list(layers))

@@ -71,7 +71,7 @@ class Outcome:
 async def run(settings: Settings, jobs: Sequence[Job], view: View) -> Outcome:
     """Run the whole demo; raises DemoError when a child fails or dies.
 
-    Cancellation: both children are told to leave and waited for, with a bound, before this returns.
+    Cancellation: both children are ended, with a bound, before this returns.
     """
     sender, inbox = trio.open_memory_channel[tuple[Child, ToParent | None]](64)
     async with trio.open_nursery() as nursery:
@@ -92,8 +92,8 @@ async def _conduct(children: Sequence[Child], inbox: Inbox, jobs: Sequence[Job],
             hellos[child.role] = message
             view.hello(child.role, message)
     prefill, decode = children
-    await _send(prefill, Meet(hellos["decode"].address))
-    await _send(decode, Meet(hellos["prefill"].address))
+    await _send(prefill, Meet(hellos["decode"].address, hellos["decode"].layout))
+    await _send(decode, Meet(hellos["prefill"].address, hellos["prefill"].layout))
     done: list[Figures] = []
     for job in jobs:
         await _send(decode, job)

@@ -1,19 +1,16 @@
-"""What the parent, the prefill and the decode process say to each other.
+"""Messages between the parent and its two children. Decode and prefill speak the protocol of `asyncfabric.kv`.
 
-Parent and children talk in JSON lines over the children's stdin and stdout. Decode and prefill talk in small fabric
-messages; one that exceeds a message is cut into fragments, which may arrive in any order.
+Pure values; how they travel is services/children. A prompt travels from decode to prefill as the body of an offer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import msgspec
 
+from asyncfabric.kv import KvLayout, StreamWrite
 from asyncfabric_services.demo.settings import Job, Settings
-
-FRAGMENT_BYTES = 4096  # below the payload limit of one fabric message, with room for the envelope
-
 
 # Parent to child.
 
@@ -25,9 +22,10 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
 
 class Meet(msgspec.Struct, tag=True, frozen=True):
-    """The fabric address of the other child: the one peer to accept."""
+    """The fabric address of the other child, the one peer to accept, and how its pages lie."""
 
     address: bytes
+    layout: KvLayout
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
@@ -44,7 +42,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     rails: list[str]
     model: str
     pool_pages: int
-    page_bytes: int
+    layout: KvLayout
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
@@ -64,7 +62,7 @@ class Pushed(msgspec.Struct, tag=True, frozen=True):
     pages: int
     compute_start_ns: int
     compute_end_ns: int
-    pushes: list[tuple[int, int]]  # (submitted, completed) of each transfer
+    writes: tuple[StreamWrite, ...]
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
@@ -82,7 +80,7 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The last word of a child that cannot go on; `status` is the exit status it stands for."""
+    """The last message of a child that cannot go on; `status` is the exit status it stands for."""
 
     reason: str
     status: int
@@ -98,63 +96,17 @@ ToChild = Start | Meet | Job | Finish
 ToParent = Hello | Progress | Pushed | Answer | Failed | Goodbye
 
 
-# Decode to prefill and back, through the fabric.
+def encode_prompt(tokens: Sequence[int]) -> bytes:
+    """Return token ids as the body of an offer."""
+    return msgspec.msgpack.encode(tokens)
 
 
-class Lease(msgspec.Struct, tag=True, frozen=True):
-    """Decode leased pages and a context slot; prefill may write to exactly these, naming `imm`."""
-
-    id: int
-    prompt: list[int]
-    pages: list[int]
-    pool_pages: int
-    pages_key: bytes
-    context_key: bytes
-    imm: int
-    layout: bytes  # JSON of KvLayout
-    layout_digest: str
-    deadline: float
-
-
-class Refusal(msgspec.Struct, tag=True, frozen=True):
-    """Prefill will write nothing for this lease."""
-
-    id: int
-    reason: str
-
-
-class Fragment(msgspec.Struct, array_like=True, frozen=True):
-    """Part `index` of `count` of an encoded Lease or Refusal."""
-
-    id: int
-    index: int
-    count: int
-    data: bytes
-
-
-def fragments(message: Lease | Refusal) -> Iterator[bytes]:
-    """Cut a message into payloads that fit one fabric message each."""
-    data = msgspec.msgpack.encode(message)
-    count = max(1, -(-len(data) // FRAGMENT_BYTES))
-    for index in range(count):
-        part = data[index * FRAGMENT_BYTES : (index + 1) * FRAGMENT_BYTES]
-        yield msgspec.msgpack.encode(Fragment(message.id, index, count, part))
-
-
-class Assembler:
-    """Puts fragments together again, in whatever order they came."""
-
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self._parts: dict[int, dict[int, bytes]] = {}
-
-    def add(self, payload: bytes) -> Lease | Refusal | None:
-        """Take one payload; return the message if that was its last missing part. Junk raises msgspec.DecodeError."""
-        part = msgspec.msgpack.decode(payload, type=Fragment)
-        parts = self._parts.setdefault(part.id, {})
-        parts[part.index] = part.data
-        if len(parts) < part.count:
-            return None
-        del self._parts[part.id]
-        data = b"".join(parts[index] for index in sorted(parts))
-        return msgspec.msgpack.decode(data, type=Lease | Refusal)
+def decode_prompt(body: bytes, count: int) -> list[int]:
+    """Return the token ids of an offer of `count` tokens; raises ValueError for anything else."""
+    try:
+        tokens = msgspec.msgpack.decode(body, type=list[int])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the body of the offer is no prompt: {error}") from None
+    if len(tokens) != count:
+        raise ValueError(f"the offer is for {count} tokens, its prompt has {len(tokens)}")
+    return tokens

@@ -126,9 +126,10 @@ class TableView:
     def hello(self, role: str, hello: Hello) -> None:
         """Say what a child runs on."""
         self.model = hello.model
+        page_kib = hello.layout.page_bytes // 1024
         self._console.print(
             f"[bold]{role}[/bold] ready after {time.monotonic() - self._begin:.1f} s: {hello.model}; "
-            f"{hello.pool_pages} pages per layer of {hello.page_bytes // 1024} KiB; rail {', '.join(hello.rails)}",
+            f"{hello.pool_pages} pages per layer of {page_kib} KiB; rail {', '.join(hello.rails)}",
             highlight=False,
         )
 

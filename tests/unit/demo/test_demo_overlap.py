@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncfabric.kv import StreamWrite
 from asyncfabric_services.demo.pair.overlap import busy_ns, figures
 from asyncfabric_services.demo.pair.protocol import Answer, Pushed
 
@@ -23,9 +24,19 @@ def make_answer() -> Answer:
     return Answer(0, 20, 7, 1_900_000, 0.5, 0.4, 0.01, "text", [])
 
 
+def pushed(total: int, start_ns: int, end_ns: int, writes: list[tuple[int, int]]) -> Pushed:
+    return Pushed(0, total, len(writes), start_ns, end_ns, tuple(StreamWrite(*write, 1) for write in writes))
+
+
+def test_what_a_write_waited_before_the_computation_began_is_not_the_transfer() -> None:
+    row = figures(pushed(10, 1_000_000, 1_500_000, [(200_000, 2_000_000)]), make_answer())
+    assert row.busy_ms == pytest.approx(1.0)
+    assert row.hidden_share == pytest.approx(0.5)
+
+
 def test_figures_of_a_prompt() -> None:
-    pushes = [(1_000_000, 1_200_000), (1_100_000, 1_300_000), (1_600_000, 1_900_000)]
-    row = figures(Pushed(0, 600_000, 6, 900_000, 1_700_000, pushes), make_answer())
+    writes = [(1_000_000, 1_200_000), (1_100_000, 1_300_000), (1_600_000, 1_900_000)]
+    row = figures(pushed(600_000, 900_000, 1_700_000, writes), make_answer())
     assert row.busy_ms == pytest.approx(0.6)
     assert row.stream_ms == pytest.approx(0.9)
     assert row.gbytes_per_s == pytest.approx(1.0)
@@ -34,4 +45,4 @@ def test_figures_of_a_prompt() -> None:
 
 
 def test_a_transfer_after_the_computation_is_not_hidden() -> None:
-    assert figures(Pushed(0, 10, 1, 0, 50, [(60, 70)]), make_answer()).hidden_share == 0.0
+    assert figures(pushed(10, 0, 50, [(60, 70)]), make_answer()).hidden_share == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from transformers.cache_utils import DynamicCache  # noqa: E402
 
 from asyncfabric_services.demo.pair.generation import decode, prefill  # noqa: E402
 from asyncfabric_services.demo.pair.model import PairModel, load_model  # noqa: E402
-from asyncfabric_services.demo.pair.page_pool import PagePool, pool_bytes  # noqa: E402
+from asyncfabric_services.demo.pair.node import poison  # noqa: E402
 from asyncfabric_services.demo.pair.paged_cache import PagedCache  # noqa: E402
 from asyncfabric_services.demo.pair.verdict import Continuation, compare  # noqa: E402
 from asyncfabric_services.demo.settings import Settings  # noqa: E402
+from asyncfabric_services.runner.runner import chunks  # noqa: E402
 
 NEW_TOKENS = 8
 PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(70)]
@@ -26,11 +28,16 @@ def load(page_tokens: int) -> PairModel:
     return load_model(Settings(layers=2, hidden=64, page_tokens=page_tokens))
 
 
-def make_pool(loaded: PairModel, pages: int = 96) -> PagePool:
-    memory = torch.empty(pool_bytes(loaded.layout, pages), dtype=torch.uint8)
-    pool = PagePool(loaded.layout, pages, memory, seed=3)
-    pool.poison(list(range(pages)))
+def make_pool(loaded: PairModel, pages: int = 96) -> Any:
+    """Return poisoned pages as the tensor of a KvPool has them."""
+    layout = loaded.layout
+    pool = torch.empty((layout.layers, pages, *layout.page_shape), dtype=getattr(torch, layout.dtype))
+    poison(pool, range(pages))
     return pool
+
+
+def lease(seed: int, count: int) -> list[int]:
+    return random.Random(seed).sample(range(96), count)
 
 
 def reference(loaded: PairModel, prompt: list[int], chunk: int) -> tuple[Continuation, Any]:
@@ -39,10 +46,10 @@ def reference(loaded: PairModel, prompt: list[int], chunk: int) -> tuple[Continu
     return decode(loaded.model, cache, logits, NEW_TOKENS), cache
 
 
-def move(source: PagePool, target: PagePool, ours: list[int], theirs: list[int]) -> None:
+def move(source: Any, target: Any, ours: list[int], theirs: list[int]) -> None:
     """Do what the fabric does: copy whole pages from ids to other ids."""
     for mine, yours in zip(ours, theirs, strict=True):
-        target.tensor[:, yours] = source.tensor[:, mine]
+        target[:, yours] = source[:, mine]
 
 
 @pytest.mark.parametrize("page_tokens", [1, 7, 16])
@@ -54,13 +61,13 @@ def test_prefill_in_one_pool_and_decode_in_another_give_the_same_bits(
     loaded = load(page_tokens)
     layout, prompt = loaded.layout, PROMPT[:length]
     here, there = make_pool(loaded), make_pool(loaded)
-    ours = here.lease(layout.pages_for(length))
-    theirs = there.lease(layout.pages_for(length + NEW_TOKENS - 1))
+    ours = lease(1, layout.pages_for(length))
+    theirs = lease(2, layout.pages_for(length + NEW_TOKENS - 1))
     events: list[tuple[int, int, int]] = []
     written = PagedCache(here, ours, on_written=lambda *event: events.append(event))
     logits = prefill(loaded.model, prompt, written, chunk)
-    pushes = [page for layer, start, end in events if layer == 1 for page in layout.pages_to_push(start, end, length)]
-    assert pushes == list(range(len(ours)))
+    spans = list(chunks(length, chunk or length))
+    assert events == [(layer, start, end) for start, end in spans for layer in range(layout.layers)]
     move(here, there, ours, theirs[: len(ours)])
     cache = PagedCache(there, theirs, length=length)
     streamed = decode(loaded.model, cache, logits, NEW_TOKENS)
@@ -76,11 +83,11 @@ def test_one_missing_page_is_seen() -> None:
     loaded = load(16)
     prompt = PROMPT[:64]
     here, there = make_pool(loaded), make_pool(loaded)
-    ours, theirs = here.lease(4), there.lease(5)
+    ours, theirs = lease(1, 4), lease(2, 5)
     logits = prefill(loaded.model, prompt, PagedCache(here, ours), 0)
     expected, _ = reference(loaded, prompt, 0)
     for missing in range(4):
-        there.poison(theirs)
+        poison(there, theirs)
         kept = [index for index in range(4) if index != missing]
         move(here, there, [ours[i] for i in kept], [theirs[i] for i in kept])
         streamed = decode(loaded.model, PagedCache(there, theirs, length=64), logits, NEW_TOKENS)
@@ -91,7 +98,7 @@ def test_two_swapped_pages_are_seen() -> None:
     loaded = load(16)
     prompt = PROMPT[:64]
     here, there = make_pool(loaded), make_pool(loaded)
-    ours, theirs = here.lease(4), there.lease(5)
+    ours, theirs = lease(1, 4), lease(2, 5)
     logits = prefill(loaded.model, prompt, PagedCache(here, ours), 0)
     move(here, there, ours, [theirs[1], theirs[0], theirs[2], theirs[3]])
     streamed = decode(loaded.model, PagedCache(there, theirs, length=64), logits, NEW_TOKENS)
@@ -108,13 +115,13 @@ def test_the_random_model_says_something_else_for_each_prompt() -> None:
 
 def test_seeds_make_different_weights_and_name_them() -> None:
     ours, theirs = load(16).layout, load_model(Settings(layers=2, hidden=64, seed=1)).layout
-    assert (ours.difference(theirs) or "").startswith("weights: ")
+    assert (ours.difference(theirs) or "").startswith("model: ")
 
 
 def test_tokens_beyond_the_lease_are_refused() -> None:
     loaded = load(16)
     pool = make_pool(loaded)
-    cache = PagedCache(pool, pool.lease(1))
+    cache = PagedCache(pool, lease(1, 1))
     with pytest.raises(ValueError, match="token 19 is beyond the 1 leased pages of 16 tokens"):
         prefill(loaded.model, PROMPT[:20], cache, 0)
 
@@ -122,7 +129,7 @@ def test_tokens_beyond_the_lease_are_refused() -> None:
 def test_crop_forgets_the_last_tokens_and_reset_all() -> None:
     loaded = load(16)
     pool = make_pool(loaded)
-    cache = PagedCache(pool, pool.lease(4))
+    cache = PagedCache(pool, lease(1, 4))
     first = prefill(loaded.model, PROMPT[:20], cache, 0)
     prefill(loaded.model, PROMPT[20:30], cache, 0)
     cache.crop(-11)
@@ -133,19 +140,3 @@ def test_crop_forgets_the_last_tokens_and_reset_all() -> None:
         cache.crop(-21)
     cache.reset()
     assert cache.get_seq_length() == 0
-
-
-def test_the_pool_knows_its_pages() -> None:
-    loaded = load(16)
-    pool = make_pool(loaded, pages=6)
-    taken = pool.lease(4)
-    assert len(set(taken)) == pool.leased == 4
-    with pytest.raises(ValueError, match="3 pages wanted, 2 of 6 are free"):
-        pool.lease(3)
-    pool.release(taken)
-    with pytest.raises(ValueError, match=f"page {taken[0]} is not leased"):
-        pool.release(taken[:1])
-    assert pool.leased == 0
-    assert bool(torch.isnan(pool.tensor).all())
-    with pytest.raises(ValueError, match="memory must be"):
-        PagePool(loaded.layout, 5, torch.empty(3, dtype=torch.uint8), 0)

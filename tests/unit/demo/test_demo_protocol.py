@@ -1,46 +1,32 @@
-"""Messages between decode and prefill survive being cut and shuffled; prompts are what they say."""
+"""Prompts as bodies of offers, prompts of given lengths and of files."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric_services.demo.pair.protocol import FRAGMENT_BYTES, Assembler, Lease, Refusal, fragments
+from asyncfabric_services.demo.pair.protocol import decode_prompt, encode_prompt
 from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
 
 
-def make_lease(number: int, tokens: int) -> Lease:
-    chance = random.Random(tokens)
-    prompt = [chance.randrange(128000) for _ in range(tokens)]
-    return Lease(number, prompt, [3, 1, 2], 9, b"key", b"context", 17, b"{}", "digest", 1.5)
-
-
 @settings(deadline=None)
-@given(lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=4), seed=st.integers())
-def test_fragments_of_several_messages_may_come_in_any_order(lengths: list[int], seed: int) -> None:
-    leases = [make_lease(number, length) for number, length in enumerate(lengths)]
-    payloads = [payload for lease in leases for payload in fragments(lease)]
-    assert all(len(payload) <= FRAGMENT_BYTES + 64 for payload in payloads)
-    random.Random(seed).shuffle(payloads)
-    assembler = Assembler()
-    whole = [message for payload in payloads if (message := assembler.add(payload)) is not None]
-    assert sorted(whole, key=lambda message: message.id) == leases
+@given(tokens=st.lists(st.integers(0, 1 << 31), max_size=200))
+def test_a_prompt_travels_as_the_body_of_an_offer(tokens: list[int]) -> None:
+    assert decode_prompt(encode_prompt(tokens), len(tokens)) == tokens
 
 
-def test_a_refusal_is_one_payload() -> None:
-    (payload,) = fragments(Refusal(4, "no"))
-    assert Assembler().add(payload) == Refusal(4, "no")
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"hello", encode_prompt([1, 2])[:-1], b"\x92\xa1a\x01"])
+def test_a_body_that_is_no_prompt_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"the body of the offer is no prompt"):
+        decode_prompt(body, 2)
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xc1", b"hello", b"\x94\x00\x00\x01"])
-def test_junk_is_refused(junk: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
-        Assembler().add(junk)
+def test_a_prompt_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the offer is for 3 tokens, its prompt has 2"):
+        decode_prompt(encode_prompt([1, 2]), 3)
 
 
 @pytest.mark.parametrize("page_tokens", [1, 7, 16, 64, 300])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -134,6 +135,30 @@ async def test_what_finds_no_room_is_posted_later_in_its_order() -> None:
         tasks.start_soon(release_soon, pair.network)
         await stream.finish()
         assert stream.progress().queued == 0 and pair.arrived_whole()
+
+
+async def test_when_each_submission_was_under_way_is_known_after_the_end() -> None:
+    async with ends() as pair:
+        async with pair.stream() as stream:
+            times = [time.monotonic_ns()]
+            for layer in range(3):
+                stream.push(layer, TOKENS)
+                times.append(time.monotonic_ns())
+            assert stream.writes == ()
+            await stream.finish()
+            assert len(stream.writes) == 3
+        writes = stream.writes
+        for write, earliest, latest in zip(writes, times, times[1:], strict=False):
+            assert earliest <= write.submitted_ns <= latest <= time.monotonic_ns()
+            assert write.submitted_ns <= write.completed_ns <= time.monotonic_ns()
+            assert write.bytes == 6 * LAYOUT.page_bytes
+
+
+async def test_the_times_of_a_stream_that_was_left_early_are_those_of_what_was_posted() -> None:
+    async with ends() as pair:
+        async with pair.stream() as stream:
+            stream.push(1, TOKENS)
+        assert [write.bytes for write in stream.writes] in ([6 * LAYOUT.page_bytes], [0])
 
 
 async def test_leaving_with_layers_that_were_pushed_together_drains_them() -> None:
