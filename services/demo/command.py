@@ -25,7 +25,7 @@ from asyncfabric_services.interruption import first_failure, run_interruptible
 from asyncfabric_services.quantities import DurationType
 
 SIZES, SMALL_SIZES = (64, 8, 512), (32, 4, 128)
-"""Tokens, layers and width where nobody says; moe runs five copies of its model."""
+"""Tokens, layers and width where no option gives them; moe runs five copies of its model."""
 
 
 class Lengths(click.ParamType[tuple[int, ...]]):
@@ -96,7 +96,7 @@ def demo_command(
     """Move the KvCache of a real model, or its weights, between processes and compare with one process.
 
     pair: the first process prefills a prompt and pushes each layer's pages as they are computed; the second waits for
-    the count, decodes in place, and must say exactly what one process says.
+    the count, decodes in place, and must answer exactly as one process does.
 
     kv: directory, router, prefill and decode nodes answer OpenAI clients, grow, lose a node and shrink meanwhile.
 

@@ -1,4 +1,4 @@
-"""What everybody has to know before an update: plan, model, layout of replicas. Trainers tell it, rollouts ask.
+"""What everybody has to know before an update: plan, model, layout of replicas. Trainers send it, rollouts ask for it.
 
 Kept by the coordinator, beside its decision log, so that it is there after a restart of anybody. Travels in parts.
 """
@@ -44,7 +44,7 @@ class Blueprint(msgspec.Struct, frozen=True):
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
-class Tell(Message[bool]):
+class BlueprintPart(Message[bool]):
     """A part of the trainer's blueprint; answered with whether all of it is there."""
 
     offset: int
@@ -97,7 +97,7 @@ class BlueprintStore:
         await self._there.wait()
         return self._data[offset : offset + PART_BYTES]
 
-    def take(self, part: Tell) -> bool:
+    def take(self, part: BlueprintPart) -> bool:
         """Take a part; raises ValueError when it is another training's than the one that is known."""
         if part.offset == 0:
             self._coming.clear()
@@ -125,8 +125,8 @@ class CoordinatorActor(Actor):
     def __init__(self, store: BlueprintStore) -> None:
         self._store = store
 
-    @handles(Tell)
-    async def tell(self, message: Tell) -> bool:
+    @handles(BlueprintPart)
+    async def take(self, message: BlueprintPart) -> bool:
         """Take a part."""
         return self._store.take(message)
 
@@ -137,19 +137,19 @@ class CoordinatorActor(Actor):
 
     @handles(Next)
     async def next(self, message: Next) -> int:
-        """Say which version may be begun."""
+        """Return which version may be begun."""
         coordinator = self._store.coordinator
         return 0 if coordinator is None else coordinator.begun + 1
 
 
-async def tell_blueprint(node: Node, to: Reference, blueprint: Blueprint) -> None:
-    """Tell the coordinator; raises ActorError when it is lost meanwhile or has another one.
+async def send_blueprint(node: Node, to: Reference, blueprint: Blueprint) -> None:
+    """Send it to the coordinator; raises ActorError when it is lost meanwhile or has another one.
 
     Cancellation: it forgets the parts that came.
     """
     data = msgspec.msgpack.encode(blueprint)
     for offset in range(0, len(data), PART_BYTES):
-        await node.ask(to, Tell(offset, len(data), data[offset : offset + PART_BYTES]))
+        await node.ask(to, BlueprintPart(offset, len(data), data[offset : offset + PART_BYTES]))
 
 
 async def ask_blueprint(node: Node, of: Reference) -> Blueprint:

@@ -39,7 +39,7 @@ from asyncfabric.weights import (
 )
 from asyncfabric.weights.update import WeightPublisher, open_publisher, trainer_name
 from asyncfabric_services.exits import CheckFailed
-from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, tell_blueprint
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, send_blueprint
 from asyncfabric_services.fanout.participant import Participant, open_participant
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
@@ -53,11 +53,11 @@ from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.settings.schema import Settings
 from asyncfabric_services.trainer.checkpoints import fault_of, load_version, restore, save_version, versions_in
 from asyncfabric_services.trainer.training import Training
-from asyncfabric_services.trainer.world import join_world, leave_world, sum_over_ranks, tell_all
+from asyncfabric_services.trainer.world import all_gather_bytes, join_world, leave_world, sum_over_ranks
 
-PUBLISH_SECONDS = 30.0  # ranks that heard differently of a lost coordinator would wait for each other for ever
+PUBLISH_SECONDS = 30.0  # ranks that learn at different times of a lost coordinator would wait for each other for ever
 LOOK_SECONDS = 0.2
-LATE_SECONDS = 1.0  # a step that took so long, and so many times as long as any before, is told by /why
+LATE_SECONDS = 1.0  # a step that took so long, and so many times as long as any before, is shown by /why
 LATE_TIMES = 3.0
 MOST_ROWS = 1024
 Answer = TypeVar("Answer")
@@ -111,8 +111,8 @@ class TrainerRank:
             )
             self.training, config = self._loaded()
             refuse_uncomputable(config)
-            told = tell_all(msgspec.msgpack.encode(self.training.holdings()))
-            held = held_by([msgspec.msgpack.decode(one, type=list[Holding]) for one in told])
+            everybody = all_gather_bytes(msgspec.msgpack.encode(self.training.holdings()))
+            held = held_by([msgspec.msgpack.decode(one, type=list[Holding]) for one in everybody])
             moves = causal_moves(held, card_of(config), layout)
             self.plan: Plan = plan_weights(moves, trainers=self.ranks, receivers=layout.ranks, replicas=())
         except (ValueError, RuntimeError, OSError) as error:
@@ -145,8 +145,8 @@ class TrainerRank:
         made = load_model(choice, page_tokens=1).model.to(torch.float32)
         fault = fault_of(folder) if folder is not None and self.rank == 0 else ""
         kept = versions_in(folder) if folder is not None and not fault else []
-        told = tell_all(msgspec.msgpack.encode((fault, kept)))
-        seen = [msgspec.msgpack.decode(one, type=tuple[str, list[int]]) for one in told]
+        everybody = all_gather_bytes(msgspec.msgpack.encode((fault, kept)))
+        seen = [msgspec.msgpack.decode(one, type=tuple[str, list[int]]) for one in everybody]
         if seen[0][0]:
             raise ValueError(f"train.checkpoints: {seen[0][0]}")
         if any(theirs != kept for _, theirs in seen):
@@ -156,7 +156,7 @@ class TrainerRank:
         return Training(made, device=self._device), made.config
 
     async def run(self, publisher: WeightPublisher, node: Node, membership: Membership) -> None:
-        """Train and publish until a rank is told to stop.
+        """Train and publish until a rank is asked to stop.
 
         Raises BrokenError when another rank is gone.
 
@@ -197,19 +197,19 @@ class TrainerRank:
             ) from error
 
     async def keep_told(self, own: Participant) -> None:
-        """Tell every coordinator the blueprint, for ever; rank 0 does.
+        """Send every coordinator the blueprint, for ever; rank 0 does.
 
         Cancellation: only this ends.
         """
-        told: set[Any] = set()
+        informed: set[Any] = set()
         while True:
             for member in own.membership.members("coordinator"):
-                if member.identity in told:
+                if member.identity in informed:
                     continue
                 try:
                     await own.link.connect(member.address)
-                    await tell_blueprint(own.node, Reference(member.identity, COORDINATOR_ACTOR, 0), self.blueprint)
-                    told.add(member.identity)
+                    await send_blueprint(own.node, Reference(member.identity, COORDINATOR_ACTOR, 0), self.blueprint)
+                    informed.add(member.identity)
                 except FabricError as error:
                     _log.warning("the coordinator does not take the blueprint: %s", error)
             await trio.sleep(LOOK_SECONDS)
@@ -229,7 +229,7 @@ class TrainerRank:
             try:
                 return await node.ask(Reference(member.identity, COORDINATOR_ACTOR, 0), Next())
             except FabricError as error:
-                _log.info("nobody says which version comes next: %s", error)
+                _log.info("no coordinator answers which version comes next: %s", error)
         return 0
 
     async def _publish(self, publisher: WeightPublisher, version: int) -> None:

@@ -45,8 +45,8 @@ class Limits:
     """What the router allows.
 
     Attributes:
-        default_tokens: length of an answer when the request does not say.
-        deadline_seconds: of a request that does not say, and the longest that one may say.
+        default_tokens: length of an answer where the request has none.
+        deadline_seconds: of a request that has none, and the longest that one may have.
     """
 
     default_tokens: int

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from asyncfabric import Waiting
-from asyncfabric_services.router.attempts import Told
+from asyncfabric_services.router.attempts import AnswerTokens
 from asyncfabric_services.router.backend import GenerateRequest
 
 
@@ -16,7 +16,7 @@ class Asked:
     """One request.
 
     Attributes:
-        request, told: what was asked, and the tokens so far.
+        request, answer: what was asked, and the tokens so far.
         attempts: decode nodes that were asked so far.
         decode: the one that is asked now, empty while none could be chosen.
         sources: prefill nodes that it may ask, the first one first.
@@ -24,7 +24,7 @@ class Asked:
     """
 
     request: GenerateRequest
-    told: Told
+    answer: AnswerTokens
     attempts: int = 0
     decode: str = ""
     sources: tuple[str, ...] = ()
@@ -38,13 +38,13 @@ class Asked:
             "sources": list(self.sources),
             "attempts": self.attempts,
             "prompt_tokens": len(self.request.prompt),
-            "tokens": len(self.told.tokens),
+            "tokens": len(self.answer.tokens),
             "max_tokens": self.request.max_tokens,
             "for_s": round(monotonic() - self.since, 6),
         }
 
     def waiting(self) -> Waiting:
         """Return what it waits for: tokens of a decode node, or a node that takes it."""
-        what, have, need = f"request {self.request.id}", len(self.told.tokens), self.request.max_tokens
+        what, have, need = f"request {self.request.id}", len(self.answer.tokens), self.request.max_tokens
         goal, late = ("tokens", (self.decode,)) if self.decode else ("a node that takes it", ())
         return Waiting(what, goal, have, need, late, self.since, {"attempts": self.attempts})

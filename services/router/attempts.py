@@ -1,4 +1,4 @@
-"""Where decode nodes tell the tokens of answers: one actor of the router, and the attempts that wait for them.
+"""The receiving end of answers: an actor that decode nodes send tokens to, and the attempts that wait for them.
 
 Runs on the event loop. No node is chosen here; that is `cluster_backend`.
 """
@@ -21,7 +21,7 @@ ATTEMPTS = "attempts"
 """Name of the actor."""
 
 
-class Told:
+class AnswerTokens:
     """The tokens of one answer, from however many attempts; iterate it once.
 
     Attributes:
@@ -66,21 +66,21 @@ class Attempt:
     Attributes:
         key: its name in messages.
         first: set when its first token came.
-        asking: cancelled when the node told what is no answer; `check` says so then.
+        asking: cancelled when the node sent what is no answer; `check` raises then.
     """
 
-    def __init__(self, key: str, told: Told, most: int, vocabulary: int) -> None:
+    def __init__(self, key: str, answer: AnswerTokens, most: int, vocabulary: int) -> None:
         self.key = key
         self.first = trio.Event()
         self.asking = trio.CancelScope()
-        self._told = told
+        self._answer = answer
         self._most, self._vocabulary = most, vocabulary
         self._wrong = ""
         self._count = 0
         self._more = trio.Event()
 
     def take(self, tokens: list[int]) -> None:
-        """Take what the decode node told; nothing from what is no answer on."""
+        """Take what the decode node sent; nothing from what is no answer on."""
         beyond = [token for token in tokens if not 0 <= token < self._vocabulary]
         if beyond:
             self._wrong = f"token {beyond[0]} of a vocabulary of {self._vocabulary}"
@@ -89,18 +89,18 @@ class Attempt:
         if self._wrong:
             self.asking.cancel()
             return
-        self._told.take(tokens)
+        self._answer.take(tokens)
         self._count += len(tokens)
         self.first.set()
         self._more.set()
 
     def check(self) -> None:
-        """Raise PeerError if the node told what is no answer."""
+        """Raise PeerError if the node sent what is no answer."""
         if self._wrong:
-            raise PeerError(f"it told {self._wrong}")
+            raise PeerError(f"it sent {self._wrong}")
 
     async def complete(self, count: int) -> None:
-        """Return when `count` tokens have come: the answer to an ask may overtake what was told before it.
+        """Return when `count` tokens have come: the answer to an ask may overtake tokens that were sent before it.
 
         Cancellation: only this wait ends.
         """
@@ -116,9 +116,9 @@ class Attempts:
         self._open: dict[str, Attempt] = {}
 
     @contextmanager
-    def attempt(self, request_id: str, told: Told, most: int, vocabulary: int) -> Iterator[Attempt]:
-        """Open an attempt at up to `most` tokens; what is told to it after the scope is dropped."""
-        attempt = Attempt(f"{request_id}/{secrets.token_hex(4)}", told, most, vocabulary)
+    def attempt(self, request_id: str, answer: AnswerTokens, most: int, vocabulary: int) -> Iterator[Attempt]:
+        """Open an attempt at up to `most` tokens; what is sent to it after the scope is dropped."""
+        attempt = Attempt(f"{request_id}/{secrets.token_hex(4)}", answer, most, vocabulary)
         self._open[attempt.key] = attempt
         try:
             yield attempt

@@ -1,6 +1,6 @@
 """What the router needs of whatever generates tokens: one protocol. No HTTP, no model, no network here.
 
-A backend may be a runner in this process or a cluster of prefill and decode nodes; the router cannot tell.
+A backend may be a runner in this process or a cluster of prefill and decode nodes; the router sees no difference.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.nodes.messages import DECODER, FIELDS_LABEL, LAYOUT_LABEL, Generate, Source
 from asyncfabric_services.router.asked import Asked
-from asyncfabric_services.router.attempts import Attempt, Attempts, Told
+from asyncfabric_services.router.attempts import AnswerTokens, Attempt, Attempts
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
 from asyncfabric_services.router.fault import ApiFault
 
@@ -95,32 +95,32 @@ class ClusterBackend:
         Cancellation: the decode node drops the request and gives its pages back before the scope is left, and so does
         the prefill node; a node that does not answer is waited for 10 s.
         """
-        told = Told()
-        asked = Asked(request, told)
+        answer = AnswerTokens()
+        asked = Asked(request, answer)
         self._asked[asked] = None
         try:
             async with beside() as tasks:
                 tasks.start_soon(self._answer, asked)
-                yield told
+                yield answer
         finally:
             del self._asked[asked]
 
     async def _answer(self, asked: Asked) -> None:
-        told = asked.told
+        answer = asked.answer
         try:
             await self._attempt_until_answered(asked)
-            told.end()
-        except Exception as error:  # the reader of the tokens raises it, and the router says it to the client
-            told.end(error)
+            answer.end()
+        except Exception as error:  # the reader of the tokens raises it, and the router sends it to the client
+            answer.end(error)
 
     async def _attempt_until_answered(self, asked: Asked) -> None:
-        request, told = asked.request, asked.told
+        request, answer = asked.request, asked.answer
         deadline = trio.current_time() + request.deadline_seconds
         lost = set[Identity]()  # asked again when nobody else is there: who was cut off comes back as the same node
         avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
         failure: Exception = BrokenError("nothing was tried")
         for attempts in range(MOST_ATTEMPTS):
-            if len(told.tokens) == request.max_tokens:
+            if len(answer.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
             asked.decode = ""
             decode = await self._chosen_decode(request, lost, avoided, disliked)
@@ -128,7 +128,7 @@ class ClusterBackend:
             asked.decode, asked.attempts = decode.identity.name, attempts + 1
             asked.sources = tuple(source.identity.name for source, _ in sources)
             try:
-                await self._attempt(request, told, decode, sources, deadline)
+                await self._attempt(request, answer, decode, sources, deadline)
                 return
             except (ActorDied, PeerError) as error:
                 failure, because = BrokenError(f"decode node {decode.identity.name} was lost: {error}"), "lost"
@@ -147,14 +147,14 @@ class ClusterBackend:
             await trio.sleep(min(FIRST_PAUSE_S * 2**attempts, LONGEST_PAUSE_S))
             _log.warning(
                 "request is tried again",
-                extra={"fields": {"request": request.id, "tokens": len(told.tokens), "because": str(failure)}},
+                extra={"fields": {"request": request.id, "tokens": len(answer.tokens), "because": str(failure)}},
             )
         raise failure
 
     async def _attempt(
         self,
         request: GenerateRequest,
-        told: Told,
+        answer: AnswerTokens,
         decode: Member,
         sources: list[tuple[Member, KvLayout]],
         deadline: float,
@@ -162,15 +162,15 @@ class ClusterBackend:
         """Ask one decode node for the rest of the answer."""
         try:
             there = await self._link.connect(decode.address)
-        except ValueError as error:  # the node's fault: as a ValueError it would be told to the client as its own
+        except ValueError as error:  # the node's fault: as a ValueError it would be reported to the client as its own
             raise PeerError(f"{decode.identity.name} has no address that can be read: {error}") from None
         if there != decode.identity:
             raise PeerError(f"{decode.identity.name} has another incarnation by now")
-        answered = list(told.tokens)
+        answered = list(answer.tokens)
         missing = request.max_tokens - len(answered)
         with (
             self._membership.assigned(decode.identity),
-            self._attempts.attempt(request.id, told, missing, self._card.tokenizer.vocabulary) as attempt,
+            self._attempts.attempt(request.id, answer, missing, self._card.tokenizer.vocabulary) as attempt,
             self._spans.open("attempt", trace_context.get() or "", decode=decode.identity.name) as span,
         ):
             message = Generate(

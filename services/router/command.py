@@ -93,7 +93,7 @@ def coordinator(loaded: Loaded) -> int:
 @serve.command(cls=SettingsCommand)
 @settings_options("trainer")
 def trainer(loaded: Loaded) -> int:
-    """Train a causal model and publish its weights; one rank, as torchrun's variables say which.
+    """Train a causal model and publish its weights; one rank, which one is in torchrun's variables.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
     """
@@ -128,5 +128,5 @@ def _run(module: str, loaded: Loaded) -> int:
     return FINE
 
 
-def _announce(told: Mapping[str, str]) -> None:
-    click.echo(json.dumps(dict(told)))
+def _announce(facts: Mapping[str, str]) -> None:
+    click.echo(json.dumps(dict(facts)))

@@ -137,7 +137,7 @@ class _Connection(TCPServer):
                 pass  # it ended, on whichever side
             self._reading = None
             nursery.cancel_scope.cancel()
-        await self.protocol.handle(Closed())  # after the last piece: a request that began later would not hear of it
+        await self.protocol.handle(Closed())  # after the last piece: a request that began later would not receive it
         await self.idle_task.stop()  # or its descriptor would stay until it had been idle long enough
 
     async def protocol_send(self, event: Event) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from asyncfabric.errors import BrokenError, BusyError, ClosedError, FabricError
 
 RETRY_SECONDS = 1
-MOST_SAID = 1000  # characters of a message: what a request said is quoted, and may be megabytes
+MOST_QUOTED = 1000  # characters of a message: what a request contains is quoted, and may be megabytes
 
 
 class ApiFault(Exception):
@@ -49,8 +49,8 @@ class ApiFault(Exception):
 
 
 def _sayable(text: str) -> str:
-    """Return at most MOST_SAID characters; halves of surrogate pairs, which JSON has and UTF-8 not, are written out."""
-    cut = text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 3]}..."
+    """Return at most MOST_QUOTED characters; halves of surrogate pairs, which are JSON but not UTF-8, are escaped."""
+    cut = text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 3]}..."
     return cut.encode(errors="backslashreplace").decode()
 
 
@@ -78,7 +78,7 @@ def deadline_passed(seconds: float, tokens: int) -> ApiFault:
 
 
 def body_late(seconds: float) -> ApiFault:
-    """Return the answer to a client that was too slow to say what it asks."""
+    """Return the answer to a client that was too slow to send its request."""
     return ApiFault(408, f"the body did not come within the request's deadline of {seconds:g} s", code="body_late")
 
 

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """How one generation ended: with a reason to finish, or with a fault; and what the client was told."""
+    """How one generation ended: with a reason to finish, or with a fault; and what was sent to the client."""
 
     spoken: Spoken
     finish: str = ""

@@ -49,7 +49,7 @@ async def _whole(receive: Receive, held: HeldBody) -> bytes:
 
 
 def read_deadline(scope: Scope, most_seconds: float) -> float:
-    """Return the seconds that the request may take: what its header says, at most `most_seconds`."""
+    """Return the seconds that the request may take: the value of its header, at most `most_seconds`."""
     text = Headers(scope=scope).get(DEADLINE_HEADER)
     if text is None:
         return most_seconds

@@ -12,7 +12,7 @@ STATUSES = ("200", "400", "404", "408", "413", "429", "499", "500", "502", "503"
 
 
 class RouterMeter:
-    """Registers a router's metrics in `registry`; `inside` tells how many requests are being answered."""
+    """Registers a router's metrics in `registry`; `inside` returns how many requests are being answered."""
 
     def __init__(self, registry: CollectorRegistry, inside: Callable[[], int]) -> None:
         self._requests = BoundedCounter(

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """A node cannot start as its settings say; the text is for people."""
+    """A node cannot start with its settings; the text is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def serve_until(
 ) -> None:
     """Serve `app` until `stop` is set, then drain; returns when nothing is left.
 
-    `on_listening` is told the address, for example `http://127.0.0.1:8000`. Raises StartError when it cannot listen.
+    `on_listening` gets the address, for example `http://127.0.0.1:8000`. Raises StartError when it cannot listen.
 
     Cancellation: closes all connections at once, without a drain.
     """
@@ -112,12 +112,12 @@ async def set_on_signals(stop: trio.Event, scope: trio.CancelScope) -> None:
 
     Cancellation: gives the signals back to whoever had them.
     """
-    told = False  # a node may have begun to stop by itself, and then it is the first signal all the same
+    stopping = False  # a node may have begun to stop by itself, and then it is the first signal all the same
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
-            if told:
+            if stopping:
                 scope.cancel()
-            told = True
+            stopping = True
             stop.set()
 
 

@@ -1,6 +1,6 @@
-"""The process group of a trainer, from torchrun's variables; what ranks tell all others. Blocking.
+"""The process group of a trainer, from torchrun's variables; what ranks share with all others. Blocking.
 
-Words go over gloo, also where gradients of GPUs go over NCCL.
+Bytes go over gloo, also where gradients of GPUs go over NCCL.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-def tell_all(data: bytes) -> list[bytes]:
-    """Return what each rank said, in their order; all ranks say something at the same time."""
+def all_gather_bytes(data: bytes) -> list[bytes]:
+    """Return what each rank gave, in their order; all ranks call it at the same time."""
     length = torch.tensor([len(data)])
     lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, length)
@@ -51,9 +51,9 @@ def tell_all(data: bytes) -> list[bytes]:
     mine = torch.zeros(most, dtype=torch.uint8)
     if data:
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    said = [torch.zeros_like(mine) for _ in lengths]
-    dist.all_gather(said, mine)
-    return [one[: int(count)].numpy().tobytes() for one, count in zip(said, lengths, strict=True)]
+    gathered = [torch.zeros_like(mine) for _ in lengths]
+    dist.all_gather(gathered, mine)
+    return [one[: int(count)].numpy().tobytes() for one, count in zip(gathered, lengths, strict=True)]
 
 
 def sum_over_ranks(*numbers: int) -> tuple[int, ...]:

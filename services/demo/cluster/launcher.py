@@ -102,7 +102,7 @@ class Launcher:
         return node
 
     async def end(self, name: str) -> int:
-        """Tell a node to drain and return its exit status.
+        """Have a node drain and return its exit status.
 
         Cancellation: the node goes on ending.
         """

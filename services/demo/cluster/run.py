@@ -24,15 +24,15 @@ def run_cluster_demo(settings: Settings, *, requests: int, clients: int, as_json
     """Run the demo and show what became of it; return the exit status."""
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         if not as_json:
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     asks = asks_of(settings.new_tokens)
-    observed, status = trio.run(guarded, partial(play, settings, asks, requests, clients, say))
+    observed, status = trio.run(guarded, partial(play, settings, asks, requests, clients, report))
     if observed is None:
         return status
-    say("every answer is compared with the same model in one process")
+    report("every answer is compared with the same model in one process")
     summary = summarize(settings, observed, _expected(settings, asks), time.monotonic() - began)
     show(summary, as_json=as_json)
     return FINE if summary.fine else CHECK_FAILED

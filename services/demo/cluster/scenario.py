@@ -21,7 +21,7 @@ MODEL = "demo"
 LOOK_SECONDS = 0.05
 FREE_SECONDS = 30.0  # until pages that are still out count as leaked
 
-Say = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Observed:
         retries: attempts after the first, as the router counted them.
         leaked_pages: pages of surviving nodes that are not free although nobody asks.
         sent_bytes, open_seconds, exposed_seconds: of the streams of all prefill nodes.
-        dirty_ends: nodes that were told to end and did not end with status 0.
+        dirty_ends: nodes that were asked to end and did not end with status 0.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -71,7 +71,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {f"ASYNCFABRIC_{name}": str(value) for name, value in values.items()}
 
 
-async def play(settings: Settings, asks: Sequence[Ask], requests: int, clients: int, say: Say) -> Observed:
+async def play(settings: Settings, asks: Sequence[Ask], requests: int, clients: int, report: Reporter) -> Observed:
     """Play the scenario with at least so many requests and return what became of it.
 
     Raises:
@@ -83,22 +83,22 @@ async def play(settings: Settings, asks: Sequence[Ask], requests: int, clients: 
     async with open_launcher(environment_of(settings)) as launcher:
         await launcher.start("directory", "directory")
         await _start(launcher, "router", "prefill-1", "decode-1", "decode-2")
-        say("1 prefill and 2 decode nodes are ready")
+        report("1 prefill and 2 decode nodes are ready")
         load = Load(launcher.nodes["router"].http, MODEL, asks)
         observed.outcomes = load.outcomes
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, clients)
             await load.until(BETWEEN_STEPS)
             await _start(launcher, "prefill-2", "decode-3", "decode-4")
-            say(f"grown to 2 prefill and 4 decode nodes after {len(load.outcomes)} requests")
+            report(f"grown to 2 prefill and 4 decode nodes after {len(load.outcomes)} requests")
             await load.until(BETWEEN_STEPS)
             await _until(launcher.nodes["decode-2"], "asyncfabric_runner_running_requests", 1)  # so that it is felt
             await launcher.kill("decode-2")
-            say(f"killed decode-2 after {len(load.outcomes)} requests")
+            report(f"killed decode-2 after {len(load.outcomes)} requests")
             await load.until(BETWEEN_STEPS)
             if await launcher.end("decode-3") != 0:
                 observed.dirty_ends.append("decode-3")
-            say(f"drained decode-3 after {len(load.outcomes)} requests: 2 decode nodes are left")
+            report(f"drained decode-3 after {len(load.outcomes)} requests: 2 decode nodes are left")
             await load.until(max(BETWEEN_STEPS, requests - len(load.outcomes)))
             load.stop()
         for node in launcher.nodes.values():

@@ -14,7 +14,7 @@ class Summary(Closing, frozen=True, kw_only=True):
 
     Attributes:
         left_out: ranks that the others went on without.
-        because: what they said of them.
+        because: what they reported of them.
         noticed_seconds: from the question until the others had gone on; most of it is the answer before the kill.
     """
 
@@ -38,10 +38,10 @@ def summarize(settings: Settings, observed: Observed, whole: Answers, masked: An
 
     Answers of the second half that were complete before the kill have all experts, the others have the mask.
     """
-    wrong = sum(said != right for said, right in zip(observed.before, whole, strict=True))
-    wrong += sum(said not in (right, fewer) for said, right, fewer in zip(observed.after, whole, masked, strict=True))
+    wrong = sum(given != right for given, right in zip(observed.before, whole, strict=True))
+    wrong += sum(given not in (right, fewer) for given, right, fewer in zip(observed.after, whole, masked, strict=True))
     masked_answers = sum(
-        said == fewer != right for said, right, fewer in zip(observed.after, whole, masked, strict=True)
+        given == fewer != right for given, right, fewer in zip(observed.after, whole, masked, strict=True)
     )
     errors = [f"{name} did not end in good order" for name in observed.dirty_ends]
     if not masked_answers:
@@ -73,4 +73,4 @@ def show(summary: Summary, *, as_json: bool) -> None:
         "from the question until the others had gone on": f"{summary.noticed_seconds:.1f} s",
     }
     title = f"The experts of a model in {NODES} processes over {summary.provider}, one of them killed"
-    print_table(summary, title, None, rows, f"the others said: {summary.because}")
+    print_table(summary, title, None, rows, f"the others reported: {summary.because}")

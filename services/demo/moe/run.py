@@ -19,14 +19,14 @@ def run_moe_demo(settings: Settings, *, as_json: bool) -> int:
     """Run the demo and show what became of it; return the exit status."""
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         if not as_json:
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
-    observed, status = trio.run(guarded, partial(play, settings, say))
+    observed, status = trio.run(guarded, partial(play, settings, report))
     if observed is None:
         return status
-    say("every answer is compared with the same model in one process")
+    report("every answer is compared with the same model in one process")
     summary = summarize(settings, observed, *right_answers(settings), time.monotonic() - began)
     show(summary, as_json=as_json)
     return FINE if summary.fine else CHECK_FAILED

@@ -21,7 +21,7 @@ PATIENCE_S = 20.0
 LOOK_S = 0.02
 FORWARDS = "asyncfabric_expert_forward_forwards_total"
 
-Say = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Observed:
         after: answers to the same prompts, with one node killed in the middle.
         departures: who was left out, and why.
         tokens_per_s: of the first answers.
-        dirty_ends: nodes that were told to end and did not end with status 0.
+        dirty_ends: nodes that were asked to end and did not end with status 0.
     """
 
     before: list[list[int]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {f"ASYNCFABRIC_{name}": str(value) for name, value in values.items()}
 
 
-async def play(settings: Settings, say: Say) -> Observed:
+async def play(settings: Settings, report: Reporter) -> Observed:
     """Play the scenario and return what became of it.
 
     Raises:
@@ -77,13 +77,13 @@ async def play(settings: Settings, say: Say) -> Observed:
         async with trio.open_nursery() as starting:
             for name in names:
                 starting.start_soon(launcher.start, "expert", name)
-        say(f"{NODES} expert nodes listen")
+        report(f"{NODES} expert nodes listen")
         async with open_group(directory.link, NODES, ipc_folder=launcher.ipc_folder, patience=PATIENCE_S) as conductor:
-            say("they are one group; each keeps its experts")
+            report("they are one group; each keeps its experts")
             began = trio.current_time()
             observed.before = await conductor.generate(prompts, count)
             observed.tokens_per_s = len(prompts) * count / (trio.current_time() - began)
-            say(f"answered {len(prompts)} prompts with {count} tokens each")
+            report(f"answered {len(prompts)} prompts with {count} tokens each")
             victim = launcher.nodes[names[VICTIM]]
             done = (await victim.metrics())[FORWARDS]
             async with trio.open_nursery() as nursery:
@@ -94,9 +94,9 @@ async def play(settings: Settings, say: Say) -> Observed:
                 nursery.start_soon(again)
                 await _until(victim, done + max(1, count // 4))
                 await launcher.kill(victim.name)
-                say(f"killed {victim.name} in the middle of an answer")
+                report(f"killed {victim.name} in the middle of an answer")
             observed.departures = conductor.departures
-            say("the others answered all prompts without its experts")
+            report("the others answered all prompts without its experts")
         async with trio.open_nursery() as ending:
             for name in [name for name in names if name in launcher.nodes]:
                 ending.start_soon(_end, launcher, name, observed)

@@ -28,7 +28,7 @@ def prefill(model: Any, tokens: Sequence[int], cache: Cache, chunk: int) -> torc
 def decode(
     model: Any, cache: Cache, logits: torch.Tensor, count: int, on_token: Callable[[int], None] | None = None
 ) -> Continuation:
-    """Go on greedily from the prompt's last `logits` for `count` tokens; `on_token` is told how many there are."""
+    """Go on greedily from the prompt's last `logits` for `count` tokens; `on_token` gets how many there are."""
     tokens: list[int] = []
     digests: list[str] = []
     while True:

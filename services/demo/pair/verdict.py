@@ -15,7 +15,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Comparison of a streamed run with the one-process run; `differences` says in words what is wrong."""
+    """Comparison of a streamed run with the one-process run; `differences` names in words what is wrong."""
 
     differences: tuple[str, ...]
 

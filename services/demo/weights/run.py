@@ -29,16 +29,16 @@ def run_weights_demo(scenario: Scenario, *, as_json: bool) -> int:
         scenario = replace(scenario, trainers=min(scenario.trainers, torch.cuda.device_count()))
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         if not as_json:
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     with TemporaryDirectory(prefix="asyncfabric-") as name:
         folder = Path(name)
-        observed, status = trio.run(guarded, partial(play, scenario, folder, say))
+        observed, status = trio.run(guarded, partial(play, scenario, folder, report))
         if observed is None:
             return status
-        say("every version that served is compared with its checkpoint, loaded the usual way")
+        report("every version that served is compared with its checkpoint, loaded the usual way")
         torch.set_num_threads(scenario.threads)
         usual = Usual(folder / "checkpoints", folder / "decisions")
         try:

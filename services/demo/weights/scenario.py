@@ -19,7 +19,7 @@ from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open
 LOOK_SECONDS = 0.05
 STEPS = {"cpu": 2, "cuda": 100}
 """Steps of the training for a version: so many that a rollout that joins late, for seconds, misses few of them."""
-Say = Callable[[str], None]
+Reporter = Callable[[str], None]
 Rows = list[dict[str, Any]]
 
 
@@ -57,7 +57,7 @@ class Observed:
         updates: rows of the coordinator.
         published: rows of each trainer, by name.
         served: versions that each surviving rollout served, by name.
-        dirty_ends: nodes that were told to end and did not end with status 0.
+        dirty_ends: nodes that were asked to end and did not end with status 0.
     """
 
     updates: Rows = field(default_factory=list)
@@ -103,7 +103,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-async def play(scenario: Scenario, folder: Path, say: Say) -> Observed:
+async def play(scenario: Scenario, folder: Path, report: Reporter) -> Observed:
     """Play the scenario and return what became of it; checkpoints are left in the folder.
 
     Raises:
@@ -123,27 +123,27 @@ async def play(scenario: Scenario, folder: Path, say: Say) -> Observed:
             for rank, name in enumerate(trainers):
                 more = torchrun_variables(rank, scenario.trainers, port) | rails_of(scenario, rank)
                 nursery.start_soon(_start, launcher, "trainer", name, more)
-        say(f"{', '.join(trainers)}, a coordinator and 2 rollouts are there")
+        report(f"{', '.join(trainers)}, a coordinator and 2 rollouts are there")
         for name in ("rollout-1", "rollout-2"):
             await _until(launcher.nodes[name], "asyncfabric_rollout_version", 1)
         first = await _committed(launcher)
-        say(f"both rollouts generate with version {first}")
+        report(f"both rollouts generate with version {first}")
         await _until_committed(launcher, first + 1)
         await launcher.kill("rollout-2")
         at = await _committed(launcher)
-        say(f"killed rollout-2 at version {at}")
+        report(f"killed rollout-2 at version {at}")
         await _until_committed(launcher, at + 2)
         await launcher.start("rollout", "rollout-3")
         await _until(launcher.nodes["rollout-3"], "asyncfabric_rollout_version", 1)
         at = await _committed(launcher)
-        say(f"rollout-3 joined and serves; version {at} is committed")
+        report(f"rollout-3 joined and serves; version {at} is committed")
         await _until_committed(launcher, max(at + 1, scenario.versions))
         observed.published = {name: await _rows(launcher.nodes[name], "published") for name in trainers}
         for name in trainers:  # ranks agree to end together
             if await (launcher.end(name) if name == trainers[0] else launcher.ended(name)) != 0:
                 observed.dirty_ends.append(name)
         last = await _committed(launcher)
-        say(f"drained the training after version {last}")
+        report(f"drained the training after version {last}")
         for name in ("rollout-1", "rollout-3"):
             await _until(launcher.nodes[name], "asyncfabric_rollout_version", last)
             observed.served[name] = await _rows(launcher.nodes[name], "versions")

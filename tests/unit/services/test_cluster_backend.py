@@ -216,7 +216,7 @@ async def test_nobody_but_nodes_that_tell_what_is_no_answer_is_no_fault_of_the_c
 ) -> None:
     monkeypatch.setattr(cluster_backend, "MOST_ATTEMPTS", 2)
     async with open_site(tmp_path, {"a": [(0, "strange")] * 2}) as site:
-        with pytest.raises(BrokenError, match="a was lost: it told token 256 of a vocabulary of 256"):
+        with pytest.raises(BrokenError, match="a was lost: it sent token 256 of a vocabulary of 256"):
             await site.ask()
 
 
