@@ -27,8 +27,9 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
   Memory memory{base, length, device, device_pages ? device_pages->handle_fd() : pages.memfd(), access};
   UniqueFd dmabuf;
   // Not an error when there is none: a NIC's driver may know the address by itself (nvidia-peermem).
-  if (const uint32_t gpu = rail_of_device(device); gpu < core_.rails.size() && core_.rails.size() > 1)
-    core_.at_rail(gpu, [&](Rail& at) { return at.export_dmabuf(base, length, &dmabuf, &memory.dmabuf_offset); });
+  if (const uint32_t rail = rail_of_device(device); rail < core_.rails.size() && core_.rails.size() > 1)
+    core_.at_rail(rail,
+                  [&](Rail& at) { return at.gpu()->export_dmabuf(base, length, &dmabuf, &memory.dmabuf_offset); });
   memory.dmabuf = dmabuf.get();
   std::vector<std::unique_ptr<LocalMemory>> handles(core_.rails.size());
   std::vector<std::string> rail_keys(core_.rails.size());
@@ -127,7 +128,7 @@ void NativeEngine::allocate_device(uint64_t cookie, uint64_t length, int32_t dev
   const uint32_t rail = rail_of_device(device);
   Status status = StatusCode::kNoProvider;
   if (rail < core_.rails.size())
-    status = core_.at_rail(rail, [&](Rail& at) { return at.allocate_memory(length, device, &pages); });
+    status = core_.at_rail(rail, [&](Rail& at) { return at.gpu()->allocate_memory(length, device, &pages); });
   if (!status.ok()) {
     core_.note_error("allocating " + std::to_string(length) + " bytes on cuda:" + std::to_string(device) + " failed" +
                      reason(rail, device));

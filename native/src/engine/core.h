@@ -1,6 +1,6 @@
 // core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the engine lock unless it says otherwise.
-// The rooms: start.cc (op -> legs), post.cc (legs -> work requests), events.cc (events -> completions), peers.cc and handshake.cc
-// (connections, liveness), closings.cc (the end of counters), key_verdicts.cc (is a key still good), messages.cc (two-sided), drain.cc (cancel, loss, close), step.cc (the pass itself).
+// What it does stands in the rooms: ops/ (from a submitted op over legs and work requests to its completion; cancel, loss, close), peers/
+// (connections, liveness, messages), counters/ (values, and their end), regions/ (memory, and is a key still good), loop/ (the pass itself).
 #pragma once
 
 #include <atomic>

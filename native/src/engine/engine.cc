@@ -72,10 +72,11 @@ Status Engine::check_address(std::string_view bytes, uint64_t* incarnation) {
 
 Status NativeEngine::open_state(const RailSpec& spec, RailState* state, std::string* detail) const {
   if (const Status status = open_rail(spec, &state->rail, detail); !status.ok()) return status;
-  if (const Status status = state->rail->share_words(core_.words.base(), core_.words.bytes()); !status.ok()) {
-    *detail = spec.provider + ": the words that kernels wait for could not be pinned";
-    return status;
-  }
+  if (GpuRail* gpu = state->rail->gpu(); gpu != nullptr)
+    if (const Status status = gpu->share_words(core_.words.base(), core_.words.bytes()); !status.ok()) {
+      *detail = spec.provider + ": the words that kernels wait for could not be pinned";
+      return status;
+    }
   state->capabilities = state->rail->capabilities();
   const size_t plus = spec.provider.rfind('+');
   state->protocol = plus == std::string::npos ? spec.provider : spec.provider.substr(plus + 1);
@@ -111,7 +112,9 @@ Status NativeEngine::start(std::string* detail) {
   const auto takes_lists = [](const auto& rail) { return rail->capabilities.list_pages != 0; };
   // What a rail could not pin it reads with the processor.
   if (std::any_of(core_.rails.begin(), core_.rails.end(), takes_lists) && core_.page_room.open())
-    for (const auto& rail : core_.rails) (void)rail->rail->share_words(core_.page_room.base(), PageRoom::kBytes);
+    for (const auto& rail : core_.rails)
+      if (GpuRail* gpu = rail->rail->gpu(); gpu != nullptr)
+        (void)gpu->share_words(core_.page_room.base(), PageRoom::kBytes);
   if (!core_.note_address().ok()) {
     *detail = "the address of " + std::to_string(core_.rails.size()) + " rails is longer than " +
               std::to_string(kMaxAddressBytes) + " bytes";
@@ -330,7 +333,7 @@ Status NativeEngine::stream_wait(CounterId counter, void* stream, int32_t device
   if (const Status status = counter_flag(counter, &word); !status.ok()) return status;
   const uint32_t rail = rail_of_device(device);
   if (rail == core_.rails.size()) return StatusCode::kUnsupported;
-  return core_.rails[rail]->rail->stream_wait(stream, word, target);
+  return core_.rails[rail]->rail->gpu()->stream_wait(stream, word, target);
 }
 
 Status NativeEngine::arm_watch(WatchId watch, uint64_t cookie, uint64_t seen) {

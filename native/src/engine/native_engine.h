@@ -100,7 +100,7 @@ class NativeEngine final : public Engine {
   Status submit_range(OpKind kind, uint64_t cookie, RegionId region, KeyId key, Target target, int64_t imm, OpId* id,
                       MarkId after = 0);
   std::unique_ptr<StreamMark> take_mark(MarkId after);
-  uint32_t rail_of_device(int32_t device) const;
+  uint32_t rail_of_device(int32_t device) const;  // it has a gpu(); the number of rails: there is none
   void give_back(Op& op);
   void send(Op& op, uint64_t bytes, OpId* id);
   void wake_worker(uint64_t bytes);

@@ -2,7 +2,7 @@
 // (Remote has a `key` with length and access, Local has contains()).
 #pragma once
 
-#include "provider/provider.h"
+#include "provider/work.h"
 
 namespace asyncfabric {
 

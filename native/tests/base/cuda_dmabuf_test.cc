@@ -44,7 +44,7 @@ struct DmaBuf : ::testing::Test {
     int exports = 0;
     driver->cuDeviceGetAttribute(&exports, kAttributeDmaBuf, 0);
     if (exports == 0) GTEST_SKIP() << "NO DMA-BUF TEST WAS RUN: the driver exports none here";
-    ASSERT_TRUE(rail->allocate_memory(3 * kMiB, 0, &memory).ok()) << rail->why();
+    ASSERT_TRUE(rail->gpu()->allocate_memory(3 * kMiB, 0, &memory).ok()) << rail->why();
   }
   char* base() const { return static_cast<char*>(memory->base()); }
 
@@ -57,7 +57,7 @@ TEST_F(DmaBuf, HoldsWholePagesAroundTheRange) {
   for (const auto& [begin, length] : {std::pair<uint64_t, uint64_t>{0, 3 * kMiB}, {12345, kMiB}, {2 * kMiB + 1, 1}}) {
     UniqueFd buffer;
     uint64_t offset = 0;
-    const Status status = rail->export_dmabuf(base() + begin, length, &buffer, &offset);
+    const Status status = rail->gpu()->export_dmabuf(base() + begin, length, &buffer, &offset);
     ASSERT_TRUE(status.ok()) << status.raw;
     EXPECT_EQ(offset, begin % page);
     const off_t size = lseek(buffer.get(), 0, SEEK_END);
@@ -73,7 +73,7 @@ TEST_F(DmaBuf, OfOtherMemoryIsRefused) {
   uint64_t offset = 0;
   for (const auto& [start, length] :
        {std::pair<void*, uint64_t>{host, 4096}, {base(), 1ull << 40}, {base() + 64 * kMiB, kMiB}}) {
-    const Status status = rail->export_dmabuf(start, length, &buffer, &offset);
+    const Status status = rail->gpu()->export_dmabuf(start, length, &buffer, &offset);
     EXPECT_EQ(status.code, StatusCode::kUnsupported);
     EXPECT_NE(status.raw, 0);
     EXPECT_FALSE(buffer);

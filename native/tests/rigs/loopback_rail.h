@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "provider/provider.h"
+#include "rigs/loopback_gpu.h"
 
 namespace asyncfabric::testing {
 
@@ -63,7 +64,7 @@ struct LoopbackPeer final : RailPeer {
   uint64_t connection = 0;
 };
 
-class LoopbackRail : public Rail {
+class LoopbackRail : public Rail, public LoopbackGpu {
  public:
   explicit LoopbackRail(const RailSpec& spec) : hub_(LoopbackHub::shared()) {
     info_.provider = "loopback";
@@ -146,9 +147,7 @@ class LoopbackRail : public Rail {
     return {};
   }
 
-  // As the rail of a GPU that does not order what NICs write. `flushing` runs at each call and returns its answer.
-  std::function<Status()> flushing;
-  Status flush_nic_writes() override { return flushing ? flushing() : Status(); }
+  GpuRail* gpu() override { return this; }
 
   int shown_dmabuf() const { return shown_dmabuf_; }  // with the newest registration
 

@@ -7,7 +7,7 @@
 
 #include "asyncfabric/status.h"
 #include "asyncfabric/types.h"
-#include "provider/provider.h"
+#include "provider/gatherer.h"
 #include "rows/gathered_sum.h"
 
 namespace asyncfabric {

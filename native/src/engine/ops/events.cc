@@ -60,8 +60,8 @@ bool Core::nics_write_to_gpus() const {
 // processor never looks at that memory, and a kernel that is launched later sees it: so only flags wait for this.
 Status Core::flush_nic_writes() {
   for (const auto& rail : rails) {
-    if (rail->nic_regions.load(std::memory_order_acquire) == 0) continue;
-    if (const Status status = rail->rail->flush_nic_writes(); !status.ok()) {
+    if (rail->nic_regions.load(std::memory_order_acquire) == 0) continue;  // the others may be no rails of GPUs
+    if (const Status status = rail->rail->gpu()->flush_nic_writes(); !status.ok()) {
       note_error("what NICs wrote to memory of " + rail->rail->info().device +
                  " could not be made visible to its kernels: counters do not release them");
       return status;

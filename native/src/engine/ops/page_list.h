@@ -12,7 +12,7 @@
 #include <memory>
 #include <mutex>
 
-#include "provider/provider.h"
+#include "provider/work.h"
 
 namespace asyncfabric {
 

@@ -122,8 +122,10 @@ std::unique_ptr<StreamMark> NativeEngine::take_mark(MarkId after) {
 }
 
 uint32_t NativeEngine::rail_of_device(int32_t device) const {
-  for (uint32_t rail = 0; rail < core_.rails.size(); ++rail)
-    if (core_.rails[rail]->rail->info().device == "cuda:" + std::to_string(device)) return rail;
+  for (uint32_t rail = 0; rail < core_.rails.size(); ++rail) {
+    Rail& at = *core_.rails[rail]->rail;
+    if (at.gpu() != nullptr && at.info().device == "cuda:" + std::to_string(device)) return rail;
+  }
   return static_cast<uint32_t>(core_.rails.size());
 }
 
@@ -131,7 +133,7 @@ Status NativeEngine::mark_stream(void* stream, int32_t device, MarkId* out) {
   const uint32_t rail = rail_of_device(device);
   if (rail == core_.rails.size()) return StatusCode::kUnsupported;
   std::unique_ptr<StreamMark> mark;
-  if (const Status status = core_.rails[rail]->rail->mark_stream(stream, &mark); !status.ok()) return status;
+  if (const Status status = core_.rails[rail]->rail->gpu()->mark_stream(stream, &mark); !status.ok()) return status;
   *out = keep_mark(std::move(mark));
   return {};
 }

@@ -10,7 +10,7 @@
 
 #include "engine/ops/op.h"
 #include "engine/wire.h"
-#include "provider/provider.h"
+#include "provider/work.h"
 
 namespace asyncfabric {
 

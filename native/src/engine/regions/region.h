@@ -10,7 +10,8 @@
 #include "asyncfabric/types.h"
 #include "base/pages.h"
 #include "base/pin_table.h"
-#include "provider/provider.h"
+#include "provider/gpu_rail.h"
+#include "provider/memory.h"
 
 namespace asyncfabric {
 

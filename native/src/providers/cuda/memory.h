@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "provider/provider.h"
+#include "provider/gpu_rail.h"
+#include "provider/memory.h"
 #include "providers/cuda/device.h"
 
 namespace asyncfabric::cuda {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "provider/gpu_rail.h"
 #include "providers/cuda/copy_queue.h"
 #include "providers/cuda/flights.h"
 #include "providers/cuda/memory.h"
@@ -41,7 +42,7 @@ class CudaRemote final : public local::RemoteHandle {
   bool on_gpu = false;
 };
 
-class CudaRail final : public local::LocalRail {
+class CudaRail final : public local::LocalRail, public GpuRail {
  public:
   static Status open(const Options& options, std::unique_ptr<Rail>* out, std::string* detail);
   ~CudaRail() override;
@@ -49,8 +50,9 @@ class CudaRail final : public local::LocalRail {
   const Capabilities& capabilities() const override { return cuda_capabilities_; }
   RailInfo info() const override;
 
-  Status allocate_memory(uint64_t length, int32_t device, std::unique_ptr<DeviceMemory>* out) override;
+  GpuRail* gpu() override { return this; }
   std::string why() const override { return why_; }
+  Status allocate_memory(uint64_t length, int32_t device, std::unique_ptr<DeviceMemory>* out) override;
   Status export_dmabuf(const void* base, uint64_t length, UniqueFd* out, uint64_t* offset) override;
   Status share_words(void* base, uint64_t length) override;
   Status stream_wait(void* stream, const uint64_t* word, uint64_t value) override;

@@ -25,18 +25,8 @@ class FaultRail final : public Rail {
   RailInfo info() const override;
   std::string address() const override { return inner_->address(); }
 
-  Status allocate_memory(uint64_t length, int32_t device, std::unique_ptr<DeviceMemory>* out) override {
-    return inner_->allocate_memory(length, device, out);
-  }
+  GpuRail* gpu() override { return inner_->gpu(); }
   std::string why() const override { return inner_->why(); }
-  Status share_words(void* base, uint64_t length) override { return inner_->share_words(base, length); }
-  Status stream_wait(void* stream, const uint64_t* word, uint64_t value) override {
-    return inner_->stream_wait(stream, word, value);
-  }
-  Status mark_stream(void* stream, std::unique_ptr<StreamMark>* out) override {
-    return inner_->mark_stream(stream, out);
-  }
-  Status flush_nic_writes() override { return inner_->flush_nic_writes(); }
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
   Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;

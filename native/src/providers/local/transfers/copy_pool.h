@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "provider/provider.h"
+#include "provider/gatherer.h"
 #include "providers/local/transfers/copy.h"
 
 namespace asyncfabric::local {

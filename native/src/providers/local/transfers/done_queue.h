@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "provider/provider.h"
+#include "provider/work.h"
 
 namespace asyncfabric::local {
 
