@@ -37,81 +37,101 @@ uint64_t list_run(const Op& op, const Leg& leg, const Capabilities& can, uint64_
   return std::min({leg.end - leg.cursor, limit_pages, uint64_t{can.list_pages}, fitting});
 }
 
-// Fills the next request of a leg and moves its cursor.
-void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uint32_t rail_index,
-                  uint32_t counter_generation, WorkRequest& request, Made& made) {
+// One function for each kind of request: it says what the next request of a leg moves, and moves the leg's cursor behind that.
+
+void make_message(Op& op, Leg& leg, WorkRequest& request) {
+  request.kind = WorkKind::kSend;
+  request.address = op.payload.data();
+  request.length = op.payload.size();
+  leg.cursor = leg.end;
+}
+
+void make_range(Op& op, Leg& leg, const Capabilities& can, WorkRequest& request) {
   const Target& target = op.targets[leg.target];
-  const Capabilities& can = rail.capabilities;
+  request.length = std::min(leg.end - leg.cursor, can.max_request_bytes);
+  request.address = op.region->value.base + target.source_offset + leg.cursor;
+  request.remote_offset = target.key->value.offset + target.target_offset + leg.cursor;
+  request.delivered = target.fenced;
+  leg.cursor += request.length;
+}
+
+void make_page_list(Op& op, Leg& leg, const Capabilities& can, WorkRequest& request) {
+  const uint64_t run = list_run(op, leg, can, kMaxWorth - leg.uncounted);
+  request.address = op.region->value.base;
+  request.remote_offset = op.targets[leg.target].key->value.offset;
+  request.length = run * op.page_bytes;
+  request.pages = &op.pages[leg.cursor];
+  request.page_count = static_cast<uint32_t>(run);
+  request.last_page = op.pages.most();
+  request.page_bits = op.pages.bits();
+  leg.cursor += run;
+}
+
+void make_pages(Op& op, Leg& leg, const Capabilities& can, WorkRequest& request) {
+  // A page that is read counts nowhere, so no rail needs it in a request of its own.
+  const bool joins = can.ordered || op.reads();
+  const uint64_t run = joins ? page_run(op, leg, can.max_request_bytes, kMaxWorth - leg.uncounted) : 1;
+  const Page& page = op.pages[leg.cursor];
+  request.address = op.region->value.base + (op.reads() ? page.target : page.source);
+  request.remote_offset = op.targets[leg.target].key->value.offset + (op.reads() ? page.source : page.target);
+  request.length = run * op.page_bytes;
+  if (joins && op.page_bytes > can.max_request_bytes) {
+    // In parts, one behind the other: the page counts with the last of them.
+    request.length = std::min(op.page_bytes - leg.page_done, can.max_request_bytes);
+    request.address = static_cast<const uint8_t*>(request.address) + leg.page_done;
+    request.remote_offset += leg.page_done;
+    leg.page_done = (leg.page_done + request.length) % op.page_bytes;
+  }
+  if (leg.page_done == 0) leg.cursor += run;
+}
+
+// The engine has one rail, which gathers, so one leg: boxes are copied in their order, long ones in parts.
+void make_box(Op& op, Leg& leg, const Capabilities& can, WorkRequest& request) {
+  request.gather = &op.boxes;
+  request.gathered = op.boxes.before(leg.cursor) + leg.page_done;
+  request.address = op.region->value.base;
+  request.length = std::min(op.boxes.bytes(leg.cursor) - leg.page_done, can.max_request_bytes);
+  request.remote_offset = op.targets[leg.target].key->value.offset + op.boxes.target(leg.cursor) + leg.page_done;
+  leg.page_done = (leg.page_done + request.length) % op.boxes.bytes(leg.cursor);
+  if (leg.page_done == 0) ++leg.cursor;
+}
+
+void make_transfer(Op& op, Leg& leg, const Capabilities& can, uint32_t rail_index, WorkRequest& request) {
+  const RegionEntry& region = op.region->value;
+  request.kind = op.reads() ? WorkKind::kRead : WorkKind::kWrite;
+  request.local = region.memory[rail_index].get();
+  request.remote = op.targets[leg.target].key->value.lanes[leg.lane].get();
+  if (op.kind == OpKind::kBoxes) return make_box(op, leg, can, request);
+  if (!op.has_pages()) return make_range(op, leg, can, request);
+  if (can.list_pages != 0 && can.ordered && region.device != kHostDevice) return make_page_list(op, leg, can, request);
+  make_pages(op, leg, can, request);
+}
+
+// Logical arrivals of a request that carries all that it counts by itself; those of lists are added up by post().
+uint32_t own_worth(const Op& op, const Leg& leg, const Capabilities& can) {
+  if (leg.counts_only) return 1;
+  if (op.imm == kNoImm || op.kind == OpKind::kSend || op.kind == OpKind::kBoxes) return 0;
+  // One immediate can carry kMaxWorth pages; on an unordered rail each page carries its own.
+  if (op.has_pages()) return can.ordered ? 0 : 1;
+  return leg.cursor == leg.end && !op.targets[leg.target].fenced ? 1 : 0;
+}
+
+// Fills the next request of a leg and moves its cursor.
+void make_request(Op& op, Leg& leg, const Capabilities& can, const Lane& lane, uint32_t rail_index,
+                  uint32_t counter_generation, WorkRequest& request, Made& made) {
   made = {&leg, leg.cursor, leg.page_done, 0, 0};
   request = {};
   request.peer = lane.handle.get();
-  bool last = true;
   if (leg.counts_only) {
-    made.worth = 1;
     leg.cursor = leg.end;
   } else if (op.kind == OpKind::kSend) {
-    request.kind = WorkKind::kSend;
-    request.address = op.payload.data();
-    request.length = op.payload.size();
-    made.bytes = op.payload.size() - kUserHeadBytes;
-    leg.cursor = leg.end;
+    make_message(op, leg, request);
+    made.bytes = request.length - kUserHeadBytes;
   } else {
-    const RegionEntry& region = op.region->value;
-    const RemoteKey& key = target.key->value;
-    request.kind = op.reads() ? WorkKind::kRead : WorkKind::kWrite;
-    request.local = region.memory[rail_index].get();
-    request.remote = key.lanes[leg.lane].get();
-    if (op.has_pages()) {
-      // One immediate can carry kMaxWorth pages; on an unordered rail each page carries its own.
-      const uint64_t batch_left = kMaxWorth - leg.uncounted;
-      const bool as_list = can.list_pages != 0 && can.ordered && region.device != kHostDevice;
-      // A page that is read counts nowhere, so no rail needs it in a request of its own.
-      const bool joins = can.ordered || op.reads();
-      const uint64_t run = as_list ? list_run(op, leg, can, batch_left)
-                           : joins ? page_run(op, leg, can.max_request_bytes, batch_left)
-                                   : 1;
-      const Page& page = op.pages[leg.cursor];
-      const uint64_t here = op.reads() ? page.target : page.source, there = op.reads() ? page.source : page.target;
-      request.address = region.base + (as_list ? 0 : here);
-      request.remote_offset = key.offset + (as_list ? 0 : there);
-      request.length = run * op.page_bytes;
-      if (as_list) {
-        request.pages = &page;
-        request.page_count = static_cast<uint32_t>(run);
-        request.last_page = op.pages.most();
-        request.page_bits = op.pages.bits();
-      }
-      if (joins && !as_list && op.page_bytes > can.max_request_bytes) {
-        // In parts, one behind the other: the page counts with the last of them.
-        request.length = std::min(op.page_bytes - leg.page_done, can.max_request_bytes);
-        request.address = static_cast<const uint8_t*>(request.address) + leg.page_done;
-        request.remote_offset += leg.page_done;
-        leg.page_done = (leg.page_done + request.length) % op.page_bytes;
-      }
-      if (leg.page_done == 0) leg.cursor += run;
-      last = leg.cursor == leg.end;
-      if (op.imm != kNoImm && !can.ordered) made.worth = 1;
-    } else if (op.kind == OpKind::kBoxes) {
-      // The engine has one rail, which gathers, so one leg: boxes are copied in their order, long ones in parts.
-      request.gather = &op.boxes;
-      request.gathered = op.boxes.before(leg.cursor) + leg.page_done;
-      request.address = region.base;
-      request.length = std::min(op.boxes.bytes(leg.cursor) - leg.page_done, can.max_request_bytes);
-      request.remote_offset = key.offset + op.boxes.target(leg.cursor) + leg.page_done;
-      leg.page_done = (leg.page_done + request.length) % op.boxes.bytes(leg.cursor);
-      if (leg.page_done == 0) ++leg.cursor;
-      last = leg.cursor == leg.end;
-    } else {
-      request.length = std::min(leg.end - leg.cursor, can.max_request_bytes);
-      request.address = region.base + target.source_offset + leg.cursor;
-      request.remote_offset = key.offset + target.target_offset + leg.cursor;
-      leg.cursor += request.length;
-      last = leg.cursor == leg.end;
-      if (op.imm != kNoImm && last && !target.fenced) made.worth = 1;
-      request.delivered = target.fenced;
-    }
+    make_transfer(op, leg, can, rail_index, request);
     made.bytes = request.length;
   }
+  made.worth = own_worth(op, leg, can);
   if (made.worth != 0) {
     request.has_imm = true;
     request.imm = pack_imm(static_cast<uint32_t>(op.imm), counter_generation, made.worth);
@@ -120,7 +140,7 @@ void make_request(Op& op, Leg& leg, const RailState& rail, const Lane& lane, uin
   }
   // Only where post() has taken the bytes may a request go unreported: a dropped leg must know what is still in flight. What a read
   // brings may come later on any rail, so that each is reported.
-  request.signalled = last || request.has_imm || !can.synchronous || op.reads();
+  request.signalled = leg.cursor == leg.end || request.has_imm || !can.synchronous || op.reads();
 }
 
 }  // namespace
@@ -159,7 +179,7 @@ size_t Core::post(uint32_t rail_index) {
       const bool batched = op.is_list() && op.imm != kNoImm && rail.capabilities.ordered;
       while (leg->cursor != leg->end && count < kBatch && bytes < rail.capabilities.step_bytes) {
         WorkRequest& request = requests[count];
-        make_request(op, *leg, rail, peer.lanes[leg->lane], rail_index, generation, request, made[count]);
+        make_request(op, *leg, rail.capabilities, peer.lanes[leg->lane], rail_index, generation, request, made[count]);
         if (batched) {
           leg->uncounted += static_cast<uint32_t>(leg->cursor - made[count].cursor_before);
           if (leg->cursor == leg->end || leg->uncounted >= kMaxWorth) {
