@@ -13,6 +13,7 @@ A task has one mailbox and handles one message at a time; a supervisor decides w
 Runs on trio, on the event loop's thread; moves no bytes of users. docs/explain/actors.md tells the rules.
 """
 
+from asyncfabric._groups import beside
 from asyncfabric.actors.actor import Actor, handles
 from asyncfabric.actors.directory_changes import labels_of, member_changes
 from asyncfabric.actors.link import Identity, Link
@@ -51,6 +52,7 @@ __all__ = [
     "RemoteError",
     "Strategy",
     "Supervisor",
+    "beside",
     "handles",
     "labels_of",
     "member_changes",

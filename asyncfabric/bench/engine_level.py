@@ -20,7 +20,7 @@ class BareEngine:
     """One compiled engine with blocking control calls.
 
     Attributes:
-        native: the engine itself, for the loops of `asyncfabric._bridge.loops`.
+        native: the engine itself, for the loops of `native_loops`.
         manual: the engine has no worker; whoever waits for it calls step().
     """
 

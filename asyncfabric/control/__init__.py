@@ -1,8 +1,22 @@
-"""Sessions between processes, messages over links (CURVE), and the directory of names.
+"""Sessions between processes, messages over links (CURVE), channels of typed messages, and the directory of names.
 
 On the event loop's thread. Imports `errors` and `types` only; `zmq_wire` is the only importer of zmq.
 """
 
+from asyncfabric.control.channels import (
+    Carrier,
+    Channel,
+    Codec,
+    FabricChannels,
+    KeyStore,
+    LinkChannels,
+    LocalChannels,
+    MemberChannel,
+    MessageFabric,
+    PeerFound,
+    PeerLost,
+    StoreChannels,
+)
 from asyncfabric.control.directory import DirectoryTable, Node, NodeChange
 from asyncfabric.control.directory_client import DirectoryClient
 from asyncfabric.control.directory_server import Directory, serve_directory
@@ -16,18 +30,30 @@ from asyncfabric.control.zmq_wire import make_keys
 
 __all__ = [
     "Arrival",
+    "Carrier",
+    "Channel",
+    "Codec",
     "Directory",
     "DirectoryClient",
     "DirectoryTable",
+    "FabricChannels",
     "Identity",
+    "KeyStore",
     "Link",
+    "LinkChannels",
     "LinkConfig",
     "LinkKeys",
     "LinkPeer",
     "LinkStatistics",
+    "LocalChannels",
+    "MemberChannel",
+    "MessageFabric",
     "Node",
     "NodeChange",
+    "PeerFound",
+    "PeerLost",
     "SessionChange",
+    "StoreChannels",
     "make_keys",
     "open_link",
     "read_keys",

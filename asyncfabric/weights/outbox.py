@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from asyncfabric import FabricError
-from asyncfabric.weights.channel import Messenger
+from asyncfabric.weights.channel import WeightChannel
 from asyncfabric.weights.messages import WeightMessage
 from asyncfabric.weights.threads import ways
 
@@ -33,10 +33,10 @@ class Outbox:
     """The messages of one participant on their way out."""
 
     def __init__(
-        self, messenger: Messenger, who: str, unsent: Unsent | None = None, quiet: Callable[[], None] | None = None
+        self, channel: WeightChannel, who: str, unsent: Unsent | None = None, quiet: Callable[[], None] | None = None
     ) -> None:
         """Send as `who`; `unsent` is called with each message that was not sent, `quiet` when all have left."""
-        self._messenger = messenger
+        self._channel = channel
         self._who = who
         self._unsent = unsent
         self._quiet = quiet
@@ -98,7 +98,7 @@ class Outbox:
         while waiting:
             message = waiting.popleft()
             try:
-                await self._messenger.send(to, message)
+                await self._channel.send(to, message)
             except FabricError as error:
                 logger.info("%s did not get %s of %s: %s", to, type(message).__name__, self._who, error)
                 if self._unsent is not None:

@@ -3,16 +3,13 @@
 A trainer:        open_publisher, WeightPublisher.publish
 A receiver:       open_replica, WeightReplica.step_boundary, .tensors, .current_version
 The coordinator:  open_coordinator, WeightCoordinator.update
-Carries their messages: Messenger (services have one over links), LocalPost within one process.
+Their messages go over an asyncfabric.control.Channel of WEIGHT_CODEC: LinkChannels, LocalChannels, or another one.
 """
 
 from asyncfabric.weights.channel import (
     COORDINATOR,
-    Found,
-    LocalMessenger,
-    LocalPost,
-    Lost,
-    Messenger,
+    WEIGHT_CODEC,
+    WeightChannel,
     receiver_name,
     receiver_of,
     trainer_name,
@@ -27,16 +24,13 @@ from asyncfabric.weights.sender.version import PublishReport, Stages
 
 __all__ = [
     "COORDINATOR",
+    "WEIGHT_CODEC",
     "CodingReport",
-    "Found",
-    "LocalMessenger",
-    "LocalPost",
-    "Lost",
-    "Messenger",
     "PublishReport",
     "Stages",
     "TensorLayout",
     "UpdateReport",
+    "WeightChannel",
     "WeightCoordinator",
     "WeightMessage",
     "WeightPublisher",

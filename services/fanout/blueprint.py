@@ -17,6 +17,8 @@ from asyncfabric.actors import Actor, Message, Node, Reference, handles
 from asyncfabric.weights import LocalTensor, ReplicaLayout
 from asyncfabric.weights.update import WeightCoordinator
 
+WEIGHT_CHANNEL = "weights"
+"""Of the links, on which the messages of updates go."""
 COORDINATOR_ACTOR = "weights"
 PART_BYTES = 256 << 10
 

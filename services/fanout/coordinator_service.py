@@ -13,11 +13,11 @@ from starlette.applications import Starlette
 
 from asyncfabric import Waiting
 from asyncfabric.actors import open_node
+from asyncfabric.control import LinkChannels
 from asyncfabric.errors import BrokenError, FabricError
 from asyncfabric.weights import from_bytes
-from asyncfabric.weights.update import COORDINATOR, open_coordinator
-from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, BlueprintStore, CoordinatorActor
-from asyncfabric_services.fanout.link_post import LinkMessenger, LinkPost
+from asyncfabric.weights.update import COORDINATOR, WEIGHT_CODEC, WeightChannel, WeightMessage, open_coordinator
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, WEIGHT_CHANNEL, BlueprintStore, CoordinatorActor
 from asyncfabric_services.fanout.update_book import UpdateBook
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import gauge
@@ -47,13 +47,13 @@ class Coordinating:
         absent = gauge(stage.registry, "weights", "absent_trainers", "Trainers of the plan that are not there.")
         absent.set_function(lambda: len(store.coordinator.absent) if store.coordinator is not None else 0)
 
-    async def run(self, messenger: LinkMessenger) -> None:
+    async def run(self, channel: WeightChannel) -> None:
         """Wait for a blueprint, then coordinate until cancelled.
 
         Cancellation: an open update is aborted, unless its decision is being written.
         """
         blueprint = await self._store.blueprint()
-        async with open_coordinator(messenger, from_bytes(blueprint.plan), self._path) as coordinator:
+        async with open_coordinator(channel, from_bytes(blueprint.plan), self._path) as coordinator:
             self._store.coordinator = coordinator
             self._since = monotonic()
             try:
@@ -121,24 +121,24 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         raise StartError(f"the blueprint beside {path} cannot be read: {error}") from error
     coordinating = Coordinating(stage, store, path)
     async with open_control(stage) as link, open_node(stage.condition.name, link) as node:
-        post = LinkPost(link)
-        messenger = post.open(COORDINATOR)
+        channels = LinkChannels(link, WEIGHT_CODEC, channel=WEIGHT_CHANNEL)
+        channel = channels.open(COORDINATOR)
         await node.spawn(CoordinatorActor, store, name=COORDINATOR_ACTOR)
         async with open_directory(stage, link, {}) as directory, trio.open_nursery() as nursery:
-            nursery.start_soon(post.run, directory, ROLES)
-            nursery.start_soon(coordinating.run, messenger)
+            nursery.start_soon(channels.run, directory, ROLES)
+            nursery.start_soon(coordinating.run, channel)
             more: dict[str, Rows] = {
                 "updates": coordinating.book.rows,
-                "participants": lambda: _participants(post, store),
+                "participants": lambda: _participants(channels, store),
             }
             view = View(waits=coordinating.waits, peers=lambda: link_rows(link), more=more)
             yield Starlette(routes=node_routes(stage.condition, stage.registry, view))
             nursery.cancel_scope.cancel()
 
 
-def _participants(post: LinkPost, store: BlueprintStore) -> list[Row]:
+def _participants(channels: LinkChannels[WeightMessage], store: BlueprintStore) -> list[Row]:
     refused = store.coordinator.refused if store.coordinator is not None else {}
-    return [{"name": name, "node": node, "refused": refused.get(name, "")} for name, node in post.known.items()]
+    return [{"name": name, "node": node, "refused": refused.get(name, "")} for name, node in channels.known.items()]
 
 
 async def serve(settings: Settings, announce: Announce) -> None:

@@ -10,9 +10,10 @@ import trio
 
 from asyncfabric import Fabric
 from asyncfabric.actors import Membership, Node, labels_of, open_node
-from asyncfabric.control import DirectoryClient, Link
+from asyncfabric.control import DirectoryClient, Link, LinkChannels
 from asyncfabric.observe.metrics import FabricCollector
-from asyncfabric_services.fanout.link_post import LinkPost
+from asyncfabric.weights.update import WEIGHT_CODEC, WeightMessage
+from asyncfabric_services.fanout.blueprint import WEIGHT_CHANNEL
 from asyncfabric_services.health.view import Row
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.rails import open_rails
@@ -31,7 +32,7 @@ class Participant:
         link, node: its control plane.
         directory: where it is registered.
         membership: who is there.
-        post: messages between participants.
+        channels: messages between participants.
         nursery: ends with the participant.
     """
 
@@ -41,15 +42,15 @@ class Participant:
     node: Node
     directory: DirectoryClient
     membership: Membership
-    post: LinkPost
+    channels: LinkChannels[WeightMessage]
     nursery: trio.Nursery
 
-    async def carry_post(self) -> None:
-        """Carry messages to and from those who are there, once every messenger of this process is open.
+    async def carry_messages(self) -> None:
+        """Carry messages to and from those who are there, once every channel of this process is open.
 
         Cancellation: only this ends.
         """
-        await self.post.run(self.directory, _ROLES)
+        await self.channels.run(self.directory, _ROLES)
 
     def regions(self) -> list[Row]:
         """Return the registered memory."""
@@ -72,5 +73,6 @@ async def open_participant(stage: Stage) -> AsyncIterator[Participant]:
         FabricCollector(fabric, stage.registry)
         membership = Membership()
         nursery.start_soon(follow, directory, membership.apply)
-        yield Participant(stage, fabric, link, node, directory, membership, LinkPost(link), nursery)
+        channels = LinkChannels(link, WEIGHT_CODEC, channel=WEIGHT_CHANNEL)
+        yield Participant(stage, fabric, link, node, directory, membership, channels, nursery)
         nursery.cancel_scope.cancel()

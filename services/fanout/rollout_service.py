@@ -76,15 +76,15 @@ class Rollout:
         model = await trio.to_thread.run_sync(lambda: FusedModel(blueprint.model_config(), blueprint.layout))
         async with AsyncExitStack() as stack:
             for receiver in range(plan.receivers):
-                messenger = own.post.open(receiver_name(name, receiver))
+                channel = own.channels.open(receiver_name(name, receiver))
                 opened = open_replica(
-                    own.fabric, messenger, plan, name, receiver,
+                    own.fabric, channel, plan, name, receiver,
                     shadow=weights.memory == "shadow", codings=weights.coding_names,
                 )  # fmt: skip
                 self.replicas.append(await stack.enter_async_context(opened))
             self.generator = Generator(model, self.replicas, blueprint.tensors, self._tokens.add)
             nursery = await stack.enter_async_context(trio.open_nursery())
-            nursery.start_soon(own.carry_post)
+            nursery.start_soon(own.carry_messages)
             await self.generator.run()
 
     def versions(self) -> list[Row]:

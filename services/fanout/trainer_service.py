@@ -278,13 +278,13 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """
     one = await _blocking(TrainerRank, stage)
     async with open_participant(stage) as own:
-        messenger = own.post.open(trainer_name(one.rank))
-        own.nursery.start_soon(own.carry_post)
+        channel = own.channels.open(trainer_name(one.rank))
+        own.nursery.start_soon(own.carry_messages)
         if one.rank == 0:
             own.nursery.start_soon(one.keep_told, own)
         names, arrays = stage.settings.weights.coding_names, one.training.arrays()
         async with (
-            open_publisher(own.fabric, messenger, one.plan, one.rank, arrays, codings=names) as publisher,
+            open_publisher(own.fabric, channel, one.plan, one.rank, arrays, codings=names) as publisher,
             trio.open_nursery() as working,
         ):
             working.start_soon(one.run, publisher, own.node, own.membership)

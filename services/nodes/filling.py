@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from asyncfabric import FabricAddress, PeerError
-from asyncfabric._groups import beside
-from asyncfabric.actors import Membership
+from asyncfabric.actors import Membership, beside
 from asyncfabric.kv import KvInbox, KvLease, KvRequest
 from asyncfabric_services.nodes.members import until_gone
 from asyncfabric_services.nodes.messages import Source, encode_prompt

@@ -16,8 +16,17 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric._groups import beside
-from asyncfabric.actors import ActorDied, Identity, Member, Membership, Node, Reference, RemoteError, trace_context
+from asyncfabric.actors import (
+    ActorDied,
+    Identity,
+    Member,
+    Membership,
+    Node,
+    Reference,
+    RemoteError,
+    beside,
+    trace_context,
+)
 from asyncfabric.control import DirectoryClient, Link
 from asyncfabric.errors import BrokenError, BusyError, PeerError
 from asyncfabric.kv import KvLayout

@@ -13,7 +13,7 @@ import pytest
 from house_tree import ROOT, shown, source_files
 
 PUBLIC_FOLDERS = (
-    *(f"asyncfabric/{room}" for room in ("_api", "actors", "blocking")),
+    *(f"asyncfabric/{room}" for room in ("_api", "actors", "blocking", "control")),
     *(f"asyncfabric/{room}" for room in ("bench", "integrations", "kv", "moe", "observe", "sim", "testing", "weights")),
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import asyncfabric as af
+from asyncfabric.control import FabricChannels
 from asyncfabric.weights import (
     Held,
     Mesh,
@@ -40,8 +41,14 @@ from asyncfabric.weights import (
     plan_weights,
 )
 from asyncfabric.weights.tensors import arrays_of, holdings
-from asyncfabric.weights.update import COORDINATOR, open_coordinator, open_publisher, open_replica, trainer_name
-from asyncfabric_services.bench.weights.post import FabricPost
+from asyncfabric.weights.update import (
+    COORDINATOR,
+    WEIGHT_CODEC,
+    open_coordinator,
+    open_publisher,
+    open_replica,
+    trainer_name,
+)
 from asyncfabric_services.rollout.usual import load_usual, quantise
 from asyncfabric_services.trainer.training import Training
 from asyncfabric_services.trainer.world import join_world, leave_world
@@ -157,16 +164,18 @@ async def train(kind: str, here: str, versions: int) -> None:
         known: list[Any] = [None] * ranks
         dist.all_gather_object(known, {name: bytes(fabric.address) for name, fabric in fabrics.items()})
         addresses = {name: af.FabricAddress.from_bytes(each) for part in known for name, each in part.items()}
-        posts = {name: FabricPost(fabric, addresses).open(name) for name, fabric in fabrics.items()}
+        channels = {
+            name: FabricChannels(fabric, WEIGHT_CODEC, addresses).open(name) for name, fabric in fabrics.items()
+        }
         if rank == 0:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
-            coordinator = await stack.enter_async_context(open_coordinator(posts[COORDINATOR], plan, log))
+            coordinator = await stack.enter_async_context(open_coordinator(channels[COORDINATOR], plan, log))
         replica = await stack.enter_async_context(
-            open_replica(fabrics[f"a/{rank}"], posts[f"a/{rank}"], plan, "a", rank, device=here)
+            open_replica(fabrics[f"a/{rank}"], channels[f"a/{rank}"], plan, "a", rank, device=here)
         )
         shards = training.arrays()
         publisher = await stack.enter_async_context(
-            open_publisher(fabrics[trainer_name(rank)], posts[trainer_name(rank)], plan, rank, shards)
+            open_publisher(fabrics[trainer_name(rank)], channels[trainer_name(rank)], plan, rank, shards)
         )
         for version in range(1, versions + 1):
             training.step()

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 import asyncfabric as af
+from asyncfabric.control import LocalChannels
 from asyncfabric.weights import Plan, ReplicaLayout, ReplicaMemory, execute, plan_weights
 from asyncfabric.weights.plan.causal import card_of, causal_moves
 from asyncfabric.weights.plan.holdings import Holding, held_by, local_tensors
@@ -27,7 +28,7 @@ from asyncfabric.weights.plan.target import Move
 from asyncfabric.weights.tensors import tensor_over
 from asyncfabric.weights.update import (
     COORDINATOR,
-    LocalPost,
+    WEIGHT_CODEC,
     WeightPublisher,
     open_coordinator,
     open_publisher,
@@ -103,7 +104,7 @@ class Filled:
 
     async def over_fabric(self, versions: Iterable[Version], log: Path) -> list[torch.Tensor]:
         """Bring each version into a replica over the local rail and compare what serves; returns the logits."""
-        post, logits = LocalPost(), []
+        post, logits = LocalChannels(WEIGHT_CODEC), []
         async with AsyncExitStack() as stack:
             fabrics = [
                 await stack.enter_async_context(af.open_fabric(af.FabricConfig(rails=("local",))))

@@ -12,6 +12,7 @@ import anyio
 import numpy as np
 
 import asyncfabric as af
+from asyncfabric.control import LocalChannels
 from asyncfabric.weights import (
     Mesh,
     Move,
@@ -28,7 +29,7 @@ from asyncfabric.weights import (
 from asyncfabric.weights.messages import Written
 from asyncfabric.weights.update import (
     COORDINATOR,
-    LocalPost,
+    WEIGHT_CODEC,
     PublishReport,
     UpdateReport,
     WeightCoordinator,
@@ -50,7 +51,7 @@ class Fixture:
     """Who is there. `shards[rank][parameter]` is the trainers' memory."""
 
     plan: Plan
-    post: LocalPost
+    post: LocalChannels[Any]
     coordinator: WeightCoordinator
     publishers: list[WeightPublisher]
     shards: list[dict[str, Any]]
@@ -201,7 +202,7 @@ async def open_fixture(
     `codings` for all, `reads` says what a receiver is opened with instead; `given` makes of a trainer's arrays what it
     is opened with.
     """
-    post = LocalPost()
+    post = LocalChannels(WEIGHT_CODEC)
     async with AsyncExitStack() as stack:
 
         async def fabric(name: str) -> af.Fabric:

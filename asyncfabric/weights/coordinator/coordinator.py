@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from asyncfabric._groups import beside
-from asyncfabric.weights.channel import Messenger
+from asyncfabric.weights.channel import WeightChannel
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
 from asyncfabric.weights.coordinator.progress import UpdateReport
 from asyncfabric.weights.coordinator.updates import GRACE_S, Updates
@@ -105,12 +105,12 @@ class WeightCoordinator:
 
 @asynccontextmanager
 async def open_coordinator(
-    messenger: Messenger, plan: Plan, log_path: Path, *, grace_s: float = GRACE_S
+    channel: WeightChannel, plan: Plan, log_path: Path, *, grace_s: float = GRACE_S
 ) -> AsyncIterator[WeightCoordinator]:
     """Open the coordinator of updates; one at a time for a log. After a restart it goes on from the log.
 
     Args:
-        messenger: of `COORDINATOR`; it is the coordinator's to receive from.
+        channel: of `COORDINATOR`; it is the coordinator's to receive from.
         plan: moves and relay; its replicas do not matter, receivers join by having a session.
         log_path: of the decision log.
         grace_s: see GRACE_S.
@@ -125,7 +125,7 @@ async def open_coordinator(
     log = await in_thread(DecisionLog, log_path)
     try:
         async with beside() as tasks:
-            updates = Updates(messenger, plan, log, tasks, grace_s)
+            updates = Updates(channel, plan, log, tasks, grace_s)
             tasks.start_soon(updates.run)
             yield WeightCoordinator(updates)
     finally:

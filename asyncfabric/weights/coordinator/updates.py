@@ -16,8 +16,9 @@ from anyio.abc import TaskGroup
 
 from asyncfabric import BrokenError, BusyError, ClosedError, FabricError
 from asyncfabric._notice import Notice
+from asyncfabric.control import PeerFound, PeerLost
 from asyncfabric.weights.agreement import roster_of
-from asyncfabric.weights.channel import Event, Found, Lost, Messenger, receiver_of, trainer_name
+from asyncfabric.weights.channel import Event, WeightChannel, receiver_of, trainer_name
 from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Effect, Phase, Send
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
 from asyncfabric.weights.coordinator.participants import Admission, Proposals, SeatAssignment
@@ -64,7 +65,7 @@ class Updates:
     """
 
     def __init__(
-        self, messenger: Messenger, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
+        self, channel: WeightChannel, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
     ) -> None:
         """Begin with what the log has; no participant is there."""
         self.trainers: tuple[str, ...] = tuple(trainer_name(rank) for rank in range(plan.trainers))
@@ -76,7 +77,7 @@ class Updates:
         self.admission: Admission = Admission(plan.with_replicas(()))
         self.absent: dict[str, float] = dict.fromkeys(self.trainers, monotonic())
         self.changed: Notice = Notice()
-        self._messenger = messenger
+        self._channel = channel
         self._tasks = tasks
         self._grace_s = grace_s
         self._seats = SeatAssignment(plan)
@@ -84,7 +85,7 @@ class Updates:
         self._update: Progress | None = None
         self._ranks = frozenset(self.trainers)
         self._pace = BatchingInterval(QUICK_BATCHES_PER_S)
-        self._outbox = Outbox(messenger, "the coordinator", quiet=self._all_sent)
+        self._outbox = Outbox(channel, "the coordinator", quiet=self._all_sent)
 
     @property
     def begun(self) -> int:
@@ -196,7 +197,7 @@ class Updates:
     # ---- messages
 
     async def run(self) -> None:
-        """Take messages until the messenger is closed.
+        """Take messages until the channel is closed.
 
         Cancellation: at once.
         """
@@ -204,27 +205,27 @@ class Updates:
         burst: list[tuple[str, Event]] = []
         while True:
             try:
-                burst = burst or [await self._messenger.receive()]
+                burst = burst or [await self._channel.receive()]
             except ClosedError as error:
                 self._carry_out(self.machine.sender_failed(self.trainers[0], str(error)))
                 if self._update is not None:
                     self._update.silent.update(self._ranks)
                 self._settle()
                 return
-            for sender, event in (*burst, *self._messenger.take_nowait()):
+            for sender, event in (*burst, *self._channel.take_nowait()):
                 self._take_message(sender, event)
                 self._follow()
             self.changed.tell()  # once for all: who waits looks at everything anew
-            burst = await self._pace.gather(self._messenger.take_nowait)
+            burst = await self._pace.gather(self._channel.take_nowait)
 
     def _take_message(self, sender: str, event: Event) -> None:
         update = self._update
         match event:
-            case Found():
+            case PeerFound():
                 logger.info("%s is here", sender)
                 self._here.add(sender)
                 self.absent.pop(sender, None)
-            case Lost(reason):
+            case PeerLost(reason):
                 self._lost(sender, reason)
             case Offered(version):
                 self.proposals.make(sender, version)

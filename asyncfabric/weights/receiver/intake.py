@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, RemoteProtocolError
 from asyncfabric._groups import unwrapped
-from asyncfabric.weights.channel import Queue
+from asyncfabric._queue import Queue
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Sums
 from asyncfabric.weights.messages import Written

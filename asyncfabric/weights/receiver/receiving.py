@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from asyncfabric import Fabric, RegionKey
 from asyncfabric._groups import unwrapped
-from asyncfabric.weights.channel import COORDINATOR, Messenger, receiver_name
+from asyncfabric.weights.channel import COORDINATOR, WeightChannel, receiver_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.messages import Coded, Opened, Taken, Wrote
 from asyncfabric.weights.outbox import Outbox
@@ -70,7 +70,7 @@ class Participant(NamedTuple):
     """One receiver of a replica, and what it works with; `tasks` outlive versions."""
 
     fabric: Fabric
-    messenger: Messenger
+    channel: WeightChannel
     plan: Plan
     replica: str
     receiver: int

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from asyncfabric import Fabric
 from asyncfabric._groups import beside
-from asyncfabric.weights.channel import Messenger, receiver_name
+from asyncfabric.weights.channel import WeightChannel, receiver_name
 from asyncfabric.weights.coding.choice import Coding, Rule, known_codings
 from asyncfabric.weights.memory.device import HOST, Memory
 from asyncfabric.weights.memory.host import device_of
@@ -105,14 +105,14 @@ class WeightReplica:
 
 @asynccontextmanager
 async def open_replica(
-    fabric: Fabric, messenger: Messenger, plan: Plan, name: str, receiver: int, *, shadow: bool = True,
+    fabric: Fabric, channel: WeightChannel, plan: Plan, name: str, receiver: int, *, shadow: bool = True,
     codings: Iterable[str] = (), coding: Rule = "auto", landing_bytes: int = LANDING_BYTES, device: str = HOST,
 ) -> AsyncIterator[WeightReplica]:  # fmt: skip
     """Open one receiver of a replica: memory for its tensors, and its part in every update.
 
     Args:
         fabric: that it is reached through.
-        messenger: of `receiver_name(name, receiver)`; it is the replica's to receive from.
+        channel: of `receiver_name(name, receiver)`; it is the replica's to receive from.
         plan: moves and relay; its replicas do not matter, the coordinator says who takes part.
         name: of the replica.
         receiver: rank within it.
@@ -144,7 +144,7 @@ async def open_replica(
         beside() as tasks,
     ):
         forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None
-        here = Participant(fabric, messenger, plan, name, receiver, tasks)
+        here = Participant(fabric, channel, plan, name, receiver, tasks)
         versions = Versions(here, copies, slot_memory, forwards)
         tasks.start_soon(versions.run)
         try:

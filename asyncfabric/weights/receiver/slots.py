@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncfabric import BrokenError, Fabric, ImmCounter, Region, RemoteProtocolError
 from asyncfabric._groups import unwrapped
-from asyncfabric.weights.channel import Queue
+from asyncfabric._queue import Queue
 from asyncfabric.weights.coding.choice import KNOWN, Coding
 from asyncfabric.weights.coding.codings import apply_delta, decode_exponents
 from asyncfabric.weights.memory.rows import PLACE_ALIGN, Bytes

@@ -12,8 +12,9 @@ import anyio
 from asyncfabric import ClosedError, FabricError, InternalError, RemoteProtocolError
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
+from asyncfabric.control import PeerFound, PeerLost
 from asyncfabric.weights.agreement import RosterPlans
-from asyncfabric.weights.channel import AGAIN_S, COORDINATOR, Event, Found, Lost
+from asyncfabric.weights.channel import AGAIN_S, COORDINATOR, Event
 from asyncfabric.weights.messages import (
     Abort,
     CatchUp,
@@ -68,7 +69,7 @@ class Versions:
         self.changed: Notice = Notice()
         self.refusal: Refusal = Refusal(here.name, here.plan.with_replicas(()), self._report)
         self._here = here
-        self._messenger = here.messenger
+        self._channel = here.channel
         self._tasks = here.tasks
         self._closed = False
         self._plan: Plan | None = None
@@ -78,7 +79,7 @@ class Versions:
         self._turn = anyio.Lock()
         self._pace = BatchingInterval()
         self._backoff = Backoff()
-        self._outbox = Outbox(here.messenger, here.name, self._unsent)
+        self._outbox = Outbox(here.channel, here.name, self._unsent)
         self._receiving = Receiving(here, slot_memory, forwards, self._outbox)
 
     def leave(self) -> None:
@@ -119,7 +120,7 @@ class Versions:
     # ---- messages
 
     async def run(self) -> None:
-        """Take messages until the messenger is closed, and serve on then.
+        """Take messages until the channel is closed, and serve on then.
 
         Cancellation: what is under way drains.
         """
@@ -127,12 +128,12 @@ class Versions:
         burst: list[tuple[str, Event]] = []
         while True:
             try:
-                burst = burst or [await self._messenger.receive()]
+                burst = burst or [await self._channel.receive()]
             except ClosedError as error:
                 logger.info("%s receives no more updates: %s", self._here.name, error)
                 self._carry_out(self.machine.session_lost())
                 return
-            burst += self._messenger.take_nowait()
+            burst += self._channel.take_nowait()
             written: list[tuple[str, Written]] = []
             for sender, event in burst:
                 if isinstance(event, Written):
@@ -144,7 +145,7 @@ class Versions:
                 except RemoteProtocolError as error:
                     self._give_up(str(error))
             more = self._take_written(written)
-            burst = await self._pace.gather(self._messenger.take_nowait) if more else []
+            burst = await self._pace.gather(self._channel.take_nowait) if more else []
 
     def _take_written(self, reports: list[tuple[str, Written]]) -> bool:
         """Take what was reported together, and forget it; return whether there is more to be written."""
@@ -162,14 +163,14 @@ class Versions:
 
     async def _take_message(self, sender: str, event: Event) -> None:
         match event:
-            case Found() if sender == COORDINATOR:
+            case PeerFound() if sender == COORDINATOR:
                 self.refusal.session_began()
                 self._report()
             case Refused() if sender == COORDINATOR:
                 self._tasks.start_soon(self.refusal.take, event)
-            case Lost() if sender == COORDINATOR:
+            case PeerLost() if sender == COORDINATOR:
                 self._carry_out(self.machine.session_lost())
-            case Lost(reason):
+            case PeerLost(reason):
                 self._source_lost(sender, reason)
                 self._parted(sender, reason)
             case Gone(name):

@@ -18,7 +18,8 @@ import numpy as np
 from asyncfabric import BoxTransfer, BrokenError, BusyError, Fabric, FabricError, Region, Transfer
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
-from asyncfabric.weights.channel import COORDINATOR, Queue, Send
+from asyncfabric._queue import Queue
+from asyncfabric.weights.channel import COORDINATOR, Send
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.host import HostSums
 from asyncfabric.weights.messages import Unreachable

@@ -26,7 +26,8 @@ from asyncfabric import (
 from asyncfabric._bridge.faults import another_loop
 from asyncfabric._groups import beside, unwrapped
 from asyncfabric._notice import Notice
-from asyncfabric.weights.channel import AGAIN_S, COORDINATOR, Event, Found, Lost, Messenger, trainer_name
+from asyncfabric.control import PeerFound, PeerLost
+from asyncfabric.weights.channel import AGAIN_S, COORDINATOR, Event, WeightChannel, trainer_name
 from asyncfabric.weights.coding.choice import Rule, known_codings
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import HOST
@@ -70,13 +71,13 @@ class WeightPublisher:
     """
 
     def __init__(
-        self, fabric: Fabric, messenger: Messenger, rank: int, shards: Shards, preparation: Preparation,
+        self, fabric: Fabric, channel: WeightChannel, rank: int, shards: Shards, preparation: Preparation,
         codings: SenderCodings | None = None,
     ) -> None:  # fmt: skip
         """Not for users: `async with open_publisher(...)`."""
         self.rank: int = rank
         self._fabric = fabric
-        self._messenger = messenger
+        self._channel = channel
         self._shards = shards
         self._preparation = preparation
         self._codings = codings
@@ -117,10 +118,10 @@ class WeightPublisher:
         try:
             while not self._here:
                 if self._closed:
-                    raise ClosedError(f"the messenger of trainer {self.rank} is closed")
+                    raise ClosedError(f"the channel of trainer {self.rank} is closed")
                 await self._changed.wait()
             await self._shards.settled()
-            await self._messenger.send(COORDINATOR, Offered(version))
+            await self._channel.send(COORDINATOR, Offered(version))
             report = await self._carry_out(one, began)
         except BaseException as error:
             named = isinstance(error, Exception)
@@ -156,7 +157,7 @@ class WeightPublisher:
                         coded = sum(each.sent_bytes for each in used if each.coding != "full")
                         sent_bytes = sending.stages.bytes + coded
                 one.written = True
-                await self._messenger.send(COORDINATOR, Wrote(one.version, list(used), sent_bytes))
+                await self._channel.send(COORDINATOR, Wrote(one.version, list(used), sent_bytes))
                 if self._codings is not None:
                     await self._codings.measure()  # while receivers verify
         while one.outcome is None:
@@ -225,16 +226,16 @@ class WeightPublisher:
     # ---- messages
 
     async def run(self) -> None:
-        """Take messages until the messenger is closed; not for users.
+        """Take messages until the channel is closed; not for users.
 
         Cancellation: at once.
         """
         event: Event
         while True:
             try:
-                sender, event = await self._messenger.receive()
+                sender, event = await self._channel.receive()
             except ClosedError as error:
-                sender, event = COORDINATOR, Lost(str(error))
+                sender, event = COORDINATOR, PeerLost(str(error))
                 self._closed = True
             try:
                 self._take_message(sender, event)
@@ -245,15 +246,15 @@ class WeightPublisher:
             self._changed.tell()
             if self._closed:
                 return
-            if isinstance(event, Lost) and sender != COORDINATOR:
+            if isinstance(event, PeerLost) and sender != COORDINATOR:
                 await self._parted(sender, event.reason)
 
     def _take_message(self, sender: str, event: Event) -> None:
         one = self._publication
         match event:
-            case Found() if sender == COORDINATOR:
+            case PeerFound() if sender == COORDINATOR:
                 self._here = True
-            case Lost(reason) if sender == COORDINATOR:
+            case PeerLost(reason) if sender == COORDINATOR:
                 self._here = False
                 if one is not None and one.outcome is None:
                     one.outcome = f"the coordinator is lost, and whether it had decided is not known here: {reason}"
@@ -305,13 +306,13 @@ class WeightPublisher:
     async def _tell(self, to: int, message: Maxima) -> None:
         while True:  # until the version is over, if there is never a session
             try:
-                return await self._messenger.send(trainer_name(to), message)
+                return await self._channel.send(trainer_name(to), message)
             except PeerError:
                 await anyio.sleep(AGAIN_S)
 
     async def _say(self, to: str, message: WeightMessage) -> None:
         try:
-            await self._messenger.send(to, message)
+            await self._channel.send(to, message)
         except FabricError as error:  # the coordinator knows of the loss, or will notice it
             logger.info("%s did not get %s of trainer %d: %s", to, type(message).__name__, self.rank, error)
 
@@ -319,7 +320,7 @@ class WeightPublisher:
 @asynccontextmanager
 async def open_publisher(
     fabric: Fabric,
-    messenger: Messenger,
+    channel: WeightChannel,
     plan: Plan,
     rank: int,
     shards: ShardMap,
@@ -332,7 +333,7 @@ async def open_publisher(
 
     Args:
         fabric: that writes.
-        messenger: of `trainer_name(rank)`; it is the publisher's to receive from.
+        channel: of `trainer_name(rank)`; it is the publisher's to receive from.
         plan: moves and relay; its replicas do not matter, the roster lists who takes part.
         rank: of the trainer.
         shards: by parameter, what this rank holds; see ShardMap.
@@ -358,7 +359,7 @@ async def open_publisher(
         # What is coded is read by the trainer anyway, so nothing would be left of it to gather.
         gather = not wanted and gathers(fabric, held.device)
         preparation = Preparation(fabric, plan, rank, held, scratch_bytes, gather)
-        publisher = WeightPublisher(fabric, messenger, rank, held, preparation, sender)
+        publisher = WeightPublisher(fabric, channel, rank, held, preparation, sender)
         try:
             async with beside() as tasks:
                 tasks.start_soon(publisher.run)

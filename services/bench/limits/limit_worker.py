@@ -32,9 +32,9 @@ class LimitWorker(BenchWorker):
 
     async def do_memory(self, length_bytes: int, seed: int | None) -> dict[str, int]:
         """Make memory: random bytes for a sender, poison for a receiver. Returns where it is, for process_vm_writev."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
-        loops.allow_cma()
+        native_loops.allow_cma()
         self.memory = np.empty(length_bytes, dtype=np.uint8)
         if seed is None:
             await self.do_poison()
@@ -52,9 +52,9 @@ class LimitWorker(BenchWorker):
 
     async def do_non_temporal_kind(self) -> str:
         """Return which streaming stores memcpy_nt uses."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
-        return loops.non_temporal_kind()
+        return native_loops.non_temporal_kind()
 
     async def do_copy(self, limit: limits.CopyLimit, walk_bytes: int, op_bytes: int, count: int) -> float:
         """Copy into the mirror, walking round its first `walk_bytes`; return seconds."""
@@ -101,17 +101,17 @@ class LimitWorker(BenchWorker):
 
     async def do_stream_send(self, walk_bytes: int, op_bytes: int, count: int) -> float:
         """Send over the stream until all was acknowledged; return seconds."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
         assert self._stream is not None
-        return loops.stream_send(self._stream.fileno(), self.memory[:walk_bytes], op_bytes, count)
+        return native_loops.stream_send(self._stream.fileno(), self.memory[:walk_bytes], op_bytes, count)
 
     async def do_stream_receive(self, walk_bytes: int, total_bytes: int) -> float:
         """Receive from the stream, walking round the first `walk_bytes`; return seconds."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
         assert self._stream is not None
-        return loops.stream_receive(self._stream.fileno(), self.memory[:walk_bytes], total_bytes)
+        return native_loops.stream_receive(self._stream.fileno(), self.memory[:walk_bytes], total_bytes)
 
     async def do_libfabric(
         self,
@@ -125,11 +125,11 @@ class LimitWorker(BenchWorker):
         initiator: bool,
     ) -> dict[str, Any]:
         """Run one end of the bare libfabric loop; both ends meet over the socket that they inherited."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
         warmup = max(window, operations // 8) if workload != "pages" else 1
         try:
-            facts: dict[str, Any] = loops.libfabric(
+            facts: dict[str, Any] = native_loops.libfabric(
                 profile, workload, op_bytes, operations, warmup, window, pages, region_bytes, self.meeting, initiator
             )
         except OSError as error:
@@ -138,17 +138,17 @@ class LimitWorker(BenchWorker):
 
     async def do_eventfd_ping(self, out: int, into: int, count: int) -> list[int]:
         """Play ping over blocking eventfds, natively; return round trips in ns."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
         samples = np.empty(count, dtype=np.uint64)
-        loops.eventfd_ping(out, into, samples)
+        native_loops.eventfd_ping(out, into, samples)
         return samples.tolist()
 
     async def do_eventfd_pong(self, out: int, into: int, count: int) -> None:
         """Answer do_eventfd_ping."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
-        loops.eventfd_pong(out, into, count)
+        native_loops.eventfd_pong(out, into, count)
 
     async def do_trio_ping(self, out: int, into: int, count: int) -> list[int]:
         """Play ping over eventfds with bare trio; return round trips in ns."""

@@ -93,10 +93,10 @@ class EngineWorker(BenchWorker):
         self, walk_bytes: int, op_bytes: int, window: int, count: int, imm: int | None
     ) -> dict[str, Any]:
         """Write natively; return the stamps of start and end, and the durations."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
         samples = np.empty(count, dtype=np.uint64)
-        started, finished, _ = loops.engine_writes(
+        started, finished, _ = native_loops.engine_writes(
             self._engine,
             self._region,
             self._key,
@@ -118,17 +118,17 @@ class EngineWorker(BenchWorker):
 
     async def do_spin(self, target: int) -> int:
         """Spin natively until the own counter reached `target`; return the stamp when it had."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
-        _, finished, _ = loops.engine_spin(self._engine, self._counter, target, deadline_ns())
+        _, finished, _ = native_loops.engine_spin(self._engine, self._counter, target, deadline_ns())
         return finished
 
     async def do_ping(self, op_bytes: int, imm: int, base: int, count: int) -> list[int]:
         """Play ping natively; return round trips in ns."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
         samples = np.empty(count, dtype=np.uint64)
-        loops.engine_ping(
+        native_loops.engine_ping(
             self._engine, self._peer, self._region, self._key, op_bytes, self._counter, base, imm,
             ROUND_DEADLINE_NS, samples, count, True, self._manual,
         )  # fmt: skip
@@ -136,9 +136,9 @@ class EngineWorker(BenchWorker):
 
     async def do_pong(self, op_bytes: int, imm: int, base: int, count: int) -> None:
         """Answer do_ping natively."""
-        from asyncfabric._bridge import loops
+        from asyncfabric.bench import native_loops
 
-        loops.engine_ping(
+        native_loops.engine_ping(
             self._engine, self._peer, self._region, self._key, op_bytes, self._counter, base, imm,
             ROUND_DEADLINE_NS, NO_SAMPLES, count, False, self._manual,
         )  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 import trio
 
 import asyncfabric as af
-from asyncfabric.weights.update import WeightPublisher
-from asyncfabric_services.bench.weights.post import FabricPost
+from asyncfabric.control import FabricChannels
+from asyncfabric.weights.update import WEIGHT_CODEC, WeightPublisher
 from asyncfabric_services.bench.weights.worker import WeightsWorker
 from asyncfabric_services.bench.weights.workload import plan_of
 
@@ -36,12 +36,11 @@ class CrowdWorker(WeightsWorker):
         self._model, self._codings = model, ()
         self._plan = plan_of(**model)
         known = {other: af.FabricAddress.from_bytes(bytes.fromhex(each)) for other, each in addresses.items()}
-        post = FabricPost(self._fabric, known)
-        boxes = {name: post.open(name) for name in names}
-        self._nursery.start_soon(post.run)
+        channels = FabricChannels(self._fabric, WEIGHT_CODEC, known)
+        members = {name: channels.open(name) for name in names}
         self._trainers: list[_Trainer] = []
-        for name, box in boxes.items():
-            await self._nursery.start(self._live, name, box, scratch_bytes)
+        for name, channel in members.items():
+            await self._nursery.start(self._live, name, channel, scratch_bytes)
             self._trainers.append(_Trainer(self._publisher, self._rows, self._shards))
 
     async def do_train(self, seed: int) -> None:

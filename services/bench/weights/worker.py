@@ -19,9 +19,12 @@ import trio
 
 import asyncfabric as af
 from asyncfabric.bench import limits
+from asyncfabric.control import FabricChannels
 from asyncfabric.weights import ReplicaMemory, execute
 from asyncfabric.weights.update import (
     COORDINATOR,
+    WEIGHT_CODEC,
+    WeightChannel,
     WeightCoordinator,
     WeightPublisher,
     WeightReplica,
@@ -32,7 +35,6 @@ from asyncfabric.weights.update import (
     trainer_name,
 )
 from asyncfabric_services.bench.transfers.fabric_worker import FabricWorker
-from asyncfabric_services.bench.weights.post import FabricMessenger, FabricPost
 from asyncfabric_services.bench.weights.workload import plan_of, rows_at, rows_of
 
 
@@ -66,22 +68,24 @@ class WeightsWorker(FabricWorker):
         self._model = model
         self._codings = codings
         self._plan = plan_of(**model)
+        self._receivers = [other for other in addresses if "/" in other]
         known = {other: af.FabricAddress.from_bytes(bytes.fromhex(each)) for other, each in addresses.items()}
-        await self._nursery.start(self._live, name, FabricPost(self._fabric, known).open(name), scratch_bytes)
+        await self._nursery.start(
+            self._live, name, FabricChannels(self._fabric, WEIGHT_CODEC, known).open(name), scratch_bytes
+        )
 
     async def _live(
-        self, name: str, post: FabricMessenger, scratch_bytes: int, task_status: trio.TaskStatus[None]
+        self, name: str, channel: WeightChannel, scratch_bytes: int, task_status: trio.TaskStatus[None]
     ) -> None:
         async with AsyncExitStack() as stack:
             if name == COORDINATOR:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 log = Path(folder) / "decisions"
-                self._coordinator = await stack.enter_async_context(open_coordinator(post, self._plan, log))
-                self._receivers = [other for other in post.names if "/" in other]
+                self._coordinator = await stack.enter_async_context(open_coordinator(channel, self._plan, log))
             elif "/" in name:
                 replica, receiver = receiver_of(name)
                 opening = open_replica(
-                    self._fabric, post, self._plan, replica, receiver, codings=self._codings, device=self.device
+                    self._fabric, channel, self._plan, replica, receiver, codings=self._codings, device=self.device
                 )
                 self._replica = await stack.enter_async_context(opening)
             else:
@@ -91,7 +95,7 @@ class WeightsWorker(FabricWorker):
                 self._publisher = await stack.enter_async_context(
                     open_publisher(
                         self._fabric,
-                        post,
+                        channel,
                         self._plan,
                         rank,
                         self._shards,

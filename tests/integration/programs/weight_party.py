@@ -23,18 +23,18 @@ import weight_versions as versions
 from json_lines import answer, lines
 
 import asyncfabric as af
-from asyncfabric.control import DirectoryClient, LinkConfig, open_link, serve_directory
+from asyncfabric.control import DirectoryClient, LinkChannels, LinkConfig, open_link, serve_directory
 from asyncfabric.weights import Relay
 from asyncfabric.weights.update import (
     COORDINATOR,
-    Messenger,
+    WEIGHT_CODEC,
+    WeightChannel,
     open_coordinator,
     open_publisher,
     open_replica,
     receiver_name,
     trainer_name,
 )
-from asyncfabric_services.fanout.link_post import LinkPost
 
 PR_SET_PDEATHSIG = 1
 ROLES = (COORDINATOR, "trainer", "replica")
@@ -53,9 +53,9 @@ class Fate:
 
 
 class Mortal:
-    """A messenger whose process dies at a word."""
+    """A channel whose process dies at a word."""
 
-    def __init__(self, inner: Messenger, fate: Fate) -> None:
+    def __init__(self, inner: WeightChannel, fate: Fate) -> None:
         self._inner = inner
         self._fate = fate
 
@@ -160,15 +160,19 @@ class ReplicaParty(Party):
 
 
 async def take_part(first: dict[str, Any], link: Any, fate: Fate, stack: AsyncExitStack) -> Party:
-    """Open one's part; the messengers of the process are open before the others hear of it."""
-    name, post, plan = first["name"], LinkPost(link), versions.plan_for(relay=Relay(*first.get("relay", ())))
+    """Open one's part; the channels of the process are open before the others find it."""
+    name, channels, plan = (
+        first["name"],
+        LinkChannels(link, WEIGHT_CODEC),
+        versions.plan_for(relay=Relay(*first.get("relay", ()))),
+    )
     codings = {"codings": first.get("codings", ()), "coding": "always"}
     client = await stack.enter_async_context(DirectoryClient(link, first["directory"]))
     nursery = await stack.enter_async_context(trio.open_nursery())
     stack.callback(nursery.cancel_scope.cancel)
     party: Party
     if name == COORDINATOR:
-        opening = open_coordinator(Mortal(post.open(COORDINATOR), fate), plan, Path(first["log"]))
+        opening = open_coordinator(Mortal(channels.open(COORDINATOR), fate), plan, Path(first["log"]))
         party = CoordinatorParty(fate, await stack.enter_async_context(opening))
         role = COORDINATOR
     else:
@@ -177,26 +181,22 @@ async def take_part(first: dict[str, Any], link: Any, fate: Fate, stack: AsyncEx
         if name.startswith("trainer"):
             role, rank = "trainer", int(name[-1])
             shards = {each: versions.shard(rank, each, 0) for each in versions.NAMES}
-            messenger = Mortal(post.open(trainer_name(rank)), fate)
-            publisher = await stack.enter_async_context(
-                open_publisher(fabric, messenger, plan, rank, shards, **codings)
-            )
+            channel = Mortal(channels.open(trainer_name(rank)), fate)
+            publisher = await stack.enter_async_context(open_publisher(fabric, channel, plan, rank, shards, **codings))
             party = TrainerParty(fate, publisher, shards)
         else:
             role, replicas = "replica", {}
             for receiver in range(versions.RECEIVERS):
                 each = receiver_name(name, receiver)
-                replicas[each] = await stack.enter_async_context(
-                    open_replica(
-                        fabric, Mortal(post.open(each), fate), plan, name, receiver, shadow=first["shadow"], **codings
-                    )
-                )
+                channel = Mortal(channels.open(each), fate)
+                opened = open_replica(fabric, channel, plan, name, receiver, shadow=first["shadow"], **codings)
+                replicas[each] = await stack.enter_async_context(opened)
             party = ReplicaParty(fate, replicas)
             steps = await stack.enter_async_context(trio.open_nursery())
             stack.callback(steps.cancel_scope.cancel)  # before the replicas are left
             for each in replicas:
                 steps.start_soon(party.step, each)
-    nursery.start_soon(post.run, client, ROLES)
+    nursery.start_soon(channels.run, client, ROLES)
     await client.register(role, link.address)
     return party
 

@@ -15,13 +15,14 @@ pytest.importorskip("transformers", reason="NO TRAINING: transformers is not ins
 from trained import Filled, model_of  # noqa: E402
 
 import asyncfabric as af  # noqa: E402
+from asyncfabric.control import LocalChannels  # noqa: E402
 from asyncfabric.weights import ReplicaLayout  # noqa: E402
 from asyncfabric.weights.messages import Abort  # noqa: E402
 from asyncfabric.weights.tensors import arrays_of, holdings  # noqa: E402
 from asyncfabric.weights.update import (  # noqa: E402
     COORDINATOR,
-    LocalPost,
-    Messenger,
+    WEIGHT_CODEC,
+    WeightChannel,
     open_coordinator,
     open_publisher,
     open_replica,
@@ -38,7 +39,7 @@ NAMES = [receiver_name(replica, rank) for replica in "ab" for rank in range(2)]
 class Late:
     """A messenger that hears of an abort when it is allowed to."""
 
-    def __init__(self, inner: Messenger) -> None:
+    def __init__(self, inner: WeightChannel) -> None:
         self.allowed = trio.Event()
         self._inner = inner
 
@@ -69,7 +70,7 @@ def test_an_abort_that_one_rank_hears_of_first_stops_none(tmp_path: Path, monkey
     digest_of, calls = generator_room.bytes_digest, 0
 
     async def body() -> None:
-        post = LocalPost()
+        post = LocalChannels(WEIGHT_CODEC)
         late = Late(post.open("b/1"))
         config = af.FabricConfig(rails=("local",))
         async with (

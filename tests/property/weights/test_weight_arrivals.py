@@ -14,7 +14,8 @@ import pytest
 from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.channel import LocalPost
+from asyncfabric.control import LocalChannels
+from asyncfabric.weights.channel import WEIGHT_CODEC
 from asyncfabric.weights.messages import (
     Abort,
     CatchUp,
@@ -222,7 +223,7 @@ def test_a_version_that_begins_without_its_roster_is_refused_by_that_name(tmp_pa
 
 def test_what_is_sent_when_the_senders_have_ended_is_dropped() -> None:
     async def body() -> None:
-        post = LocalPost()
+        post = LocalChannels(WEIGHT_CODEC)
         words, other = Outbox(post.open("a"), "a"), post.open("b")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(words.run)

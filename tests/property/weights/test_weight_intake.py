@@ -11,7 +11,7 @@ import pytest
 from weight_fixture import small_plan
 
 import asyncfabric as af
-from asyncfabric.weights.channel import Queue
+from asyncfabric._queue import Queue
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.host import HostDevice
 from asyncfabric.weights.memory.rows import layout_of

@@ -21,8 +21,8 @@ SOON_S, GRACE_S = 20.0, 60.0
 
 def speak_late(fixture: Fixture, last: Callable[[], Awaitable[bool]]) -> None:
     """Ask `last`, once its version is decided, whether the late trainer says that it wrote."""
-    messenger = fixture.post._boxes[LATE]
-    send = messenger.send
+    channel = fixture.post._members[LATE]
+    send = channel.send
 
     async def late(to: str, message: WeightMessage) -> None:
         if isinstance(message, Wrote):
@@ -33,7 +33,7 @@ def speak_late(fixture: Fixture, last: Callable[[], Awaitable[bool]]) -> None:
                 return
         await send(to, message)
 
-    messenger.send = late  # type: ignore[method-assign]
+    channel.send = late  # type: ignore[method-assign]
 
 
 def updated(last: Callable[[Fixture], Awaitable[bool]], grace_s: float) -> set[str]:

@@ -15,9 +15,10 @@ pytest.importorskip("starlette", reason="services need starlette")
 
 from prometheus_client import CollectorRegistry
 
+from asyncfabric.control import LocalChannels
 from asyncfabric.weights import Mesh, Move, alone, place, plan_weights
 from asyncfabric.weights.messages import CodingReport
-from asyncfabric.weights.update import COORDINATOR, LocalPost, UpdateReport, open_coordinator
+from asyncfabric.weights.update import COORDINATOR, WEIGHT_CODEC, UpdateReport, open_coordinator
 from asyncfabric_services.fanout.blueprint import BlueprintStore
 from asyncfabric_services.fanout.coordinator_service import Coordinating
 from asyncfabric_services.fanout.update_book import UpdateBook
@@ -64,7 +65,7 @@ def test_who_is_not_there_is_named_and_counted(tmp_path: Path) -> None:
     stage: Any = SimpleNamespace(registry=CollectorRegistry())
 
     async def body() -> None:
-        store, post = BlueprintStore(tmp_path / "blueprint"), LocalPost()
+        store, post = BlueprintStore(tmp_path / "blueprint"), LocalChannels(WEIGHT_CODEC)
         one = Coordinating(stage, store, tmp_path / "log")
         async with open_coordinator(post.open(COORDINATOR), plan, tmp_path / "log") as coordinator:
             store.coordinator = coordinator

@@ -1,4 +1,4 @@
-"""Messengers of weight updates over real links: sessions are told before their words, and no word crosses one."""
+"""LinkChannels over real links: peers are found before their messages, and no message crosses a session."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ import msgspec
 import pytest
 import trio
 
-pytest.importorskip("starlette", reason="services need starlette")
-
-from asyncfabric.control import DirectoryClient, Link, LinkConfig, open_link, serve_directory
+from asyncfabric.control import (
+    DirectoryClient,
+    Link,
+    LinkChannels,
+    LinkConfig,
+    MemberChannel,
+    PeerFound,
+    PeerLost,
+    open_link,
+    serve_directory,
+)
+from asyncfabric.control.channels.link import MembersHere, MessagePart
 from asyncfabric.errors import ClosedError, PeerError
 from asyncfabric.weights.messages import Commit, Written
-from asyncfabric.weights.update import Found, Lost
-from asyncfabric_services.fanout.link_post import CHANNEL, Here, LinkMessenger, LinkPost, Part
+from asyncfabric.weights.update import WEIGHT_CODEC
 
+CHANNEL = "weights"
 ROLES = ("node",)
 PATIENCE_S = 60.0
 
@@ -29,8 +38,8 @@ class Place:
     """A node in a task of its own, so that nodes end in any order."""
 
     link: Link
-    post: LinkPost
-    boxes: dict[str, LinkMessenger]
+    channels: LinkChannels[Any]
+    boxes: dict[str, MemberChannel[Any]]
     stop: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
 
@@ -54,9 +63,9 @@ class Town:
             DirectoryClient(link, self.directory) as client,
             trio.open_nursery() as nursery,
         ):
-            post = LinkPost(link)
-            place = Place(link, post, {one: post.open(one) for one in participants})
-            nursery.start_soon(post.run, client, ROLES)
+            channels = LinkChannels(link, WEIGHT_CODEC, channel=CHANNEL)
+            place = Place(link, channels, {one: channels.open(one) for one in participants})
+            nursery.start_soon(channels.run, client, ROLES)
             await client.register("node", link.address, {})
             task_status.started(place)
             await place.stop.wait()
@@ -81,7 +90,7 @@ def in_town(folder: Path, story: Callable[[Town], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-async def until(box: LinkMessenger, source: str, kind: type) -> list[Any]:
+async def until(box: MemberChannel[Any], source: str, kind: type) -> list[Any]:
     """Return what comes from a participant, up to the first of a kind."""
     found: list[Any] = []
     while True:
@@ -96,14 +105,16 @@ def test_sessions_are_told_before_their_words_on_both_sides(tmp_path: Path) -> N
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0", "r/1")
         mine = a.boxes["trainer-0"]
-        assert await until(mine, "r/0", Found) == [Found()]
+        assert await until(mine, "r/0", PeerFound) == [PeerFound()]
         for number in range(5):
             await mine.send("r/1", Commit(number))
-        assert await until(b.boxes["r/1"], "trainer-0", Found) == [Found()]
+        assert await until(b.boxes["r/1"], "trainer-0", PeerFound) == [PeerFound()]
         for number in range(5):
             assert await b.boxes["r/1"].receive() == ("trainer-0", Commit(number))
-        assert await until(b.boxes["r/0"], "trainer-0", Found) == [Found()], "each participant hears of the session"
-        assert a.post.known == {"r/0": "b", "r/1": "b"}
+        assert await until(b.boxes["r/0"], "trainer-0", PeerFound) == [PeerFound()], (
+            "each participant hears of the session"
+        )
+        assert a.channels.known == {"r/0": "b", "r/1": "b"}
         with pytest.raises(PeerError, match="no session with r/7"):
             await mine.send("r/7", Commit(1))
         for place in (a, b):
@@ -121,7 +132,7 @@ def test_long_messages_come_whole_between_short_ones(tmp_path: Path) -> None:
     async def story(made: Town) -> None:
         a, b = await made.open("a", "x", "y"), await made.open("b", "z")
         for name in ("x", "y"):
-            await until(a.boxes[name], "z", Found)
+            await until(a.boxes[name], "z", PeerFound)
 
         async def send(name: str) -> None:
             for number in range(3):
@@ -134,7 +145,7 @@ def test_long_messages_come_whole_between_short_ones(tmp_path: Path) -> None:
             came: dict[str, list[Any]] = {"x": [], "y": []}
             while sum(map(len, came.values())) < 12:
                 name, event = await b.boxes["z"].receive()
-                if event != Found():
+                if event != PeerFound():
                     came[name].append(event)
         wanted = [long, Commit(0), long, Commit(1), long, Commit(2)]
         assert came == {"x": wanted, "y": wanted}
@@ -148,16 +159,16 @@ def test_a_death_is_told_and_a_new_life_is_another_session(tmp_path: Path) -> No
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine = a.boxes["trainer-0"]
-        await until(mine, "r/0", Found)
+        await until(mine, "r/0", PeerFound)
         await b.end()
-        (lost,) = await until(mine, "r/0", Lost)
+        (lost,) = await until(mine, "r/0", PeerLost)
         assert lost.reason.endswith(" (it was on node b)"), "whoever looks for a rank must know where"
         with pytest.raises(PeerError):
             await mine.send("r/0", Commit(1))
         again = await made.open("b", "r/0")
-        assert await until(mine, "r/0", Found) == [Found()]
+        assert await until(mine, "r/0", PeerFound) == [PeerFound()]
         await mine.send("r/0", Commit(2))
-        assert await until(again.boxes["r/0"], "trainer-0", Commit) == [Found(), Commit(2)]
+        assert await until(again.boxes["r/0"], "trainer-0", Commit) == [PeerFound(), Commit(2)]
         for place in (a, again):
             await place.end()
 
@@ -168,13 +179,13 @@ def test_a_broken_session_is_lost_and_found_by_both_and_old_words_are_dropped(tm
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine, theirs = a.boxes["trainer-0"], b.boxes["r/0"]
-        await until(mine, "r/0", Found)
-        await until(theirs, "trainer-0", Found)
-        old = a.post._peers[b.link.identity].mine
+        await until(mine, "r/0", PeerFound)
+        await until(theirs, "trainer-0", PeerFound)
+        old = a.channels._sessions[b.link.identity].mine
         await a.link.disconnect(b.link.identity)  # both live on, and dial again
-        assert isinstance((await until(mine, "r/0", Found))[0], Lost)
-        assert isinstance((await until(theirs, "trainer-0", Found))[0], Lost)
-        late = Part(old, "trainer-0", "r/0", True, msgspec.msgpack.encode(Commit(7)))
+        assert isinstance((await until(mine, "r/0", PeerFound))[0], PeerLost)
+        assert isinstance((await until(theirs, "trainer-0", PeerFound))[0], PeerLost)
+        late = MessagePart(old, "trainer-0", "r/0", True, msgspec.msgpack.encode(Commit(7)))
         await a.link.send(b.link.identity, CHANNEL, msgspec.msgpack.encode(late))
         await a.link.send(b.link.identity, CHANNEL, b"\xc1 no message")  # logged, and nobody is harmed
         await mine.send("r/0", Commit(8))
@@ -189,11 +200,16 @@ def test_a_beginning_whose_loss_nobody_noticed_is_told_as_both(tmp_path: Path) -
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine = a.boxes["trainer-0"]
-        await until(mine, "r/0", Found)
-        here = Here(b.post._peers[a.link.identity].mine + 2, a.post._peers[b.link.identity].mine, ["r/0", "r/1"])
+        await until(mine, "r/0", PeerFound)
+        here = MembersHere(
+            b.channels._sessions[a.link.identity].mine + 2, a.channels._sessions[b.link.identity].mine, ["r/0", "r/1"]
+        )
         await b.link.send(a.link.identity, CHANNEL, msgspec.msgpack.encode(here))
-        assert await until(mine, "r/0", Found) == [Lost("it began a new session (it was on node b)"), Found()]
-        assert await until(mine, "r/1", Found) == [Found()]
+        assert await until(mine, "r/0", PeerFound) == [
+            PeerLost("it began a new session (it was on node b)"),
+            PeerFound(),
+        ]
+        assert await until(mine, "r/1", PeerFound) == [PeerFound()]
         for place in (a, b):
             await place.end()
 
