@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "channels.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "channels.md"
 pytestmark = pytest.mark.slow
 
 

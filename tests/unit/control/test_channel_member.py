@@ -1,0 +1,94 @@
+"""What one end of a channel holds to whatever its carrier does: losses once, no strangers, numbered pieces in order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from channel_worlds import CODEC, Note
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncfabric.control import FabricChannels, LocalChannels, PeerFound, PeerLost
+
+
+def test_a_peer_is_found_and_lost_once_and_a_stranger_is_not_received() -> None:
+    channels = LocalChannels(CODEC)
+    a, _ = channels.open("a"), channels.open("b")
+    data = CODEC.encode(Note(1))
+    for _ in range(2):
+        a.find("b")
+        a.put("b", data)
+    a.put("stranger", data)
+    for reason in ("first", "second"):
+        a.lose("b", reason)
+    a.put("b", data)
+    found = [("b", PeerFound()), ("b", Note(1)), ("b", Note(1)), ("b", PeerLost("first"))]
+    assert a.take_nowait() == found
+
+
+class Mixed:
+    """A fabric whose messages are kept until they are put into any order, some of them twice."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.peer = SimpleNamespace(incarnation=incarnation)
+        self.sent: list[bytes] = []
+        self.arrived: list[Any] = []
+
+    def messages(self) -> Any:
+        return SimpleNamespace(take_nowait=lambda: [self.arrived.pop(0) for _ in range(len(self.arrived))])
+
+    def send(self, peer: Any, payload: bytes) -> Any:
+        self.sent.append(payload)
+        return SimpleNamespace(ended=False)
+
+    async def connect(self, address: Any) -> Any:
+        return SimpleNamespace(incarnation=address.incarnation)
+
+    async def wait_writable(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def counter(self) -> Any:
+        raise NotImplementedError
+
+
+def sends(channel: Any, notes: list[Note]) -> Callable[[], Awaitable[None]]:
+    async def send() -> None:
+        for note in notes:
+            await channel.send("b", note)
+
+    return send
+
+
+@settings(max_examples=50, deadline=None)
+@given(random=st.randoms(use_true_random=False), lengths=st.lists(st.integers(0, 20_000), max_size=8))
+def test_pieces_of_a_fabric_in_any_order_and_twice_make_the_messages_that_were_sent(
+    random: Any, lengths: list[int]
+) -> None:
+    addresses = {name: SimpleNamespace(incarnation=number) for number, name in enumerate("abc")}
+    here, there = Mixed(0), Mixed(0)
+    notes = [Note(number, bytes([number]) * length) for number, length in enumerate(lengths)]
+    trio.run(sends(FabricChannels(here, CODEC, addresses).open("a"), notes))
+    pieces = [*here.sent, *random.sample(here.sent, len(here.sent) // 2)]
+    random.shuffle(pieces)
+    there.arrived = [SimpleNamespace(peer=there.peer, payload=each) for each in pieces]
+    b = FabricChannels(there, CODEC, addresses).open("b")
+    assert [event for peer, event in b.take_nowait() if peer == "a"] == [PeerFound(), *notes]
+
+
+def test_a_piece_from_another_fabric_than_its_sources_is_dropped() -> None:
+    addresses = {name: SimpleNamespace(incarnation=number) for number, name in enumerate("abc")}
+    here, there = Mixed(0), Mixed(2)
+    trio.run(sends(FabricChannels(here, CODEC, addresses).open("a"), [Note(1)]))
+    there.arrived = [SimpleNamespace(peer=there.peer, payload=each) for each in here.sent]
+    b = FabricChannels(there, CODEC, addresses).open("b")
+    assert [event for peer, event in b.take_nowait() if peer == "a"] == [PeerFound()]
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_without_room_is_refused(window: int) -> None:
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        LocalChannels(CODEC, window=window)
