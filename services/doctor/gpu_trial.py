@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any
 
-from asyncfabric._gpu import Driver, memory, open_driver
+from asyncfabric.bench.gpu_driver import Driver, memory, open_driver
 from asyncfabric.errors import DeviceError
 
 ATTRIBUTES = {"rdma": 116, "ordering": 118, "dmabuf": 124, "vmm": 102, "descriptors": 103}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from asyncfabric._gpu import Module, open_driver
+from asyncfabric.bench.gpu_driver import Module, open_driver
 
 ECHO = b"""
 .version 7.0

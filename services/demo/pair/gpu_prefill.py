@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import asyncfabric as af
-from asyncfabric._gpu import Module, open_driver
+from asyncfabric.bench.gpu_driver import Module, open_driver
 from asyncfabric_services.demo.pair.generation import forward
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
 
