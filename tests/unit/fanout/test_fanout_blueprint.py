@@ -11,7 +11,7 @@ import trio
 pytest.importorskip("starlette", reason="services need starlette")
 
 from asyncfabric.weights import LocalTensor, ReplicaLayout
-from asyncfabric_services.fanout.blueprint import Blueprint, BlueprintStore, Tell
+from asyncfabric_services.fanout.blueprint import Blueprint, BlueprintPart, BlueprintStore
 
 
 def blueprint(config: str = "{}") -> Blueprint:
@@ -19,9 +19,9 @@ def blueprint(config: str = "{}") -> Blueprint:
     return Blueprint(b"plan", config, ReplicaLayout(ranks=2, tp=2), tensors)
 
 
-def parts(made: Blueprint, size: int = 16) -> list[Tell]:
+def parts(made: Blueprint, size: int = 16) -> list[BlueprintPart]:
     data = msgspec.msgpack.encode(made)
-    return [Tell(at, len(data), data[at : at + size]) for at in range(0, len(data), size)]
+    return [BlueprintPart(at, len(data), data[at : at + size]) for at in range(0, len(data), size)]
 
 
 def test_a_blueprint_comes_in_parts_and_is_kept(tmp_path: Path) -> None:
