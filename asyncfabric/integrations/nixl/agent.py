@@ -329,19 +329,19 @@ class nixl_agent(BackendNames, RefusedCalls):
         """
         check_chosen([backend] if backend else [], self.backends)
         note = note_bytes(notif_msg)
-        self._core.send_note(self._core.remote(_text(remote_agent_name)), note)
+        self._core.exchange.send(self._core.remote(_text(remote_agent_name)), note)
 
     def get_new_notifs(self, backends: list[str] | None = None) -> Notes:
         """Return the notes that have come since the last call, by the name of their sender."""
         if backends:
             check_chosen(backends, self.backends)
         core = self._core
-        return core.notes.take_all({}) if core.collect_notes() or len(core.notes) else {}
+        return core.notes.take_all({}) if core.exchange.collect() or len(core.notes) else {}
 
     def update_notifs(self, backends: list[str] | None = None) -> Notes:
         """Add the notes that have come to `notifs` and return it."""
         check_chosen(backends or [], self.backends)
-        self._core.collect_notes()
+        self._core.exchange.collect()
         return self._core.notes.take_all(self.notifs)
 
     def check_remote_xfer_done(

@@ -36,8 +36,8 @@ def tend(core: AgentCore) -> bool:
         request = core.leftovers.popleft()
         if not request.drained():
             core.leftovers.append(request)
-    came = core.collect_notes()
-    return bool(came or core.noted or core.leftovers)
+    came = core.exchange.collect()
+    return bool(came or core.noted or core.leftovers or core.exchange.early.waiting)
 
 
 def _run(core: AgentCore) -> None:

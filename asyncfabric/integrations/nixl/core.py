@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import ExitStack
-from itertools import count
 from threading import Event, Lock, Thread, current_thread
 from typing import TYPE_CHECKING
 
 from asyncfabric import FabricConfig, blocking
-from asyncfabric.errors import BusyError, ClosedError, FabricError, PeerError
+from asyncfabric.errors import FabricError
 from asyncfabric.integrations.nixl import metadata
 from asyncfabric.integrations.nixl.blocks import Blocks
 from asyncfabric.integrations.nixl.errors import (
@@ -24,11 +23,12 @@ from asyncfabric.integrations.nixl.errors import (
 )
 from asyncfabric.integrations.nixl.memory import Memory
 from asyncfabric.integrations.nixl.metadata import KeyTable
-from asyncfabric.integrations.nixl.notes import NoteQueue, messages_of
+from asyncfabric.integrations.nixl.note_exchange import NoteExchange
+from asyncfabric.integrations.nixl.notes import NoteQueue
 from asyncfabric.integrations.nixl.plan import Side
 from asyncfabric.integrations.nixl.ranges import NotCoveredError
 from asyncfabric.integrations.nixl.remotes import RemoteAgent
-from asyncfabric.integrations.nixl.request import Request, went_well
+from asyncfabric.integrations.nixl.request import Request
 
 if TYPE_CHECKING:
     from asyncfabric._api.opening import EngineFactory
@@ -52,17 +52,15 @@ class AgentCore:
         except FabricError as error:
             raise translated(error, f"opening the fabric of agent {name!r}") from error
         self.memory: Memory = Memory(self.fabric)
-        self.notes: NoteQueue = NoteQueue()
-        self.noted: set[Request] = set()  # posted, with a note to send at their end
+        self.exchange: NoteExchange = NoteExchange(self.title, self.fabric, self.wait_for_room)
+        self.notes: NoteQueue = self.exchange.queue
+        self.noted: set[Request] = set()  # posted, with a note to send or to withdraw at their end
         self.leftovers: deque[Request] = deque()  # their handles were dropped
         self.stopped: Event = Event()
         self.caretaker: Thread | None = None
-        self._messages = self.fabric.messages()
-        self._numbers = count()
         self._lock = Lock()
         self._remotes: dict[str, RemoteAgent] = {}
         self._own: RemoteAgent | None = None
-        self._sent: deque[tuple[str, blocking.Transfer]] = deque()
 
     def metadata(self, blocks: Blocks | None = None, *, address: bool = True) -> bytes:
         """Return the metadata of the agent: of all its memory, or of exactly these registrations; where it is, or not.
@@ -151,19 +149,6 @@ class AgentCore:
                 "is known here; load what it returns from get_agent_metadata() after registering"
             ) from None
 
-    def send_note(self, remote: RemoteAgent, note: bytes) -> None:
-        """Submit a note.
-
-        Raises:
-            nixlRemoteDisconnectError: the agent cannot be reached.
-            nixlBackendError: too many transfers are in flight, and for the drain deadline none has ended.
-        """
-        for message in messages_of(self.title, next(self._numbers), note):
-            transfer = self._send(remote, message, note)
-            # A look at it lets it leave now, whatever the caller does next; most have ended with that.
-            if not transfer.done or not went_well(transfer) or self._sent:
-                self._keep_sent(remote.name, transfer)
-
     def wait_for_room(self, what: str) -> None:
         """Return when a transfer may be submitted again; raises nixlBackendError after the drain deadline."""
         deadline = self.fabric.config.drain_deadline
@@ -172,15 +157,8 @@ class AgentCore:
         except TimeoutError as error:
             raise nixlBackendError(f"{what}: {error}; targets may not take their notes") from None
 
-    def collect_notes(self) -> bool:
-        """Move what has come into the queue of notes; return whether anything had."""
-        received = self._messages.take_nowait()
-        if received:
-            self.notes.take_in([(message.peer.id, message.payload) for message in received])
-        return bool(received)
-
     def watch_note(self, request: Request) -> None:
-        """Have the caretaker bring a posted transfer to its note, if its caller does not."""
+        """Have the caretaker bring a posted transfer to its end, if its caller does not: its note depends on that."""
         self.noted.add(request)
 
     def drop(self, request: Request) -> None:
@@ -198,21 +176,6 @@ class AgentCore:
             request.cancel()
         self._stack.close()
 
-    def _send(self, remote: RemoteAgent, message: bytes, note: bytes) -> blocking.Transfer:
-        again = False
-        while True:
-            try:
-                return self.fabric.send(remote.peer(), message)
-            except BusyError:
-                self.wait_for_room(_note_text(remote, note))
-            except PeerError as error:
-                remote.disconnected()
-                if again:
-                    raise translated(error, _note_text(remote, note)) from error
-                again = True  # the connection may have been lost and the agent be there
-            except FabricError as error:
-                raise translated(error, _note_text(remote, note)) from error
-
     def _itself(self) -> RemoteAgent:
         with self._lock:
             if self._own is None:
@@ -222,21 +185,3 @@ class AgentCore:
 
     def _table_of(self, remote: RemoteAgent) -> KeyTable:
         return self.memory.keys() if remote is self._own else remote.table()
-
-    def _keep_sent(self, name: str, transfer: blocking.Transfer) -> None:
-        with self._lock:
-            self._sent.append((name, transfer))
-            while self._sent and self._sent[0][1].done:
-                target, ended = self._sent.popleft()
-                if went_well(ended):
-                    continue
-                try:
-                    ended.result()
-                except ClosedError:
-                    pass  # the agent is closed
-                except FabricError as error:
-                    logger.warning("a note to agent %r did not arrive: %s", target, error)
-
-
-def _note_text(remote: RemoteAgent, note: bytes) -> str:
-    return f"a note of {len(note)} bytes to agent {remote.name!r}"

@@ -27,17 +27,26 @@ KEPT_BYTES = 64 << 20
 UNFINISHED_NOTES = 256
 """Notes of which parts are missing; beyond, or beyond KEPT_BYTES, the oldest is dropped and counted."""
 
-_HEAD = struct.Struct(">2sBBHHQ")  # magic, version, name bytes, part, parts, number
-_MAGIC, _VERSION = b"AN", 1
+_HEAD = struct.Struct(">2sBBHHQQQ")  # magic, version, name bytes, part, parts, number, slot, count
+_MAGIC, _VERSION = b"AN", 2
+EARLY_BYTES = MESSAGE_BYTES - _HEAD.size - 255
+"""Longest note that leaves before the bytes of its transfer have arrived: one message."""
 
 
 class Part(NamedTuple):
-    """One message: a note, or a part of it."""
+    """One message: a note, or a part of it.
+
+    Attributes:
+        number: of the note, which grows with each that its sender sends.
+        slot, arrivals: the note is for its reader once the counter of this slot has so many; slot 0 is at once.
+    """
 
     name: str
     part: int
     parts: int
     number: int
+    slot: int
+    arrivals: int
     payload: bytes
 
 
@@ -56,8 +65,8 @@ def note_bytes(note: object) -> bytes:
     raise TypeError(f"a note is bytes, got {type(note).__name__} {note!r}")
 
 
-def messages_of(name: bytes, number: int, note: bytes) -> Iterator[bytes]:
-    """Yield the messages that carry a note.
+def messages_of(name: bytes, number: int, note: bytes, slot: int = 0, count: int = 0) -> Iterator[bytes]:
+    """Yield the messages that carry a note; one with a slot has at most EARLY_BYTES, and fits into one.
 
     Raises:
         nixlInvalidParamError: it is too long.
@@ -67,7 +76,7 @@ def messages_of(name: bytes, number: int, note: bytes) -> Iterator[bytes]:
     if parts > MOST_PARTS:
         raise nixlInvalidParamError(f"a note of {len(note)} bytes; at most {room * MOST_PARTS} go")
     for part in range(parts):
-        head = _HEAD.pack(_MAGIC, _VERSION, len(name), part, parts, number)
+        head = _HEAD.pack(_MAGIC, _VERSION, len(name), part, parts, number, slot, count)
         yield head + name + note[part * room : (part + 1) * room]
 
 
@@ -75,7 +84,7 @@ def read_message(payload: bytes) -> Part | None:
     """Return what a message carries, None for one that no agent has made."""
     if len(payload) < _HEAD.size:
         return None
-    magic, version, size, part, parts, number = _HEAD.unpack_from(payload)
+    magic, version, size, part, parts, number, slot, count = _HEAD.unpack_from(payload)
     begin = _HEAD.size + size
     if magic != _MAGIC or version != _VERSION or len(payload) < begin or not part < parts <= MOST_PARTS:
         return None
@@ -83,7 +92,7 @@ def read_message(payload: bytes) -> Part | None:
         name = payload[_HEAD.size : begin].decode()
     except UnicodeDecodeError:
         return None
-    return Part(name, part, parts, number, payload[begin:])
+    return Part(name, part, parts, number, slot, count, payload[begin:])
 
 
 class NoteQueue:
@@ -96,22 +105,14 @@ class NoteQueue:
         self._bytes = 0
         self._unfinished = UnfinishedMessages(UNFINISHED_NOTES, most_bytes)
         self._dropped = 0
-        self.refused: int = 0
 
     @property
     def dropped(self) -> int:
         """How many notes were dropped because nobody took them, or parts of them did not come."""
         return self._dropped + self._unfinished.dropped
 
-    def take_in(self, received: list[tuple[int, bytes]]) -> None:
-        """Take messages with the number of their peer; what is no note is counted and dropped."""
-        parts: list[tuple[int, Part]] = []
-        for peer, payload in received:
-            part = read_message(payload)
-            if part is None:
-                self.refused += 1
-            else:
-                parts.append((peer, part))
+    def take_in(self, parts: list[tuple[int, Part]]) -> None:
+        """Take notes and parts of notes, with the numbers of their peers, which are put in order."""
         if len(parts) > 1:
             parts.sort(key=lambda one: one[1].number)
         with self._lock:

@@ -37,10 +37,15 @@ class Step:
         """Bytes that it moves."""
         return self.part.length
 
-    def submit(self, fabric: blocking.Fabric) -> blocking.Transfer:
-        """Submit it; raises as the calls of the fabric do."""
+    @property
+    def worth(self) -> int:
+        """What it adds to the counter of an imm."""
+        return 1
+
+    def submit(self, fabric: blocking.Fabric, imm: int | None = None) -> blocking.Transfer:
+        """Submit it, a write with an imm if there is one; raises as the calls of the fabric do."""
         if self.writes:
-            return fabric.write(self.part, self.key, self.offset)
+            return fabric.write(self.part, self.key, self.offset, imm)
         return fabric.read(self.key, self.offset, self.part)
 
 
@@ -60,12 +65,17 @@ class PageStep:
         """Bytes that it moves."""
         return self.page_bytes * len(self.local)
 
-    def submit(self, fabric: blocking.Fabric) -> blocking.Transfer:
-        """Submit it; raises as the calls of the fabric do."""
+    @property
+    def worth(self) -> int:
+        """What it adds to the counter of an imm."""
+        return len(self.local)
+
+    def submit(self, fabric: blocking.Fabric, imm: int | None = None) -> blocking.Transfer:
+        """Submit it, a write with an imm if there is one; raises as the calls of the fabric do."""
         local, remote, size = self.local, self.remote, self.page_bytes
         if self.writes:
             return fabric.write_pages(
-                self.region, local, self.key, remote, page_bytes=size, source_stride=1, target_stride=1
+                self.region, local, self.key, remote, page_bytes=size, source_stride=1, target_stride=1, imm=imm
             )
         return fabric.read_pages(
             self.key, remote, self.region, local, page_bytes=size, source_stride=1, target_stride=1

@@ -12,6 +12,7 @@ from asyncfabric import FabricAddress, Peer, RegionKey, blocking
 from asyncfabric.errors import FabricError
 from asyncfabric.integrations.nixl.errors import translated
 from asyncfabric.integrations.nixl.metadata import Metadata
+from asyncfabric.integrations.nixl.note_slots import NoteSlots
 from asyncfabric.integrations.nixl.ranges import Place, RangeTable
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class RemoteAgent:
         self.name: str = known.name
         self.address: FabricAddress = address
         self.removed: bool = False
+        self.slots: NoteSlots | None = None  # asked for by the first noted WRITE over a connection
         self._fabric = fabric
         self._lock = Lock()
         self._peer: Peer | None = None
@@ -58,6 +60,11 @@ class RemoteAgent:
         """Return the registrations that are known."""
         with self._lock:
             return list(self._packed)
+
+    @property
+    def connected(self) -> Peer | None:
+        """The peer, while no call has found the connection lost."""
+        return self._peer
 
     def peer(self) -> Peer:
         """Return the peer, connected on first use and again after `disconnected()`.

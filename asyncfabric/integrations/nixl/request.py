@@ -1,7 +1,9 @@
 """Request: one transfer of an agent, which can be posted again and again; its states and its note.
 
 Any thread; several may look at one request. It is done when all bytes are where they belong and its note is on its
-way, so the target sees the note after the data. A failed or cancelled one ends only when nothing touches its memory.
+way; the target's program sees the note after the data. A noted WRITE sends its note together with the bytes while the
+target has a slot for it (note_exchange.py), otherwise at its end; one that fails or is cancelled withdraws it. A failed
+or cancelled one ends only when nothing touches its memory.
 """
 
 from __future__ import annotations
@@ -21,20 +23,16 @@ from asyncfabric.integrations.nixl.errors import (
     nixlRepostActiveError,
     translated,
 )
+from asyncfabric.integrations.nixl.note_exchange import went_well
 
 if TYPE_CHECKING:
     from asyncfabric import blocking
     from asyncfabric.integrations.nixl.core import AgentCore
+    from asyncfabric.integrations.nixl.note_slots import NoteSlot
     from asyncfabric.integrations.nixl.plan import AnyStep
     from asyncfabric.integrations.nixl.remotes import RemoteAgent
 
 _NEW, _ACTIVE, _DONE, _FAILED, _RELEASED = range(5)
-
-
-def went_well(transfer: blocking.Transfer) -> bool:
-    """Return whether a transfer has ended without an error."""
-    completion = transfer.completion
-    return completion is not None and not completion.code
 
 
 class Request:
@@ -50,9 +48,11 @@ class Request:
         "_note_due",
         "_posted_ns",
         "_remote",
+        "_slots",
         "_state",
         "_steps",
         "_transfers",
+        "_worth",
         "count",
         "what",
     )
@@ -67,6 +67,8 @@ class Request:
         self._steps = steps
         self._note = note
         self._note_due = False
+        self._slots: list[NoteSlot] = []  # the one whose imm its bytes carry; whoever pops it ends it
+        self._worth = sum(step.worth for step in steps) if all(step.writes for step in steps) else 0
         self._transfers: list[blocking.Transfer] = []
         self._state = _NEW
         self._failure: Exception | None = None
@@ -111,12 +113,18 @@ class Request:
                 self._note = note
             self._begun_ns = monotonic_ns()
             self._failure = None
-            fabric = self._core.fabric
+            fabric, exchange = self._core.fabric, self._core.exchange
             transfers = self._transfers
+            slot = exchange.slot_for(self._remote, self._note) if self._note and self._worth else None
+            imm = None
+            if slot is not None:
+                imm = slot.imm
+                slot.count += self._worth
+                self._slots.append(slot)
             for step in self._steps:
                 while self._failure is None:
                     try:
-                        transfers.append(step.submit(fabric))
+                        transfers.append(step.submit(fabric, imm))
                         break
                     except BusyError:
                         self._wait_for_room()
@@ -125,8 +133,10 @@ class Request:
             self._note_due = bool(self._note)
             self._state = _ACTIVE
             self._posted_ns = monotonic_ns()
-            done = self._advance()
-        if not done and self._note_due:
+            done = self._advance()  # small ones over shared memory have ended: their note needs no counter
+            if not done and slot is not None and self._failure is None:
+                self._note_due = not exchange.send_early(self._remote, slot, self._note)
+        if not done and (self._note_due or self._slots):
             self._core.watch_note(self)
         return done
 
@@ -155,8 +165,9 @@ class Request:
             self._lock.release()
 
     def cancel(self) -> None:
-        """Stop what is not posted yet, without waiting; its note is not sent."""
+        """Stop what is not posted yet, without waiting; its note is not sent, or will be withdrawn."""
         self._note_due = False
+        self._end_slot(well=False)
         for transfer in tuple(self._transfers):
             transfer.cancel()
 
@@ -172,6 +183,7 @@ class Request:
         """
         with self._lock:
             self.cancel()
+            self._core.exchange.flush()
             bound = 2 * self._core.fabric.config.drain_deadline
             for transfer in self._transfers:
                 try:
@@ -203,16 +215,18 @@ class Request:
                     last.result()
                 except FabricError as error:
                     self._fail(translated(error, self.what))
+        self._end_slot(well=self._failure is None)
         if self._failure is None and self._note_due:
             self._note_due = False
             try:
-                self._core.send_note(self._remote, self._note)
+                self._core.exchange.send(self._remote, self._note)
             except Exception as error:
                 self._failure = error
         self._ended_ns = monotonic_ns()
         self._core.noted.discard(self)
         if self._failure is not None:
             self._state = _FAILED
+            self._core.exchange.flush()
             if isinstance(self._failure, nixlRemoteDisconnectError):
                 self._remote.disconnected()
             raise self._failure
@@ -226,6 +240,13 @@ class Request:
             raise nixlInvalidParamError(f"{self.what} was released")
         assert self._failure is not None, "failed"
         raise self._failure
+
+    def _end_slot(self, *, well: bool) -> None:
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            return
+        self._core.exchange.end(slot, well)
 
     def _fail(self, failure: Exception) -> None:
         """Keep the first failure, and stop the rest."""

@@ -14,7 +14,7 @@ from asyncfabric.integrations.nixl.blocks import Blocks, from_rows, from_strided
 from asyncfabric.integrations.nixl.descriptors import registration_list, transfer_blocks, transfer_list
 from asyncfabric.integrations.nixl.kinds import DRAM, VRAM
 from asyncfabric.integrations.nixl.metadata import pack, unpack
-from asyncfabric.integrations.nixl.notes import NoteQueue, messages_of
+from asyncfabric.integrations.nixl.notes import NoteQueue, Part, messages_of, read_message
 from asyncfabric.integrations.nixl.plan import MOST_LENGTHS, _powers_of_two
 from asyncfabric.integrations.nixl.ranges import NotCoveredError, Place, RangeTable
 
@@ -171,33 +171,39 @@ def test_powers_of_two_cover_each_block_once() -> None:
     assert cells.sum() == ((1 + np.arange(6)) * lengths).sum() and MOST_LENGTHS >= 1
 
 
+def first_part(name: bytes, number: int, note: bytes) -> Part:
+    part = read_message(next(messages_of(name, number, note)))
+    assert part is not None
+    return part
+
+
 def test_the_oldest_notes_are_dropped_beyond_the_bounds() -> None:
     queue = NoteQueue(most_notes=3, most_bytes=100)
     for number in range(5):
-        queue.take_in([(1, next(messages_of(b"a", number, b"%d" % number)))])
+        queue.take_in([(1, first_part(b"a", number, b"%d" % number))])
     assert queue.dropped == 2 and queue.take_all({}) == {"a": [b"2", b"3", b"4"]}
-    queue.take_in([(1, next(messages_of(b"a", 9, bytes(60)))), (1, next(messages_of(b"b", 10, bytes(60))))])
+    queue.take_in([(1, first_part(b"a", 9, bytes(60))), (1, first_part(b"b", 10, bytes(60)))])
     assert queue.take_all({}) == {"b": [bytes(60)]}
-    queue.take_in([(1, b"no note"), (1, b"AN\x02" + bytes(40))])
-    assert queue.refused == 2 and not queue.take_all({})
+    assert read_message(b"no note") is None and read_message(b"AN\x03" + bytes(60)) is None
 
 
 def test_long_notes_travel_in_parts_and_parts_that_never_come_are_bounded() -> None:
     queue = NoteQueue()
     long = np.random.default_rng(1).bytes(40_000)
-    parts = list(messages_of(b"name", 7, long))
-    assert len(parts) == 5 and all(len(part) <= 8192 for part in parts)
+    messages = list(messages_of(b"name", 7, long))
+    assert len(messages) == 5 and all(len(message) <= 8192 for message in messages)
+    parts = [part for part in map(read_message, messages) if part is not None]
     queue.take_in([(1, part) for part in parts[3:]])
     queue.take_in([(2, part) for part in parts[:3]])  # of another sender: not joined
     assert not queue.take_all({})
     queue.take_in([(1, part) for part in parts[:3]])
     assert queue.take_all({}) == {"name": [long]}
     for number in range(2000):
-        queue.take_in([(3, next(messages_of(b"name", 100 + number, long)))])
+        queue.take_in([(3, first_part(b"name", 100 + number, long))])
     assert len(queue._unfinished) <= 256
     small = NoteQueue(most_bytes=20_000)
     for number in range(50):
-        small.take_in([(3, next(messages_of(b"name", number, long)))])
+        small.take_in([(3, first_part(b"name", number, long))])
     assert small._unfinished._bytes <= 20_000 and len(small._unfinished) == 2
 
 
