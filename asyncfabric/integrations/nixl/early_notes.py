@@ -10,7 +10,7 @@ Notes of transfers before that one are ready with it: they had ended at the send
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from asyncfabric.integrations.nixl.notes import Part
@@ -72,7 +72,7 @@ class EarlyNotes:
         return bool(self._waiting or self._ended)
 
     @property
-    def peers(self) -> Iterable[int]:
+    def peers(self) -> Collection[int]:
         """The senders that have slots."""
         return self._granted.keys()
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOST_EVERY_S = 0.05
-"""How often the senders of notes that wait are looked at; a look at a peer costs more than one at a counter."""
+LOST_EVERY_S = 0.25
+"""How often senders with slots are looked at; a look at the peers costs more than one at messages and counters."""
 
 
 def went_well(transfer: blocking.Transfer) -> bool:
@@ -121,7 +121,7 @@ class NoteExchange:
         """Move what has come, and what is ready by now, into the queue; return whether anything was."""
         early = self.early
         with self._collecting:
-            lost = self._lost() if early.waiting or not self._look_at_senders else ()
+            lost = self._lost() if early.peers else ()
             received = self._messages.take_nowait()
             parts = self._sorted_out(received) if received else []
             if early.waiting:
@@ -174,7 +174,6 @@ class NoteExchange:
             return
         if about.purpose == Purpose.ASK:
             opened = self.early.grant(peer.id)
-            self._look_at_senders = 0.0  # others may be lost
         else:
             replaced = [self.early.withdraw(peer.id, number, ended) for number, ended in about.slots]
             opened = [entry for entry in replaced if entry is not None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from asyncfabric.integrations.nixl.early_notes import EarlyNotes
 from asyncfabric.integrations.nixl.notes import Part
@@ -145,7 +145,7 @@ class EarlyNotesMachine(RuleBasedStateMachine):
         self.slots.append(Slot(withdrawal[0], replacement))
         assert self.target.withdraw(*withdrawal) is None  # repeated, it does nothing
 
-    @invariant()
+    @rule()
     def look(self) -> None:
         """Take what is ready: each note once, its bytes all there, its transfer not failed."""
         for _, note in self.target.ready():
