@@ -170,5 +170,27 @@ class EarlyNotesMachine(RuleBasedStateMachine):
         assert not self.target.waiting and all(counter.closed for counter in self.counters.values())
 
 
+def test_a_withdrawal_drops_no_note_of_an_earlier_transfer() -> None:
+    counters: list[Counter] = []
+
+    def opened() -> Counter:
+        counters.append(Counter(len(counters)))
+        return counters[-1]
+
+    target = EarlyNotes(opened)
+    first, second = target.grant(PEERS[0])[:2]
+    notes = [
+        Part("a", 0, 1, number, slot.number, count, b"")
+        for number, (slot, count) in enumerate([(first, 1), (first, 3), (second, 1), (second, 3)])
+    ]
+    for slot in (first, second):
+        counters[slot.value].arrive()  # the transfer before the one that fails has ended; nobody has looked yet
+    assert target.take_in(PEERS[0], notes[0]) and target.take_in(PEERS[0], notes[1])
+    assert target.withdraw(PEERS[0], first.number, 1) and target.withdraw(PEERS[0], second.number, 1)
+    assert target.take_in(PEERS[0], notes[2]) and target.take_in(PEERS[0], notes[3])  # after their withdrawal
+    assert [note.number for _, note in target.ready()] == [0, 2]
+    assert not target.waiting and not target.take_in(PEERS[1], notes[2])
+
+
 TestEarlyNotes = EarlyNotesMachine.TestCase
 TestEarlyNotes.settings = settings(max_examples=200, stateful_step_count=40)
