@@ -24,7 +24,10 @@ def _split(text: str, units: dict[str, int] | dict[str, float], what: str) -> tu
     if match is None or unit not in units:
         known = ", ".join(name for name in units if name)
         raise ValueError(f"{text!r} is not a {what}: expected a number and a unit out of {known}")
-    return float(match[1]), units[unit]
+    number = float(match[1])
+    if math.isinf(number * units[unit]):
+        raise ValueError(f"{text[:40]!r}... is no {what}: it is beyond all numbers")
+    return number, units[unit]
 
 
 def parse_size(text: str) -> int:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import RemoteProtocolError
 
 CHANNEL = "actors"
 VERSION = 1
 
-UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What msgspec raises for bytes that it cannot read: a ValueError (UnicodeDecodeError) for text that is no UTF-8."""
 
 Outcome = Literal["died", "raised", "unhandled", "refused", "withdrawn"]
 

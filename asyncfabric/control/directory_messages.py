@@ -10,8 +10,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.control.directory import MAX_LABELS, Node, NodeChange
-from asyncfabric.control.messages import HOSTILE, Name, NodeName, Number, Text
+from asyncfabric.control.messages import Name, NodeName, Number, Text
 
 TO_DIRECTORY: Final = "directory"
 FROM_DIRECTORY: Final = "directory.view"
@@ -93,7 +94,7 @@ def decode_request(body: bytes) -> Request | None:
     """Return a request, None for bytes that are none. Never raises."""
     try:
         return _requests.decode(body)
-    except HOSTILE:
+    except UNREADABLE:
         return None
 
 
@@ -101,5 +102,5 @@ def decode_news(body: bytes) -> News | None:
     """Return news, None for bytes that are none. Never raises."""
     try:
         return _news.decode(body)
-    except HOSTILE:
+    except UNREADABLE:
         return None

@@ -14,6 +14,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncfabric._unreadable import UNREADABLE
+
 SCHEMA_VERSION: Final = 1
 MAGIC: Final = b"AF"
 MAX_FRAME_BYTES: Final = 1 << 20
@@ -147,8 +149,6 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _word = msgspec.msgpack.Decoder(str)
-# What msgspec raises on hostile bytes; RecursionError comes from nesting, ValueError from text that is not UTF-8.
-HOSTILE: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -168,7 +168,7 @@ def decode(frame: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> Envelope | U
         return _decoder.decode(memoryview(frame)[3:])
     except msgspec.ValidationError as error:
         return Undecodable("tag" if _has_unknown_tag(frame) else "types", str(error)[:200])
-    except HOSTILE as error:
+    except UNREADABLE as error:
         return Undecodable("malformed", str(error)[:200])
 
 
@@ -177,7 +177,7 @@ def _has_unknown_tag(frame: bytes) -> bool:
     try:
         message = _parts.decode(_parts.decode(memoryview(frame)[3:])[4])
         return _word.decode(message[0]) not in _TAGS
-    except (*HOSTILE, IndexError):
+    except (*UNREADABLE, IndexError):
         return False
 
 

@@ -25,7 +25,7 @@ from checkpoint_engine.device_utils import get_ip
 
 import asyncfabric as af
 from asyncfabric.blocking import Region, Transfer, wait_all
-from asyncfabric.integrations.offers import OfferServer, fetch_offer
+from asyncfabric.integrations.offers import OfferServer, fetch_offer, read_offer
 from asyncfabric.integrations.process_fabric import process_fabric
 from asyncfabric.integrations.reading import give_up, submit_read
 
@@ -204,7 +204,7 @@ class P2PStore:
         wait_all(transfers)
 
     def _meet(self, place: str) -> list[_Row]:
-        offer = msgspec.msgpack.decode(fetch_offer(place, MEETING_S), type=_Offer)
+        offer = read_offer(fetch_offer(place, MEETING_S), _Offer)
         self._fabric.connect(offer.address)
         return offer.rows
 

@@ -28,7 +28,7 @@ from asyncfabric.integrations.lmcache_interface import (
     TransferChannelReadResult,
     TransferChannelServer,
 )
-from asyncfabric.integrations.offers import OfferServer, fetch_offer, parse_place
+from asyncfabric.integrations.offers import OfferServer, fetch_offer, parse_place, read_offer
 from asyncfabric.integrations.process_fabric import process_fabric
 from asyncfabric.integrations.reading import give_up, submit_read
 
@@ -146,7 +146,7 @@ class FabricClient(TransferChannelClient):
         give_up(transfers)
 
     def _meet(self) -> _Peer:
-        offer = msgspec.msgpack.decode(fetch_offer(self._peer_url, MEETING_S), type=_Offer)
+        offer = read_offer(fetch_offer(self._peer_url, MEETING_S), _Offer)
         self._fabric.connect(offer.address)
         return _Peer(af.RegionKey.from_bytes(offer.key), offer.align)
 

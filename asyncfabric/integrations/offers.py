@@ -10,7 +10,11 @@ import socket
 import struct
 from collections.abc import Callable
 from threading import BoundedSemaphore, Thread
+from typing import TypeVar
 
+import msgspec
+
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import ClosedError, DeviceError, PeerError
 
 MAX_OFFER_BYTES = 64 << 20
@@ -18,6 +22,7 @@ _FRAME = struct.Struct(">4sI")  # magic with its version, bytes that follow
 _MAGIC = b"AFo1"
 _SEND_S = 5.0
 _AT_A_TIME = 32
+_Offer = TypeVar("_Offer")
 
 
 def parse_place(place: str) -> tuple[str, int]:
@@ -30,6 +35,18 @@ def parse_place(place: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"expected host:port, got {place!r}")
     return host.strip("[]"), int(port)
+
+
+def read_offer(data: bytes, kind: type[_Offer]) -> _Offer:
+    """Return what `fetch_offer` fetched.
+
+    Raises:
+        ValueError: another program listens there, or another version of this one.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise ValueError(f"the offer of {len(data)} bytes is none that this program reads: {error}") from None
 
 
 class OfferServer:

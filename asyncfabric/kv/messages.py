@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.kv.layout import KvLayout
 
@@ -134,5 +135,5 @@ def decode_message(data: bytes) -> KvMessage:
         raise RemoteProtocolError(f"a message of {len(data)} bytes; at most {MAX_FRAME_BYTES} are read")
     try:
         return _DECODER.decode(data)
-    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"{len(data)} bytes are no message of a KvCache stream: {error}") from None

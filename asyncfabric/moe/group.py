@@ -19,6 +19,7 @@ import msgspec
 from asyncfabric import BusyError, Fabric, FabricAddress, FabricError, Peer, PeerError
 from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.moe.faults import missing, shortly_before_deadline
 
 logger: logging.Logger = logging.getLogger("asyncfabric.moe")
@@ -173,6 +174,14 @@ class FabricMeeting:
                 await self._fabric.wait_writable()
 
 
+def read_card(payload: bytes) -> Card | None:
+    """Return the card in a message, None for bytes that are none."""
+    try:
+        return msgspec.msgpack.decode(payload, type=Card)
+    except UNREADABLE:
+        return None
+
+
 class _CardReader:
     """Cards of one fabric that nobody took yet. One meeting at a time reads, for all; whose cards are there goes."""
 
@@ -192,11 +201,11 @@ class _CardReader:
         self._is_read = True
         try:
             message = await fabric.messages().__anext__()
-            card = msgspec.msgpack.decode(message.payload, type=Card)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            logger.warning("%r sent what is no card of an exchange; it is dropped", message.peer)
-        else:
-            self.cards[card.tag, card.epoch, card.rank] = card
+            card = read_card(message.payload)
+            if card is None:
+                logger.warning("%r sent what is no card of an exchange; it is dropped", message.peer)
+            else:
+                self.cards[card.tag, card.epoch, card.rank] = card
         finally:
             self._is_read = False
             self.changed.tell()

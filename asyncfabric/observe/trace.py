@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.observe import lanes
 from asyncfabric.observe.spans import Span
 from asyncfabric.types import TraceEvent
@@ -79,7 +80,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             recording = msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ValueError(f"{path} is no recording: {error}") from None
         return recording._known(path)
 
@@ -93,7 +94,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             picture = msgspec.json.decode(path.read_bytes(), type=_Picture)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return [cls.load(path)]
         return [recording._known(path) for recording in picture.recordings]
 

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights.memory.checksums import ChecksumKind
 
@@ -367,5 +368,5 @@ def decode_message(data: bytes | bytearray | memoryview) -> WeightMessage:
     """Return the message of these bytes; raises RemoteProtocolError for anything that is none."""
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"{len(data)} bytes are no message of a weight update: {error}") from error

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric_services.terminal import plain
 
 MOST_BYTES = 256 << 20
@@ -135,7 +136,7 @@ async def ask(url: str, path: str, patience_s: float) -> Any:
     answer = await exchange(url, path, patience_s)
     try:
         return json.loads(answer.body)
-    except ValueError:
+    except UNREADABLE:
         raise NoAnswer("its answer is no JSON") from None
 
 

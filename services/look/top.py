@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import NoAnswer, ask, exchange, run
 from asyncfabric_services.look.places import Places, places_options
@@ -88,7 +89,7 @@ async def sample_all(places: Places) -> dict[str, Sample]:
             waits = len((await ask(url, "/why", places.patience_s))["why"])
             coordinates = health["role"] == "coordinator"
             updates = (await ask(url, "/updates", places.patience_s))["updates"] if coordinates else ()
-        except (ValueError, KeyError, TypeError):
+        except (*UNREADABLE, KeyError, TypeError):
             raise NoAnswer("its answer is not that of a node") from None
         return url, Sample(at, health, metrics, waits, updates)
 

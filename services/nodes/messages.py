@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.actors import Message, Reference
 from asyncfabric.kv import KvLayout
 from asyncfabric_services.runner.sampling import Sampling
@@ -78,7 +79,11 @@ class Generate(Message[int]):
 def refuse_fields(request: Generate) -> None:
     """Raise ValueError for a request with fields for an engine; for nodes whose engine has none of its own."""
     if request.fields:
-        names = ", ".join(map(repr, msgspec.json.decode(request.fields, type=dict[str, msgspec.Raw])))
+        try:
+            fields = msgspec.json.decode(request.fields, type=dict[str, msgspec.Raw])
+        except UNREADABLE as error:
+            raise ValueError(f"the request has fields that cannot be read: {error}") from None
+        names = ", ".join(map(repr, fields))
         raise ValueError(f"the engine of this decode node does not know the fields {names[:200]}")
 
 
@@ -94,7 +99,7 @@ def decode_prompt(body: bytes, tokens: int, vocabulary: int) -> list[int]:
     """Return the prompt of an offer's body; raises ValueError when it is not `tokens` ids below `vocabulary`."""
     try:
         prompt = _prompts.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"the offer has no prompt that can be read: {error}") from None
     if len(prompt) != tokens or not all(0 <= token < vocabulary for token in prompt):
         raise ValueError(f"expected {tokens} token ids below {vocabulary}, got {len(prompt)} of them")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.sim.calibration import Calibration
 from asyncfabric.sim.costs import COSTS, Hosts
 
@@ -21,7 +22,7 @@ def read(path: Path) -> Calibration:
     """Return a calibration; raises click.BadParameter for a file that is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Calibration)
-    except (ValueError, msgspec.DecodeError) as error:
+    except UNREADABLE as error:
         raise click.BadParameter(f"{path} is no calibration: {error}", param_hint="--calibration") from None
 
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric_services.router import field
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
 from asyncfabric_services.router.fault import ApiFault
@@ -85,6 +88,7 @@ def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limi
     if card.passes_fields:
         field.refuse_unknown({name: body[name] for name in other if name in body}, known)
         passed = {name: value for name, value in body.items() if name not in known and value is not None}
+        _refuse_unsendable(passed)
     else:
         field.refuse_unknown(body, (*known, *NEUTRAL_OF_TOKENS))
         field.refuse_unsupported(body, NEUTRAL_OF_TOKENS)
@@ -123,10 +127,19 @@ def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limi
     )
 
 
+def _refuse_unsendable(fields: Mapping[str, Any]) -> None:
+    """Refuse values that the node of the engine cannot be sent: JSON has some that this encoder has not."""
+    for name, value in fields.items():
+        try:
+            msgspec.json.encode({name: value})
+        except UNREADABLE as error:
+            raise field.wrong(ascii(name)[1:-1], f"the value cannot be passed on: {error}", "invalid_value") from None
+
+
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ApiFault(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiFault(400, f"the body must be a JSON object, got {type(body).__name__}", code="invalid_json")

@@ -29,6 +29,7 @@ from asyncfabric.actors import (
 )
 from asyncfabric.control import DirectoryClient, Link
 from asyncfabric.errors import BrokenError, BusyError, PeerError
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
@@ -259,7 +260,7 @@ class ClusterBackend:
         for member in self._membership.by_load("prefill"):
             try:
                 layout = msgspec.json.decode(labels.get(member.identity, {}).get(LAYOUT_LABEL, ""), type=KvLayout)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 _log.warning("the layout of prefill node %s cannot be read: %s", member.identity.name, error)
                 continue
             found.append((member, layout))

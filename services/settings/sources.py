@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric_services.settings.keys import SettingsError, all_keys, nearest
 from asyncfabric_services.settings.schema import Settings
 
@@ -80,7 +81,7 @@ def _file_values(file: Path) -> dict[str, tuple[Any, str]]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{origin}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise SettingsError(f"{origin}: not TOML: {error}") from None
     values = {}
     for section, inner in document.items():

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.observe.trace import Recording, boot_id
 from asyncfabric_services.look.asking import NoAnswer, exchange
 from asyncfabric_services.look.places import Places
@@ -44,7 +45,7 @@ async def read_clock(url: str, patience_s: float) -> Reading:
     try:
         told: Mapping[str, object] = json.loads(answer.body)
         host, there_ns = told["host"], told["monotonic_ns"]
-    except (ValueError, KeyError, TypeError):
+    except (*UNREADABLE, KeyError, TypeError):
         host, there_ns = None, None
     if not isinstance(host, str) or not isinstance(there_ns, int):
         raise NoAnswer("it does not tell its clock")
@@ -56,5 +57,5 @@ async def _recorded(url: str, seconds: float, patience_s: float) -> Recording:
     answer = await exchange(url, path, seconds + patience_s)
     try:
         return msgspec.json.decode(answer.body, type=Recording)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise NoAnswer(f"its answer is no recording: {error}") from None

@@ -57,7 +57,10 @@ def unpack(data: bytes | str) -> Metadata:
     Raises:
         nixlMismatchError: other bytes; the text names what is wrong with them.
     """
-    raw = data.encode() if isinstance(data, str) else bytes(data)
+    try:
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+    except UnicodeEncodeError:
+        raise nixlMismatchError("metadata as text holds half a surrogate pair: no agent makes it") from None
     if len(raw) < _HEAD.size or raw[:4] != _MAGIC:
         raise nixlMismatchError(
             f"{len(raw)} bytes that begin with {raw[:8]!r} are no metadata of an agent of asyncfabric; both sides have "

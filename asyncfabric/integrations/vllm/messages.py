@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from asyncfabric import Peer
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.blocking import Fabric
 from asyncfabric.integrations.parts import UnfinishedMessages
 from asyncfabric.integrations.vllm.layout import Layout
@@ -106,5 +107,5 @@ class Mail:
                 whole = self._unfinished.join(peer.id, number, part, parts, piece)
                 if whole is not None:
                     yield peer, _DECODER.decode(whole)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import BrokenError, BusyError, ClosedError
 
 
@@ -128,7 +129,7 @@ class DecisionLog:
         for number, line in enumerate(lines, start=1):
             try:
                 record = _decoded(line)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 if number == len(lines):
                     break
                 raise BrokenError(

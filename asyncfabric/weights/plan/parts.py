@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.weights.plan.boxes import Ints
 
 
@@ -143,5 +144,5 @@ def loaded(column: StoredColumn) -> Any:
         raise ValueError(f"a column has type {column.dtype!r}, expected <i4 or <i8")
     try:
         return np.frombuffer(column.data, column.dtype).reshape(column.shape)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise ValueError(f"a column of {len(column.data)} bytes does not have shape {column.shape}: {error}") from None

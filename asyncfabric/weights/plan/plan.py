@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.weights.plan.boxes import Families, Ints, families
 from asyncfabric.weights.plan.formats import ITEM_BYTES, SCALE_BYTES
 from asyncfabric.weights.plan.geometry import Pieces
@@ -218,7 +219,7 @@ def from_bytes(data: bytes) -> Plan:
     """
     try:
         stored = msgspec.msgpack.decode(data, type=StoredPlan)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"these {len(data)} bytes are no plan: {error}") from None
     if stored.version != VERSION:
         raise ValueError(f"the plan is of version {stored.version}, this program reads {VERSION}")

@@ -91,6 +91,7 @@ TEST(Generations, SlicesThatAreNoneAreRefused) {
         slice(0, kEnd, {one}), slice(0, kEnd, {one, 9}), slice(0, 10, {one, 10}), slice(0, kEnd, {one, kEnd}),
         slice(0, kEnd, {~0u, ~0u}), slice(0, kEnd, {one, 20, 15u << 2 | 1, 30})})
     EXPECT_EQ(runs.learn(0, bad), 0u) << bad.size();
+  EXPECT_TRUE(runs.all_zero()) << "a refused slice changes nothing, also where its first runs are right";
   EXPECT_EQ(runs.learn(0, slice(0, 40, {one, 20})), 40u);
   EXPECT_EQ(runs.of(20), 1u);
   EXPECT_EQ(runs.of(21), 0u);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "base/bytes.h"
 
@@ -53,13 +54,19 @@ uint32_t Generations::learn(uint32_t from, std::string_view slice) {
   const uint32_t begin = head.get<uint32_t>(), next = head.get<uint32_t>();
   // A slice always leads on, so that asking for the next one ends.
   if (!head.ok() || begin != from || next <= from || next > kEnd || head.rest().size() % kEntryBytes != 0) return from;
+  struct Run {
+    uint32_t first, last, generation;
+  };
+  std::vector<Run> taken;
+  taken.reserve(head.rest().size() / kEntryBytes);
   uint32_t free = from;
   for (ByteReader runs(head.rest()); !runs.rest().empty();) {
     const uint32_t word = runs.get<uint32_t>(), first = word >> 2, last = runs.get<uint32_t>();
     if (first < free || last < first || last >= next) return from;
-    set(first, last, word & 3);
+    taken.push_back({first, last, word & 3});
     free = last + 1;
   }
+  for (const Run& run : taken) set(run.first, run.last, run.generation);
   return next;
 }
 

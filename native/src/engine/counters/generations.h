@@ -27,7 +27,8 @@ class Generations {
 
   // A slice: `from`, where the next slice begins (kEnd: nowhere), and runs that are not 0, as many as fit into `most_bytes`.
   std::string slice(uint32_t from, size_t most_bytes) const;
-  // Takes a slice over if it begins at `from`. What the next one begins with; `from` again when these bytes are no such slice.
+  // Takes a slice over if it begins at `from`. What the next one begins with; `from` again, and nothing is taken, when these bytes are no
+  // such slice.
   uint32_t learn(uint32_t from, std::string_view slice);
 
  private:
