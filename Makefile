@@ -24,7 +24,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python doors coverage check format build asan tsan rxe gpu ptx bench docs wheel clean
+.PHONY: help demo test test-native test-python doors coverage check format build asan tsan fuzz rxe gpu ptx bench docs wheel clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -163,6 +163,12 @@ SANITIZED_TESTS ?= tests/conformance tests/integration/test_border_engine.py
 SANITIZED_CHECKS := integrity or counts_of or generations or batches or bidirectional or drained or under_fire or in_flight or revoked or answers or reads or one_failure
 SANITIZED_FLAGS ?= -o timeout=900 -o faulthandler_timeout=600 \
   -k 'border or local-2to3 or (tcp-1 or local-copiers or shuffled-3to2) and ($(SANITIZED_CHECKS))'
+
+# The decoders alone, built by the compiler of everything else: no other is installed for this. SECONDS are those of all.
+FUZZ_SECONDS = $(if $(findstring command line,$(origin SECONDS)),$(SECONDS),60)
+fuzz: build  ## decoders of bytes from outside, native (ASan, UBSan) and Python, under random changes; SECONDS=60; findings in build/fuzz
+	@cd native && cmake --preset fuzz -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" >/dev/null && cmake --build --preset fuzz -j $(JOBS)
+	$(BIN)/python tests/fuzz/run.py build/native-fuzz/decoders $(FUZZ_SECONDS)
 
 # Set-up of its own: a list of packages, and a kernel that apt downloads and nobody installs. RXE_FLAGS go to tests/rxe/ring.py.
 RXE_FLAGS ?=

@@ -97,7 +97,7 @@ Status receive_wire(int socket, WireMessage* message, FdPack* fds) {
   if (got == 0) return StatusCode::kPeerDead;
   const bool intact = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
   if (!intact || got != sizeof *message || message->magic != kWireMagic || message->version != kLayoutVersion ||
-      message->fds != count)
+      message->fds != count || count > kMaxFds)
     return StatusCode::kPeerRejected;
   return {};
 }
