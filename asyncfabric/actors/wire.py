@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.unreadable import UNREADABLE
 
 CHANNEL = "actors"
 VERSION = 1

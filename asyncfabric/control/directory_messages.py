@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.control.directory import MAX_LABELS, Node, NodeChange
 from asyncfabric.control.messages import Name, NodeName, Number, Text
+from asyncfabric.unreadable import UNREADABLE
 
 TO_DIRECTORY: Final = "directory"
 FROM_DIRECTORY: Final = "directory.view"

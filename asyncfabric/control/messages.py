@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 
 SCHEMA_VERSION: Final = 1
 MAGIC: Final = b"AF"

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import ClosedError, DeviceError, PeerError
+from asyncfabric.unreadable import UNREADABLE
 
 MAX_OFFER_BYTES = 64 << 20
 _FRAME = struct.Struct(">4sI")  # magic with its version, bytes that follow

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.kv.layout import KvLayout
+from asyncfabric.unreadable import UNREADABLE
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024

@@ -19,8 +19,8 @@ import msgspec
 from asyncfabric import BusyError, Fabric, FabricAddress, FabricError, Peer, PeerError
 from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.moe.faults import missing, shortly_before_deadline
+from asyncfabric.unreadable import UNREADABLE
 
 logger: logging.Logger = logging.getLogger("asyncfabric.moe")
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.observe import lanes
 from asyncfabric.observe.spans import Span
 from asyncfabric.types import TraceEvent
+from asyncfabric.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from asyncfabric._api.fabric import Fabric

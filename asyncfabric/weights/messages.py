@@ -14,8 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.weights.memory.checksums import ChecksumKind
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.terminal import plain
 
 MOST_BYTES = 256 << 20

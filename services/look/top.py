@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import NoAnswer, ask, exchange, run
 from asyncfabric_services.look.places import Places, places_options

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.actors import Message, Reference
 from asyncfabric.kv import KvLayout
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.runner.sampling import Sampling
 
 DECODER = "decoder"

@@ -9,9 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.sim.calibration import Calibration
 from asyncfabric.sim.costs import COSTS, Hosts
+from asyncfabric.unreadable import UNREADABLE
 
 NOT_CALIBRATED = (
     "not calibrated: no number of this was compared with a measured update; see `asyncfabric plan calibrate`"

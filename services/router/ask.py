@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.router import field
 from asyncfabric_services.router.backend import GenerateRequest, ModelCard
 from asyncfabric_services.router.fault import ApiFault

@@ -29,9 +29,9 @@ from asyncfabric.actors import (
 )
 from asyncfabric.control import DirectoryClient, Link
 from asyncfabric.errors import BrokenError, BusyError, PeerError
-from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.nodes.messages import DECODER, FIELDS_LABEL, LAYOUT_LABEL, Generate, Source
 from asyncfabric_services.router.asked import Asked

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.settings.keys import SettingsError, all_keys, nearest
 from asyncfabric_services.settings.schema import Settings
 

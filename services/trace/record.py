@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.observe.trace import Recording, boot_id
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.look.asking import NoAnswer, exchange
 from asyncfabric_services.look.places import Places
 from asyncfabric_services.trace.clocks import Reading, best_of, on_one_clock

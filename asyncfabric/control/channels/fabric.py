@@ -21,6 +21,7 @@ from asyncfabric._notice import Notice
 from asyncfabric.control.channels.channel import WINDOW, Codec
 from asyncfabric.control.channels.member import MemberChannel
 from asyncfabric.errors import BusyError, FabricError, PeerError
+from asyncfabric.unreadable import UNREADABLE
 
 PAYLOAD_BYTES = 8192
 """Of one message of a fabric (MAX_MESSAGE_BYTES of asyncfabric)."""
@@ -280,7 +281,7 @@ class FabricChannels(Generic[Message]):
     def _take(self, peer: Any, payload: bytes) -> None:
         try:
             piece = _decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             logger.warning("%r sent what is no message of a channel: %s", peer, error)
             return
         address = self._addresses.get(piece.source)

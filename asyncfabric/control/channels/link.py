@@ -26,6 +26,7 @@ from asyncfabric.control.events import Arrival
 from asyncfabric.control.link import Link
 from asyncfabric.control.messages import Identity
 from asyncfabric.errors import PeerError
+from asyncfabric.unreadable import UNREADABLE
 
 PART_BYTES = 512 << 10
 REDIAL_S = 0.2
@@ -248,7 +249,7 @@ class LinkChannels(Generic[Message]):
             async for arrival in arrivals:
                 try:
                     message = _decoder.decode(arrival.body)
-                except msgspec.DecodeError as error:
+                except UNREADABLE as error:
                     logger.warning("%s sent what is no message of a channel: %s", arrival.sender.name, error)
                     continue
                 if isinstance(message, MembersHere):

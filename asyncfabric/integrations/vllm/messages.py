@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from asyncfabric import Peer
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.blocking import Fabric
 from asyncfabric.integrations.parts import UnfinishedMessages
 from asyncfabric.integrations.vllm.layout import Layout
+from asyncfabric.unreadable import UNREADABLE
 
 PARAMS = "asyncfabric"
 """The key of kv_transfer_params under which the engine that prefills is described."""

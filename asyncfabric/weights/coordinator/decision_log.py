@@ -18,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from asyncfabric._unreadable import UNREADABLE
 from asyncfabric.errors import BrokenError, BusyError, ClosedError
+from asyncfabric.unreadable import UNREADABLE
 
 
 class Record(msgspec.Struct, frozen=True):

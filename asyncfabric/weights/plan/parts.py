@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.weights.plan.boxes import Ints
 
 

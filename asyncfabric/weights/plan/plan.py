@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric._unreadable import UNREADABLE
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.weights.plan.boxes import Families, Ints, families
 from asyncfabric.weights.plan.formats import ITEM_BYTES, SCALE_BYTES
 from asyncfabric.weights.plan.geometry import Pieces
