@@ -1,7 +1,7 @@
 """asyncfabric.moe.gpu: the same exchange among GPUs, by kernels that store to each other's memory.
 
 The public door; no logic. With `hosts=` ranks of other hosts take part, by a proxy over the fabric. How it works, and
-its invariants: docs/explain/moe.md, "On GPUs".
+its invariants: docs/explain/moe_gpu.md.
 
     async with open_moe_cuda(fabric, MoeGroup(rank, addresses), config, device="cuda:0") as moe:
         handle = moe.dispatch(x, indices, weights)      # both calls return at once: the stream does the rest

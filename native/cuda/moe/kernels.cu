@@ -1,6 +1,6 @@
 // kernels.cu: dispatch and combine among GPUs, as one launch each; as two with a gate in between where ranks are on other hosts.
 // `make ptx` turns this file into asyncfabric/moe/gpu/_generated/kernels.ptx, which is what the package carries: no CUDA compiler is needed
-// to install it. How a step goes, and what keeps ranks from writing to what was not read: docs/explain/moe.md.
+// to install it. How a step goes, and what keeps ranks from writing to what was not read: docs/explain/moe_gpu.md.
 #include "combine.cuh"
 #include "dispatch.cuh"
 #include "gate.cuh"
