@@ -69,12 +69,18 @@ class BuildNative(build_ext):
     def build_library(self, folder: Path) -> Path:
         """Configure once, then build what changed."""
         configure = [
-            tool("cmake"), "-S", str(ROOT / "native"), "-B", str(folder), "-G", "Ninja",
+            tool("cmake"),
+            "-S",
+            str(ROOT / "native"),
+            "-B",
+            str(folder),
+            "-G",
+            "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_BUILD_TYPE={'Debug' if DEBUG else 'RelWithDebInfo'}",
             f"-DASYNCFABRIC_SANITIZE={SANITIZE}",
             f"-DASYNCFABRIC_WERROR={WERROR}",
-        ]  # fmt: skip
+        ]
         subprocess.run(configure, check=True)
         subprocess.run(
             [tool("cmake"), "--build", str(folder), "--target", "asyncfabric_native", "-j", JOBS], check=True

@@ -82,17 +82,25 @@ def dgx_h100(root: Path) -> MachineTree:
         tree.bridge(upstream, node)
         tree.bridge(f"{upstream}/0000:{nic - 1:02x}:00.0", node)
         card = tree.pci(
-            f"{upstream}/0000:{nic - 1:02x}:00.0/0000:{nic:02x}:00.0", MELLANOX, 0x1021, INFINIBAND, node=node,
+            f"{upstream}/0000:{nic - 1:02x}:00.0/0000:{nic:02x}:00.0",
+            MELLANOX,
+            0x1021,
+            INFINIBAND,
+            node=node,
             driver="mlx5_core",
-        )  # fmt: skip
+        )
         tree.rdma(f"mlx5_{number}", card, NDR, netdevs=(f"ibp{nic}s0",))
         tree.bridge(f"{upstream}/0000:{nic - 1:02x}:01.0", node)
         tree.bridge(f"{upstream}/0000:{nic - 1:02x}:01.0/0000:{gpu - 2:02x}:00.0", node)  # a second switch on the way
         tree.bridge(f"{upstream}/0000:{nic - 1:02x}:01.0/0000:{gpu - 2:02x}:00.0/0000:{gpu - 1:02x}:00.0", node)
         tree.pci(
             f"{upstream}/0000:{nic - 1:02x}:01.0/0000:{gpu - 2:02x}:00.0/0000:{gpu - 1:02x}:00.0/0000:{gpu:02x}:00.0",
-            NVIDIA, H100, GPU_3D, node=node, driver="nvidia",
-        )  # fmt: skip
+            NVIDIA,
+            H100,
+            GPU_3D,
+            node=node,
+            driver="nvidia",
+        )
     for index, (bus, (infiniband, ethernet)) in enumerate(DGX_STORAGE.items()):
         port = f"pci0000:{bus - 1:02x}/0000:{bus - 1:02x}:01.0"
         tree.bridge(port, index, vendor=INTEL, device=0x352A)
@@ -154,10 +162,22 @@ def own_bridges_vm(root: Path) -> MachineTree:
     bus = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00"
     for index in range(4):
         node = index // 2
-        tree.pci(f"{bus}/gpu-{index}/pci{index + 1:04x}:00/{index + 1:04x}:00:00.0", NVIDIA, H100, GPU_3D, node=node,
-                 driver="nvidia")  # fmt: skip
-        card = tree.pci(f"{bus}/nic-{index}/pci{index + 0x101:04x}:00/{index + 0x101:04x}:00:00.0", MELLANOX, 0x101E,
-                        INFINIBAND, node=node, driver="mlx5_core")  # fmt: skip
+        tree.pci(
+            f"{bus}/gpu-{index}/pci{index + 1:04x}:00/{index + 1:04x}:00:00.0",
+            NVIDIA,
+            H100,
+            GPU_3D,
+            node=node,
+            driver="nvidia",
+        )
+        card = tree.pci(
+            f"{bus}/nic-{index}/pci{index + 0x101:04x}:00/{index + 0x101:04x}:00:00.0",
+            MELLANOX,
+            0x101E,
+            INFINIBAND,
+            node=node,
+            driver="mlx5_core",
+        )
         tree.rdma(f"mlx5_ib{index}", card, NDR, netdevs=(f"ib{index}",))
     mana = tree.pci(f"{bus}/mana/pci7870:00/7870:00:00.0", 0x1414, 0x00BA, ETHERNET, node=0, driver="mana")
     tree.rdma("mana_0", mana, Port("Ethernet", "100 Gb/sec (4X EDR)"), netdevs=("enP30832s1",))

@@ -60,10 +60,17 @@ class MoeConfig:
     def __post_init__(self) -> None:
         """Check every value and say which one is wrong."""
         bounds = {
-            "num_experts": (1, 1 << 16), "top_k": (1, 64), "hidden": (16, 1 << 20), "max_tokens": (1, 1 << 20),
-            "ranks": (1, 1024), "scale_block": (0, self.hidden), "expert_alignment": (1, 1 << 16),
-            "node_size": (1, self.ranks), "in_flight": (1, 16), "buffer_limit_bytes": (1, 1 << 50),
-        }  # fmt: skip
+            "num_experts": (1, 1 << 16),
+            "top_k": (1, 64),
+            "hidden": (16, 1 << 20),
+            "max_tokens": (1, 1 << 20),
+            "ranks": (1, 1024),
+            "scale_block": (0, self.hidden),
+            "expert_alignment": (1, 1 << 16),
+            "node_size": (1, self.ranks),
+            "in_flight": (1, 16),
+            "buffer_limit_bytes": (1, 1 << 50),
+        }
         if self.private_tokens is not None:
             bounds["private_tokens"] = (0, self.max_tokens)
         for name, (least, most) in bounds.items():

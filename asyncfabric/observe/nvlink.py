@@ -44,9 +44,14 @@ class NvLinks:
 
 class _Pci(ctypes.Structure):
     _fields_ = (
-        ("legacy", ctypes.c_char * 16), ("domain", ctypes.c_uint), ("bus", ctypes.c_uint), ("device", ctypes.c_uint),
-        ("device_id", ctypes.c_uint), ("subsystem", ctypes.c_uint), ("bus_id", ctypes.c_char * 32),
-    )  # fmt: skip
+        ("legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("device_id", ctypes.c_uint),
+        ("subsystem", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    )
 
 
 def read_nvlinks(root: str | os.PathLike[str] = "/") -> NvLinks:

@@ -45,9 +45,18 @@ class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.001
 
     def __post_init__(self) -> None:
-        for name in ("rail_gbits_per_s", "rail_efficiency", "bring_gbytes_per_s", "convert_gbytes_per_s",
-                     "node_gbytes_per_s", "node_ranks", "watermark_bytes", "unit_bytes", "verify_gbytes_per_s",
-                     "step_s"):  # fmt: skip
+        for name in (
+            "rail_gbits_per_s",
+            "rail_efficiency",
+            "bring_gbytes_per_s",
+            "convert_gbytes_per_s",
+            "node_gbytes_per_s",
+            "node_ranks",
+            "watermark_bytes",
+            "unit_bytes",
+            "verify_gbytes_per_s",
+            "step_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.rail_efficiency > 1 or min(self.message_us, self.skew_s, self.commit_s) < 0:

@@ -58,10 +58,19 @@ class Run:
     def assumed(self, expected_s: float) -> Assumptions:
         """Return what a simulation of it on one machine takes for granted: no rail but the cores."""
         return Assumptions(
-            rail_gbits_per_s=1e6, rail_efficiency=1.0, message_us=0.0, offloaded=False, convert_gbytes_per_s=1e6,
-            node_gbytes_per_s=1e6, unit_bytes=self.unit_bytes, watermark_bytes=max(1 << 28, 8 * self.unit_bytes),
-            skew_s=0.0, verify_gbytes_per_s=1e6, commit_s=0.0, step_s=max(1e-5, expected_s / STEPS),
-        )  # fmt: skip
+            rail_gbits_per_s=1e6,
+            rail_efficiency=1.0,
+            message_us=0.0,
+            offloaded=False,
+            convert_gbytes_per_s=1e6,
+            node_gbytes_per_s=1e6,
+            unit_bytes=self.unit_bytes,
+            watermark_bytes=max(1 << 28, 8 * self.unit_bytes),
+            skew_s=0.0,
+            verify_gbytes_per_s=1e6,
+            commit_s=0.0,
+            step_s=max(1e-5, expected_s / STEPS),
+        )
 
     @cached_property
     def labour(self) -> Labour:

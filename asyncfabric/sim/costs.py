@@ -67,10 +67,16 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         `op_us` is what posting a write takes, measured by itself: `write_us` is of engines that copy, too.
         """
         return msgspec.structs.replace(
-            self, write_us=self.write_us if op_us is None else min(self.write_us, op_us), write_s_per_gb=0.0,
-            receive_s_per_gb=0.0, checksum_s_per_gb=0.0, gather_s_per_gb=0.0, box_s_per_gb=0.0,
-            cast_s_per_gb=0.0, fp8_s_per_gb=0.0,
-        )  # fmt: skip
+            self,
+            write_us=self.write_us if op_us is None else min(self.write_us, op_us),
+            write_s_per_gb=0.0,
+            receive_s_per_gb=0.0,
+            checksum_s_per_gb=0.0,
+            gather_s_per_gb=0.0,
+            box_s_per_gb=0.0,
+            cast_s_per_gb=0.0,
+            fp8_s_per_gb=0.0,
+        )
 
 
 COSTS: tuple[str, ...] = HostCosts.__struct_fields__

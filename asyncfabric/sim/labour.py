@@ -18,13 +18,29 @@ from asyncfabric.weights.plan.batch import all_sent
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.plan import Plan
 
-Thread = Literal["trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine", "receiver work",
-                 "coordinator begins", "coordinator"]  # fmt: skip
+Thread = Literal[
+    "trainer loop",
+    "trainer engine",
+    "trainer work",
+    "receiver loop",
+    "receiver engine",
+    "receiver work",
+    "coordinator begins",
+    "coordinator",
+]
 """Each is one thread of every process of that role; the coordinator's are taken together, and told apart by whether
 everybody may write already."""
 
-THREADS: tuple[Thread, ...] = ("trainer loop", "trainer engine", "trainer work", "receiver loop", "receiver engine",
-                               "receiver work", "coordinator begins", "coordinator")  # fmt: skip
+THREADS: tuple[Thread, ...] = (
+    "trainer loop",
+    "trainer engine",
+    "trainer work",
+    "receiver loop",
+    "receiver engine",
+    "receiver work",
+    "coordinator begins",
+    "coordinator",
+)
 
 GB, US, MS = 1e-9, 1e-6, 1e-3
 

@@ -104,9 +104,12 @@ def _busiest(moved: Floats) -> int:
 
 
 def _dispatch(
-    config: MoeConfig, shapes: Sequence[LaneShape], parts: list[list[LaneLoad]], on_rail: NDArray[np.bool_],
+    config: MoeConfig,
+    shapes: Sequence[LaneShape],
+    parts: list[list[LaneLoad]],
+    on_rail: NDArray[np.bool_],
     assumed: MoeAssumptions,
-) -> float:  # fmt: skip
+) -> float:
     ready = np.zeros((len(parts), config.ranks))
     for number, shape in enumerate(shapes):
         loads = [part[number] for part in parts]
@@ -124,9 +127,12 @@ def _dispatch(
 
 
 def _combine(
-    config: MoeConfig, shapes: Sequence[LaneShape], parts: list[list[LaneLoad]], on_rail: NDArray[np.bool_],
+    config: MoeConfig,
+    shapes: Sequence[LaneShape],
+    parts: list[list[LaneLoad]],
+    on_rail: NDArray[np.bool_],
     assumed: MoeAssumptions,
-) -> float:  # fmt: skip
+) -> float:
     ready = np.zeros((len(parts), config.ranks))
     for number in reversed(range(len(shapes))):
         loads = [part[number] for part in parts]
@@ -154,9 +160,13 @@ class _Carried:
     """Writes of all parts over rails and ports; `arrived` (parts, ranks): when a rank has all it gets of a part."""
 
     def __init__(
-        self, writes: Writes, joined: Sequence[NDArray[np.bool_]], on_rail: NDArray[np.bool_], ready: Floats,
+        self,
+        writes: Writes,
+        joined: Sequence[NDArray[np.bool_]],
+        on_rail: NDArray[np.bool_],
+        ready: Floats,
         assumed: MoeAssumptions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         rates = {True: assumed.rail_bytes_per_us, False: assumed.node_bytes_per_us}
         least = np.where(on_rail, assumed.message_us * rates[True], 1.0)
         left = [np.where(pairs, np.maximum(each, least), 0.0) for each, pairs in zip(writes, joined, strict=True)]

@@ -41,8 +41,15 @@ class MoeAssumptions(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float = 0.25
 
     def __post_init__(self) -> None:
-        for name in ("rail_gbits_per_s", "rail_efficiency", "node_gbytes_per_s", "memory_gbytes_per_s", "pieces",
-                     "node_ranks", "step_us"):  # fmt: skip
+        for name in (
+            "rail_gbits_per_s",
+            "rail_efficiency",
+            "node_gbytes_per_s",
+            "memory_gbytes_per_s",
+            "pieces",
+            "node_ranks",
+            "step_us",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.rail_efficiency > 1:

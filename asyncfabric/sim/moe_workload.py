@@ -94,6 +94,9 @@ def _lane(shape: LaneShape, rows: Ints, joined: NDArray[np.bool_]) -> LaneLoad:
                 raise ValueError(f"rank {receiver} takes the {which} of a step in several passes; that is not modelled")
     first = np.vectorize(lambda count: record_bytes(shape, int(count)))(rows) + private * shape.row_bytes
     return LaneLoad(
-        (first * joined).astype(np.float64), ((rows - private) * shape.row_bytes * joined).astype(np.float64),
-        (rows.T * shape.back_row_bytes * joined).astype(np.float64), rows, joined,
-    )  # fmt: skip
+        (first * joined).astype(np.float64),
+        ((rows - private) * shape.row_bytes * joined).astype(np.float64),
+        (rows.T * shape.back_row_bytes * joined).astype(np.float64),
+        rows,
+        joined,
+    )

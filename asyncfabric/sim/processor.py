@@ -129,6 +129,12 @@ class Processor:
         """Return the core seconds of every thread for so many bytes."""
         sent, got = moved.sum(axis=1), moved.sum(axis=0)
         return np.concatenate(
-            [convert * self.convert, sent * self.write, sent * self.post, got * self.receive, verify * self.told,
-             verify * self.verify]
-        )  # fmt: skip
+            [
+                convert * self.convert,
+                sent * self.write,
+                sent * self.post,
+                got * self.receive,
+                verify * self.told,
+                verify * self.verify,
+            ]
+        )

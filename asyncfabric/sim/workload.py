@@ -68,10 +68,15 @@ def workload_of(plan: Plan, assumed: Assumptions) -> Workload:
     entries = np.array([len(unit.receiver) for unit in units], np.int64)
     firsts = _stack([unit.first for unit in units], most + 1) + (np.cumsum(entries) - entries)[:, None]
     return Workload(
-        _stack([unit.brought for unit in units], most), _stack([unit.converted for unit in units], most), firsts,
-        np.concatenate([unit.receiver for unit in units]), np.concatenate([unit.amount for unit in units]),
-        np.array([unit.amount.sum() for unit in units]), team=plan.teams, **_receiving(plan, on_rail),
-    )  # fmt: skip
+        _stack([unit.brought for unit in units], most),
+        _stack([unit.converted for unit in units], most),
+        firsts,
+        np.concatenate([unit.receiver for unit in units]),
+        np.concatenate([unit.amount for unit in units]),
+        np.array([unit.amount.sum() for unit in units]),
+        team=plan.teams,
+        **_receiving(plan, on_rail),
+    )
 
 
 def _stack(rows: list[Any], length: int) -> Any:

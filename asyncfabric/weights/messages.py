@@ -341,10 +341,32 @@ class Given(Struct, frozen=True, tag="weights.given"):
 
 
 WeightMessage = (
-    Prepare | Stopped | Ready | Write | Verified | Failed | Commit | Abort | CatchUp | Fetched | Standing
-    | Roster | Offered | Opened | Written | Maxima | Wrote | Unreachable | Outcome | Gone | Want | Given
-    | Coded | Taken | Refused
-)  # fmt: skip
+    Prepare
+    | Stopped
+    | Ready
+    | Write
+    | Verified
+    | Failed
+    | Commit
+    | Abort
+    | CatchUp
+    | Fetched
+    | Standing
+    | Roster
+    | Offered
+    | Opened
+    | Written
+    | Maxima
+    | Wrote
+    | Unreachable
+    | Outcome
+    | Gone
+    | Want
+    | Given
+    | Coded
+    | Taken
+    | Refused
+)
 """Every message between the participants of an update."""
 
 _latest: deque[tuple[WeightMessage, bytes]] = deque(maxlen=4)

@@ -189,7 +189,7 @@ class Reporter:
 
 def report_messages(
     version: int, rows: list[int], sums: list[int], kind: ChecksumKind, after: int = 0
-) -> Iterator[Written]:  # fmt: skip
+) -> Iterator[Written]:
     """Yield the messages that report these rows as written, or as written with so many arrivals."""
     for low in range(0, len(rows), MOST_ROWS):
         part = slice(low, low + MOST_ROWS)

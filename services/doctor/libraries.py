@@ -73,8 +73,12 @@ def _judged(library: Library, devices: str, asked: Asked) -> Finding:
         return absent(name, found, fix, asked, *NEEDED_BY[library.name])
     found = f"{library.file}" + (f", version {library.version}" if library.version else "")
     if library.error:
-        return Finding(name, Verdict.FAIL if devices or asked & set(NEEDED_BY[library.name]) else Verdict.WARN,
-                       f"{found}: {library.error}", fix)  # fmt: skip
+        return Finding(
+            name,
+            Verdict.FAIL if devices or asked & set(NEEDED_BY[library.name]) else Verdict.WARN,
+            f"{found}: {library.error}",
+            fix,
+        )
     if library.name == "libfabric.so.1" and _numbers(library.version) < OLDEST_LIBFABRIC:
         return Finding(name, Verdict.FAIL, found, "libfabric 1.17 or newer is needed: " + fix)
     if library.others:

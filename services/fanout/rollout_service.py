@@ -78,9 +78,14 @@ class Rollout:
             for receiver in range(plan.receivers):
                 channel = own.channels.open(receiver_name(name, receiver))
                 opened = open_replica(
-                    own.fabric, channel, plan, name, receiver,
-                    shadow=weights.memory == "shadow", codings=weights.coding_names,
-                )  # fmt: skip
+                    own.fabric,
+                    channel,
+                    plan,
+                    name,
+                    receiver,
+                    shadow=weights.memory == "shadow",
+                    codings=weights.coding_names,
+                )
                 self.replicas.append(await stack.enter_async_context(opened))
             self.generator = Generator(model, self.replicas, blueprint.tensors, self._tokens.add)
             nursery = await stack.enter_async_context(trio.open_nursery())

@@ -41,10 +41,15 @@ SHAPE = "TRAINERS:RECEIVERS:BYTES:FORM[:ROWS[:TOGETHER]]"
 @click.option("--deadline", type=DurationType(), default="1800s", show_default=True, help="Give up after this.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the file has.")
 def calibrate(
-    provider: str, fitted: tuple[str, ...], held: tuple[str, ...], repeats: int, out: Path | None, ops: bool,
+    provider: str,
+    fitted: tuple[str, ...],
+    held: tuple[str, ...],
+    repeats: int,
+    out: Path | None,
+    ops: bool,
     deadline: float,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Measure what updates cost this machine, and how well the model then predicts others."""
     from asyncfabric.sim.calibration import fit, judge
     from asyncfabric_services.bench.options import Options
@@ -66,9 +71,13 @@ def calibrate(
         raise click.UsageError(str(error)) from None
     judged = judge(found, runs[True], fitted=True) + judge(found, runs[False], fitted=False)
     found = msgspec.structs.replace(
-        found, judged=judged, op_us=op_us(options) if ops else None, provider=provider, machine=machine(),
+        found,
+        judged=judged,
+        op_us=op_us(options) if ops else None,
+        provider=provider,
+        machine=machine(),
         command=" ".join(["asyncfabric", *sys.argv[1:]]),
-    )  # fmt: skip
+    )
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
         click.echo(f"calibration: {out}", err=True)

@@ -161,9 +161,15 @@ def moe(
     dtype, block = ("float8_e4m3fn", 128) if fp8 else ("bfloat16", 0)
     try:
         config = MoeConfig(
-            num_experts=experts, top_k=top_k, hidden=hidden, max_tokens=tokens, ranks=counts[0], node_size=node_size,
-            in_dtype=dtype, scale_block=block,
-        )  # fmt: skip
+            num_experts=experts,
+            top_k=top_k,
+            hidden=hidden,
+            max_tokens=tokens,
+            ranks=counts[0],
+            node_size=node_size,
+            in_dtype=dtype,
+            scale_block=block,
+        )
         rows = exchange_rows(config, counts, assumed, routings)
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -36,19 +36,45 @@ CROWD_UNIT_BYTES = 64 << 10
 """Of trainers who share a process: what matters is how many words they say."""
 
 CROWD_THREADS: tuple[Thread, ...] = (
-    "trainer loop", "receiver loop", "receiver work", "coordinator begins", "coordinator",
-)  # fmt: skip
+    "trainer loop",
+    "receiver loop",
+    "receiver work",
+    "coordinator begins",
+    "coordinator",
+)
 """What there is as it would be with a process for each trainer; converting and writing so little is not."""
 
 ITEMS = {"copy": 1, "cast": 2, "fp8": 2}
 """Bytes of the shard for each that is written."""
 
-TRAIN = ("2:2:64MiB:copy", "2:2:256MiB:copy:1024", "2:1:128MiB:copy", "4:2:128MiB:copy", "2:2:64MiB:cast",
-         "2:1:64MiB:cast", "2:2:16MiB:fp8:1024", "4:2:32MiB:fp8:1024", "8:6:32MiB:copy:1024",
-         "64:2:32MiB:cast:1024:32", "64:2:8MiB:cast:512:32", "64:2:64MiB:cast:1024:32", "32:1:16MiB:cast:1024:32",
-         "96:2:24MiB:cast:1024:48", "96:2:6MiB:cast:512:48", "16:1:8MiB:cast:512:16")  # fmt: skip
-HOLD = ("2:2:512MiB:copy", "2:2:128MiB:copy:4096", "2:1:256MiB:copy", "4:2:256MiB:copy", "4:2:128MiB:cast",
-        "2:2:128MiB:cast:1024", "2:1:32MiB:fp8", "2:2:64MiB:fp8")  # fmt: skip
+TRAIN = (
+    "2:2:64MiB:copy",
+    "2:2:256MiB:copy:1024",
+    "2:1:128MiB:copy",
+    "4:2:128MiB:copy",
+    "2:2:64MiB:cast",
+    "2:1:64MiB:cast",
+    "2:2:16MiB:fp8:1024",
+    "4:2:32MiB:fp8:1024",
+    "8:6:32MiB:copy:1024",
+    "64:2:32MiB:cast:1024:32",
+    "64:2:8MiB:cast:512:32",
+    "64:2:64MiB:cast:1024:32",
+    "32:1:16MiB:cast:1024:32",
+    "96:2:24MiB:cast:1024:48",
+    "96:2:6MiB:cast:512:48",
+    "16:1:8MiB:cast:512:16",
+)
+HOLD = (
+    "2:2:512MiB:copy",
+    "2:2:128MiB:copy:4096",
+    "2:1:256MiB:copy",
+    "4:2:256MiB:copy",
+    "4:2:128MiB:cast",
+    "2:2:128MiB:cast:1024",
+    "2:1:32MiB:fp8",
+    "2:2:64MiB:fp8",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +127,13 @@ class Shape:
         """The model as `bench weights` takes it."""
         each = self.side * self.side * (1 if self.form == "fp8" else 2)
         return {
-            "trainers": self.trainers, "receivers": self.receivers, "replicas": 1, "side": self.side, "form": self.form,
+            "trainers": self.trainers,
+            "receivers": self.receivers,
+            "replicas": 1,
+            "side": self.side,
+            "form": self.form,
             "matrices": max(2, -(-self.model_bytes // each) // 2 * 2),
-        }  # fmt: skip
+        }
 
 
 def measure(text: str, options: Options) -> Run:
@@ -132,10 +162,15 @@ def measure(text: str, options: Options) -> Run:
     free = max(0.1, cores - max(0.0, others) / between)
     means = {name: fmean(each[name] for each in spent) for name in spent[0]}
     return Run(
-        text, plan, sent_runs(plan, rail_gathers(options)), shape.unit_bytes * ITEMS[shape.form], free,
-        fmean(seconds), means,
+        text,
+        plan,
+        sent_runs(plan, rail_gathers(options)),
+        shape.unit_bytes * ITEMS[shape.form],
+        free,
+        fmean(seconds),
+        means,
         THREADS if shape.together == 1 else CROWD_THREADS,
-    )  # fmt: skip
+    )
 
 
 def rail_gathers(options: Options) -> bool:

@@ -15,8 +15,12 @@ COLUMNS = 240
 MOST_ROWS = 32
 SHADES = 6
 COLOURS: dict[Lane, str] = {
-    "bring": "#8a6d3b", "convert": "#8e44ad", "write": "#2c6fbb", "receive": "#2e8b57", "forward": "#c0392b",
-}  # fmt: skip
+    "bring": "#8a6d3b",
+    "convert": "#8e44ad",
+    "write": "#2c6fbb",
+    "receive": "#2e8b57",
+    "forward": "#c0392b",
+}
 
 
 def draw_svg(prediction: Prediction, title: str) -> str:

@@ -37,10 +37,13 @@ def _lines(study: Study) -> Iterator[str]:
         ("floor of this placement", f"{found['placement_floor_seconds']:.3f} s at the nominal rate"),
         ("sender imbalance", f"{found['sender_imbalance']:.4f} max/mean"),
         ("receiver imbalance", f"{found['receiver_imbalance']:.4f} max/mean"),
-        ("plan", f"{found['rows']} rows a replica, {found['plan_seconds']:.2f} s ({found['plan_cpu_seconds']:.2f} s of "
-                 f"processor), {found['plan_peak_bytes'] / 1e6:.0f} MB"),
+        (
+            "plan",
+            f"{found['rows']} rows a replica, {found['plan_seconds']:.2f} s ({found['plan_cpu_seconds']:.2f} s of "
+            f"processor), {found['plan_peak_bytes'] / 1e6:.0f} MB",
+        ),
         ("scratch", f"{found['peak_scratch_bytes'] / 2**20:.0f} MiB at most on a trainer"),
-    ]  # fmt: skip
+    ]
     yield from (f"{name:<24} {value}" for name, value in rows)
     yield ""
     yield f"{'stage':<24} {'busy, mean':>12} {'busy, most':>12} {'last ends':>12}"

@@ -17,9 +17,15 @@ LINK = ("cluster.bind", "cluster.advertise", "cluster.keys", "cluster.plain_tcp"
 MEMBER = ("cluster.directory", *LINK)
 FABRIC = (*MEMBER, "cluster.rails")
 MODEL = (
-    "model.path", "model.layers", "model.hidden", "model.query_heads", "model.kv_heads", "model.max_tokens",
-    "model.seed", "model.threads",
-)  # fmt: skip
+    "model.path",
+    "model.layers",
+    "model.hidden",
+    "model.query_heads",
+    "model.kv_heads",
+    "model.max_tokens",
+    "model.seed",
+    "model.threads",
+)
 
 READERS: Mapping[str, tuple[str, ...]] = {
     "local": (*NODE, *API, *MODEL, "model.name", "cache", "batch", "router"),
@@ -30,10 +36,17 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "expert": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.experts", "batch.chunk_tokens"),
     "coordinator": (*NODE, *MEMBER, "weights.log"),
     "trainer": (
-        *NODE, *FABRIC, *MODEL, "train", "weights.ranks", "weights.tp", "weights.form", "weights.codings",
+        *NODE,
+        *FABRIC,
+        *MODEL,
+        "train",
+        "weights.ranks",
+        "weights.tp",
+        "weights.form",
+        "weights.codings",
     ),
     "rollout": (*NODE, *FABRIC, "model.threads", "weights.memory", "weights.codings"),
-}  # fmt: skip
+}
 """Command -> the sections, or single keys, that it reads."""
 
 

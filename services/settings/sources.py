@@ -18,9 +18,23 @@ from asyncfabric_services.settings.schema import Settings
 PREFIX = "ASYNCFABRIC_"
 FILE_VARIABLE = "ASYNCFABRIC_CONFIG"
 OTHER_FAMILIES = (
-    "BUILD_", "CUDA_", "DEBUG", "EXPECT_", "FAULT_", "JOBS", "LIBFABRIC_", "MOE_", "RXE", "SANITIZE", "STATUS_",
-    "STREAMING_", "TEST", "VERBS_", "WERROR", "WITH_",
-)  # fmt: skip
+    "BUILD_",
+    "CUDA_",
+    "DEBUG",
+    "EXPECT_",
+    "FAULT_",
+    "JOBS",
+    "LIBFABRIC_",
+    "MOE_",
+    "RXE",
+    "SANITIZE",
+    "STATUS_",
+    "STREAMING_",
+    "TEST",
+    "VERBS_",
+    "WERROR",
+    "WITH_",
+)
 """Beginnings of variables that the engine, the build and the tests read: not settings, and not mistakes."""
 
 

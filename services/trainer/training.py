@@ -33,9 +33,7 @@ class Training:
         device: "cpu", or the GPU of this rank; the model is brought there.
     """
 
-    def __init__(
-        self, model: Any, kind: Kind = "fsdp", tp: int = 1, rate: float = 1e-3, device: str = "cpu"
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Any, kind: Kind = "fsdp", tp: int = 1, rate: float = 1e-3, device: str = "cpu") -> None:
         model.to(device)
         self.rank: int = dist.get_rank()
         self.steps: int = 0

@@ -12,8 +12,15 @@ from pathlib import Path
 import pytest
 from house_tree import ROOT, shown
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "native").glob("*.md"),
-                *(ROOT / "services").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])  # fmt: skip
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "native").glob("*.md"),
+        *(ROOT / "services").rglob("*.md"),
+        *(ROOT / "tests").rglob("*.md"),
+    ]
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

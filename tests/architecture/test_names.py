@@ -11,10 +11,25 @@ from house_tree import CXX, CYTHON, ROOT, shown, source_files
 
 FORBIDDEN_WORDS = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "stuff"}
 TOP = {
-    "pyproject.toml", "setup.py", "asyncfabric", "cython_ext", "native", "services", "tests", "README.md",
-    "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".ci", "docs",
-    "constraints.txt", "MANIFEST.in", ".gitignore", ".gitattributes",
-}  # fmt: skip
+    "pyproject.toml",
+    "setup.py",
+    "asyncfabric",
+    "cython_ext",
+    "native",
+    "services",
+    "tests",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    ".ci",
+    "docs",
+    "constraints.txt",
+    "MANIFEST.in",
+    ".gitignore",
+    ".gitattributes",
+}
 NATIVE_SOURCES = {"base", "provider", "providers", "engine", "topology", "bench", "rows"}
 PROVIDERS = {"local", "libfabric", "verbs", "cuda", "fault"}
 

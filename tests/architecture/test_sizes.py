@@ -6,6 +6,7 @@ Files that lie directly in a folder: 28 of sources, 40 of tests.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from house_tree import CXX, CYTHON, ROOT, shown, source_files
 
 LIMITS = {".py": 400, ".pyi": 400} | dict.fromkeys(CXX, 500) | dict.fromkeys(CYTHON, 250)
+UNFORMATTED = re.compile(r"# fmt: (?:skip|off)\b")
+MOST_UNFORMATTED = 20  # statements of Python that the formatter leaves alone: real tables
 WIDEST = 120
 MOST_FILES = 28
 MOST_TESTS = 40
@@ -52,6 +55,22 @@ def test_no_folder_is_too_full() -> None:
 def test_the_check_finds_full_folders(folder: str, count: int, full: bool) -> None:
     paths = [ROOT / folder / f"file_{number}.cc" for number in range(count)]
     assert too_full(paths) == ({folder: count} if full else {})
+
+
+def unformatted(text: str) -> int:
+    """Return how many statements of a source the formatter leaves alone."""
+    return len(UNFORMATTED.findall(text))
+
+
+def test_few_statements_are_kept_from_the_formatter() -> None:
+    counted = {shown(path): unformatted(path.read_text()) for path in source_files(".py", ".pyi")}
+    found = {name: count for name, count in counted.items() if count}
+    assert sum(found.values()) <= MOST_UNFORMATTED, f"run `ruff format` on them, or cut what is packed: {found}"
+
+
+def test_the_check_sees_what_is_kept_from_the_formatter() -> None:
+    assert unformatted("x = f(a,\n      b)  # " + "fmt: skip\n# " + "fmt: off\n") == 2
+    assert unformatted("y = 1  # formats: skip\n") == 0
 
 
 def test_no_line_of_cython_is_too_wide() -> None:

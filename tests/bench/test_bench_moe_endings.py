@@ -25,9 +25,27 @@ def peers_of(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_command() -> None:
     command = [
-        sys.executable, "-m", "asyncfabric_services", "bench", "moe", "--json", "--processes", "2", "--tokens", "16",
-        "--hidden", "128", "--top-k", "3", "--experts", "5", "--repeats", "1000", "--duration", "2s",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "moe",
+        "--json",
+        "--processes",
+        "2",
+        "--tokens",
+        "16",
+        "--hidden",
+        "128",
+        "--top-k",
+        "3",
+        "--experts",
+        "5",
+        "--repeats",
+        "1000",
+        "--duration",
+        "2s",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         try:
             deadline = time.monotonic() + 60

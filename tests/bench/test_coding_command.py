@@ -14,9 +14,19 @@ pytest.importorskip("transformers", reason="the bench trains a model of transfor
 @pytest.mark.slow
 def test_rows_of_a_real_training_run() -> None:
     command = [
-        sys.executable, "-m", "asyncfabric_services", "bench", "coding", "--json", "--repeats", "2", "--layers", "2",
-        "--hidden", "256",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "coding",
+        "--json",
+        "--repeats",
+        "2",
+        "--layers",
+        "2",
+        "--hidden",
+        "256",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]

@@ -14,9 +14,18 @@ import pytest
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
 PROMISED_KEYS = {
-    "bench", "provider", "bytes", "pages", "window", "processes", "gbytes_per_s", "ops_per_s", "p50_us", "p99_us",
+    "bench",
+    "provider",
+    "bytes",
+    "pages",
+    "window",
+    "processes",
+    "gbytes_per_s",
+    "ops_per_s",
+    "p50_us",
+    "p99_us",
     "verified",
-}  # fmt: skip
+}
 SMALL = ("--repeats", "2", "--count", "8", "--region", "4MiB", "--deadline", "60s")
 
 
@@ -50,8 +59,14 @@ def test_limits_gives_every_ceiling() -> None:
     rows = rows_of("limits", "--size", "64KiB,1MiB", "--page-bytes", "4KiB", "--pages", "64")
     assert {row["bench"] for row in rows} == {"limits"}
     assert {row["limit"] for row in rows} >= {
-        "memcpy", "memcpy_nt", "memcpy_pages", "cma", "tcp_stream", "eventfd", "trio_eventfd",
-    }  # fmt: skip
+        "memcpy",
+        "memcpy_nt",
+        "memcpy_pages",
+        "cma",
+        "tcp_stream",
+        "eventfd",
+        "trio_eventfd",
+    }
     assert all(row["cores"] in ("near", "far") for row in rows)
 
 
@@ -117,9 +132,15 @@ def test_notify_has_all_figures() -> None:
     rows = rows_of("notify")
     figures = {row["figure"]: row for row in rows}
     assert figures.keys() == {
-        "native-round-trip", "native-write-round-trip", "write-seen-by-spin", "spin-round-trip", "await-round-trip",
-        "awaited-together", "blocking-write", "idle",
-    }  # fmt: skip
+        "native-round-trip",
+        "native-write-round-trip",
+        "write-seen-by-spin",
+        "spin-round-trip",
+        "await-round-trip",
+        "awaited-together",
+        "blocking-write",
+        "idle",
+    }
     assert figures["await-round-trip"]["limit"] == "trio_eventfd" and figures["await-round-trip"]["ratio"] > 0
     assert 0 <= figures["idle"]["core_share"] <= 2
 
@@ -128,9 +149,13 @@ def test_notify_has_all_figures() -> None:
 def test_messages_are_compared_with_signals() -> None:
     figures = {row["figure"]: row for row in rows_of("messages")}
     assert figures.keys() >= {
-        "signal-await-round-trip", "message-await-round-trip", "signal-spin-round-trip", "message-spin-round-trip",
-        "message-await-one-way", "message-spin-one-way",
-    }  # fmt: skip
+        "signal-await-round-trip",
+        "message-await-round-trip",
+        "signal-spin-round-trip",
+        "message-spin-round-trip",
+        "message-await-one-way",
+        "message-spin-one-way",
+    }
     for way in ("await", "spin"):
         trip = figures[f"message-{way}-round-trip"]
         assert trip["limit"] == "signal" and trip["ratio"] > 0 and trip["p50_us"] > 0

@@ -11,9 +11,18 @@ from asyncfabric.bench.measure import Rate, paired_ratio, percentiles_us
 from asyncfabric.bench.rows import Point, rates
 
 PROMISED_KEYS = {
-    "bench", "provider", "bytes", "pages", "window", "processes", "gbytes_per_s", "ops_per_s", "p50_us", "p99_us",
+    "bench",
+    "provider",
+    "bytes",
+    "pages",
+    "window",
+    "processes",
+    "gbytes_per_s",
+    "ops_per_s",
+    "p50_us",
+    "p99_us",
     "verified",
-}  # fmt: skip
+}
 
 
 def test_a_rate_is_min_median_and_max() -> None:

@@ -26,9 +26,29 @@ def test_the_table_names_what_each_ratio_compares_with(capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_rows_are_whole_and_compared_with_gloo() -> None:
     command = [
-        sys.executable, "-m", "asyncfabric_services", "bench", "moe", "--json", "--processes", "2", "--tokens", "16",
-        "--hidden", "128", "--top-k", "3", "--experts", "5", "--private", "4", "--count", "3", "--repeats", "2",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "moe",
+        "--json",
+        "--processes",
+        "2",
+        "--tokens",
+        "16",
+        "--hidden",
+        "128",
+        "--top-k",
+        "3",
+        "--experts",
+        "5",
+        "--private",
+        "4",
+        "--count",
+        "3",
+        "--repeats",
+        "2",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     (row,) = [json.loads(line) for line in run.stdout.splitlines()]

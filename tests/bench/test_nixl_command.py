@@ -14,9 +14,21 @@ pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled en
 @pytest.mark.slow
 def test_the_face_stands_beside_bare_calls() -> None:
     command = [
-        sys.executable, "-m", "asyncfabric_services", "bench", "nixl", "--json", "--operation", "both",
-        "--region", "4MiB", "--repeats", "1", "--count", "4",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "nixl",
+        "--json",
+        "--operation",
+        "both",
+        "--region",
+        "4MiB",
+        "--repeats",
+        "1",
+        "--count",
+        "4",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]

@@ -14,10 +14,27 @@ pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled en
 @pytest.mark.slow
 def test_updates_are_whole_and_compared_with_copies() -> None:
     command = [
-        sys.executable, "-m", "asyncfabric_services", "bench", "weights", "--json", "--rollouts", "2",
-        "--model", "1MiB", "--side", "256", "--repeats", "1", "--scratch",
-        "64MiB", "--form", "fp8", "--coding", "delta",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "weights",
+        "--json",
+        "--rollouts",
+        "2",
+        "--model",
+        "1MiB",
+        "--side",
+        "256",
+        "--repeats",
+        "1",
+        "--scratch",
+        "64MiB",
+        "--form",
+        "fp8",
+        "--coding",
+        "delta",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     write, update = [json.loads(line) for line in run.stdout.splitlines()]
@@ -34,9 +51,23 @@ def test_updates_are_whole_and_compared_with_copies() -> None:
 def test_trainers_with_uneven_shards_bring_the_whole_model() -> None:
     """200 rows among 6: five hold 34, one holds 30, and no border of a shard is a multiple of anything."""
     command = [
-        sys.executable, "-m", "asyncfabric_services", "bench", "weights", "--json", "--trainers", "6",
-        "--rollouts", "1", "--model", "64KiB", "--side", "200", "--repeats", "2",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "weights",
+        "--json",
+        "--trainers",
+        "6",
+        "--rollouts",
+        "1",
+        "--model",
+        "64KiB",
+        "--side",
+        "200",
+        "--repeats",
+        "2",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     assert all(json.loads(line)["verified"] for line in run.stdout.splitlines())

@@ -89,12 +89,17 @@ RINGS: tuple[FabricFactory, ...] = (
     _native("cuda-1-foreign", ("cuda:0",), device="cuda", memory="foreign", **SLOW),
     _native("cuda-1-host", ("cuda:0",), memory="foreign", **SLOW),
     _native("cuda-across", ("cuda:0",), ("cuda:1",), device="cuda", **SLOW),
-    _native("shuffled-3to2", tuple(SHUFFLED.format(seed=n) for n in (2, 3, 4)), (SHUFFLED.format(seed=5),) * 2,
-            peers=16, **LIGHT),
+    _native(
+        "shuffled-3to2",
+        tuple(SHUFFLED.format(seed=n) for n in (2, 3, 4)),
+        (SHUFFLED.format(seed=5),) * 2,
+        peers=16,
+        **LIGHT,
+    ),
     _native("efa-like-2to1", tuple(PACED.format(seed=n) for n in (8, 9)), (PACED.format(seed=10),), **SLOW),
     _native("late-2", (LATE.format(seed=6), LATE.format(seed=7)), memory="foreign", peers=16, **LIGHT),
     _threaded("local-threads", ("local",), memory="foreign", peers=16, **LIGHT),
-)  # fmt: skip
+)
 
 # What the number of rails changes is how the engine cuts, counts and ends what is under way, for all providers alike.
 STRIPED: tuple[FabricFactory, ...] = (

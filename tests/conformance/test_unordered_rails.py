@@ -61,9 +61,15 @@ def test_each_page_carries_its_own_immediate(rail: str, rails: int) -> None:
             before = writer.statistics()
             numbers = list(range(PAGES))
             transfer = writer.write_pages(
-                source, numbers, key, numbers[::-1],
-                page_bytes=PAGE_BYTES, source_stride=PAGE_BYTES, target_stride=PAGE_BYTES, imm=counter.imm,
-            )  # fmt: skip
+                source,
+                numbers,
+                key,
+                numbers[::-1],
+                page_bytes=PAGE_BYTES,
+                source_stride=PAGE_BYTES,
+                target_stride=PAGE_BYTES,
+                imm=counter.imm,
+            )
             progress: list[int] = []
             async for value in counter:
                 whole = sum(all(memory[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) for n in numbers)
@@ -90,9 +96,15 @@ def test_an_ordered_rail_needs_one_immediate_for_the_same_pages() -> None:
             before = writer.statistics()
             numbers = list(range(PAGES))
             await writer.write_pages(
-                source, numbers, af.RegionKey.from_bytes(bytes(exposed.key())), numbers[::-1],
-                page_bytes=PAGE_BYTES, source_stride=PAGE_BYTES, target_stride=PAGE_BYTES, imm=counter.imm,
-            )  # fmt: skip
+                source,
+                numbers,
+                af.RegionKey.from_bytes(bytes(exposed.key())),
+                numbers[::-1],
+                page_bytes=PAGE_BYTES,
+                source_stride=PAGE_BYTES,
+                target_stride=PAGE_BYTES,
+                imm=counter.imm,
+            )
             assert await counter.wait(PAGES) == PAGES
             assert writer.statistics().immediates_sent - before.immediates_sent == 1
 

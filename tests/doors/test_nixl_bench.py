@@ -12,9 +12,20 @@ import pytest
 @pytest.mark.slow
 def test_three_contenders_do_the_same_work() -> None:
     command = [
-        sys.executable, "-P", "-m", "asyncfabric_services", "bench", "nixl", "--json", "--region", "4MiB",
-        "--repeats", "1", "--count", "4",
-    ]  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "asyncfabric_services",
+        "bench",
+        "nixl",
+        "--json",
+        "--region",
+        "4MiB",
+        "--repeats",
+        "1",
+        "--count",
+        "4",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]

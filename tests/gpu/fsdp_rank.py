@@ -134,9 +134,7 @@ class CausalTraining(Training):
     def __init__(self, device: str) -> None:
         from asyncfabric_services.runner.model import ModelChoice, load_model
 
-        choice = ModelChoice(
-            path=None, layers=2, hidden=256, query_heads=4, kv_heads=4, max_tokens=256, seed=0
-        )  # fmt: skip
+        choice = ModelChoice(path=None, layers=2, hidden=256, query_heads=4, kv_heads=4, max_tokens=256, seed=0)
         model = load_model(choice, page_tokens=1).model.to(torch.float32)
         self.config = model.config
         super().__init__(model, device=device)

@@ -20,11 +20,14 @@ def run_ranks(kind: str, device: str, ranks: int) -> list[tuple[int, str]]:
     command = [sys.executable, str(Path(__file__).with_name("fsdp_rank.py")), kind, device, str(VERSIONS)]
     started = [
         subprocess.Popen(
-            command, env=os.environ | variables | {"RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command,
+            env=os.environ | variables | {"RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     try:
         said = [process.communicate(timeout=180)[0] for process in started]
         return [(process.returncode, words) for process, words in zip(started, said, strict=True)]

@@ -88,10 +88,18 @@ async def _attempt(
     for sources, into in lists:
         transfers.append(
             writer.write_pages(
-                source, sources, exposed.key(), into, page_bytes=shape.page_bytes, source_stride=shape.stride,
-                target_stride=shape.stride, source_offset=shape.shift, target_offset=shape.shift, imm=counter.imm,
+                source,
+                sources,
+                exposed.key(),
+                into,
+                page_bytes=shape.page_bytes,
+                source_stride=shape.stride,
+                target_stride=shape.stride,
+                source_offset=shape.shift,
+                target_offset=shape.shift,
+                imm=counter.imm,
             )
-        )  # fmt: skip
+        )
         copied(expected, content, shape, sources, into)
     for transfer in transfers:
         await transfer

@@ -19,17 +19,25 @@ from asyncfabric.weights import Plan, Relay, plan_weights
 
 @pytest.mark.parametrize("where", WHERE)
 @settings(max_examples=6, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(cases(), cases(quantised=True), st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
-       st.sampled_from([100, 1 << 14, 1 << 20]))  # fmt: skip
+@given(
+    cases(),
+    cases(quantised=True),
+    st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
+    st.sampled_from([100, 1 << 14, 1 << 20]),
+)
 def test_updates_equal_the_reference(
     far: int, where: str, plain: Case, quantised: Case, relay: Relay, chunk_bytes: int
 ) -> None:
     for case in (plain, quantised):
         names = [f"replica {number}" for number in range(case.replicas)]
         plan = plan_weights(
-            case.moves, trainers=case.trainers, receivers=case.receivers, replicas=names, relay=relay,
+            case.moves,
+            trainers=case.trainers,
+            receivers=case.receivers,
+            replicas=names,
+            relay=relay,
             chunk_bytes=max(chunk_bytes, 1 << 12) if case is quantised else chunk_bytes,
-        )  # fmt: skip
+        )
 
         async def body(plan: Plan = plan, case: Case = case) -> None:
             with tempfile.TemporaryDirectory() as folder:

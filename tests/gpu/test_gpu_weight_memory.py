@@ -25,8 +25,10 @@ def square_plan(matrices: int) -> Plan:
     """Quantised matrices, every other one turned round, from one trainer to one receiver."""
     held = place((SIDE, SIDE), Mesh.of({"fsdp": 1}), {})
     targets = [alone(place((SIDE, SIDE), Mesh.of({"tp": 1}), {}), *turn) for turn in ((), ((1, 0),))]
-    moves = [Move(f"w{number}", "bfloat16", held, f"w{number}", "float8_e4m3fn", targets[number % 2], 128)
-             for number in range(matrices)]  # fmt: skip
+    moves = [
+        Move(f"w{number}", "bfloat16", held, f"w{number}", "float8_e4m3fn", targets[number % 2], 128)
+        for number in range(matrices)
+    ]
     return plan_weights(moves, trainers=1, receivers=1, replicas=["a"], chunk_bytes=16 * MIB)
 
 

@@ -104,9 +104,9 @@ def test_word_sums_equal_those_of_numpy() -> None:
     memory = np.random.default_rng(5).integers(0, 256, 40 << 20, dtype=np.uint8)
     tensor, gpu = tensor_of(memory, "cuda:0"), device_of("cuda:0")
     shapes = [
-        [stretch(memory, at, length)] for at, length in
-        ((0, 0), (0, 1), (4, 4), (3, 1000), (256, (33 << 20) + 3), (64, 16 << 20), (0, 40 << 20))
-    ]  # fmt: skip
+        [stretch(memory, at, length)]
+        for at, length in ((0, 0), (0, 1), (4, 4), (3, 1000), (256, (33 << 20) + 3), (64, 16 << 20), (0, 40 << 20))
+    ]
     shapes += [
         [Stretch(memory, Strided((17, 100, 64), (1 << 20, 4096, 2), 2), 512), stretch(memory, 4096, 400)],
         [Stretch(memory, Strided((300, 33), (66, 1), 1), 1)],
@@ -132,12 +132,16 @@ def large_plan(to: str, block: int, shape: tuple[int, int] = (2048, 3072)) -> Pl
     trainer, replica = Mesh.of({"fsdp": 2}), Mesh.of({"tp": 2})
     held = place(shape, trainer, {"fsdp": Shard(0)})
     gate_up = fused([place(shape, replica, {"tp": Shard(0)})] * 2)
-    moves = [Move(name, "bfloat16", held, "gate_up", to, target, block)
-             for name, target in zip(("gate", "up"), gate_up, strict=True)]  # fmt: skip
+    moves = [
+        Move(name, "bfloat16", held, "gate_up", to, target, block)
+        for name, target in zip(("gate", "up"), gate_up, strict=True)
+    ]
     down = alone(place(shape, replica, {"tp": Shard(1)}))
     turned = alone(place(shape, replica, {"tp": Shard(0)}), (1, 0))
-    moves += [Move("down", "bfloat16", held, "down", to, down, block),
-              Move("turned", "bfloat16", held, "turned", to, turned, block)]  # fmt: skip
+    moves += [
+        Move("down", "bfloat16", held, "down", to, down, block),
+        Move("turned", "bfloat16", held, "turned", to, turned, block),
+    ]
     return plan_weights(moves, trainers=2, receivers=2, replicas=["a", "b"])
 
 

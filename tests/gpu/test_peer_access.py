@@ -35,8 +35,12 @@ def test_gpus_without_peer_access(driver: Path, far: int, said: bool) -> None:
     environment = os.environ | {"LD_PRELOAD": str(driver)} | ({"PEER_ACCESS_SAID": "1"} if said else {})
     run = subprocess.run(
         [sys.executable, HERE / "unreachable.py", f"cuda:{far}"],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     assert [line["what"] for line in lines] == ["neighbour", "handle", "handle", "legacy", "host"]

@@ -49,13 +49,17 @@ class Tensors:
 @asynccontextmanager
 async def gpu_fixture(
     plan: Plan, shard: Any, log: Path, far: int, where: str = WHERE[0], **more: Any
-) -> AsyncIterator[Any]:  # fmt: skip
+) -> AsyncIterator[Any]:
     """A fixture over cuda rails, and what copies the trainers' arrays to their tensors again."""
     sender, receiver = where.split(" to ")
     tensors = Tensors(plan)
     async with open_fixture(
-        plan, shard, log, rail=lambda name: f"cuda:{far}" if "/" in name else "cuda:0",
+        plan,
+        shard,
+        log,
+        rail=lambda name: f"cuda:{far}" if "/" in name else "cuda:0",
         given=tensors.given if sender == "gpu" else lambda rank, held: held,
-        reads=lambda name: {"device": f"cuda:{far}" if receiver == "gpu" else "cpu"}, **more,
-    ) as fixture:  # fmt: skip
+        reads=lambda name: {"device": f"cuda:{far}" if receiver == "gpu" else "cpu"},
+        **more,
+    ) as fixture:
         yield fixture, tensors.refresh

@@ -84,8 +84,11 @@ class Template:
         `namespace` is that of its network, by the name that `ip netns` knows; the one of this process by default.
         """
         order = {
-            "arguments": arguments, "environment": dict(environment), "parent": os.getpid(), "namespace": namespace,
-        }  # fmt: skip
+            "arguments": arguments,
+            "environment": dict(environment),
+            "parent": os.getpid(),
+            "namespace": namespace,
+        }
         reading, writing = os.pipe()
         with self._lock:
             _adopt_orphans(True)

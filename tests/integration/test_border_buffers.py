@@ -55,8 +55,17 @@ def test_a_tensor_view_starts_where_its_data_starts() -> None:
     assert native.resolve_buffer(tensor[40:60])[:2] == (tensor.data_ptr() + 320, 160)
 
 
-@pytest.mark.parametrize("make", [bytearray, bytes, lambda n: memoryview(bytearray(n)), lambda n: np.zeros(n, np.uint8),
-                                  lambda n: array.array("B", bytes(n)), lambda n: (ctypes.c_uint8 * n)()])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytearray,
+        bytes,
+        lambda n: memoryview(bytearray(n)),
+        lambda n: np.zeros(n, np.uint8),
+        lambda n: array.array("B", bytes(n)),
+        lambda n: (ctypes.c_uint8 * n)(),
+    ],
+)
 def test_exporters_of_the_buffer_protocol(make: Any) -> None:
     owner = make(96)
     found = native.resolve_buffer(owner)
@@ -110,8 +119,9 @@ def test_memory_with_gaps_is_refused_with_its_strides(owner: object, text: str) 
         native.resolve_buffer(owner)
 
 
-@pytest.mark.parametrize("owner", [3, None, [1, 2], "text", object(), Elsewhere(), torch.zeros(2, device="meta"),
-                                   torch.eye(2).to_sparse()])  # fmt: skip
+@pytest.mark.parametrize(
+    "owner", [3, None, [1, 2], "text", object(), Elsewhere(), torch.zeros(2, device="meta"), torch.eye(2).to_sparse()]
+)
 def test_what_has_no_memory_is_refused_by_type(owner: object) -> None:
     with pytest.raises(TypeError):
         native.resolve_buffer(owner)

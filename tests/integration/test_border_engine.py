@@ -238,11 +238,22 @@ def test_a_closed_engine_refuses_every_call(engine: Any) -> None:
     engine.close()
     engine.close()
     calls = [
-        engine.address, engine.rails, engine.statistics, engine.step, engine.arm, lambda: engine.take_messages(1),
-        lambda: engine.spin_messages(1, 0), lambda: engine.poll(1), lambda: engine.open_counter(-1), engine.open_watch,
-        lambda: engine.submit_allocate(1, 4096, -1, 0), lambda: engine.submit_write(1, 1, 0, 1, 1, 0, -1),
-        lambda: engine.submit_send(1, 1, b"x"), lambda: engine.cancel(1), lambda: engine.region_info(1),
-    ]  # fmt: skip
+        engine.address,
+        engine.rails,
+        engine.statistics,
+        engine.step,
+        engine.arm,
+        lambda: engine.take_messages(1),
+        lambda: engine.spin_messages(1, 0),
+        lambda: engine.poll(1),
+        lambda: engine.open_counter(-1),
+        engine.open_watch,
+        lambda: engine.submit_allocate(1, 4096, -1, 0),
+        lambda: engine.submit_write(1, 1, 0, 1, 1, 0, -1),
+        lambda: engine.submit_send(1, 1, b"x"),
+        lambda: engine.cancel(1),
+        lambda: engine.region_info(1),
+    ]
     for call in calls:
         with pytest.raises(EngineStatusError) as caught:
             call()

@@ -21,11 +21,26 @@ TINY = ["weights", "--model", "tiny", "--train", "4", "--infer", "4", "--json"]
 def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     command = [
-        sys.executable, "-m", "asyncfabric_services", "plan", "calibrate", "--json", "--repeats", "1", "--no-ops",
-        "--out", str(file),
-        "--fit", "1:1:1MiB:copy:256", "--fit", "1:2:160MiB:copy:256", "--fit", "4:1:1MiB:cast:256:2",
-        "--hold", "1:1:2MiB:copy:256",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "asyncfabric_services",
+        "plan",
+        "calibrate",
+        "--json",
+        "--repeats",
+        "1",
+        "--no-ops",
+        "--out",
+        str(file),
+        "--fit",
+        "1:1:1MiB:copy:256",
+        "--fit",
+        "1:2:160MiB:copy:256",
+        "--fit",
+        "4:1:1MiB:cast:256:2",
+        "--hold",
+        "1:1:2MiB:copy:256",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
@@ -39,8 +54,10 @@ def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> Non
     assert 0 < begin_ms[0] < begin_ms[1] and costs["update_ms"] + costs["end_word_ms"] > 0
     assert costs["fp8_s_per_gb"] == 0 and told["standard_errors"]["fp8_s_per_gb"] is None
 
-    plain, used = (json.loads(CliRunner().invoke(plan, arguments).stdout.splitlines()[-1]) for arguments in (
-        TINY, [*TINY, "--calibration", str(file)]))  # fmt: skip
+    plain, used = (
+        json.loads(CliRunner().invoke(plan, arguments).stdout.splitlines()[-1])
+        for arguments in (TINY, [*TINY, "--calibration", str(file)])
+    )
     assert plain["calibration"] is None
     assert used["assumptions"]["commit_s"] == told["wait_s"] and used["calibration"]["costs"] == costs
     assert used["calibration"]["held_out_runs"] == 1

@@ -36,9 +36,15 @@ def test_transfers_leave_no_memory_behind(rail: str) -> None:
             async def batches(count: int) -> None:
                 for _ in range(count):
                     await writer.write_pages(
-                        source, numbers, key, numbers, page_bytes=64, source_stride=128, target_stride=64,
+                        source,
+                        numbers,
+                        key,
+                        numbers,
+                        page_bytes=64,
+                        source_stride=128,
+                        target_stride=64,
                         imm=counter.imm,
-                    )  # fmt: skip
+                    )
 
             await batches(40)  # slabs and rings reach their size
             before = _resident()

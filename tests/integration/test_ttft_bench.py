@@ -16,10 +16,28 @@ for needed in ("torch", "transformers", "hypercorn"):
 
 SMALL = ("--layers", "2", "--hidden", "32", "--chunk-tokens", "24", "--repeats", "2", "--deadline", "150s", "--json")
 PROMISED = {
-    "bench", "provider", "bytes", "pages", "window", "processes", "gbytes_per_s", "ops_per_s", "p50_us", "p99_us",
-    "verified", "limit", "ratio", "prompt_tokens", "one_process_ms", "streamed_ms", "gap_ms", "step_ms", "allowed_ms",
-    "within", "best_gap_ms",
-}  # fmt: skip
+    "bench",
+    "provider",
+    "bytes",
+    "pages",
+    "window",
+    "processes",
+    "gbytes_per_s",
+    "ops_per_s",
+    "p50_us",
+    "p99_us",
+    "verified",
+    "limit",
+    "ratio",
+    "prompt_tokens",
+    "one_process_ms",
+    "streamed_ms",
+    "gap_ms",
+    "step_ms",
+    "allowed_ms",
+    "within",
+    "best_gap_ms",
+}
 
 
 def bench_ttft(*arguments: str) -> subprocess.CompletedProcess[str]:

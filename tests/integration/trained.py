@@ -41,9 +41,15 @@ from asyncfabric_services.rollout.usual import load_usual
 
 torch.set_num_threads(1)  # more would wait for each other on a busy machine
 SIZES = {
-    "vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "head_dim": 128, "max_position_embeddings": 512, "initializer_range": 0.08,
-}  # fmt: skip
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.08,
+}
 PROMPTS = torch.arange(4 * 12).reshape(4, 12) * 37 % 256
 
 

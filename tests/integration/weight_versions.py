@@ -42,7 +42,7 @@ def plan_for(*replicas: str, relay: Relay | None = None) -> Plan:
     moves.append(Move("down", "bfloat16", held, "down", "bfloat16", alone(place(SHAPE, replica, {"tp": Shard(1)}))))
     return plan_weights(
         moves, trainers=TRAINERS, receivers=RECEIVERS, replicas=replicas, relay=relay, chunk_bytes=1 << 14
-    )  # fmt: skip
+    )
 
 
 def shard(rank: int, name: str, version: int) -> Any:

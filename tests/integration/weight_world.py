@@ -42,9 +42,13 @@ class WeightWorld:
     def _begin(self, name: str) -> None:
         node = self.nodes[name] = self._stack.enter_context(Process("weight_party.py"))
         node.tell(
-            name=name, folder=self._folder, directory=self._directory, log=str(self.log), deadline=DEADLINE_S,
+            name=name,
+            folder=self._folder,
+            directory=self._directory,
+            log=str(self.log),
+            deadline=DEADLINE_S,
             **{"shadow": True, **self._options, **self.replicas.get(name, {})},
-        )  # fmt: skip
+        )
 
     def start(self, *names: str) -> None:
         for name in names:

@@ -16,8 +16,13 @@ from asyncfabric.weights.plan.placement import Mesh, Placement, Replicate, Shard
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.plan.target import SCALE_SUFFIX, Move, alone, fused, stacked
 
-DIRECT = [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16"),
-          ("uint8", "uint8")]  # fmt: skip
+DIRECT = [
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "float16"),
+    ("float32", "bfloat16"),
+    ("uint8", "uint8"),
+]
 
 
 @dataclass

@@ -18,9 +18,18 @@ from kernel import CannotRunError, Kernel
 
 GUEST = Path(__file__).parent / "guest"
 NEEDED = (
-    "virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console",
-    "veth", "bridge", "sch_netem", "ib_uverbs", "rdma_ucm", "rdma_rxe",
-)  # fmt: skip
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "virtio_console",
+    "veth",
+    "bridge",
+    "sch_netem",
+    "ib_uverbs",
+    "rdma_ucm",
+    "rdma_rxe",
+)
 WELCOME = (
     "virtio_rng",
     "crc32c_generic",

@@ -146,8 +146,13 @@ CASES = [
     _case("rdma", RdmaFacts((ROCE, replace(ROCE, number=2, active=False))), "RDMA ports", "warn", "mlx5_0:2"),
     _case("rdma", RdmaFacts((replace(ROCE, active=False),)), "RDMA ports", "fail", "all 1"),
     _case("rdma", RDMA, "RoCE GIDs", "ok", "mlx5_0:1 index 3 (10.0.0.5 on eth1)"),
-    _case("rdma", RdmaFacts((replace(ROCE, gids=(V2_VLAN, V2)),)), "RoCE GIDs", "ok",
-          "index 3 (10.0.0.5 on eth1), before index 2 (10.0.0.6 on eth1.7, a VLAN)"),
+    _case(
+        "rdma",
+        RdmaFacts((replace(ROCE, gids=(V2_VLAN, V2)),)),
+        "RoCE GIDs",
+        "ok",
+        "index 3 (10.0.0.5 on eth1), before index 2 (10.0.0.6 on eth1.7, a VLAN)",
+    ),
     _case("rdma", RdmaFacts((replace(ROCE, gids=(replace(V2, up=False),)),)), "RoCE GIDs", "warn", "down behind"),
     _case("rdma", RdmaFacts((replace(ROCE, gids=(V1,)),)), "RoCE GIDs", "warn", "no RoCE v2"),
     _case("rdma", RdmaFacts((replace(ROCE, gids=()),)), "RoCE GIDs", "fail", "no address at all"),
@@ -171,8 +176,13 @@ CASES = [
     _case("gpu", _asked(reach=((True,),)), "GPU peer access", "n.a.", "1 GPU(s)"),
     _case("gpu", UNASKED, "GPU peer access", "n.a."),
     _case("gpu", GPU, "NVLink", "ok", "18 links up on each GPU, to switches"),
-    _case("gpu", replace(GPU, links=NvLinks((NVGPUS[0], replace(NVGPUS[1], up=17)), LINKS.between)), "NVLink", "warn",
-          "GPU 1 (17 of 18)"),
+    _case(
+        "gpu",
+        replace(GPU, links=NvLinks((NVGPUS[0], replace(NVGPUS[1], up=17)), LINKS.between)),
+        "NVLink",
+        "warn",
+        "GPU 1 (17 of 18)",
+    ),
     _case("gpu", replace(GPU, links=NvLinks(NVGPUS, ((0, 0), (0, 0)))), "NVLink", "warn", "to no other"),
     _case("gpu", replace(GPU, links=NvLinks((), ())), "NVLink", "n.a."),
     _case("gpu", GPU, "GPU work queues", "ok", "8 for each"),
@@ -185,8 +195,9 @@ CASES = [
     _case("gpu", UNASKED, "GPU memory sharing", "n.a."),
     _case("gpu", replace(GPU, driver=CLOSED_DRIVER), "GPU memory to NICs", "ok", "the driver exports it"),
     _case("gpu", UNASKED, "GPU memory to NICs", "ok", "open kernel modules"),
-    _case("gpu", replace(UNASKED, driver=CLOSED_DRIVER, peermem="nvidia_peermem"), "GPU memory to NICs", "ok",
-          "peermem"),
+    _case(
+        "gpu", replace(UNASKED, driver=CLOSED_DRIVER, peermem="nvidia_peermem"), "GPU memory to NICs", "ok", "peermem"
+    ),
     _case("gpu", replace(UNASKED, driver=CLOSED_DRIVER), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, kernel=(5, 4)), "GPU memory to NICs", "warn", "neither"),
     _case("gpu", replace(GPU, rdma_nics=0), "GPU memory to NICs", "n.a."),
@@ -203,9 +214,14 @@ CASES = [
     _case("link keys", LinkKeyFacts("k", there=False), "link keys", "n.a.", "no key file"),
     _case("link keys", LinkKeyFacts("k", named=True, there=False), "link keys", "fail", "cluster.keys names k"),
     _case("link keys", LinkKeyFacts("k", error="k has mode 0644"), "link keys", "fail", "mode 0644"),
-    _case("link keys", LinkKeyFacts("k", trusted=5, unbound=("ab" * 32,) * 4), "link keys", "warn",
-          "4 of 5 keys without a role, nodes with them may register as any: abababab..., abababab..., "
-          "abababab... and 1 more"),
+    _case(
+        "link keys",
+        LinkKeyFacts("k", trusted=5, unbound=("ab" * 32,) * 4),
+        "link keys",
+        "warn",
+        "4 of 5 keys without a role, nodes with them may register as any: abababab..., abababab..., "
+        "abababab... and 1 more",
+    ),
     _case("link keys", LinkKeyFacts("k", trusted=2), "link keys", "ok", "2 trusted, each bound"),
     _case("trials", TRIALS, "usable", "ok", "local"),
     _case("trials", TrialFacts((replace(GOOD_TRIAL, error="refused"),)), "usable", "fail", "no rail works"),
@@ -223,4 +239,4 @@ CASES = [
     _case("trials", _trial("verbs", error="rxe0 could not be opened"), "rail verbs", "fail", "rxe0"),
     _case("trials", _trial("cuda", built=False), "rail cuda", "n.a.", "not in this build"),
     _case("trials", _trial("cuda", built=False), "rail cuda", "fail", "not in this build", "cuda"),
-]  # fmt: skip
+]

@@ -28,11 +28,19 @@ HIDDEN = 64
 VOCABULARY = 96
 TOKENS = 12
 SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 512,
-    "initializer_range": 2.5 / HIDDEN**0.5, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 2.5 / HIDDEN**0.5,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
     "experts_implementation": "eager",
-}  # fmt: skip
+}
 
 
 def model_of(kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:

@@ -71,9 +71,11 @@ def test_any_text_is_a_rail_or_a_value_error(text: str) -> None:
         ("rails", (), "1..32"),
         ("rails", ("local",) * 33, "1..32"),
         ("polling", "lazy", "adaptive"),
-        *((name, bad, "3600") for name in (
-            "drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host"
-        ) for bad in (0, -1.0, 3601, float("nan"))),
+        *(
+            (name, bad, "3600")
+            for name in ("drain_deadline", "connect_deadline", "peer_deadline_network", "peer_deadline_host")
+            for bad in (0, -1.0, 3601, float("nan"))
+        ),
         ("spin_us", -1, "1e6"),
         ("spin_us", 2e6, "1e6"),
         ("max_ops", 0, "1048576"),
@@ -82,7 +84,7 @@ def test_any_text_is_a_rail_or_a_value_error(text: str) -> None:
         ("inline_bytes", -1, "0"),
         ("worker_cpu", -2, "-1"),
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_named_with_their_bound(field: str, bad: Any, bound: str) -> None:
     with pytest.raises(ValueError, match=field) as caught:
         FabricConfig(**{field: bad})

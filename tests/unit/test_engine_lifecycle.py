@@ -42,8 +42,17 @@ def test_rails_and_peers_are_listed(make_parties: MakeParties) -> None:
     rails = writer.engine.rails()
     assert len(rails) == 2
     assert set(rails[0]) == {
-        "provider", "device", "library", "version", "gbits_per_s", "ordered", "can_read", "can_gather", "up", "reason"
-    }  # fmt: skip
+        "provider",
+        "device",
+        "library",
+        "version",
+        "gbits_per_s",
+        "ordered",
+        "can_read",
+        "can_gather",
+        "up",
+        "reason",
+    }
     assert all("local" in rail["provider"] and rail["up"] for rail in rails)
     peer = writer.connect(reader)
     (listed,) = writer.engine.peers()

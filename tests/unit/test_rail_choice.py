@@ -56,7 +56,7 @@ def test_a_machine_without_nics_and_gpus_gets_its_memory_alone(tmp_path: Path) -
         (flat_vm, GpuInUse(0, "0000:00:07.0"), ["cuda:0", "local", "verbs:mlx5_1"]),
         (laptop, GpuInUse(0, "0000:01:00.0"), ["cuda:0", "local"]),
     ],
-)  # fmt: skip
+)
 def test_a_process_with_a_gpu_gets_it_and_its_nics(
     tmp_path: Path, machine: Callable[[Path], MachineTree], gpu: GpuInUse, rails: list[str]
 ) -> None:
@@ -130,7 +130,9 @@ def machines(draw: st.DrawFn) -> NativeTopology:
         "allowed_cpus": sorted(allowed),
         "gpus": [
             {
-                "place": {"address": f"0000:f{number}:00.0", "path": [], "numa_node": 0}, "device_id": 1, "driver": "",
+                "place": {"address": f"0000:f{number}:00.0", "path": [], "numa_node": 0},
+                "device_id": 1,
+                "driver": "",
                 "model": "",
             }
             for number in range(gpus)
@@ -138,15 +140,19 @@ def machines(draw: st.DrawFn) -> NativeTopology:
         "nics": nics,
         "groups": [
             {
-                "gpu": owner if gpus else -1, "nics": pool[owner::owners], "numa_node": 0, "cpus": [],
-                "cpus_are_near": True, "worker_cpu": -1,
+                "gpu": owner if gpus else -1,
+                "nics": pool[owner::owners],
+                "numa_node": 0,
+                "cpus": [],
+                "cpus_are_near": True,
+                "worker_cpu": -1,
             }
             for owner in range(owners)
         ],
         "spare_nics": [],
         "notes": [],
         "distances": [[3] * len(nics) for _ in range(gpus)],
-    }  # fmt: skip
+    }
 
 
 @given(

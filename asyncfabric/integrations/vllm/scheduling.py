@@ -53,8 +53,10 @@ class Scheduling:
             logger.error(
                 "request %s is computed here: its kv_transfer_params name %s, and this engine has "
                 "tensor_parallel_size %d; both engines need this connector and equal sizes",
-                request.request_id, there, self._ranks,
-            )  # fmt: skip
+                request.request_id,
+                there,
+                self._ranks,
+            )
             params["do_remote_prefill"] = False
             return 0
         return max(0, int(request.num_prompt_tokens) - computed)

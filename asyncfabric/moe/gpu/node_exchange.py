@@ -1,6 +1,6 @@
 """CudaNodeExchange: dispatch and combine among GPUs by the nodes: a token crosses to another node once.
 
-Two lanes of the same kernels, with small ones between them; see docs/explain/moe_gpu.md. Runs on the event loop's thread.
+Two lanes of the same kernels, with small ones between them; see docs/explain/moe_gpu.md. On the event loop's thread.
 """
 
 from __future__ import annotations

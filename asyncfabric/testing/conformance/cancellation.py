@@ -146,8 +146,19 @@ async def check_cancelled_at_each_await(factory: FabricFactory) -> None:
 
         scratch = await memory_of(factory, fabric, 4096, "read-write")
         calls: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            register, revoke, warm, connect, write, pages, signal, send, wait, iterate, receive, writable,
-        ]  # fmt: skip
+            register,
+            revoke,
+            warm,
+            connect,
+            write,
+            pages,
+            signal,
+            send,
+            wait,
+            iterate,
+            receive,
+            writable,
+        ]
         for call in calls:
             for patience in (0, 1, 2, 4):
                 await cancelled_after(patience, [call])

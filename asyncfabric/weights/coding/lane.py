@@ -124,9 +124,11 @@ class Lane:
         while self._rows and not self._gone:
             try:
                 transfer = self._fabric.write(
-                    self._region[begin : begin + self._filled], self._key, self._slot * self._coded_slots.slot_bytes,
+                    self._region[begin : begin + self._filled],
+                    self._key,
+                    self._slot * self._coded_slots.slot_bytes,
                     self._coded_slots.imms[self._slot],
-                )  # fmt: skip
+                )
             except BusyError:
                 await self._fabric.wait_writable()
                 continue
@@ -136,9 +138,14 @@ class Lane:
             self._transfers[self._slot], self._taken[self._slot] = transfer, False
             rows, sums, codings, lengths = zip(*self._rows, strict=True)
             report = Coded(
-                self._version, self._slot, np.array(rows, "<i8").tobytes(), np.array(sums, "<u8").tobytes(),
-                bytes(codings), np.array(lengths, "<i8").tobytes(), self.kind,
-            )  # fmt: skip
+                self._version,
+                self._slot,
+                np.array(rows, "<i8").tobytes(),
+                np.array(sums, "<u8").tobytes(),
+                bytes(codings),
+                np.array(lengths, "<i8").tobytes(),
+                self.kind,
+            )
             self._slot, self._filled, self._work = (self._slot + 1) % len(self._taken), 0, 0
             self._rows = []
             await self._send(self._receiver, report)

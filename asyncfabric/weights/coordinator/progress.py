@@ -99,7 +99,14 @@ class Progress:
         wrote = marks.get("wrote", decided)
         ready = marks.get("ready", marks["begin"])
         return UpdateReport(
-            self.version, self.receivers, end - marks["begin"], ready - marks["begin"], wrote - ready,
-            decided - ready, end - decided, self.cores.get("sent", self.cores["begin"]) - self.cores["begin"],
-            tuple(self.codings), self.sent_bytes,
-        )  # fmt: skip
+            self.version,
+            self.receivers,
+            end - marks["begin"],
+            ready - marks["begin"],
+            wrote - ready,
+            decided - ready,
+            end - decided,
+            self.cores.get("sent", self.cores["begin"]) - self.cores["begin"],
+            tuple(self.codings),
+            self.sent_bytes,
+        )

@@ -174,9 +174,16 @@ class Device(Protocol):
         ...
 
     def convert(
-        self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
-        start: Ints, origin: Ints,
-    ) -> None:  # fmt: skip
+        self,
+        out: Memory,
+        sizes: Sequence[int],
+        axes: Sequence[int],
+        box: Elements,
+        kind: Kind,
+        maxima: Floats | None,
+        start: Ints,
+        origin: Ints,
+    ) -> None:
         """Cast, quantise or put in order a box, into contiguous memory.
 
         `out` has exactly the bytes, `sizes` says how the elements lie in it, and `axes` which of those the dimensions

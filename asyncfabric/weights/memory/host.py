@@ -226,9 +226,16 @@ class HostDevice:
         return [measure(*one) for one in shards]
 
     def convert(
-        self, out: Memory, sizes: Sequence[int], axes: Sequence[int], box: Elements, kind: Kind, maxima: Floats | None,
-        start: Ints, origin: Ints,
-    ) -> None:  # fmt: skip
+        self,
+        out: Memory,
+        sizes: Sequence[int],
+        axes: Sequence[int],
+        box: Elements,
+        kind: Kind,
+        maxima: Floats | None,
+        start: Ints,
+        origin: Ints,
+    ) -> None:
         """Convert tile by tile."""
         target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
         convert_into(target, box, kind, maxima, start, origin)

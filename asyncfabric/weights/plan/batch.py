@@ -107,10 +107,19 @@ def _batch(plan: Plan, rank: int, found: list[Ints]) -> Batch:
     kind = plan.move_kind[move]
     start, shape = _shards(plan, kind, rank)
     return Batch(
-        rank, box[order], replica[order], plan.pieces.receiver[piece], kind, plan.move_parameter[move],
-        plan.move_region[move], plan.move_scales[move], piece, plan.pieces.start[piece] - start, shape,
+        rank,
+        box[order],
+        replica[order],
+        plan.pieces.receiver[piece],
+        kind,
+        plan.move_parameter[move],
+        plan.move_region[move],
+        plan.move_scales[move],
+        piece,
+        plan.pieces.start[piece] - start,
+        shape,
         rows[order].astype(np.int64),
-    )  # fmt: skip
+    )
 
 
 def forwarded_by(plan: Plan, name: str, receiver: int) -> Forwards:

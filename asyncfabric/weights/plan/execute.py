@@ -194,12 +194,27 @@ def _forward(plan: Plan, name: str, receiver: int, memory: ReplicaMemory, outer:
         size = pieces.size[mine]
         item = STORED_AS[plan.kinds[plan.kind_of(mine)].to]
         for region, start, stride, to_start, to_stride, run_bytes, shape, dtype in (
-            (told.region[row], pieces.offset[mine], pieces.stride[mine], pieces.offset[theirs], pieces.stride[theirs],
-             int(pieces.run_bytes[theirs]), tuple(size.tolist()), item),
-            (told.scales[row], pieces.scale_offset[mine], pieces.scale_stride[mine], pieces.scale_offset[theirs],
-             pieces.scale_stride[theirs], 0, (*size[:-2].tolist(), *pieces.scale_size[mine].tolist()),
-             np.dtype("<f4")),
-        ):  # fmt: skip
+            (
+                told.region[row],
+                pieces.offset[mine],
+                pieces.stride[mine],
+                pieces.offset[theirs],
+                pieces.stride[theirs],
+                int(pieces.run_bytes[theirs]),
+                tuple(size.tolist()),
+                item,
+            ),
+            (
+                told.scales[row],
+                pieces.scale_offset[mine],
+                pieces.scale_stride[mine],
+                pieces.scale_offset[theirs],
+                pieces.scale_stride[theirs],
+                0,
+                (*size[:-2].tolist(), *pieces.scale_size[mine].tolist()),
+                np.dtype("<f4"),
+            ),
+        ):
             if region < 0 or 0 in shape:
                 continue
             tensor = memory.tensors[name, receiver, plan.regions[int(region)]]

@@ -29,8 +29,14 @@ STORED_AS: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
 }
 
-CASTS = {("bfloat16", "float16"), ("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"),
-         ("float32", "float16"), ("float16", "bfloat16")}  # fmt: skip
+CASTS = {
+    ("bfloat16", "float16"),
+    ("bfloat16", "float32"),
+    ("float16", "float32"),
+    ("float32", "bfloat16"),
+    ("float32", "float16"),
+    ("float16", "bfloat16"),
+}
 """Pairs of types that an element is converted between, by itself; to float8 it goes only in blocks."""
 
 BLOCK = 128

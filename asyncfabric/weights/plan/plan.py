@@ -202,12 +202,20 @@ class Plan:
 def to_bytes(plan: Plan) -> bytes:
     """Return the plan as MessagePack."""
     stored = StoredPlan(
-        VERSION, plan.trainers, plan.receivers, list(plan.parameters), list(plan.regions), list(plan.kinds),
+        VERSION,
+        plan.trainers,
+        plan.receivers,
+        list(plan.parameters),
+        list(plan.regions),
+        list(plan.kinds),
         [StoredPlacement(one.shape, *map(stored_as, (one.ranks, one.starts, one.sizes))) for one in plan.sources],
         [stored_as(getattr(plan.pieces, field.name)) for field in fields(Pieces)],
-        list(plan.groups), [stored_as(getattr(plan, name)) for name in COLUMNS], list(map(stored_as, plan.sizes)),
-        plan.relay, [StoredReplica(one.name, one.seat, one.parent, stored_as(one.senders)) for one in plan.replicas],
-    )  # fmt: skip
+        list(plan.groups),
+        [stored_as(getattr(plan, name)) for name in COLUMNS],
+        list(map(stored_as, plan.sizes)),
+        plan.relay,
+        [StoredReplica(one.name, one.seat, one.parent, stored_as(one.senders)) for one in plan.replicas],
+    )
     return msgspec.msgpack.encode(stored)
 
 
@@ -229,12 +237,19 @@ def from_bytes(data: bytes) -> Plan:
     pieces = Pieces(**{name: loaded(column) for name, column in zip(names, stored.pieces, strict=True)})
     columns = {name: loaded(column) for name, column in zip(COLUMNS, stored.columns, strict=True)}
     plan = Plan(
-        stored.trainers, stored.receivers, tuple(stored.parameters), tuple(stored.regions), tuple(stored.kinds),
+        stored.trainers,
+        stored.receivers,
+        tuple(stored.parameters),
+        tuple(stored.regions),
+        tuple(stored.kinds),
         tuple(Placement(one.shape, loaded(one.ranks), loaded(one.starts), loaded(one.sizes)) for one in stored.sources),
-        pieces, tuple(stored.groups), **columns,
-        sizes=RegionSizes(*[loaded(column) for column in stored.sizes]), relay=stored.relay,
+        pieces,
+        tuple(stored.groups),
+        **columns,
+        sizes=RegionSizes(*[loaded(column) for column in stored.sizes]),
+        relay=stored.relay,
         replicas=tuple(Replica(one.name, one.seat, one.parent, loaded(one.senders)) for one in stored.replicas),
-    )  # fmt: skip
+    )
     _check(plan)
     return plan
 

@@ -176,7 +176,18 @@ def _geometry(moves: Sequence[Move], trainers: int, receivers: int, chunk_bytes:
         raise ValueError("there is nothing to move: the list of moves is empty")
     dims = max(2, *(len(source.shape) for source in sources))
     return Plan(
-        trainers, receivers, tuple(parameters), tuple(regions), tuple(kinds), tuple(sources), join_pieces(parts, dims),
-        tuple(groups), np.concatenate(piece_groups), columns[0], columns[1], columns[2], columns[3],
+        trainers,
+        receivers,
+        tuple(parameters),
+        tuple(regions),
+        tuple(kinds),
+        tuple(sources),
+        join_pieces(parts, dims),
+        tuple(groups),
+        np.concatenate(piece_groups),
+        columns[0],
+        columns[1],
+        columns[2],
+        columns[3],
         region_sizes(moves, regions),
-    )  # fmt: skip
+    )

@@ -223,10 +223,14 @@ class Forwarding:
                     try:
                         transfers.append(
                             write_runs(
-                                self._fabric, region, pages[low : low + step], gate, to_pages[low : low + step],
+                                self._fabric,
+                                region,
+                                pages[low : low + step],
+                                gate,
+                                to_pages[low : low + step],
                                 run_bytes,
                             )
-                        )  # fmt: skip
+                        )
                         break
                     except BusyError:
                         await self._fabric.wait_writable()

@@ -264,7 +264,7 @@ class Intake:
 
     async def _right(
         self, rows: list[int], sums: list[int], kind: ChecksumKind, told: Sums | None = None
-    ) -> list[bool]:  # fmt: skip
+    ) -> list[bool]:
         """Return which rows are right; `told` works out their checksums, if that was made ready."""
         if not self._queues(kind):
             return await in_thread(lambda: compared(self._told_of(rows, kind), sums))

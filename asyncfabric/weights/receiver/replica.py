@@ -105,9 +105,18 @@ class WeightReplica:
 
 @asynccontextmanager
 async def open_replica(
-    fabric: Fabric, channel: WeightChannel, plan: Plan, name: str, receiver: int, *, shadow: bool = True,
-    codings: Iterable[str] = (), coding: Rule = "auto", landing_bytes: int = LANDING_BYTES, device: str = HOST,
-) -> AsyncIterator[WeightReplica]:  # fmt: skip
+    fabric: Fabric,
+    channel: WeightChannel,
+    plan: Plan,
+    name: str,
+    receiver: int,
+    *,
+    shadow: bool = True,
+    codings: Iterable[str] = (),
+    coding: Rule = "auto",
+    landing_bytes: int = LANDING_BYTES,
+    device: str = HOST,
+) -> AsyncIterator[WeightReplica]:
     """Open one receiver of a replica: memory for its tensors, and its part in every update.
 
     Args:

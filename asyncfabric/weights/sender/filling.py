@@ -169,8 +169,15 @@ class Filler:
         source = self._shards.box(box.parameter, box.local_start, box.size)
         maxima, origin = found if found is not None else (None, box.origin)
         self.device.convert(
-            self.memory[at : at + box.weight_bytes], box.sizes, box.axes, source, box.kind, maxima, box.start, origin,
-        )  # fmt: skip
+            self.memory[at : at + box.weight_bytes],
+            box.sizes,
+            box.axes,
+            source,
+            box.kind,
+            maxima,
+            box.start,
+            origin,
+        )
         return staged
 
     def _ready(self, unit: Unit, at: int) -> _Ready | None:
@@ -229,9 +236,12 @@ class Filler:
                 if shape.scales is not None:
                     size = shape.scale_run_bytes
                     add(
-                        self._staged, row.receiver, size, scales_at + np.arange(shape.scale_runs) * size,
+                        self._staged,
+                        row.receiver,
+                        size,
+                        scales_at + np.arange(shape.scale_runs) * size,
                         shape.scales.offsets(size) + row.scales_at,
-                    )  # fmt: skip
+                    )
             at += box.staged_bytes
         return [
             Run(region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))

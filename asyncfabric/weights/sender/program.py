@@ -183,10 +183,13 @@ class Program:
         self.sent_bytes: int = sum(self.bytes_to.values())
         self.largest_staged: int = max((box.staged_bytes for box in self.boxes), default=0)
         self.largest_box: int = max(
-            (prod(box.size) * max(STORED_AS[box.kind.dtype].itemsize, STORED_AS[box.kind.to].itemsize)
-             for box in self.boxes if box.how is None),
+            (
+                prod(box.size) * max(STORED_AS[box.kind.dtype].itemsize, STORED_AS[box.kind.to].itemsize)
+                for box in self.boxes
+                if box.how is None
+            ),
             default=0,
-        )  # fmt: skip
+        )
         self._units: dict[tuple[int, int | None, int | None], list[Unit]] = {}
 
     def units(self, most_bytes: int, first_bytes: int | None = None, last_bytes: int | None = None) -> list[Unit]:
@@ -233,8 +236,17 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[
         for receiver in range(plan.receivers)
     }
     pieces = plan.pieces
-    columns = (batch.box, batch.replica, batch.receiver, batch.kind, batch.parameter, batch.region, batch.scales,
-               batch.piece, batch.row)  # fmt: skip
+    columns = (
+        batch.box,
+        batch.replica,
+        batch.receiver,
+        batch.kind,
+        batch.parameter,
+        batch.region,
+        batch.scales,
+        batch.piece,
+        batch.row,
+    )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for _, together in groupby(enumerate(rows), lambda entry: entry[1][0]):
         sent: list[SentRow] = []
@@ -258,10 +270,18 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[
             lies = None
         gather = gathers and lies is not None and all(is_gathered(lies, one.run_bytes) for one in sent)
         box = Box(
-            name, parameter, kind, plan.kinds[kind], pieces.start[piece],
-            pieces.start[piece] - batch.local_start[index], tuple(pieces.size[piece].tolist()), shards.shapes[name],
-            lies if direct or gather else None, gather, sent,
-        )  # fmt: skip
+            name,
+            parameter,
+            kind,
+            plan.kinds[kind],
+            pieces.start[piece],
+            pieces.start[piece] - batch.local_start[index],
+            tuple(pieces.size[piece].tolist()),
+            shards.shapes[name],
+            lies if direct or gather else None,
+            gather,
+            sent,
+        )
         if lies is not None and box.direct is None and orders(lies):
             box.lies = lies
         box.tell(shards, plan.sources[box.kind.source].shape)

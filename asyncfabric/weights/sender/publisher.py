@@ -71,9 +71,14 @@ class WeightPublisher:
     """
 
     def __init__(
-        self, fabric: Fabric, channel: WeightChannel, rank: int, shards: Shards, preparation: Preparation,
+        self,
+        fabric: Fabric,
+        channel: WeightChannel,
+        rank: int,
+        shards: Shards,
+        preparation: Preparation,
         codings: SenderCodings | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Not for users: `async with open_publisher(...)`."""
         self.rank: int = rank
         self._fabric = fabric
@@ -170,9 +175,17 @@ class WeightPublisher:
         staged = scratch.staging.highest_bytes if scratch.staging is not None else 0
         now = monotonic()
         return PublishReport(
-            one.version, now - began, started - began, ended - started, now - ended, sending.stages, staged,
-            program.receivers, used, sent_bytes,
-        )  # fmt: skip
+            one.version,
+            now - began,
+            started - began,
+            ended - started,
+            now - ended,
+            sending.stages,
+            staged,
+            program.receivers,
+            used,
+            sent_bytes,
+        )
 
     def _may_begin(self, one: Publication) -> bool:
         """Return whether units may be filled before receivers have opened their memory.

@@ -110,11 +110,18 @@ def configure(folder: Path, transfer: dict[str, Any], blocks: int, head_size: in
     """Return vLLM's configuration of an engine over this model."""
     folder.mkdir(parents=True, exist_ok=True)
     described = {
-        "model_type": "llama", "architectures": ["ArithmeticForCausalLM"], "hidden_size": HEADS * head_size,
-        "intermediate_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": head_size,
-        "num_key_value_heads": HEADS, "vocab_size": VOCABULARY, "max_position_embeddings": 8192,
+        "model_type": "llama",
+        "architectures": ["ArithmeticForCausalLM"],
+        "hidden_size": HEADS * head_size,
+        "intermediate_size": 16,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "head_dim": head_size,
+        "num_key_value_heads": HEADS,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 8192,
         "dtype": "float32",
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(described))
     cache = CacheConfig(block_size=BLOCK_TOKENS, gpu_memory_utilization=0.5, enable_prefix_caching=False)
     cache.num_gpu_blocks = blocks

@@ -18,8 +18,14 @@ PULL, PUSH, OURS = "NixlPullConnector", "NixlPushConnector", "Connector"
 PATIENCE_S = 60.0
 TCP = {"ASYNCFABRIC_NIXL_RAILS": "tcp:lo", "ASYNCFABRIC_RAILS": "tcp:lo"}
 """A frozen process moves no bytes over this rail, so what is in flight stays in flight."""
-ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-       "remote_host": None, "remote_port": None}  # fmt: skip
+ASK = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
 """What a proxy sends with a request to the engine that prefills."""
 
 

@@ -85,9 +85,10 @@ def keys_for(folder: Path, hosts: list[Host]) -> None:
         for other in hosts:
             public = key_file(folder, other).with_name(f"{key_file(folder, other).name}.pub")
             done = run.invoke(
-                keys, ["trust", str(public), "--file", str(key_file(folder, host)), "--note", other.namespace],
+                keys,
+                ["trust", str(public), "--file", str(key_file(folder, host)), "--note", other.namespace],
                 standalone_mode=False,
-            )  # fmt: skip
+            )
             assert done.exception is None, done.output
 
 

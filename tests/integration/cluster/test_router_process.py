@@ -214,9 +214,14 @@ def save_checkpoint(path: Path) -> None:
     bpe.train_from_iterator([Path(__file__).read_text()], vocab_size=400)
     PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer).save_pretrained(path)
     config = LlamaConfig(
-        vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=400,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+    )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
 

@@ -11,10 +11,28 @@ from availability import need
 
 SMALL = ("--repeats", "2", "--count", "2", "--region", "4MiB", "--deadline", "60s", "--json")
 PROMISED = {
-    "bench", "provider", "bytes", "pages", "window", "processes", "gbytes_per_s", "ops_per_s", "p50_us", "p99_us",
-    "verified", "limit", "ratio", "layers", "host_us_per_page", "chunks", "together", "pushes", "push_cpu_us",
-    "write_pages_cpu_us", "write_pages_ratio",
-}  # fmt: skip
+    "bench",
+    "provider",
+    "bytes",
+    "pages",
+    "window",
+    "processes",
+    "gbytes_per_s",
+    "ops_per_s",
+    "p50_us",
+    "p99_us",
+    "verified",
+    "limit",
+    "ratio",
+    "layers",
+    "host_us_per_page",
+    "chunks",
+    "together",
+    "pushes",
+    "push_cpu_us",
+    "write_pages_cpu_us",
+    "write_pages_ratio",
+}
 
 
 def bench_kv(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,8 +54,19 @@ def test_rows_are_whole_and_verified(
 ) -> None:
     """Of 8 pages of a layer; chunks without a page are left out."""
     need(provider)
-    run = bench_kv("--page-bytes", "4KiB,64KiB", "--pages", "32", "--layers", "4", "--provider", provider,
-                   "--memory", memory, *more)  # fmt: skip
+    run = bench_kv(
+        "--page-bytes",
+        "4KiB,64KiB",
+        "--pages",
+        "32",
+        "--layers",
+        "4",
+        "--provider",
+        provider,
+        "--memory",
+        memory,
+        *more,
+    )
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert [(row["bytes"], row["pages"], row["layers"]) for row in rows] == [(4096, 32, 4), (65536, 32, 4)]

@@ -13,8 +13,13 @@ from availability import need
 from processes import Process
 
 LAYOUT: dict[str, Any] = {
-    "layers": 8, "kv_heads": 4, "head_dim": 64, "page_tokens": 32, "dtype": "float16", "context_bytes": 4096,
-}  # fmt: skip
+    "layers": 8,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "page_tokens": 32,
+    "dtype": "float16",
+    "context_bytes": 4096,
+}
 PAGE_BYTES = 2 * 4 * 64 * 32 * 2
 PAGES = 256
 TOKENS = 32 * 120

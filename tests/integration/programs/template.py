@@ -20,10 +20,21 @@ CLONE_NEWNET = 0x40000000
 
 
 FOREIGN = (
-    "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama", "hypercorn.trio",
-    "starlette.applications", "starlette.requests", "starlette.routing", "prometheus_client", "msgspec", "trio", "zmq",
-)  # fmt: skip
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "hypercorn.trio",
+    "starlette.applications",
+    "starlette.requests",
+    "starlette.routing",
+    "prometheus_client",
+    "msgspec",
+    "trio",
+    "zmq",
+)
 
 
 def warm() -> None:

@@ -43,10 +43,16 @@ def start_rollout(made: Cluster, name: str) -> None:
 def training(folder: Path) -> Iterator[Cluster]:
     """Run a training of one rank and rollout-2; the version changes after every step."""
     settings = {
-        "MODEL__LAYERS": "2", "MODEL__HIDDEN": WIDTH, "MODEL__QUERY_HEADS": "4", "MODEL__KV_HEADS": "4",
-        "TRAIN__EVERY": "1", "TRAIN__CHECKPOINTS": str(folder / "checkpoints"), "WEIGHTS__RANKS": "2",
-        "WEIGHTS__TP": "2", "WEIGHTS__LOG": str(folder / "decisions"),
-    }  # fmt: skip
+        "MODEL__LAYERS": "2",
+        "MODEL__HIDDEN": WIDTH,
+        "MODEL__QUERY_HEADS": "4",
+        "MODEL__KV_HEADS": "4",
+        "TRAIN__EVERY": "1",
+        "TRAIN__CHECKPOINTS": str(folder / "checkpoints"),
+        "WEIGHTS__RANKS": "2",
+        "WEIGHTS__TP": "2",
+        "WEIGHTS__LOG": str(folder / "decisions"),
+    }
     with bare_cluster(folder, **settings) as made:
         made.start("coordinator")
         start_rollout(made, "rollout-2")

@@ -38,9 +38,13 @@ def line_of(node: Service, what: str, accepted: Callable[[dict[str, Any]], bool]
 
 def test_who_waits_for_a_rank_that_stands_still_says_so(tmp_path: Path) -> None:
     settings = {
-        "MODEL__LAYERS": "1", "MODEL__HIDDEN": "128", "MODEL__QUERY_HEADS": "2", "MODEL__KV_HEADS": "2",
-        "TRAIN__EVERY": "1", "WEIGHTS__LOG": str(tmp_path / "decisions"),
-    }  # fmt: skip
+        "MODEL__LAYERS": "1",
+        "MODEL__HIDDEN": "128",
+        "MODEL__QUERY_HEADS": "2",
+        "MODEL__KV_HEADS": "2",
+        "TRAIN__EVERY": "1",
+        "WEIGHTS__LOG": str(tmp_path / "decisions"),
+    }
     with bare_cluster(tmp_path, **settings) as made:
         made.start("coordinator")
         made.start("rollout-1")

@@ -124,11 +124,18 @@ def test_rounds_of_sudden_death_of_trainers_rollouts_and_coordinator(tmp_path: P
     order = victims(chance)
     print(f"seed {SEED}: {' '.join(order)}")
     settings = {
-        "MODEL__LAYERS": "2", "MODEL__HIDDEN": "256", "MODEL__QUERY_HEADS": "4", "MODEL__KV_HEADS": "4",
-        "TRAIN__EVERY": "1", "TRAIN__CHECKPOINTS": str(tmp_path / "checkpoints"), "WEIGHTS__RANKS": "2",
-        "WEIGHTS__TP": "2", "WEIGHTS__FORM": "float8", "WEIGHTS__LOG": str(tmp_path / "decisions"),
+        "MODEL__LAYERS": "2",
+        "MODEL__HIDDEN": "256",
+        "MODEL__QUERY_HEADS": "4",
+        "MODEL__KV_HEADS": "4",
+        "TRAIN__EVERY": "1",
+        "TRAIN__CHECKPOINTS": str(tmp_path / "checkpoints"),
+        "WEIGHTS__RANKS": "2",
+        "WEIGHTS__TP": "2",
+        "WEIGHTS__FORM": "float8",
+        "WEIGHTS__LOG": str(tmp_path / "decisions"),
         "WEIGHTS__CODINGS": "all",
-    }  # fmt: skip
+    }
     with bare_cluster(tmp_path, **settings) as made:
         start_trainers(made)
         made.start("coordinator", *ROLLOUTS)

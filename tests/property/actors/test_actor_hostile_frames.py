@@ -30,16 +30,27 @@ BODIES = st.one_of(
     st.just(wire.encoded(Double(4))), st.just(wire.encoded({"number": "four"})), st.just(wire.encoded([1, {}]))
 ).map(msgspec.Raw)
 FRAMES = st.one_of(
-    st.builds(wire.Call, number=NUMBERS, actor=TEXTS, incarnation=st.integers(0, 3), kind=TEXTS, body=BODIES,
-              asked=st.booleans()),
+    st.builds(
+        wire.Call,
+        number=NUMBERS,
+        actor=TEXTS,
+        incarnation=st.integers(0, 3),
+        kind=TEXTS,
+        body=BODIES,
+        asked=st.booleans(),
+    ),
     st.builds(wire.Lookup, number=NUMBERS, actor=TEXTS),
     st.builds(wire.Cancel, number=NUMBERS),
     st.builds(wire.Accepted, number=NUMBERS),
     st.builds(wire.Answer, number=NUMBERS, body=BODIES),
     st.builds(wire.Found, number=NUMBERS, incarnation=NUMBERS),
-    st.builds(wire.Failed, number=NUMBERS, reason=TEXTS,
-              outcome=st.sampled_from(["died", "raised", "unhandled", "refused", "withdrawn"])),
-).map(wire.encoded)  # fmt: skip
+    st.builds(
+        wire.Failed,
+        number=NUMBERS,
+        reason=TEXTS,
+        outcome=st.sampled_from(["died", "raised", "unhandled", "refused", "withdrawn"]),
+    ),
+).map(wire.encoded)
 BROKEN = st.tuples(FRAMES, st.integers(0, 200), st.binary(min_size=1, max_size=3)).map(
     lambda parts: parts[0][: parts[1]] + parts[2] + parts[0][parts[1] + len(parts[2]) :]
 )

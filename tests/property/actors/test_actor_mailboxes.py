@@ -84,9 +84,10 @@ def test_sv3_a_mailbox_drops_nothing(
 
 
 @given(
-    capacity=st.integers(1, 3), does=st.lists(st.sampled_from(["enter", "enter", "take", "withdraw"]), max_size=30),
+    capacity=st.integers(1, 3),
+    does=st.lists(st.sampled_from(["enter", "enter", "take", "withdraw"]), max_size=30),
     seed=SEEDS,
-)  # fmt: skip
+)
 def test_sv3_places_keep_their_order(capacity: int, does: list[str], seed: int) -> None:
     """As the pump of a link uses it: places are taken without an await, and some are withdrawn."""
 

@@ -146,8 +146,7 @@ POLICIES = st.builds(
     restarts=st.integers(0, 3),
     within_s=st.sampled_from([0.5, 5.0, 100.0]),
 )
-LEAVES = st.tuples(st.just("actor"), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 0.1]),
-                   st.booleans())  # fmt: skip
+LEAVES = st.tuples(st.just("actor"), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 0.1]), st.booleans())
 TREES = st.recursive(LEAVES, lambda below: st.tuples(POLICIES, st.lists(below, min_size=1, max_size=3)), max_leaves=6)
 STEPS = st.lists(
     st.tuples(
@@ -197,8 +196,13 @@ async def step(node: Node, world: World, what: str, whom: int, other: int) -> No
 
 
 @settings(max_examples=120)
-@given(seed=st.integers(0, 2**32 - 1), root=POLICIES, trees=st.lists(TREES, min_size=1, max_size=3), steps=STEPS,
-       patience=st.one_of(st.none(), st.floats(0.0, 3.0)))  # fmt: skip
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    root=POLICIES,
+    trees=st.lists(TREES, min_size=1, max_size=3),
+    steps=STEPS,
+    patience=st.one_of(st.none(), st.floats(0.0, 3.0)),
+)
 def test_sv1_and_sv2_in_random_trees(
     seed: int,
     root: Policy,

@@ -22,10 +22,22 @@ from asyncfabric.kv import (
 
 LAYOUT = KvLayout(layers=2, kv_heads=1, head_dim=8, page_tokens=4, dtype="float16")
 OFFER = KvOffer(
-    target=2**63, lease=7, reply_to=b"address", layout=LAYOUT, digest=LAYOUT.digest(), tokens=9, rotation=1,
-    pages=bytes([3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]), pool_pages=4, pages_key=b"key", context_key=b"",
-    layer_imms=(5, 6), context_imm=5, remaining_ns=10**9, body=b"prompt",
-)  # fmt: skip
+    target=2**63,
+    lease=7,
+    reply_to=b"address",
+    layout=LAYOUT,
+    digest=LAYOUT.digest(),
+    tokens=9,
+    rotation=1,
+    pages=bytes([3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]),
+    pool_pages=4,
+    pages_key=b"key",
+    context_key=b"",
+    layer_imms=(5, 6),
+    context_imm=5,
+    remaining_ns=10**9,
+    body=b"prompt",
+)
 MESSAGES: list[KvMessage] = [
     OFFER,
     KvAccepted(target=1, lease=2),

@@ -18,9 +18,21 @@ from asyncfabric.kv.protocol import SourceAction, SourceMachine, TargetMachine, 
 DEPTH = 9
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, page_tokens=1, dtype="uint8")
 OFFER = KvOffer(
-    target=7, lease=5, reply_to=b"", layout=LAYOUT, digest="", tokens=1, rotation=0, pages=bytes(4), pool_pages=1,
-    pages_key=b"", context_key=b"", layer_imms=(1,), context_imm=1, remaining_ns=1,
-)  # fmt: skip
+    target=7,
+    lease=5,
+    reply_to=b"",
+    layout=LAYOUT,
+    digest="",
+    tokens=1,
+    rotation=0,
+    pages=bytes(4),
+    pool_pages=1,
+    pages_key=b"",
+    context_key=b"",
+    layer_imms=(1,),
+    context_imm=1,
+    remaining_ns=1,
+)
 
 
 @dataclass
@@ -39,8 +51,19 @@ class World:
     history: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
-        return repr((self.target, vars(self.source), self.to_source, self.to_target, self.streaming, self.written,
-                     self.doubled, self.lost, self.aged))  # fmt: skip
+        return repr(
+            (
+                self.target,
+                vars(self.source),
+                self.to_source,
+                self.to_target,
+                self.streaming,
+                self.written,
+                self.doubled,
+                self.lost,
+                self.aged,
+            )
+        )
 
     def events(self) -> list[tuple[str, int]]:
         found = [("source hears", index) for index in range(len(self.to_source))]

@@ -79,10 +79,21 @@ class Interleavings(RuleBasedStateMachine):
 
     def _offer(self, number: int, pages: Any) -> KvOffer:
         return KvOffer(
-            target=TARGET, lease=number, reply_to=b"", layout=LAYOUT, digest="", tokens=2, rotation=self.generation,
-            pages=pack_pages(pages), pool_pages=PAGES, pages_key=b"", context_key=b"", layer_imms=(1,), context_imm=1,
+            target=TARGET,
+            lease=number,
+            reply_to=b"",
+            layout=LAYOUT,
+            digest="",
+            tokens=2,
+            rotation=self.generation,
+            pages=pack_pages(pages),
+            pool_pages=PAGES,
+            pages_key=b"",
+            context_key=b"",
+            layer_imms=(1,),
+            context_imm=1,
             remaining_ns=1,
-        )  # fmt: skip
+        )
 
     def _proof(self, number: int) -> None:
         """What a pool does when the machine of a lease says that nobody writes any more."""

@@ -110,9 +110,17 @@ def test_rows_need_room() -> None:
 
 def shape_of(members: int, tokens: int, top_k: int, scales: int, private: int, area: int = 1 << 12) -> LaneShape:
     return LaneShape(
-        members=members, max_tokens=tokens, top_k=top_k, fan_out=min(top_k, members), row_bytes=64, back_row_bytes=32,
-        scales=scales, private=min(private, tokens), in_flight=2, area_bytes=area,
-    )  # fmt: skip
+        members=members,
+        max_tokens=tokens,
+        top_k=top_k,
+        fan_out=min(top_k, members),
+        row_bytes=64,
+        back_row_bytes=32,
+        scales=scales,
+        private=min(private, tokens),
+        in_flight=2,
+        area_bytes=area,
+    )
 
 
 shapes = st.builds(
@@ -187,9 +195,15 @@ def test_experts_are_spread_over_ranks(experts: int, ranks: int, size: int) -> N
 @pytest.mark.parametrize("node_size", [1, 8])
 def test_a_prefill_of_64_ranks_needs_less_than_two_gib(in_dtype: str, node_size: int) -> None:
     config = MoeConfig(
-        num_experts=256, top_k=8, hidden=7168, max_tokens=4096, ranks=64, in_dtype=in_dtype,
-        scale_block=128 if in_dtype == "float8_e4m3fn" else 0, node_size=node_size,
-    )  # fmt: skip
+        num_experts=256,
+        top_k=8,
+        hidden=7168,
+        max_tokens=4096,
+        ranks=64,
+        in_dtype=in_dtype,
+        scale_block=128 if in_dtype == "float8_e4m3fn" else 0,
+        node_size=node_size,
+    )
     assert buffer_bytes(config) < 2 << 30
 
 

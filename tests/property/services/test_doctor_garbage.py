@@ -46,10 +46,14 @@ def tree_of(root: Path) -> MachineTree:
     for path in list((root / "sys/bus/pci/devices").iterdir()):
         tree.write(f"sys/bus/pci/devices/{path.name}/config", bytes(256))
     for name in (
-        "proc/sys/kernel/osrelease", "proc/driver/nvidia/version", "proc/self/cgroup", "sys/fs/cgroup/cpu.max",
+        "proc/sys/kernel/osrelease",
+        "proc/driver/nvidia/version",
+        "proc/self/cgroup",
+        "sys/fs/cgroup/cpu.max",
         "sys/devices/system/clocksource/clocksource0/current_clocksource",
-        "sys/kernel/mm/transparent_hugepage/enabled", "sys/kernel/mm/transparent_hugepage/shmem_enabled",
-    ):  # fmt: skip
+        "sys/kernel/mm/transparent_hugepage/enabled",
+        "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    ):
         tree.write(name, "1 2 3")
     return tree
 

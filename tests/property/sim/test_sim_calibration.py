@@ -21,16 +21,35 @@ from asyncfabric_services.plan.measure import CROWD_THREADS
 from asyncfabric_services.plan.runs import sent_runs
 
 SHAPES = (
-    (2, 2, 8, 256, "copy"), (2, 1, 4, 512, "copy"), (4, 2, 4, 512, "copy"), (2, 2, 4, 256, "cast"),
-    (1, 1, 6, 512, "fp8"), (2, 2, 2, 512, "fp8"), (6, 1, 8, 128, "cast"),
-)  # fmt: skip
+    (2, 2, 8, 256, "copy"),
+    (2, 1, 4, 512, "copy"),
+    (4, 2, 4, 512, "copy"),
+    (2, 2, 4, 256, "cast"),
+    (1, 1, 6, 512, "fp8"),
+    (2, 2, 2, 512, "fp8"),
+    (6, 1, 8, 128, "cast"),
+)
 HELD = (4, 1, 4, 512, "cast")
 KNOWN = {
-    "write_s_per_gb": 0.3, "write_us": 0.4, "receive_s_per_gb": 0.2, "checksum_s_per_gb": 0.15, "gather_s_per_gb": 0.2,
-    "box_s_per_gb": 0.1, "cast_s_per_gb": 2.0, "fp8_s_per_gb": 20.0, "unit_ms": 0.5, "message_ms": 0.3,
-    "told_ms": 0.4, "opened_ms": 0.2, "row_us": 9.0, "process_ms": 3.0, "shared_ms": 2.0, "begin_word_ms": 0.4,
-    "end_word_ms": 0.3, "update_ms": 3.0,
-}  # fmt: skip
+    "write_s_per_gb": 0.3,
+    "write_us": 0.4,
+    "receive_s_per_gb": 0.2,
+    "checksum_s_per_gb": 0.15,
+    "gather_s_per_gb": 0.2,
+    "box_s_per_gb": 0.1,
+    "cast_s_per_gb": 2.0,
+    "fp8_s_per_gb": 20.0,
+    "unit_ms": 0.5,
+    "message_ms": 0.3,
+    "told_ms": 0.4,
+    "opened_ms": 0.2,
+    "row_us": 9.0,
+    "process_ms": 3.0,
+    "shared_ms": 2.0,
+    "begin_word_ms": 0.4,
+    "end_word_ms": 0.3,
+    "update_ms": 3.0,
+}
 
 
 @cache

@@ -111,9 +111,12 @@ def test_rows_that_were_looked_at_too_early_are_looked_at_again_before_others_ne
     async def body() -> None:
         with torch_everywhere(), anyio.fail_after(20):
             async with open_fixture(
-                shared_plan(), shared_shard, tmp_path / "log", rail="fault+local?delay_us=20000",
+                shared_plan(),
+                shared_shard,
+                tmp_path / "log",
+                rail="fault+local?delay_us=20000",
                 given=lambda rank, held: tensors_over(held),
-            ) as fixture:  # fmt: skip
+            ) as fixture:
                 await fixture.bring(1)
 
     run(body)
@@ -143,9 +146,11 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
     async def body() -> None:
         with torch_everywhere():
             async with open_fixture(
-                small_plan(trainers=1, names=("a",)), lambda rank, name: random_whole(name), tmp_path / "log",
+                small_plan(trainers=1, names=("a",)),
+                lambda rank, name: random_whole(name),
+                tmp_path / "log",
                 given=lambda rank, held: tensors_over(held),
-            ) as fixture:  # fmt: skip
+            ) as fixture:
                 trainer, opened, here = fixture.publishers[0], [], anyio.Event()
                 hear = trainer._take_message
 
@@ -298,9 +303,11 @@ def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: py
 
         with torch_everywhere(), anyio.fail_after(20):
             async with open_fixture(
-                small_plan(trainers=1, names=("a",)), lambda rank, each: shards[each], tmp_path / "log",
+                small_plan(trainers=1, names=("a",)),
+                lambda rank, each: shards[each],
+                tmp_path / "log",
                 given=lambda rank, held: tensors_over(held) | {name: bring},
-            ) as fixture:  # fmt: skip
+            ) as fixture:
                 await fixture.bring(1)
 
     run(body)
@@ -310,15 +317,18 @@ def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, mo
     async def body() -> None:
         with torch_everywhere(), judged_before_arrival() as coming:
             async with open_fixture(
-                small_plan(), random_shard, tmp_path / "log", rail="fault+local?delay_us=30000",
+                small_plan(),
+                random_shard,
+                tmp_path / "log",
+                rail="fault+local?delay_us=30000",
                 given=lambda rank, held: tensors_over(held),
-            ) as fixture:  # fmt: skip
+            ) as fixture:
                 before = await fixture.begin()
                 victim, right = fixture.replicas["b/1"], Intake._right
 
                 async def flipped(
                     self: Intake, rows: list[int], sums: list[int], kind: Any, told: Any = None
-                ) -> list[bool]:  # fmt: skip
+                ) -> list[bool]:
                     if self.copy in victim._versions.copies:
                         place = self.places.places(rows[0])[0]
                         self.copy.memory[place] |= 0xFF  # what is wrong is looked at several times

@@ -52,8 +52,10 @@ def test_a_flipped_byte_of_a_coded_row_is_found_before_the_commit(
             small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always"
         ) as fixture:
             await begun(fixture)
-            before = {name: {key: one.copy() for key, one in each.tensors().items()}
-                      for name, each in fixture.replicas.items()}  # fmt: skip
+            before = {
+                name: {key: one.copy() for key, one in each.tensors().items()}
+                for name, each in fixture.replicas.items()
+            }
             victim, decode = fixture.replicas["b/1"], Arrivals._decode
 
             def flipped(self: Any, rows: list[int], kinds: list[int], lengths: list[int], at: int) -> None:
@@ -84,7 +86,7 @@ def test_a_receiver_dies_while_a_trainer_waits_for_its_slots(tmp_path: Path, rel
     async def body() -> None:
         async with open_fixture(
             small_plan(relay=relay), random_shard, tmp_path / "log", **ALWAYS, reads=tight
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             await begun(fixture)
             fixture.change(1)  # every element: rows go as they are, and fill more slots than there are
             name = next(one for one, replica in fixture.replicas.items() if replica.tensors() and one.endswith("/1"))
@@ -179,9 +181,7 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
                 serving = fixture.coordinator.committed
                 scope, left, lanes = anyio.CancelScope(), [-1], set[Lane]()
 
-                async def cut(
-                    self: Lane, steps: int = steps, scope: Any = scope, lanes: set[Lane] = lanes
-                ) -> None:  # fmt: skip
+                async def cut(self: Lane, steps: int = steps, scope: Any = scope, lanes: set[Lane] = lanes) -> None:
                     nonlocal cuts
                     posts = bool(self._rows) and self._fabric is fixture.fabrics["trainer-0"]
                     await flush(self)
@@ -193,7 +193,7 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
 
                 async def publish(
                     version: int = version, scope: Any = scope, left: list[int] = left, lanes: set[Lane] = lanes
-                ) -> None:  # fmt: skip
+                ) -> None:
                     with scope:
                         await fixture.publishers[0].publish(version)
                     left[0] = sum(not each.done for lane in lanes for each in lane._transfers if each is not None)

@@ -74,9 +74,14 @@ def test_casts_have_the_bits_of_numpy(dtype: str, to: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(FORMS)),
-    st.integers(1, 300), st.integers(1, 300), st.integers(0, 200), st.integers(0, 200), st.integers(0, 1000),
-    st.sampled_from([1, 1 << 12, 1 << 21]), st.sampled_from(["plain", "tiny", "special"]),
-)  # fmt: skip
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.integers(0, 1000),
+    st.sampled_from([1, 1 << 12, 1 << 21]),
+    st.sampled_from(["plain", "tiny", "special"]),
+)
 def test_maxima_and_quantised_blocks_have_the_bits_of_numpy(
     dtype: str, rows: int, columns: int, row: int, column: int, seed: int, strip: int, values: str
 ) -> None:
@@ -97,8 +102,9 @@ def test_maxima_and_quantised_blocks_have_the_bits_of_numpy(
         flip, ordered = [1, 2, 0], np.empty(box.size, np.uint8)
         Host.convert(ordered, [box.shape[2], *box.shape[:2]], flip, box, kind, expected, begin, start)
         found = torch.empty(box.size, dtype=torch.uint8)
-        Torch.convert(found, [box.shape[2], *box.shape[:2]], flip, bits_of(shard)[:, top:, left:], kind, expected,
-                      begin, start)  # fmt: skip
+        Torch.convert(
+            found, [box.shape[2], *box.shape[:2]], flip, bits_of(shard)[:, top:, left:], kind, expected, begin, start
+        )
         assert np.array_equal(found.numpy(), ordered)
         scales = arithmetic.box_scales(expected, begin, box.shape, start)
         wanted = quantise(to_float32(box, dtype), scales, (row + top, column + left))
@@ -109,8 +115,9 @@ def test_maxima_and_quantised_blocks_have_the_bits_of_numpy(
 def test_a_word_sum_is_the_same_everywhere_and_finds_changes(lengths: list[int], seed: int, data: Any) -> None:
     """WT-6: a changed word and two words that changed places are found for certain."""
     random = np.random.default_rng(seed)
-    parts = [random.integers(0, 256, length, dtype=np.uint8) & random.integers(0, 256, dtype=np.uint8)
-             for length in lengths]  # fmt: skip
+    parts = [
+        random.integers(0, 256, length, dtype=np.uint8) & random.integers(0, 256, dtype=np.uint8) for length in lengths
+    ]
     before = word_sum(parts)
     sums = Torch.sums("words")
     sums.add([device.stretch(torch.from_numpy(np.append(part, np.uint8(0))), 0, part.size) for part in parts])
@@ -201,9 +208,13 @@ def torch_everywhere(trainers: bool = True, receivers: bool = True) -> Iterator[
 
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None, phases=[Phase.generate])
-@given(cases(), cases(quantised=True), st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
-       st.sampled_from([(True, True), (True, False), (False, True)]),
-       st.sampled_from([100, 1 << 14, 1 << 20]))  # fmt: skip
+@given(
+    cases(),
+    cases(quantised=True),
+    st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
+    st.sampled_from([(True, True), (True, False), (False, True)]),
+    st.sampled_from([100, 1 << 14, 1 << 20]),
+)
 def test_updates_of_tensors_equal_the_reference(
     plain: Case, quantised: Case, relay: Relay, who: tuple[bool, bool], chunk_bytes: int
 ) -> None:
@@ -211,16 +222,22 @@ def test_updates_of_tensors_equal_the_reference(
     for case in (plain, quantised):
         names = [f"replica {number}" for number in range(case.replicas)]
         plan = plan_weights(
-            case.moves, trainers=case.trainers, receivers=case.receivers, replicas=names, relay=relay,
+            case.moves,
+            trainers=case.trainers,
+            receivers=case.receivers,
+            replicas=names,
+            relay=relay,
             chunk_bytes=max(chunk_bytes, 1 << 12) if case is quantised else chunk_bytes,
-        )  # fmt: skip
+        )
 
         async def body(plan: Any = plan, case: Case = case) -> None:
             with tempfile.TemporaryDirectory() as folder, torch_everywhere(*who):
                 async with open_fixture(
-                    plan, case.shard, Path(folder) / "log",
+                    plan,
+                    case.shard,
+                    Path(folder) / "log",
                     given=lambda rank, held: tensors_over(held) if who[0] else held,
-                ) as fixture:  # fmt: skip
+                ) as fixture:
                     for version in (1, 2):
                         await fixture.bring(version)
                         fixture.change(version)

@@ -26,12 +26,16 @@ def mixed_plan(trainers: int) -> Plan:
     trainer, ranks = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": 2})
     held = place(shape, trainer, {"fsdp": Shard(0)})
     split = [place(shape, ranks, {"tp": Shard(dim)}) for dim in (0, 1)]
-    moves = [Move(name, "bfloat16", held, "gate_up", "float8_e4m3fn", target, 128)
-             for name, target in zip(("gate", "up"), fused([split[0]] * 2), strict=True)]  # fmt: skip
+    moves = [
+        Move(name, "bfloat16", held, "gate_up", "float8_e4m3fn", target, 128)
+        for name, target in zip(("gate", "up"), fused([split[0]] * 2), strict=True)
+    ]
     for number, target in enumerate((alone(split[1]), alone(split[0], (1, 0)))):
         for dtype, to, block in (
-            ("bfloat16", "float8_e4m3fn", 128), ("float32", "bfloat16", 0), ("bfloat16", "bfloat16", 0),
-        ):  # fmt: skip
+            ("bfloat16", "float8_e4m3fn", 128),
+            ("float32", "bfloat16", 0),
+            ("bfloat16", "bfloat16", 0),
+        ):
             name = f"{dtype}_{to}_{number}"
             moves.append(Move(name, dtype, held, name, to, target, block))
     return plan_weights(moves, trainers=trainers, receivers=2, replicas=["a", "b"], chunk_bytes=1 << 15)

@@ -34,9 +34,18 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> OnProcessor:
 def test_checksums(gpu: OnProcessor) -> None:
     memory = np.random.default_rng(5).integers(0, 256, 8 * MIB, dtype=np.uint8)
     shapes = [
-        [stretch(memory, at, length)] for at, length in
-        ((0, 0), (0, 1), (4, 4), (3, 1000), (256, (3 << 20) + 3), (64, MIB), (0, 8 * MIB), (16, 16 * 5 + 4))
-    ]  # fmt: skip
+        [stretch(memory, at, length)]
+        for at, length in (
+            (0, 0),
+            (0, 1),
+            (4, 4),
+            (3, 1000),
+            (256, (3 << 20) + 3),
+            (64, MIB),
+            (0, 8 * MIB),
+            (16, 16 * 5 + 4),
+        )
+    ]
     shapes += [
         [Stretch(memory, Strided((7, 100, 64), (MIB, 4096, 2), 2), 512), stretch(memory, 4096, 400)],
         [Stretch(memory, Strided((300, 33), (66, 1), 1), 1)],

@@ -43,9 +43,13 @@ def updated(last: Callable[[Fixture], Awaitable[bool]], grace_s: float) -> set[s
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with open_fixture(
-                small_plan(), random_shard, Path(folder) / "log", codings=("exponent",), coding="always",
+                small_plan(),
+                random_shard,
+                Path(folder) / "log",
+                codings=("exponent",),
+                coding="always",
                 grace_s=grace_s,
-            ) as fixture:  # fmt: skip
+            ) as fixture:
                 speak_late(fixture, lambda: last(fixture))
                 with anyio.fail_after(SOON_S):
                     report = await fixture.update(1)

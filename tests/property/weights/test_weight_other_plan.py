@@ -37,8 +37,17 @@ pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled en
 OTHER = "other/0"
 
 
-def plan_of(*, shape: tuple[int, int] = SHAPE, name: str = "down", dtype: str = "bfloat16", cut: int = 1,
-            trainers: int = 2, receivers: int = 2, more: int = 0, chunk_bytes: int = 1 << 14) -> Plan:  # fmt: skip
+def plan_of(
+    *,
+    shape: tuple[int, int] = SHAPE,
+    name: str = "down",
+    dtype: str = "bfloat16",
+    cut: int = 1,
+    trainers: int = 2,
+    receivers: int = 2,
+    more: int = 0,
+    chunk_bytes: int = 1 << 14,
+) -> Plan:
     """Return a plan whose second tensor is as it is told."""
     trainer, replica = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": receivers})
 

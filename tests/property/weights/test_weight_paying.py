@@ -96,9 +96,14 @@ def test_plain_bytes_are_measured_again_unless_they_are_far_behind(gain: float, 
 
 
 @given(
-    rate=st.floats(1e6, 1e11), ratio=st.floats(1e-3, 2.0), encode=st.floats(1e6, 1e11), decode=st.floats(1e6, 1e11),
-    share=st.floats(0.01, 1.0), senders=st.integers(1, 64), has_base=st.booleans(),
-)  # fmt: skip
+    rate=st.floats(1e6, 1e11),
+    ratio=st.floats(1e-3, 2.0),
+    encode=st.floats(1e6, 1e11),
+    decode=st.floats(1e6, 1e11),
+    share=st.floats(0.01, 1.0),
+    senders=st.integers(1, 64),
+    has_base=st.booleans(),
+)
 def test_a_coding_is_never_chosen_that_is_slower_by_what_was_measured(
     rate: float, ratio: float, encode: float, decode: float, share: float, senders: int, has_base: bool
 ) -> None:
@@ -153,7 +158,7 @@ def test_an_update_measures_and_then_uses_what_pays(tmp_path: Path, wire: float)
     async def body() -> None:
         async with open_fixture(
             small_plan(names=("a",)), random_shard, tmp_path / "log", codings=("delta",)
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             for publisher in fixture.publishers:
                 codings = publisher._codings
                 assert codings is not None

@@ -65,9 +65,7 @@ def test_ranks_of_a_node_forward_deltas_to_each_other(tmp_path: Path) -> None:
     trainer, replica = Mesh.of({"fsdp": 2}), Mesh.of({"tp": 2})
     held, whole = place(SHAPE, trainer, {"fsdp": Shard(0)}), place(SHAPE, replica, {})
     moves = [Move(name, "bfloat16", held, name, "bfloat16", alone(whole)) for name in ("gate", "up")]
-    plan = plan_weights(
-        moves, trainers=2, receivers=2, replicas=("a",), relay=Relay(2, 0), chunk_bytes=1 << 14
-    )  # fmt: skip
+    plan = plan_weights(moves, trainers=2, receivers=2, replicas=("a",), relay=Relay(2, 0), chunk_bytes=1 << 14)
 
     async def body() -> None:
         async with open_fixture(plan, random_shard, tmp_path / "log", codings=BOTH, coding="always") as fixture:
@@ -98,7 +96,7 @@ def test_a_relay_codes_what_came_to_it_plain(tmp_path: Path) -> None:
     async def body() -> None:
         async with open_fixture(
             chain(), random_shard, tmp_path / "log", reads=lambda name: {"codings": BOTH, "coding": "always"}
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             await fixture.bring(1)
             report = await nudged(fixture, 2)
             assert len(report.codings) == len(links(report)) == 4
@@ -113,7 +111,7 @@ def test_one_that_is_overwritten_in_place_passes_on_packed_rows(tmp_path: Path) 
     async def body() -> None:
         async with open_fixture(
             chain(), random_shard, tmp_path / "log", codings=BOTH, coding="always", shadow=lambda name: name[0] != "b"
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             await fixture.bring(1)
             fixture.nudge(1)
             reports: list[UpdateReport] = []
@@ -196,7 +194,7 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
     async def body() -> None:
         async with open_fixture(
             chain(), random_shard, tmp_path / "log", reads=lambda name: {"codings": BOTH}
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             tried = [
                 measured_at(forwards.paying, wire_bytes_per_s)
                 for replica in fixture.replicas.values()

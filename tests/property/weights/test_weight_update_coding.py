@@ -52,24 +52,37 @@ async def aborted(fixture: Fixture, version: int, victim: str) -> None:
 
 
 @settings(max_examples=3, deadline=None, phases=[Phase.generate])
-@given(cases(quantised=True), st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
-       st.sampled_from([100, 1 << 12, 1 << 20]), st.sampled_from([("delta",), ("exponent",), BOTH]),
-       st.integers(0, 2), st.sampled_from([1 << 17, 1 << 22]))  # fmt: skip
+@given(
+    cases(quantised=True),
+    st.builds(Relay, st.integers(0, 3), st.integers(0, 2)),
+    st.sampled_from([100, 1 << 12, 1 << 20]),
+    st.sampled_from([("delta",), ("exponent",), BOTH]),
+    st.integers(0, 2),
+    st.sampled_from([1 << 17, 1 << 22]),
+)
 def test_coded_updates_equal_the_reference(
     case: Case, relay: Relay, chunk_bytes: int, codings: tuple[str, ...], abort: int, landing_bytes: int
 ) -> None:
     names = [f"replica {number}" for number in range(case.replicas)]
     plan = plan_weights(
-        case.moves, trainers=case.trainers, receivers=case.receivers, replicas=names, relay=relay,
+        case.moves,
+        trainers=case.trainers,
+        receivers=case.receivers,
+        replicas=names,
+        relay=relay,
         chunk_bytes=chunk_bytes,
-    )  # fmt: skip
+    )
 
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with open_fixture(
-                plan, case.shard, Path(folder) / "log", codings=codings, coding="always",
+                plan,
+                case.shard,
+                Path(folder) / "log",
+                codings=codings,
+                coding="always",
                 reads=lambda name: {"landing_bytes": landing_bytes},
-            ) as fixture:  # fmt: skip
+            ) as fixture:
                 for version in (1, 2, 3, 4):
                     victim = next(iter(fixture.replicas))
                     if version == abort + 1 and fixture.replicas[victim].tensors():
@@ -91,7 +104,7 @@ def test_deltas_begin_with_a_base_and_survive_an_abort(tmp_path: Path) -> None:
         plan = small_plan()
         async with open_fixture(
             plan, random_shard, tmp_path / "log", rail=RAIL, codings=BOTH, coding="always"
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             report = await fixture.update(1)
             assert used(report) == everywhere(fixture, "exponent")
             await fixture.flip(1)
@@ -161,9 +174,14 @@ def test_a_trainer_that_does_not_know_how_a_version_ended_has_no_base(tmp_path: 
 def test_in_place_there_is_no_base(tmp_path: Path) -> None:
     async def body() -> None:
         async with open_fixture(
-            small_plan(names=("a",)), random_shard, tmp_path / "log", codings=BOTH, coding="always",
-            shadow=lambda name: False, rail="tcp",
-        ) as fixture:  # fmt: skip
+            small_plan(names=("a",)),
+            random_shard,
+            tmp_path / "log",
+            codings=BOTH,
+            coding="always",
+            shadow=lambda name: False,
+            rail="tcp",
+        ) as fixture:
             report = await fixture.update(1)
             assert used(report) == everywhere(fixture, "exponent")
             assert [publisher._codings._bases.collects for publisher in fixture.publishers] == [False, False]  # type: ignore[union-attr]
@@ -177,9 +195,13 @@ def test_a_receiver_that_wants_none_and_one_with_little_room_get_plain_bytes(tmp
     async def body() -> None:
         offers = {"a/0": {"codings": ()}, "b/1": {"landing_bytes": 4096}}
         async with open_fixture(
-            small_plan(), random_shard, tmp_path / "log", codings=BOTH, coding="always",
+            small_plan(),
+            random_shard,
+            tmp_path / "log",
+            codings=BOTH,
+            coding="always",
             reads=lambda name: offers.get(name, {}),
-        ) as fixture:  # fmt: skip
+        ) as fixture:
             for version in (1, 2):
                 report = await fixture.bring(version)
                 fixture.nudge(version)

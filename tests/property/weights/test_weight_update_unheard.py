@@ -60,8 +60,11 @@ def test_a_receiver_dies_before_a_trainer_has_its_key(tmp_path: Path, codings: t
             small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always"
         ) as fixture:
             await fixture.begin()
-            unheard(fixture, lambda who, to, said: isinstance(said, Opened) and (who, to) == ("b/0", "trainer-1"),
-                    lambda *_: None)  # fmt: skip
+            unheard(
+                fixture,
+                lambda who, to, said: isinstance(said, Opened) and (who, to) == ("b/0", "trainer-1"),
+                lambda *_: None,
+            )
             deliver = fixture.post.deliver
 
             def die(sender: str, to: str, data: bytes) -> None:

@@ -23,9 +23,13 @@ RELAYS = st.builds(Relay, st.integers(0, 3), st.integers(0, 2))
 def updated(case: Case, relay: Relay, chunk_bytes: int, rail: str) -> None:
     names = [f"replica {number}" for number in range(case.replicas)]
     plan = plan_weights(
-        case.moves, trainers=case.trainers, receivers=case.receivers, replicas=names, relay=relay,
+        case.moves,
+        trainers=case.trainers,
+        receivers=case.receivers,
+        replicas=names,
+        relay=relay,
         chunk_bytes=chunk_bytes,
-    )  # fmt: skip
+    )
 
     async def body() -> None:
         with tempfile.TemporaryDirectory() as folder:

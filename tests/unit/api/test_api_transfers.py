@@ -267,9 +267,17 @@ async def test_scatter_and_pages_land_where_they_should() -> None:
             assert bytes(p.target.memory[row.offset :][: row.length_bytes]) == bytes(expected)
         assert await counter.wait(4) == 4
         p.writer.write_pages(
-            p.source, range(3), p.key, (5, 4, 5), page_bytes=16, source_stride=32, target_stride=64, source_offset=8,
-            target_offset=1024, imm=counter.imm,
-        )  # fmt: skip
+            p.source,
+            range(3),
+            p.key,
+            (5, 4, 5),
+            page_bytes=16,
+            source_stride=32,
+            target_stride=64,
+            source_offset=8,
+            target_offset=1024,
+            imm=counter.imm,
+        )
         assert await counter.wait(7) == 7
         assert bytes(p.target.memory[1024 + 4 * 64 :][:16]) == bytes(p.source.memory[8 + 32 :][:16])
 

@@ -45,10 +45,19 @@ def test_rows_and_metrics_are_of_the_last_updates(caplog: pytest.LogCaptureFixtu
     assert [row.get("reason") for row in book.rows()] == [None, "a/0 is gone", None]
     assert caplog.messages == ["version 2 was not committed: a/0 is gone"], "once"
     assert book.rows()[2] | {"ago_s": 0, "links": 0} == {
-        "version": 3, "outcome": "committed", "receivers": ["a/0", "b/0"], "seconds": 0.5, "prepare_s": 0.125,
-        "write_s": 0.25, "verify_s": 0.3, "decide_s": 0.0625, "sent_bytes": 100, "saved_bytes": 900, "links": 0,
+        "version": 3,
+        "outcome": "committed",
+        "receivers": ["a/0", "b/0"],
+        "seconds": 0.5,
+        "prepare_s": 0.125,
+        "write_s": 0.25,
+        "verify_s": 0.3,
+        "decide_s": 0.0625,
+        "sent_bytes": 100,
+        "saved_bytes": 900,
+        "links": 0,
         "ago_s": 0,
-    }  # fmt: skip
+    }
     assert all(0 <= row["ago_s"] < 60 for row in book.rows())
     for name, value in (("all", 0.5), ("prepare", 0.125), ("write", 0.25), ("verify", 0.3), ("decide", 0.0625)):
         assert found[f'asyncfabric_weights_update_seconds{{stage="{name}"}}'] == value

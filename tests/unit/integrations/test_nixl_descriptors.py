@@ -110,10 +110,13 @@ def test_lookups_find_what_covers_each_block() -> None:
     places = [
         Place(VRAM if memory else DRAM, int(device), int(start), int(length))
         for memory, device, start, length in zip(
-            random.integers(0, 2, 60), random.integers(0, 3, 60), random.integers(0, 3000, 60),
-            random.integers(1, 400, 60), strict=True,
+            random.integers(0, 2, 60),
+            random.integers(0, 3, 60),
+            random.integers(0, 3000, 60),
+            random.integers(1, 400, 60),
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
     table = RangeTable((place, place) for place in places)
     for memory in (DRAM, VRAM):
         rows = np.stack(

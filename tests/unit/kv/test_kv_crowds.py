@@ -17,9 +17,21 @@ LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, page_tokens=1, dtype="uint8"
 
 def offer(target: int, lease: int) -> KvOffer:
     return KvOffer(
-        target=target, lease=lease, reply_to=b"", layout=LAYOUT, digest="", tokens=2, rotation=0,
-        pages=PAGES, pool_pages=6, pages_key=b"", context_key=b"", layer_imms=(1,), context_imm=1, remaining_ns=1,
-    )  # fmt: skip
+        target=target,
+        lease=lease,
+        reply_to=b"",
+        layout=LAYOUT,
+        digest="",
+        tokens=2,
+        rotation=0,
+        pages=PAGES,
+        pool_pages=6,
+        pages_key=b"",
+        context_key=b"",
+        layer_imms=(1,),
+        context_imm=1,
+        remaining_ns=1,
+    )
 
 
 def serve(source: SourceMachine, target: int, lease: int) -> None:

@@ -144,9 +144,15 @@ def test_hosts_are_told_by_their_first_ranks_and_have_eight_at_most() -> None:
 
 def test_prefill_of_eight_ranks_is_what_the_page_says() -> None:
     config = MoeConfig(
-        num_experts=256, top_k=8, hidden=7168, max_tokens=4096, ranks=8, in_dtype="float8_e4m3fn", scale_block=128,
+        num_experts=256,
+        top_k=8,
+        hidden=7168,
+        max_tokens=4096,
+        ranks=8,
+        in_dtype="float8_e4m3fn",
+        scale_block=128,
         in_flight=1,
-    )  # fmt: skip
+    )
     assert 2.4 < cuda_buffer_bytes(config) / 2**30 < 2.6
     assert cuda_buffer_bytes(config.with_tokens(128)) < 85 << 20
 

@@ -45,10 +45,19 @@ WINDOW = 24  # longer than a tile and no multiple of one
 LENGTHS = (5, 30, 75)
 ANSWER = 8
 SIZES: dict[str, Any] = {
-    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "initializer_range": 0.3,
-    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
-}  # fmt: skip
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SPARSE = {"mixtral": EXPERTS, "qwen3_moe": EXPERTS, "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 24}}
 OWN_WINDOW = {"sliding_window": WINDOW}

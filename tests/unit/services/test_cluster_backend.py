@@ -339,9 +339,14 @@ async def test_requests_are_shown_with_their_nodes_and_what_they_wait_for(tmp_pa
             row = asked.row()
             assert row.pop("for_s") > 0
             assert row == {
-                "request": "r", "decode": "a", "sources": ["prefill-0"], "attempts": 1, "prompt_tokens": 3, "tokens": 2,
+                "request": "r",
+                "decode": "a",
+                "sources": ["prefill-0"],
+                "attempts": 1,
+                "prompt_tokens": 3,
+                "tokens": 2,
                 "max_tokens": 8,
-            }  # fmt: skip
+            }
             line = asked.waiting()
             assert (line.what, line.waits_for, line.have, line.need) == ("request r", "tokens", 2, 8)
             assert line.missing_from == ("a",)

@@ -21,9 +21,18 @@ from asyncfabric_services.runner.choice import Chooser  # noqa: E402
 from asyncfabric_services.runner.sampling import Sampling  # noqa: E402
 
 SETTINGS = Settings(
-    provider="local", model=None, seed=0, layers=2, hidden=32, page_tokens=16, chunk=64, new_tokens=8, pool_tokens=0,
-    threads=1, deadline=60.0,
-)  # fmt: skip
+    provider="local",
+    model=None,
+    seed=0,
+    layers=2,
+    hidden=32,
+    page_tokens=16,
+    chunk=64,
+    new_tokens=8,
+    pool_tokens=0,
+    threads=1,
+    deadline=60.0,
+)
 
 
 @pytest.mark.trio

@@ -31,9 +31,16 @@ WAIT = {
 DECODE = {"node": "decode-1", "role": "decode", "why": [WAIT]}
 PEER = {"plane": "fabric", "peer": "p[red]1", "state": "lost", "provider": "local", "bytes_sent": 25650}
 REGION = {
-    "owner": "pages", "id": 1, "length_bytes": 4096, "device": "cpu", "access": "write", "generation": 2,
-    "age_s": 61.0, "cost_s": 0.0035, "quarantined": True,
-}  # fmt: skip
+    "owner": "pages",
+    "id": 1,
+    "length_bytes": 4096,
+    "device": "cpu",
+    "access": "write",
+    "generation": 2,
+    "age_s": 61.0,
+    "cost_s": 0.0035,
+    "quarantined": True,
+}
 
 
 def run(*arguments: str) -> Result:
@@ -144,9 +151,12 @@ def test_texts_of_nodes_do_not_steer_the_terminal(command: tuple[str, ...]) -> N
         REGION | dict.fromkeys(("owner", "device", "access"), evil),
     )
     answers = {
-        "why": row | {"why": [wait]}, "peers": row | {"peers": [peer]}, "regions": row | {"regions": [region]},
-        "health": row, "metrics": metrics(1, 1),
-    }  # fmt: skip
+        "why": row | {"why": [wait]},
+        "peers": row | {"peers": [peer]},
+        "regions": row | {"regions": [region]},
+        "health": row,
+        "metrics": metrics(1, 1),
+    }
     with site(**answers) as node, site() as broken, site() as directory:
         broken.answers |= dict.fromkeys(("/why", "/peers", "/regions", "/health"), (500, evil.encode()))
         rows = [(evil, node.url), (evil, broken.url), (evil, dead_url()), (evil, "")]
@@ -204,11 +214,21 @@ def test_values_and_addresses_as_people_write_them() -> None:
         'asyncfabric_b{c="d"}': 2.5,
     }
     assert [in_bytes(value) for value in (None, 0, 999, 1000, 25_650, 3.2e9)] == [
-        "", "0 B", "999 B", "1 kB", "25.6 kB", "3.2 GB",
-    ]  # fmt: skip
+        "",
+        "0 B",
+        "999 B",
+        "1 kB",
+        "25.6 kB",
+        "3.2 GB",
+    ]
     assert [in_time(value) for value in (None, 0.5e-6, 0.0031, 2.5, 61, 7200)] == [
-        "", "0.5 us", "3.1 ms", "2.5 s", "1.02 min", "2 h",
-    ]  # fmt: skip
+        "",
+        "0.5 us",
+        "3.1 ms",
+        "2.5 s",
+        "1.02 min",
+        "2 h",
+    ]
     assert checked_url("localhost:8100") == checked_url("http://localhost:8100/") == "http://localhost:8100"
 
 

@@ -13,10 +13,19 @@ from asyncfabric_services.cli import asyncfabric
 from asyncfabric_services.look.rates import Sample, row_of, with_lags
 
 COMMITTED = {
-    "version": 7, "outcome": "committed", "receivers": ["rollout-1/0", "rollout-2/0"], "seconds": 0.5,
-    "prepare_s": 0.125, "write_s": 0.25, "verify_s": 0.3, "decide_s": 0.0625, "sent_bytes": 8_920_000,
-    "saved_bytes": 0, "links": [{"why": "not shown"}], "ago_s": 61.0,
-}  # fmt: skip
+    "version": 7,
+    "outcome": "committed",
+    "receivers": ["rollout-1/0", "rollout-2/0"],
+    "seconds": 0.5,
+    "prepare_s": 0.125,
+    "write_s": 0.25,
+    "verify_s": 0.3,
+    "decide_s": 0.0625,
+    "sent_bytes": 8_920_000,
+    "saved_bytes": 0,
+    "links": [{"why": "not shown"}],
+    "ago_s": 61.0,
+}
 ABORTED = {"version": 8, "outcome": "aborted", "reason": "rollout-3/0 is [gone]", "ago_s": 2.0}
 NODES = {
     "coordinator": "asyncfabric_weights_committed_version 7",
@@ -43,8 +52,10 @@ def top(updates: list[dict[str, Any]], *options: str) -> str:
 def test_each_node_has_its_version_and_what_it_lacks() -> None:
     rows = {row["role"]: row for row in map(json.loads, top([], "--json").splitlines())}
     assert {role: (row["version"], row["versions_behind"]) for role, row in rows.items()} == {
-        "coordinator": (7, None), "trainer": (7, 0), "rollout": (4, 3),
-    }  # fmt: skip
+        "coordinator": (7, None),
+        "trainer": (7, 0),
+        "rollout": (4, 3),
+    }
     assert rows["rollout"]["tokens_per_s"] == 0 and rows["trainer"]["tokens_per_s"] is None
 
 

@@ -48,9 +48,13 @@ async def test_each_page_of_a_view_is_answered_with_the_name_of_its_node() -> No
     first, second = why["why"]
     assert 2 <= first.pop("for_s") < 1000 and second["for_s"] is None
     assert first == {
-        "what": "r1", "waits_for": "pages", "have": 1, "need": 6, "missing_from": ["r0 (7 pages)"],
+        "what": "r1",
+        "waits_for": "pages",
+        "have": 1,
+        "need": 6,
+        "missing_from": ["r0 (7 pages)"],
         "detail": {"lease": 3},
-    }  # fmt: skip
+    }
     assert (await told(routes, "/peers"))[1]["peers"] == [{"peer": "x"}]
     assert (await told(routes, "/regions"))[1]["regions"] == []
     assert (await told(routes, "/nodes"))[1]["nodes"] == [{"name": "n"}]
@@ -64,8 +68,11 @@ async def test_a_node_that_closes_says_so_and_one_without_a_view_has_no_pages() 
     status, page = await told(node_routes(condition, CollectorRegistry(), View(closed)), "/why")
     assert (status, page["node"], "closed" in page["error"]) == (503, "n", True)
     assert {route.path for route in node_routes(condition, CollectorRegistry())} == {
-        "/health", "/health/ready", "/health/live", "/metrics",
-    }  # fmt: skip
+        "/health",
+        "/health/ready",
+        "/health/live",
+        "/metrics",
+    }
 
 
 def _member(name: str, incarnation: int) -> Member:

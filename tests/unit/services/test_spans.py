@@ -72,11 +72,18 @@ def test_only_the_newest_are_kept() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "nonsense", f"00-{TRACE}-{PARENT}", f"ff-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01-more",
-        f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-01\n", f"00-{TRACE[:-1]}-{PARENT}-01",
+        "",
+        "nonsense",
+        f"00-{TRACE}-{PARENT}",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01-more",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01\n",
+        f"00-{TRACE[:-1]}-{PARENT}-01",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_trace_context(text: str) -> None:
     assert parse_context(text) is None
 

@@ -32,9 +32,14 @@ def seconds(*arguments: str) -> float:
 def file_of(folder: Path, wait_s: float = 0.25, **costs: float) -> Path:
     judged = (Judged("a", 2.0, 1.0, 1.5, True), Judged("b", 2.0, 1.0, 1.1, False), Judged("c", 2.0, 1.0, 0.7, False))
     found = Calibration(
-        costs=HostCosts(**(FREE | costs)), standard_errors=dict.fromkeys(COSTS), wait_s=wait_s, op_us=0.5,
-        machine="two cores", provider="local", judged=judged,
-    )  # fmt: skip
+        costs=HostCosts(**(FREE | costs)),
+        standard_errors=dict.fromkeys(COSTS),
+        wait_s=wait_s,
+        op_us=0.5,
+        machine="two cores",
+        provider="local",
+        judged=judged,
+    )
     path = folder / "calibration.json"
     path.write_bytes(msgspec.json.encode(found))
     return path

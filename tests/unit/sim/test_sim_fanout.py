@@ -38,9 +38,15 @@ def plan_of(moves, trainers: int, receivers: int, replicas: int = 1, relay=None)
 
 
 IDEAL = Assumptions(
-    rail_efficiency=1.0, message_us=0.0, skew_s=0.0, commit_s=0.0, verify_gbytes_per_s=1e6, bring_gbytes_per_s=1e4,
-    convert_gbytes_per_s=1e4, watermark_bytes=1 << 40,
-)  # fmt: skip
+    rail_efficiency=1.0,
+    message_us=0.0,
+    skew_s=0.0,
+    commit_s=0.0,
+    verify_gbytes_per_s=1e6,
+    bring_gbytes_per_s=1e4,
+    convert_gbytes_per_s=1e4,
+    watermark_bytes=1 << 40,
+)
 
 
 def test_one_gigabyte_over_one_rail_takes_its_time() -> None:

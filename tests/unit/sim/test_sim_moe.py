@@ -19,9 +19,15 @@ from asyncfabric.sim.moe_workload import LaneLoad, load_of, random_choices
 from asyncfabric_services.plan.command import plan
 
 DECODE: dict[str, Any] = {
-    "num_experts": 256, "top_k": 8, "hidden": 7168, "max_tokens": 32, "ranks": 16, "in_dtype": "float8_e4m3fn",
-    "scale_block": 128, "in_flight": 4,
-}  # fmt: skip
+    "num_experts": 256,
+    "top_k": 8,
+    "hidden": 7168,
+    "max_tokens": 32,
+    "ranks": 16,
+    "in_dtype": "float8_e4m3fn",
+    "scale_block": 128,
+    "in_flight": 4,
+}
 
 
 def loads(config: MoeConfig, seed: int = 1) -> list[LaneLoad]:
@@ -74,9 +80,17 @@ def test_times_obey_the_rails() -> None:
     slower, slow_node = predicted(nodes, rail_gbits_per_s=200.0), predicted(nodes, node_gbytes_per_s=50.0)
     assert slower.dispatch_us > by_nodes.dispatch_us + by_nodes.dispatch_floor_us * 0.9
     assert slow_node.combine_us > by_nodes.combine_us
-    bare: dict[str, Any] = {"launch_us": 0.0, "proxy_us": 0.0, "latency_us": 0.0, "notify_us": 0.0, "message_us": 0.0,
-                            "node_latency_us": 0.0, "memory_gbytes_per_s": 1e9, "node_gbytes_per_s": 1e6,
-                            "rail_efficiency": 1.0}  # fmt: skip
+    bare: dict[str, Any] = {
+        "launch_us": 0.0,
+        "proxy_us": 0.0,
+        "latency_us": 0.0,
+        "notify_us": 0.0,
+        "message_us": 0.0,
+        "node_latency_us": 0.0,
+        "memory_gbytes_per_s": 1e9,
+        "node_gbytes_per_s": 1e6,
+        "rail_efficiency": 1.0,
+    }
     ideal = predicted(config, **bare)
     assert ideal.dispatch_floor_us <= ideal.dispatch_us <= ideal.dispatch_floor_us * 1.15 + 1.0
 

@@ -20,15 +20,20 @@ TRAINERS, RECEIVERS = 3, 2
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 40)), max_size=60), st.integers(1, 30))
 def test_words_are_those_of_the_rule(units: list[tuple[int, int, int]], share: int) -> None:
     units.sort(key=lambda unit: unit[0])  # each sender's in its order
-    sender, receiver, size = (np.array(column, np.int64) for column in zip(*units, strict=True)) if units else (
-        np.zeros(0, np.int64),) * 3  # fmt: skip
+    sender, receiver, size = (
+        (np.array(column, np.int64) for column in zip(*units, strict=True)) if units else (np.zeros(0, np.int64),) * 3
+    )
     counts = np.bincount(sender, minlength=TRAINERS)
     ends = np.cumsum(counts)
     template = workload_of(plan_of(TRAINERS, RECEIVERS, 1, 2, 256, "copy"), Assumptions())
     work = replace(
-        template, first_entry=np.stack([ends - counts, ends], axis=1), entry_receiver=receiver,
-        entry_bytes=size.astype(float), fed=np.full(RECEIVERS, float(share * SHARES)), gets=np.zeros(RECEIVERS),
-    )  # fmt: skip
+        template,
+        first_entry=np.stack([ends - counts, ends], axis=1),
+        entry_receiver=receiver,
+        entry_bytes=size.astype(float),
+        fed=np.full(RECEIVERS, float(share * SHARES)),
+        gets=np.zeros(RECEIVERS),
+    )
     said, heard = np.zeros(TRAINERS, int), np.zeros(RECEIVERS, int)
     for one in range(TRAINERS):
         for other in range(RECEIVERS):

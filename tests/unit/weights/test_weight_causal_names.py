@@ -10,15 +10,27 @@ from asyncfabric.weights import Mesh, ReplicaLayout, place
 from asyncfabric.weights.plan.causal import card_of, causal_moves
 from asyncfabric.weights.plan.holdings import Held
 
-CARD = card_of(SimpleNamespace(
-    hidden_size=64, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, vocab_size=256,
-    intermediate_size=128,
-))  # fmt: skip
+CARD = card_of(
+    SimpleNamespace(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        vocab_size=256,
+        intermediate_size=128,
+    )
+)
 LAYER = {
-    "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
-    "self_attn.o_proj": (64, 64), "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64), "mlp.down_proj": (64, 128),
-    "input_layernorm": (64,), "post_attention_layernorm": (64,),
-}  # fmt: skip
+    "self_attn.q_proj": (64, 64),
+    "self_attn.k_proj": (32, 64),
+    "self_attn.v_proj": (32, 64),
+    "self_attn.o_proj": (64, 64),
+    "mlp.gate_proj": (128, 64),
+    "mlp.up_proj": (128, 64),
+    "mlp.down_proj": (64, 128),
+    "input_layernorm": (64,),
+    "post_attention_layernorm": (64,),
+}
 SHAPES: dict[str, tuple[int, ...]] = {
     f"model.layers.{layer}.{module}.weight": shape for layer in range(2) for module, shape in LAYER.items()
 } | {"model.embed_tokens.weight": (256, 64), "model.norm.weight": (64,), "lm_head.weight": (256, 64)}

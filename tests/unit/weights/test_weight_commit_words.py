@@ -56,8 +56,10 @@ def test_someone_keeps_the_version_that_is_overwritten_elsewhere() -> None:
     assert coordinator.received("a", Ready(2)) == []
     aborted = coordinator.received("b", Ready(2))
     assert {effect.to for effect in aborted if isinstance(effect, Send) and isinstance(effect.message, Abort)} == {
-        "a", "b", SENDER,
-    }  # fmt: skip
+        "a",
+        "b",
+        SENDER,
+    }
     assert "needs a shadow" in coordinator.failure
 
 

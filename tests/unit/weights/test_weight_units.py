@@ -61,9 +61,10 @@ def test_last_units_are_small_where_that_is_asked_for() -> None:
 
 
 @given(
-    sizes=st.lists(st.integers(1, 100), max_size=60), most=st.integers(1, 300),
+    sizes=st.lists(st.integers(1, 100), max_size=60),
+    most=st.integers(1, 300),
     edges=st.tuples(st.none() | st.integers(1, 90), st.none() | st.integers(1, 90)),
-)  # fmt: skip
+)
 def test_units_are_all_boxes_in_order_and_none_too_large(
     sizes: list[int], most: int, edges: tuple[int | None, int | None]
 ) -> None:

@@ -140,8 +140,10 @@ def box_scales(maxima: Floats, start: Ints, size: tuple[int, ...], origin: Ints)
         size: of the box.
         origin: where the shard begins in the parameter.
     """
-    cut = [slice(int(at - low), int(at - low) + side) for at, low, side in
-           zip(start[:-2], origin[:-2], size[:-2], strict=True)]  # fmt: skip
+    cut = [
+        slice(int(at - low), int(at - low) + side)
+        for at, low, side in zip(start[:-2], origin[:-2], size[:-2], strict=True)
+    ]
     for at, low, side in zip(start[-2:].tolist(), origin[-2:].tolist(), size[-2:], strict=True):
         cut.append(slice(at // BLOCK - low // BLOCK, -(-(at + side) // BLOCK) - low // BLOCK))
     return scales_of(maxima[tuple(cut)])

@@ -94,9 +94,16 @@ class TorchDevice:
             return [sizes_of(part.reshape(found.shape), kind.dtype) for part, found, (_, _, kind) in parts]
 
     def convert(
-        self, out: Tensor, sizes: Sequence[int], axes: Sequence[int], box: Tensor, kind: Kind, maxima: Floats | None,
-        start: Ints, origin: Ints,
-    ) -> None:  # fmt: skip
+        self,
+        out: Tensor,
+        sizes: Sequence[int],
+        axes: Sequence[int],
+        box: Tensor,
+        kind: Kind,
+        maxima: Floats | None,
+        start: Ints,
+        origin: Ints,
+    ) -> None:
         """Convert strip by strip; scales come from the host, where they are divided."""
         with self.working():
             scales = None

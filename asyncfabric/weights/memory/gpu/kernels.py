@@ -195,6 +195,16 @@ def _matrices(box: Tensor, row: int, column: int, blocks: tuple[int, int], scale
     whole = all(number % 8 == 0 for number in (lead_stride, row_stride, columns, column))
     vector = whole and box.data_ptr() % 16 == 0 and out.data_ptr() % 8 == 0
     return Matrices(
-        box.data_ptr(), lead_stride, row_stride, scales, out.data_ptr(), leads, rows, columns, row, column, *blocks,
+        box.data_ptr(),
+        lead_stride,
+        row_stride,
+        scales,
+        out.data_ptr(),
+        leads,
+        rows,
+        columns,
+        row,
+        column,
+        *blocks,
         vector,
-    )  # fmt: skip
+    )
