@@ -29,7 +29,7 @@ class NoteSlot:
     __slots__ = ("count", "ended", "imm", "number", "owner")
 
     def __init__(self, owner: NoteSlots, entry: SlotEntry) -> None:
-        self.owner = owner
+        self.owner: NoteSlots = owner
         self.number: int = entry.number
         self.imm: int = entry.value
         self.count: int = 0
