@@ -30,7 +30,7 @@ class Remote:
     """Calls to and from other nodes, over one link."""
 
     def __init__(self, node: Node, link: Link, cancel_deadline_s: float) -> None:
-        self.protocol_errors = 0
+        self.protocol_errors: int = 0
         self._link = link
         self._outgoing = Outgoing(link, cancel_deadline_s)
         self._incoming = Incoming(node, link)

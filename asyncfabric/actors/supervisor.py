@@ -209,8 +209,13 @@ class Supervisor:
         if self._policy.strategy == "rest_for_one":
             order = list(self._children.values())
             affected = order[order.index(child) :]
-            because = Death(f"it depends on {child.name}, which failed: {death.reason}", death.origin, death.kind,
-                            death.traceback, death.cause)  # fmt: skip
+            because = Death(
+                f"it depends on {child.name}, which failed: {death.reason}",
+                death.origin,
+                death.kind,
+                death.traceback,
+                death.cause,
+            )
             for later in reversed(affected[1:]):
                 await later.stop(because)
                 self._log_casualty(later, death)

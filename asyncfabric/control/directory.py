@@ -57,8 +57,8 @@ class DirectoryTable:
 
     def __init__(self, lease_ns: int = LEASE_NS, *, now_ns: int = 0) -> None:
         self.lease_ns = lease_ns
-        self.epoch = 0
-        self.settles_ns = now_ns + lease_ns
+        self.epoch: int = 0
+        self.settles_ns: int = now_ns + lease_ns
         self.nodes: dict[str, Node] = {}
         self._deadlines: dict[str, int] = {}
         self._changes: deque[NodeChange] = deque(maxlen=KEPT_CHANGES)
@@ -164,7 +164,7 @@ class DirectoryView:
     """A node's copy of the table; kept while there is no directory."""
 
     def __init__(self) -> None:
-        self.epoch = 0
+        self.epoch: int = 0
         self.nodes: dict[str, Node] = {}
         self._unconfirmed: set[str] = set()
 

@@ -41,7 +41,7 @@ from asyncfabric.control.messages import Identity, checked_name, checked_text
 from asyncfabric.control.protocol_errors import RefusedError
 from asyncfabric.errors import ClosedError, PeerError
 
-log = logging.getLogger("asyncfabric.control")
+log: logging.Logger = logging.getLogger("asyncfabric.control")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0

@@ -38,7 +38,7 @@ from asyncfabric.control.link import Link
 from asyncfabric.control.messages import Identity
 from asyncfabric.errors import ClosedError, PeerError
 
-log = logging.getLogger("asyncfabric.control")
+log: logging.Logger = logging.getLogger("asyncfabric.control")
 
 
 class Directory:
@@ -46,8 +46,8 @@ class Directory:
 
     def __init__(self, link: Link, lease_ns: int, tasks: TaskGroup) -> None:
         """Not for users: use `serve_directory`."""
-        self.table = DirectoryTable(lease_ns, now_ns=_now_ns())
-        self.unreadable = 0
+        self.table: DirectoryTable = DirectoryTable(lease_ns, now_ns=_now_ns())
+        self.unreadable: int = 0
         self._link = link
         self._tasks = tasks
         self._watchers: dict[Identity, _Watcher] = {}

@@ -18,7 +18,7 @@ from asyncfabric.control.link_values import LinkConfig
 from asyncfabric.control.messages import Identity
 from asyncfabric.errors import DeviceError
 
-log = logging.getLogger("asyncfabric.control")
+log: logging.Logger = logging.getLogger("asyncfabric.control")
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5}|\*)")
 _EVERYWHERE = ("*", "0.0.0.0", "[::]")

@@ -48,8 +48,8 @@ class Handshake:
         self.address = address
         self.capabilities = capabilities
         self.sessions: dict[Path, Session] = {}
-        self.names = NameTable(me, trusted)
-        self.errors = ProtocolErrors(str(me))
+        self.names: NameTable = NameTable(me, trusted)
+        self.errors: ProtocolErrors = ProtocolErrors(str(me))
         self.now_ns = 0
         self.actions: list[Action] = []
         self._nonce = nonce

@@ -38,9 +38,9 @@ class Link:
 
     def __init__(self, switchboard: Switchboard, config: LinkConfig, tasks: TaskGroup) -> None:
         """Not for users: use `open_link`."""
-        self.identity = switchboard.identity
-        self.role = switchboard.table.role
-        self.address = switchboard.address
+        self.identity: Identity = switchboard.identity
+        self.role: str = switchboard.table.role
+        self.address: str = switchboard.address
         self._board = switchboard
         self._table = switchboard.table
         self._config = config

@@ -123,7 +123,7 @@ class Outlet:
             ((change.peer, False), change) for change in now
         )
         self._filled = anyio.Event()
-        self.overrun = False
+        self.overrun: bool = False
 
     def put(self, change: SessionChange) -> None:
         """Add a change."""

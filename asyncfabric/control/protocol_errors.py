@@ -10,7 +10,7 @@ from typing import Final
 
 from asyncfabric.errors import PeerError
 
-log = logging.getLogger("asyncfabric.control")
+log: logging.Logger = logging.getLogger("asyncfabric.control")
 
 REASONS: Final = {
     "oversized": "the frame is larger than the limit",
@@ -64,7 +64,7 @@ class ProtocolErrors:
     """Counts by reason."""
 
     def __init__(self, owner: str) -> None:
-        self.counts = dict.fromkeys(REASONS, 0)
+        self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self._owner = owner
 
     def count(self, reason: str, detail: str) -> None:

@@ -28,7 +28,7 @@ class Pump:
     def __init__(
         self, fd: int, receive: Callable[[], bool], flush: Callable[[], bool], release: Callable[[], None]
     ) -> None:
-        self.closed = False
+        self.closed: bool = False
         self._fd = fd
         self._receive = receive
         self._flush = flush

@@ -63,7 +63,7 @@ class Dialing:
 
     def __init__(self, path: int) -> None:
         self.path = path
-        self.ended = anyio.Event()
+        self.ended: anyio.Event = anyio.Event()
         self.waiters = 0
         self.peer: Identity | None = None
         self.reason = ""
@@ -85,7 +85,9 @@ class Switchboard:
         self.identity = identity
         self.address = address
         self.wire = wire
-        self.table = SessionTable(identity, config.session_config(), address=address, role=role, trusted=trusted)
+        self.table: SessionTable = SessionTable(
+            identity, config.session_config(), address=address, role=role, trusted=trusted
+        )
         self.outlets: list[Outlet] = []
         self._events: deque[Event] = deque()
         self._feeding = False

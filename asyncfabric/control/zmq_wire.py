@@ -31,7 +31,7 @@ from asyncfabric.control.pump import Pump
 from asyncfabric.control.switchboard import Switchboard
 from asyncfabric.errors import DeviceError, PeerError
 
-log = logging.getLogger("asyncfabric.control")
+log: logging.Logger = logging.getLogger("asyncfabric.control")
 zmq: Any = _zmq  # its stubs name nothing that they gather by star
 MAX_PARTS = 8  # parts of one message that are kept; one more than any good message has would do
 MAX_WAITING = 4096  # control frames that wait for room on a path before its peer counts as stuck
@@ -94,7 +94,7 @@ class ZmqWire:
     def __init__(self, config: LinkConfig, keys: LinkKeys | None, insecure: bool) -> None:
         if keys is not None and public_of(keys.secret) != keys.public:
             raise ValueError("the public key is not the one of the secret key: no peer would shake hands with both")
-        self.context = zmq.Context()
+        self.context: Any = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 16384)
         self.switchboard: Switchboard
         self._config = config

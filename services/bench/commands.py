@@ -276,9 +276,18 @@ def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> 
     help="Used where it is measured to pay; trainers change 2 % of the weights before each update then.",
 )
 def weights(
-    trainers: int, rollouts: int, replicas: int, model_bytes: int, side: int, form: str, scratch_bytes: int | None,
-    chunk_bytes: int | None, chain: bool, codings: tuple[str, ...], **arguments: Any,
-) -> int:  # fmt: skip
+    trainers: int,
+    rollouts: int,
+    replicas: int,
+    model_bytes: int,
+    side: int,
+    form: str,
+    scratch_bytes: int | None,
+    chunk_bytes: int | None,
+    chain: bool,
+    codings: tuple[str, ...],
+    **arguments: Any,
+) -> int:
     """Measure updates of weights from trainers to replicas, against bare copies by as many copiers."""
     from asyncfabric_services.bench.weights.run import run_weights
     from asyncfabric_services.bench.weights.workload import plan_of
@@ -292,10 +301,15 @@ def weights(
     chunk_bytes = chunk_bytes or ((64 << 20) if options.on_gpu else (4 << 20))
     each = side * side * (1 if form == "fp8" else 2)
     model: dict[str, Any] = {
-        "trainers": trainers, "receivers": rollouts // replicas, "replicas": replicas,
-        "matrices": max(2, -(-model_bytes // each) // 2 * 2), "side": side, "form": form,
-        "chunk_bytes": chunk_bytes, "chain": chain,
-    }  # fmt: skip
+        "trainers": trainers,
+        "receivers": rollouts // replicas,
+        "replicas": replicas,
+        "matrices": max(2, -(-model_bytes // each) // 2 * 2),
+        "side": side,
+        "form": form,
+        "chunk_bytes": chunk_bytes,
+        "chain": chain,
+    }
     try:
         plan_of(**model)
     except ValueError as error:

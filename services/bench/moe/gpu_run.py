@@ -93,8 +93,11 @@ def _one_shape(
     walls = all_of(ranks, "wall", rounds=rounds)
     counted, wrong = _counted(ranks, config, plans, apart)
     verdicts += [*all_of(ranks, "check", seed=options.seed + 3), wrong]
-    nccl = [sample for each in all_of(ranks, "nccl", tokens=tokens, top_k=config.top_k, hidden=config.hidden)
-            for sample in each]  # fmt: skip
+    nccl = [
+        sample
+        for each in all_of(ranks, "nccl", tokens=tokens, top_k=config.top_k, hidden=config.hidden)
+        for sample in each
+    ]
     verified = report.check(f"{tokens} tokens, {config.in_dtype}", "; ".join(each for each in verdicts if each))
     moved = statistics.mean(plan["moved"] for plan in plans)
     floors = floors_of(config, moved, limits, apart)
