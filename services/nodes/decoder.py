@@ -1,4 +1,4 @@
-"""Answers requests on a decode node: leases pages, has them filled by a prefill node, decodes in the running batch.
+"""The reference runner as the engine of a decode node: leases pages, has them filled, decodes in the running batch.
 
 Runs on the event loop. A request that ends, however, has given its pages back or left them in quarantine.
 """
@@ -6,78 +6,83 @@ Runs on the event loop. A request that ends, however, has given its pages back o
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import torch
 import trio
 
-from asyncfabric import BrokenError, BusyError, ClosedError, PeerError, StaleKeyError, TransferError
-from asyncfabric.actors import Actor, Membership, handles
-from asyncfabric.kv import KvInbox, KvLease
+from asyncfabric import BrokenError, BusyError, Fabric, PeerError, StaleKeyError, TransferError
+from asyncfabric.actors import Membership, labels_of
+from asyncfabric.control import Link
+from asyncfabric.kv import FabricMessenger, KvInbox, KvLease, deliver, open_inbox
 from asyncfabric.observe.spans import SpanRing, Value
+from asyncfabric_services.health.view import View
+from asyncfabric_services.nodes.engine import Cluster
 from asyncfabric_services.nodes.filling import fill
-from asyncfabric_services.nodes.messages import Generate, Source, Tokens, refuse_fields
-from asyncfabric_services.nodes.paged_model import PagedModel
-from asyncfabric_services.router.admission import RequestAdmission
+from asyncfabric_services.nodes.messages import Generate, Source, refuse_fields
+from asyncfabric_services.nodes.names import NodeNames
+from asyncfabric_services.nodes.paged_model import PagedModel, PoolSupply, open_paged_model
+from asyncfabric_services.nodes.sight import FabricSight
+from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.runner.batcher import Batcher
-from asyncfabric_services.runner.scheduler import Member
+from asyncfabric_services.runner.meter import RunnerMeter
+from asyncfabric_services.runner.scheduler import Member, Scheduler
 
 _log = logging.getLogger(__name__)
 
 
-class Decoder:
+class PagedDecode:
     """The requests of one decode node."""
 
-    def __init__(
-        self,
-        model: PagedModel,
-        inbox: KvInbox,
-        batcher: Batcher,
-        admission: RequestAdmission,
-        spans: SpanRing,
-        membership: Membership,
-        most_waiting: int,
-    ) -> None:
+    def __init__(self, model: PagedModel, inbox: KvInbox, batcher: Batcher, spans: SpanRing, most_waiting: int) -> None:
+        self.labels = labels_of(bytes(model.fabric.address))
+        self.fabric: Fabric | None = model.fabric
         self._model = model
         self._inbox = inbox
         self._batcher = batcher
-        self._admission = admission
         self._spans = spans
-        self._membership = membership
         self._most_waiting = most_waiting
         self._waiting = 0
 
-    async def generate(self, request: Generate) -> int:
-        """Answer a request; returns how many tokens were told.
+    def view(self, link: Link, names: NodeNames) -> View:
+        """Return what the node shows of itself."""
+        return FabricSight(self._model, link, names, self._inbox).view()
 
-        Raises BusyError when too many wait for pages, ValueError for what the pool can never hold, BrokenError when
-        no source could fill the pages, TimeoutError, and ClosedError when the node stops.
+    @asynccontextmanager
+    async def generate(
+        self, request: Generate, *, deadline: float, context: str, cluster: Cluster
+    ) -> AsyncIterator[AsyncIterator[list[int]]]:
+        """Generate an answer within the scope; see DecodeEngine.
+
+        Raises BusyError when too many wait for pages, ValueError for what the pool can never hold.
 
         Cancellation: the source is told to stop and confirms, or is fenced off; the request leaves the batch.
         """
         refuse_fields(request)
-        deadline = trio.current_time() + request.remaining_s
-        with (
-            trio.move_on_at(deadline) as in_time,
-            self._admission.admit() as place,
-            self._spans.open("answer", request.trace, request=request.attempt, prompt=len(request.prompt)) as span,
-            place.scope,
-        ):
-            lease, logits = await self._received(request, deadline, span.context)
-            async with lease:
-                with self._spans.open("decode", span.context, request=request.attempt) as decoding:
-                    told = await self._decode(request, lease, logits)
-                    decoding.note(tokens=told)
-                    return told
-        if in_time.cancelled_caught:
-            raise TimeoutError(f"the deadline of the request passed on {self._model.pool!r}")
-        raise ClosedError("the decode node was stopped before the answer was complete", remedy="ask another node")
+        lease, logits = await self._received(request, deadline, context, cluster.membership)
+        async with lease:
+            table = lease.pages.tolist()
+            prompt, ends = request.prompt, self._model.loaded.end_tokens
+            member = Member(list(prompt), request.max_tokens, request.sampling, ends, table=table, computed=len(prompt))
+            member.chooser.skip(request.answered)
+            first = member.take(logits)
+            with self._spans.open("decode", context, request=request.attempt) as decoding:
+                if first is None or member.finished:
+                    yield _tokens(first, None)
+                else:
+                    async with self._batcher.generate(member) as answer:
+                        yield _tokens(first, answer)
+                decoding.note(tokens=len(member.tokens) - len(prompt))
 
-    async def _received(self, request: Generate, deadline: float, context: str) -> tuple[KvLease, torch.Tensor]:
+    async def _received(
+        self, request: Generate, deadline: float, context: str, membership: Membership
+    ) -> tuple[KvLease, torch.Tensor]:
         """Return a lease that holds the prompt, and the logits of the next token; asks one source after the other."""
         sources, failures = list(request.sources), list[str]()
         while sources:
-            difference = sources[0].layout.difference(self._model.pool.layout)
+            layout = sources[0].layout
+            difference = "their engines" if layout is None else layout.difference(self._model.pool.layout)
             if difference is not None:  # the node's fault, not the request's
                 failures.append(f"{sources[0].name}: the layouts differ in {difference}")
                 _log.warning("request %s passes over a source: %s", request.attempt, failures[-1])
@@ -86,7 +91,7 @@ class Decoder:
             with self._spans.open("wait for pages", context, request=request.attempt):
                 lease = await self._leased(request, deadline)
             try:
-                return lease, await self._filled(lease, sources[0], request, context)
+                return lease, await self._filled(lease, sources[0], request, context, membership)
             except StaleKeyError as error:
                 lease.release()
                 _log.info("request %s asks %s again: %s", request.attempt, sources[0].name, error)
@@ -112,43 +117,44 @@ class Decoder:
         finally:
             self._waiting -= 1
 
-    async def _filled(self, lease: KvLease, source: Source, request: Generate, context: str) -> torch.Tensor:
+    async def _filled(
+        self, lease: KvLease, source: Source, request: Generate, context: str, membership: Membership
+    ) -> torch.Tensor:
         about: dict[str, Value] = {"request": request.attempt, "source": source.name, "lease": lease.number}
         with self._spans.open("fill prompt", context, **about) as span:
-            logits = await fill(
-                self._inbox, lease, source, request.prompt, trace=span.context, membership=self._membership
-            )
+            logits = await fill(self._inbox, lease, source, request.prompt, trace=span.context, membership=membership)
             span.note(pieces=lease.expected, imms=", ".join(map(str, lease.imms)))
         return logits
 
-    async def _decode(self, request: Generate, lease: KvLease, logits: torch.Tensor) -> int:
-        table = lease.pages.tolist()
-        prompt, ends = request.prompt, self._model.loaded.end_tokens
-        member = Member(list(prompt), request.max_tokens, request.sampling, ends, table=table, computed=len(prompt))
-        member.chooser.skip(request.answered)
-        first = member.take(logits)
-        if first is None:
-            return 0
-        await request.reply.tell(Tokens(request.attempt, [first]))
-        told = 1
-        if not member.finished:
-            async with self._batcher.generate(member) as answer:
-                async for token in answer:
-                    await request.reply.tell(Tokens(request.attempt, [token]))
-                    told += 1
-        return told
+
+async def _tokens(first: int | None, others: AsyncIterator[int] | None) -> AsyncIterator[list[int]]:
+    if first is not None:
+        yield [first]
+    if others is not None:
+        async for token in others:
+            yield [token]
 
 
-class DecoderActor(Actor):
-    """Where routers ask a decode node."""
+@asynccontextmanager
+async def open_paged_decode(stage: Stage) -> AsyncIterator[PagedDecode]:
+    """Open model, fabric, pool, batcher and inbox as the settings say. Raises StartError.
 
-    mailbox_capacity: ClassVar[int] = 1024
-    concurrency: ClassVar[int] = 4096  # how many run and wait is bounded by the decoder
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    @handles(Generate)
-    async def generate(self, message: Generate) -> int:
-        """Answer a request; see Decoder.generate."""
-        return await self._decoder.generate(message)
+    Cancellation: sources are told, the pass in progress is waited for.
+    """
+    batch = stage.settings.batch
+    async with open_paged_model(stage) as model, trio.open_nursery() as nursery:
+        supply = PoolSupply(model.pool)
+        scheduler = Scheduler(
+            supply,
+            page_tokens=model.pool.layout.page_tokens,
+            chunk_tokens=batch.chunk_tokens,
+            most_running=batch.most_running,
+            most_waiting=model.pool.pages,  # who has pages is never refused; who waits for them is counted before
+        )
+        batcher = Batcher(model.runner, scheduler, RunnerMeter(stage.registry, scheduler, supply))
+        messenger = FabricMessenger(model.fabric)
+        nursery.start_soon(batcher.run)
+        async with open_inbox(model.fabric, model.pool, messenger) as inbox:
+            nursery.start_soon(deliver, messenger, [inbox])
+            yield PagedDecode(model, inbox, batcher, stage.spans, batch.most_waiting)
+        nursery.cancel_scope.cancel()

@@ -34,6 +34,8 @@ async def fill(
         address = FabricAddress.from_bytes(source.address)
     except ValueError as error:  # the source's fault, not the request's
         raise PeerError(f"its address cannot be read: {error}", remedy="do both nodes run the same version?") from None
+    if source.layout is None:
+        raise PeerError("its engine does not take offers", remedy="prefill and decode nodes need the same --engine")
     body, names = encode_prompt(list(prompt)), [source.name]
     async with inbox.request(
         lease, [address], source.layout, len(prompt), trace=trace, body=body, names=names

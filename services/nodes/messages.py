@@ -22,18 +22,27 @@ FIELDS_LABEL = "fields"
 """Label of a decode node whose engine takes fields of requests that the router does not know; its value is "any"."""
 
 
+ENGINE_LABEL = "engine"
+"""Label of a node whose engine is not the reference runner: `vllm`. Prefill and decode of one answer have the same."""
+
+PREFILLER = "prefiller"
+"""Name of the actor of a prefill node whose engine is asked by messages."""
+
+
 class Source(msgspec.Struct, frozen=True):
     """A prefill node that may be asked.
 
     Attributes:
         name: for people.
-        address: its FabricAddress as bytes.
-        layout: how pages lie there.
+        address: its FabricAddress as bytes; empty where engines connect by themselves.
+        layout: how pages lie there; None where engines compare theirs by themselves.
+        link: address of its link.
     """
 
     name: str
     address: bytes
-    layout: KvLayout
+    layout: KvLayout | None
+    link: str = ""
 
 
 class Tokens(Message[None]):
@@ -74,6 +83,20 @@ class Generate(Message[int]):
     reply: Reference
     trace: str = ""
     fields: bytes = b""
+
+
+class Prefill(Message[bytes]):
+    """Compute a prompt and keep its blocks; answered with what the engine that decodes needs, as a JSON object.
+
+    Attributes:
+        attempt: as in `Generate`.
+        prompt: token ids.
+        trace: W3C traceparent, or empty.
+    """
+
+    attempt: str
+    prompt: list[int]
+    trace: str = ""
 
 
 def refuse_fields(request: Generate) -> None:

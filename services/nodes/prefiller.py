@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import msgspec
 import torch
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric.kv import KvJob, KvLease, KvStream
+from asyncfabric import Fabric
+from asyncfabric.actors import Node, labels_of
+from asyncfabric.control import Link
+from asyncfabric.kv import FabricMessenger, KvJob, KvLease, KvOutbox, KvStream, deliver, open_outbox
 from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.health.metrics import BoundedCounter
-from asyncfabric_services.nodes.messages import decode_prompt
-from asyncfabric_services.nodes.paged_model import PagedModel
+from asyncfabric_services.health.view import View
+from asyncfabric_services.nodes.messages import LAYOUT_LABEL, decode_prompt
+from asyncfabric_services.nodes.names import NodeNames
+from asyncfabric_services.nodes.paged_model import PagedModel, open_paged_model
+from asyncfabric_services.nodes.sight import FabricSight
+from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.runner.batch import Span
 from asyncfabric_services.runner.runner import chunks
@@ -141,3 +151,41 @@ class Prefiller:
 def _about(stream: KvStream) -> dict[str, Value]:
     imms = ", ".join(map(str, stream.offer.layer_imms))
     return {"lease": stream.offer.lease, "pieces": stream.pieces, "bytes": stream.bytes, "imms": imms}
+
+
+class PagedPrefill:
+    """The reference runner as the engine of a prefill node: decode nodes ask it by the fabric."""
+
+    def __init__(self, model: PagedModel, outbox: KvOutbox) -> None:
+        layout = msgspec.json.encode(model.pool.layout).decode()
+        self.labels = labels_of(bytes(model.fabric.address)) | {LAYOUT_LABEL: layout}
+        self.fabric: Fabric | None = model.fabric
+        self._model = model
+        self._outbox = outbox
+
+    async def join(self, node: Node) -> None:
+        """Spawn nothing: offers come by the fabric."""
+
+    def drain(self) -> None:
+        """Take no new offers."""
+        self._outbox.drain()
+
+    def view(self, link: Link, names: NodeNames) -> View:
+        """Return what the node shows of itself."""
+        return FabricSight(self._model, link, names, self._outbox).view()
+
+
+@asynccontextmanager
+async def open_paged_prefill(stage: Stage) -> AsyncIterator[PagedPrefill]:
+    """Open model, fabric, pool and outbox as the settings say. Raises StartError.
+
+    Cancellation: jobs are cancelled and drain, their leaseholders are told.
+    """
+    async with open_paged_model(stage) as model, trio.open_nursery() as nursery:
+        meter = StreamMeter(stage.registry)
+        prefiller = Prefiller(model, stage.admission, stage.spans, stage.settings.batch.chunk_tokens, meter)
+        messenger = FabricMessenger(model.fabric)
+        async with open_outbox(model.fabric, model.pool, messenger, prefiller.serve) as outbox:
+            nursery.start_soon(deliver, messenger, [outbox])
+            yield PagedPrefill(model, outbox)
+        nursery.cancel_scope.cancel()

@@ -28,8 +28,11 @@ from asyncfabric_services.trace.recorder import Recorder
 RANDOM_MODEL = "asyncfabric-random"
 
 
-def card_of(section: ModelSection) -> ModelCard:
-    """Return the model that requests can ask for; blocking. Raises StartError where the nodes behind it would."""
+def card_of(section: ModelSection, engine: str = "reference") -> ModelCard:
+    """Return the model that requests can ask for; blocking. Raises StartError where the nodes behind it would.
+
+    Of a model for another engine than the reference runner only the vocabulary and the length are read.
+    """
     if section.path is None:
         return ModelCard(section.name or RANDOM_MODEL, ByteTokenizer(), section.max_tokens)
     from transformers import AutoConfig, AutoTokenizer
@@ -37,7 +40,8 @@ def card_of(section: ModelSection) -> ModelCard:
     try:
         folder = checkpoint_folder(section.path)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        refuse_unsupported(config)
+        if engine == "reference":
+            refuse_unsupported(config)
         tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError) as error:
         raise StartError(f"the model cannot be loaded: {error}") from error
@@ -51,7 +55,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     Cancellation: requests end, and are taken back from the nodes that work on them.
     """
     settings, attempts, membership = stage.settings, Attempts(), Membership()
-    card = await trio.to_thread.run_sync(card_of, settings.model)
+    card = await trio.to_thread.run_sync(card_of, settings.model, settings.engine.kind)
     async with (
         open_control(stage) as link,
         open_node(stage.condition.name, link) as node,

@@ -33,7 +33,14 @@ from asyncfabric.kv import KvLayout
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
-from asyncfabric_services.nodes.messages import DECODER, FIELDS_LABEL, LAYOUT_LABEL, Generate, Source
+from asyncfabric_services.nodes.messages import (
+    DECODER,
+    ENGINE_LABEL,
+    FIELDS_LABEL,
+    LAYOUT_LABEL,
+    Generate,
+    Source,
+)
 from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import AnswerTokens, Attempt, Attempts
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
@@ -134,7 +141,7 @@ class ClusterBackend:
                 return  # the node was lost between its last token and its goodbye
             asked.decode = ""
             decode = await self._chosen_decode(request, lost, avoided, disliked)
-            sources = await self._sources()
+            sources = await self._sources(self._engine_of(decode))
             asked.decode, asked.attempts = decode.identity.name, attempts + 1
             asked.sources = tuple(source.identity.name for source, _ in sources)
             try:
@@ -166,7 +173,7 @@ class ClusterBackend:
         request: GenerateRequest,
         answer: AnswerTokens,
         decode: Member,
-        sources: list[tuple[Member, KvLayout]],
+        sources: list[tuple[Member, KvLayout | None]],
         deadline: float,
     ) -> None:
         """Ask one decode node for the rest of the answer."""
@@ -244,22 +251,32 @@ class ClusterBackend:
                     return free[0]
         raise AssertionError("views do not end")
 
-    async def _sources(self) -> list[tuple[Member, KvLayout]]:
-        """Return prefill nodes with their layouts, the least loaded first; waits for one, then raises ApiFault 503."""
+    def _engine_of(self, decode: Member) -> str:
+        labels = [node.labels for node in self._directory.nodes("decode") if node.identity == decode.identity]
+        return labels[0].get(ENGINE_LABEL, "") if labels else ""
+
+    async def _sources(self, engine: str) -> list[tuple[Member, KvLayout | None]]:
+        """Return prefill nodes of an engine with their layouts, the least loaded first.
+
+        Waits for one, then raises ApiFault 503.
+        """
         views = self._membership.views()
         with trio.move_on_after(self._patience):
             async for _ in views:
-                if found := self._readable_sources():
+                if found := self._readable_sources(engine):
                     return found
         raise _nobody("prefill")
 
-    def _readable_sources(self) -> list[tuple[Member, KvLayout]]:
+    def _readable_sources(self, engine: str) -> list[tuple[Member, KvLayout | None]]:
         # The directory's own view may be ahead of the membership: a node that it lost already has no labels here.
         labels = {node.identity: node.labels for node in self._directory.nodes("prefill")}
-        found = []
+        found: list[tuple[Member, KvLayout | None]] = []
         for member in self._membership.by_load("prefill"):
+            its = labels.get(member.identity, {})
+            if its.get(ENGINE_LABEL, "") != engine:
+                continue
             try:
-                layout = msgspec.json.decode(labels.get(member.identity, {}).get(LAYOUT_LABEL, ""), type=KvLayout)
+                layout = None if engine else msgspec.json.decode(its.get(LAYOUT_LABEL, ""), type=KvLayout)
             except UNREADABLE as error:
                 _log.warning("the layout of prefill node %s cannot be read: %s", member.identity.name, error)
                 continue
@@ -275,8 +292,8 @@ def _nobody(role: str) -> ApiFault:
     )
 
 
-def _source(member: Member, layout: KvLayout) -> Source:
-    return Source(member.identity.name, member.fabric_address, layout)
+def _source(member: Member, layout: KvLayout | None) -> Source:
+    return Source(member.identity.name, member.fabric_address, layout, member.address)
 
 
 def _failure(error: RemoteError) -> Exception:

@@ -51,8 +51,8 @@ class Key:
 
     @property
     def flag(self) -> str:
-        """Flag of the command line."""
-        return "--" + self.name.replace(".", "-").replace("_", "-")
+        """Flag of the command line; the `kind` of a section goes by the section's name."""
+        return "--" + self.name.removesuffix(".kind").replace(".", "-").replace("_", "-")
 
     @property
     def repeated(self) -> bool:

@@ -30,9 +30,12 @@ MODEL = (
 READERS: Mapping[str, tuple[str, ...]] = {
     "local": (*NODE, *API, *MODEL, "model.name", "cache", "batch", "router"),
     "directory": (*NODE, *LINK),
-    "prefill": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "cache", "batch"),
-    "decode": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "cache", "batch"),
-    "router": (*NODE, *API, *MEMBER, "model.path", "model.name", "model.max_tokens", "router", "cluster.patience"),
+    "prefill": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "engine", "cache", "batch"),
+    "decode": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "engine", "cache", "batch"),
+    "router": (
+        *NODE, *API, *MEMBER, "model.path", "model.name", "model.max_tokens", "engine.kind", "router",
+        "cluster.patience",
+    ),
     "expert": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.experts", "batch.chunk_tokens"),
     "coordinator": (*NODE, *MEMBER, "weights.log"),
     "trainer": (

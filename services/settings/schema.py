@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009  # key() returns a dataclasses.field, made anew at each call
 """Every key of the configuration, with its type, default and range: one dataclass of sections. Reads nothing.
 
-At most 44 keys: a test counts. A key is added here when a service reads it, and nowhere else.
+At most 46 keys: a test counts. A key is added here when a service reads it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-MOST_KEYS = 44
+MOST_KEYS = 46
 DURATION, SIZE, KEYS = "duration", "size", "keys"
 Duration = Annotated[float, DURATION]
 """Seconds; written `30s`, `250ms`."""
@@ -72,6 +72,18 @@ class ModelSection:
     max_tokens: int = key(32768, "tokens of the longest prompt and answer together of the random model", 2, 1 << 20)
     seed: int = key(0, "seed of the random model's weights", 0, (1 << 63) - 1)
     threads: int = key(1, "threads that compute", 1, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSection:
+    """What computes in prefill and decode nodes."""
+
+    kind: Literal["reference", "vllm"] = key(
+        "reference", "what computes in prefill and decode nodes; the router is given the same"
+    )
+    args: str = key(
+        "", "further arguments of vLLM's engine: its command line, or a JSON object of its engine arguments"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +185,7 @@ class Settings:
     api: ApiSection = field(default_factory=ApiSection)
     tls: TlsSection = field(default_factory=TlsSection)
     model: ModelSection = field(default_factory=ModelSection)
+    engine: EngineSection = field(default_factory=EngineSection)
     cache: CacheSection = field(default_factory=CacheSection)
     batch: BatchSection = field(default_factory=BatchSection)
     router: RouterSection = field(default_factory=RouterSection)

@@ -13,29 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import host  # chooses the platform before the rest of vLLM is imported
 import torch
-import vllm.platforms as platforms
-from vllm.platforms.cpu import CpuPlatform
 
-
-class Host(CpuPlatform):
-    """vLLM's platform for CPUs, without what looks for a compiled extension or pins threads."""
-
-    @classmethod
-    def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Leave the configuration as the test made it."""
-
-    @classmethod
-    def import_kernels(cls) -> None:
-        """Import none."""
-
-    @classmethod
-    def discover_numa_topology(cls) -> list[list[int]]:
-        """Return no cores, so that the connector pins no thread."""
-        return []
-
-
-platforms._current_platform = Host()
+host.choose()
 
 from vllm.config import (  # noqa: E402
     CacheConfig,
@@ -71,7 +52,12 @@ class Arithmetic(torch.nn.Module):
         raise NotImplementedError
 
 
-ModelRegistry.register_model("ArithmeticForCausalLM", Arithmetic)
+def register() -> None:
+    """Make the architecture known to vLLM; also a plugin of engines that run in nodes."""
+    ModelRegistry.register_model("ArithmeticForCausalLM", Arithmetic)
+
+
+register()
 
 
 class Blocks(AttentionBackend):
@@ -201,7 +187,7 @@ def next_token(caches: Sequence[torch.Tensor], table: Sequence[int], count: int)
     return checksum % VOCABULARY
 
 
-def generate(prompt: Sequence[int], count: int, head_size: int) -> list[int]:
+def generate(prompt: Sequence[int], count: int, head_size: int, vocabulary: int = VOCABULARY) -> list[int]:
     """Return the tokens that one engine alone gives."""
     blocks = -(-(len(prompt) + count) // BLOCK_TOKENS)
     _, caches = cache_of(blocks, head_size)
@@ -209,7 +195,7 @@ def generate(prompt: Sequence[int], count: int, head_size: int) -> list[int]:
     for layer, cache in enumerate(layers):
         fill(cache, layer, table, 0, tokens)
     for _ in range(count):
-        token = next_token(layers, table, len(tokens))
+        token = next_token(layers, table, len(tokens)) % vocabulary
         for layer, cache in enumerate(layers):
             fill(cache, layer, table, len(tokens), [token])
         tokens.append(token)

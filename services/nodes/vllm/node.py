@@ -1,0 +1,103 @@
+"""What prefill and decode nodes with vLLM in them have alike: the engine from settings, its death, what it shows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from asyncfabric import Fabric
+from asyncfabric.actors import labels_of
+from asyncfabric.control import Link
+from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.health.view import View
+from asyncfabric_services.nodes.link_rows import link_rows
+from asyncfabric_services.nodes.messages import ENGINE_LABEL, FIELDS_LABEL
+from asyncfabric_services.nodes.names import NodeNames
+from asyncfabric_services.nodes.stage import Stage
+from asyncfabric_services.nodes.vllm.arguments import engine_arguments
+from asyncfabric_services.nodes.vllm.host import EngineHost, open_host
+from asyncfabric_services.router.server import StartError
+
+_log = logging.getLogger(__name__)
+
+
+class VllmMetrics(Collector):
+    """Shows what vLLM counts, its connector's transfers too, among the metrics of the node."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return vLLM's metrics."""
+        return [metric for metric in REGISTRY.collect() if metric.name.startswith("vllm")]
+
+
+class VllmNode:
+    """The engine in a node, and what the node shows of it."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self.host = host
+        self.labels: Mapping[str, str] = labels_of() | {ENGINE_LABEL: "vllm", FIELDS_LABEL: "any"}
+        self.fabric: Fabric | None = None  # each worker of vLLM has one, in its process
+
+    def view(self, link: Link, names: NodeNames) -> View:
+        """Return what the node shows of itself: vLLM's workers have fabrics of their own, in their processes."""
+        return View(peers=lambda: link_rows(link))
+
+
+def sampling_params(arguments: dict[str, Any]) -> Any:
+    """Return vLLM's SamplingParams, outputs as they come; raises ValueError for values that vLLM refuses."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    given = dict(arguments)
+    try:
+        if "structured_outputs" in given:
+            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+    except TypeError as error:
+        raise ValueError(f"vLLM refuses the request: {error}") from error
+
+
+@asynccontextmanager
+async def open_vllm(stage: Stage) -> AsyncIterator[VllmNode]:
+    """Start vLLM as the settings say. When its process ends, the node fails, drains and ends with a status.
+
+    Raises StartError when vLLM does not start, EnvironmentUnfit when it is not installed.
+
+    Cancellation: the engine's process has ended.
+    """
+    arguments = await trio.to_thread.run_sync(
+        engine_arguments, stage.settings, stage.condition.role, stage.condition.name
+    )
+
+    def make() -> Any:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_engine_args(arguments)
+
+    opened = open_host(make)
+    try:
+        host = await opened.__aenter__()
+    except (EnvironmentUnfit, StartError):
+        raise
+    except Exception as error:
+        raise StartError(f"vLLM did not start: {error}") from error
+    try:
+        stage.registry.register(VllmMetrics())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_failed, stage, host)
+            yield VllmNode(host)
+            nursery.cancel_scope.cancel()
+    finally:
+        await opened.__aexit__(None, None, None)
+
+
+async def _end_failed(stage: Stage, host: EngineHost) -> None:
+    await host.failed.wait()
+    stage.condition.fail(f"vLLM's engine is dead: {host.reason}")
+    _log.error("%s", stage.condition.reason)
+    stage.stop.set()
