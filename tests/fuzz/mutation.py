@@ -14,7 +14,7 @@ EDGES = (
     *(b"\xcb\x7f\xf8" + b"\0" * 6, b"\xff" * 8, b"\0" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\xff\xff"),
     *(b"-1", b"9" * 400, b"1e400", b"NaN", b"-0", b"null", b"\\ud800", b'"', b"[[", b"{}"),
     *(b"\xed\xa0\x80", b"\xc3\x28", b"\xe2\x80\xae", b"\0", b"\r\n"),
-)  # fmt: skip
+)
 NESTINGS = (b"\x91", b"\x81\xa1a", b"[", b'{"a":')
 
 

@@ -17,6 +17,9 @@ import numpy as np
 from asyncfabric.weights.plan.boxes import Ints, contains, grid, intersect
 from asyncfabric.weights.plan.formats import BLOCK
 
+LONGEST = 1 << 62
+"""Of a tensor's sides: sums of two fit into int64, also when bytes of a peer say them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -76,12 +79,14 @@ class Placement:
     sizes: Ints
 
     def __post_init__(self) -> None:
+        if any(not 0 <= side <= LONGEST for side in self.shape):
+            raise ValueError(f"sides of a tensor are 0 to 2^62 elements, got {self.shape}")
         bounds = np.asarray(self.shape, np.int64)
         if self.starts.shape != (len(self.ranks), len(self.shape)) or self.sizes.shape != self.starts.shape:
             raise ValueError(f"boxes of a tensor of shape {self.shape} need one start and one size per dimension")
         if len(np.unique(self.ranks)) != len(self.ranks) or (self.ranks < 0).any():
             raise ValueError(f"a rank holds one box of a tensor and is 0 or more, got ranks {self.ranks.tolist()}")
-        bad = ((self.starts < 0) | (self.sizes < 1) | (self.starts + self.sizes > bounds)).any(axis=1)
+        bad = ((self.starts < 0) | (self.sizes < 1) | (self.starts > bounds - self.sizes)).any(axis=1)
         if bad.any():
             at = int(np.argmax(bad))
             raise ValueError(

@@ -15,9 +15,19 @@ from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.nodes.messages import Generate
 
 PASSED = (
-    "min_p", "top_k", "min_tokens", "ignore_eos", "stop_token_ids", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "skip_special_tokens",
-)  # fmt: skip
+    "min_p",
+    "top_k",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+)
 """Fields of a request that vLLM's SamplingParams has under the same name."""
 
 KEEP = {

@@ -26,15 +26,31 @@ HERE = Path(__file__).parent
 PATIENCE_S = 300.0
 RUN = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from asyncfabric_services.cli import main; main()"
 DESCRIBED = {
-    "model_type": "llama", "architectures": ["ArithmeticForCausalLM"], "hidden_size": 32, "intermediate_size": 16,
-    "num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 2, "vocab_size": 256,
-    "max_position_embeddings": 8192, "dtype": "float32",
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["ArithmeticForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 8192,
+    "dtype": "float32",
+}
 ARGUMENTS = {
-    "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "block_size": 16,
-    "enable_prefix_caching": False, "async_scheduling": False, "max_num_batched_tokens": 64, "max_num_seqs": 16,
-    "distributed_executor_backend": "executor.ArithmeticExecutor", "kv_transfer_config": {"kv_buffer_device": "cpu"},
-}  # fmt: skip
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "enforce_eager": True,
+    "block_size": 16,
+    "enable_prefix_caching": False,
+    "async_scheduling": False,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 16,
+    "distributed_executor_backend": "executor.ArithmeticExecutor",
+    "kv_transfer_config": {"kv_buffer_device": "cpu"},
+}
 PROMPT = [(7 * place) % 251 for place in range(100)]
 
 

@@ -125,3 +125,12 @@ def test_replicate_is_what_is_not_said() -> None:
     said = place((4,), mesh, {"a": Shard(0), "b": Replicate()})
     assert said.digest == place((4,), mesh, {"a": Shard(0)}).digest
     assert said.digest != place((4,), mesh, {"b": Shard(0)}).digest
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "words"),
+    [((1 << 64,), 0, "sides of a tensor"), ((8,), (1 << 63) - 2, "not within the tensor's")],
+)
+def test_numbers_beyond_int64_are_refused(shape: tuple[int, ...], start: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Placement(shape, np.array([0]), np.array([[start]]), np.array([[4]]))
