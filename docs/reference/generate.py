@@ -18,7 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent
 PACKAGES: dict[str, tuple[str, ...]] = {  # page: the packages whose `__all__` it lists
     "kv": ("asyncfabric.kv",),
-    "weights": ("asyncfabric.weights", "asyncfabric.weights.update"),
+    "weights": (
+        "asyncfabric.weights",
+        "asyncfabric.weights.sessions",
+        "asyncfabric.weights.blocking",
+        "asyncfabric.weights.update",
+    ),
     "moe": ("asyncfabric.moe", "asyncfabric.moe.gpu"),
     "control": ("asyncfabric.control",),
     "actors": ("asyncfabric.actors",),

@@ -48,6 +48,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     transposed: bool = False
     expert: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse an expression that cannot be compiled; raises ValueError."""
+        try:
+            re.compile(self.source)
+        except re.error as error:
+            raise ValueError(f"the rule's source {self.source!r} is no regular expression: {error}") from None
+
 
 SAME_NAMES = (Rule(source=".*"),)
 """For an engine that names its tensors as the trainer does, and fuses none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from asyncfabric import Fabric
+from asyncfabric import ClosedError, Fabric
 from asyncfabric._groups import beside
 from asyncfabric.weights.channel import WeightChannel, receiver_name
 from asyncfabric.weights.coding.choice import Coding, Rule, known_codings
@@ -56,6 +56,11 @@ class WeightReplica:
         return self._versions.serving
 
     @property
+    def held_version(self) -> int:
+        """The latest version that is decided and whole here; it serves from the next `step_boundary()`, 0 for none."""
+        return self._versions.machine.held
+
+    @property
     def serving_copy(self) -> int:
         """Which of `copies` serves, -1 for none."""
         return self._versions.serving_copy
@@ -85,6 +90,20 @@ class WeightReplica:
     def waits_for_boundary(self) -> bool:
         """Whether the next `step_boundary()` changes anything."""
         return self._versions.machine.waits_for_flip
+
+    async def wait_held(self, version: int) -> int:
+        """Return the version that is held, once it is this one or a later one.
+
+        Raises:
+            ClosedError: no more updates come, since the channel is closed.
+
+        Cancellation: only this wait ends.
+        """
+        while self.held_version < version:
+            if self._versions.ended:
+                raise ClosedError(f"{self.name}/{self.receiver} receives no more versions: {self._versions.ended}")
+            await self._versions.changed.wait()
+        return self.held_version
 
     async def wait_version(self, version: int) -> None:
         """Return when this version, or a later one, serves from the next `step_boundary()` at the latest.

@@ -53,6 +53,7 @@ class Versions:
         machine: the receiver of the commit.
         refusal: the standing with the coordinator.
         failure: why the last version that could not be received was given up, empty for none.
+        ended: why no more updates come, empty while they may.
         changed: notified with each change of these.
     """
 
@@ -72,6 +73,7 @@ class Versions:
         self._channel = here.channel
         self._tasks = here.tasks
         self._closed = False
+        self.ended: str = ""
         self._plan: Plan | None = None
         self._plan_version = 0
         self._arrival: Arrival | None = None
@@ -131,7 +133,9 @@ class Versions:
                 burst = burst or [await self._channel.receive()]
             except ClosedError as error:
                 logger.info("%s receives no more updates: %s", self._here.name, error)
+                self.ended = str(error)
                 self._carry_out(self.machine.session_lost())
+                self.changed.tell()
                 return
             burst += self._channel.take_nowait()
             written: list[tuple[str, Written]] = []

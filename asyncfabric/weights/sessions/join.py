@@ -1,0 +1,189 @@
+"""Join: where the ranks of a training and of its engines find each other: values by key, and channels by name.
+
+Event loop's thread, apart from the calls of a store, which block and run in threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from asyncfabric._groups import beside
+from asyncfabric._notice import Notice
+from asyncfabric.control import LocalChannels, StoreChannels
+from asyncfabric.control.channels.store import DEADLINE_S, KeyStore
+from asyncfabric.errors import BrokenError
+from asyncfabric.weights.channel import WEIGHT_CODEC, WeightChannel
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+POLL_S = 0.02
+
+Result = TypeVar("Result")
+
+
+class Join(Protocol):
+    """One meeting of a training and its engines, for one life of both."""
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Write a value that others wait for.
+
+        Cancellation: it was written, or will be.
+        """
+
+    async def take_number(self, key: str) -> int:
+        """Return how often this was called with a key before, by anybody.
+
+        Cancellation: a number may be taken that nobody has.
+        """
+
+    async def get(self, key: str) -> bytes:
+        """Wait for a value and return it.
+
+        Cancellation: only this wait ends.
+        """
+
+    def open_channel(self, name: str) -> AbstractAsyncContextManager[WeightChannel]:
+        """Open the channel of a participant, which leaves with the block."""
+
+
+class LocalJoin:
+    """A meeting within one process and one event loop."""
+
+    def __init__(self) -> None:
+        """Make a meeting; give it to all who take part."""
+        self._values: dict[str, bytes] = {}
+        self._numbers: dict[str, int] = {}
+        self._changed = Notice()
+        self._channels = LocalChannels(WEIGHT_CODEC)
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Write a value.
+
+        Cancellation: it was not written.
+        """
+        await anyio.lowlevel.checkpoint()
+        self._values[key] = value
+        self._changed.tell()
+
+    async def take_number(self, key: str) -> int:
+        """Return how often this was called with a key before.
+
+        Cancellation: no number was taken.
+        """
+        await anyio.lowlevel.checkpoint()
+        number = self._numbers.get(key, 0)
+        self._numbers[key] = number + 1
+        return number
+
+    async def get(self, key: str) -> bytes:
+        """Wait for a value and return it.
+
+        Cancellation: only this wait ends.
+        """
+        while key not in self._values:
+            await self._changed.wait()
+        return self._values[key]
+
+    @asynccontextmanager
+    async def open_channel(self, name: str) -> AsyncIterator[WeightChannel]:
+        """Open the channel of a participant.
+
+        Cancellation: the others lose it.
+        """
+        channel = self._channels.open(name)
+        try:
+            yield channel
+        finally:
+            self._channels.close(name)
+
+
+class StoreJoin:
+    """A meeting over a torch.distributed store, which all processes of it can reach; the store has to outlive it.
+
+    Raises BrokenError where the store does not answer any more.
+    """
+
+    def __init__(self, store: KeyStore, name: str = "weights", *, deadline_s: float = DEADLINE_S) -> None:
+        """Meet over a store.
+
+        Args:
+            store: a TCPStore, or any other of torch.distributed; a training has one already:
+                `torch.distributed.distributed_c10d._get_default_store()`. Engines outside of its group connect a
+                TCPStore of their own to the same host and port.
+            name: tells meetings of one store apart; a training that starts again on a store takes another one.
+            deadline_s: who gives no sign of life for so long is lost.
+        """
+        self._store = store
+        self._name = name
+        self._deadline_s = deadline_s
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Write a value.
+
+        Cancellation: it was written, or will be.
+        """
+        await self._call(partial(self._store.set, self._key(key), value))
+
+    async def take_number(self, key: str) -> int:
+        """Return how often this was called with a key before, by anybody.
+
+        Cancellation: a number may be taken that nobody has.
+        """
+        return await self._call(partial(self._store.add, self._key(key), 1)) - 1
+
+    async def get(self, key: str) -> bytes:
+        """Wait for a value and return it.
+
+        Cancellation: only this wait ends.
+        """
+        whole = self._key(key)
+        # A store's own get() waits in C++ and keeps all other calls of this process waiting.
+        while True:
+            if await self._call(partial(self._store.check, [whole])):
+                return await self._call(partial(self._store.get, whole))
+            await anyio.sleep(POLL_S)
+
+    @asynccontextmanager
+    async def open_channel(self, name: str) -> AsyncIterator[WeightChannel]:
+        """Open the channel of a participant, and give signs of life meanwhile.
+
+        Cancellation: the others lose it.
+        """
+        channels = StoreChannels(
+            self._store, WEIGHT_CODEC, prefix=f"{self._name}/channels", deadline_s=self._deadline_s
+        )
+        channel = await channels.open(name)
+
+        async def run() -> None:
+            try:
+                await channels.run()
+            except BrokenError as error:  # the channel has ended; an engine goes on with the version that it has
+                logger.warning("%s left its meeting: %s", name, error)
+
+        async with beside() as tasks:
+            tasks.start_soon(run)
+            try:
+                yield channel
+            finally:
+                with anyio.move_on_after(self._deadline_s, shield=True), suppress(BrokenError):
+                    await channel.aclose()
+
+    def _key(self, key: str) -> str:
+        return f"{self._name}/{key}"
+
+    async def _call(self, call: Callable[[], Result]) -> Result:
+        try:
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        except RuntimeError as error:  # torch's DistError is one
+            reason = str(error).partition("\n")[0]
+            raise BrokenError(
+                f"the store of {self._name} does not answer: {reason}", remedy="is the process that serves it alive?"
+            ) from error
