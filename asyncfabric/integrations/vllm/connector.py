@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from asyncfabric.integrations.vllm.parent import end_with
 from asyncfabric.integrations.vllm.scheduling import Scheduling
 from asyncfabric.integrations.vllm.statistics import FabricMetrics, FabricStats
 from asyncfabric.integrations.vllm.steps import Step, WorkerAddress
@@ -30,7 +31,8 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
     """Pushes the KvCache of requests from engines that prefill to engines that decode.
 
     `kv_connector_extra_config` takes `lease_s`, how long the blocks of a finished request wait for an engine that asks
-    for them (30), and `load_deadline_s`, after which a load has failed and is computed again (60).
+    for them (30), `load_deadline_s`, after which a load has failed and is computed again (60), and `ends_with_pid`, a
+    process of this host that the engine's processes end with.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -40,6 +42,8 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
             ValueError: pipeline or context parallelism, or a KvCache of several groups or without full attention.
         """
         super().__init__(vllm_config, role, kv_cache_config)
+        if pid := int(self._kv_transfer_config.kv_connector_extra_config.get("ends_with_pid", 0)):
+            end_with(pid)
         parallel = vllm_config.parallel_config
         for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) != 1:

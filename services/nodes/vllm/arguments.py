@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from typing import Any
 
@@ -15,14 +16,20 @@ OURS = ("model", "kv_transfer_config", "tokenizer_mode")
 
 
 def transfer_config(role: str, name: str, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return vLLM's KVTransferConfig of a node as a dict: our connector; a load that fails is computed again."""
+    """Return vLLM's KVTransferConfig of a node as a dict: our connector; a load that fails is computed again.
+
+    The engine's processes end with this one.
+    """
+    given = dict(extra or {})
+    more = {"ends_with_pid": os.getpid()} | given.pop("kv_connector_extra_config", {})
     return {
         "kv_connector": "Connector",
         "kv_connector_module_path": CONNECTOR,
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
         "kv_load_failure_policy": "recompute",
         "engine_id": name,
-    } | (extra or {})
+        "kv_connector_extra_config": more,
+    } | given
 
 
 def read_arguments(text: str) -> dict[str, Any] | list[str]:

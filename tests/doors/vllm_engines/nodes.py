@@ -112,6 +112,12 @@ class Node:
             self._keep(self._receive())
         return self._finished.pop(name)
 
+    def finished(self, name: str) -> bool:
+        """Return whether a request has finished, after a short look."""
+        while self._pipe.poll(0.05):
+            self._keep(self._receive())
+        return name in self._finished
+
     def prefill(self, name: str, prompt: list[int]) -> dict[str, Any]:
         """Have a prompt computed, and return what a proxy sends to the engine that decodes."""
         self.add(name, prompt, 1, dict(ASK))

@@ -159,6 +159,7 @@ class Cluster:
             node.kill()
             node.wait()
             assert node.stdout is not None
+            node.stdout.close()
         for child in self.children:
             if child.is_running():
                 child.kill()
@@ -199,7 +200,9 @@ def test_nodes_answer_as_one_engine_and_survive_kills_and_drains(cluster: Cluste
 
     answer = cluster.ask_beside(40)
     killed = cluster.in_middle()
+    engine = psutil.Process(cluster.nodes[killed].pid).children(recursive=True)
     os.kill(cluster.nodes[killed].pid, signal.SIGKILL)
+    assert psutil.wait_procs(engine, PATIENCE_S)[1] == [], "an engine's processes end with their node"
     assert answer() == expected, "the other node goes on where the killed one stopped"
 
     left = "D2" if killed == "D1" else "D1"

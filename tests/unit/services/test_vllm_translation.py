@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -84,7 +85,8 @@ def test_engine_arguments_are_a_command_line_or_json() -> None:
 def test_the_connector_is_ours_and_the_role_is_the_node_s() -> None:
     found = transfer_config("decode", "D1", {"kv_connector_extra_config": {"lease_s": 9}})
     assert found["kv_connector_module_path"] == "asyncfabric.integrations.vllm"
-    assert (found["kv_role"], found["kv_connector_extra_config"]) == ("kv_consumer", {"lease_s": 9})
+    more = {"lease_s": 9, "ends_with_pid": os.getpid()}
+    assert (found["kv_role"], found["kv_connector_extra_config"]) == ("kv_consumer", more)
     assert transfer_config("prefill", "P1")["kv_role"] == "kv_producer"
     assert read_transfer(b'{"do_remote_prefill":true}') == {"do_remote_prefill": True}
     with pytest.raises(ValueError, match="cannot be read"):
