@@ -17,6 +17,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+LANES = 64
+GRAIN = 32768
+"""torch computes a function of each element in blocks of up to LANES, what is left by a scalar that rounds otherwise;
+threads share from GRAIN elements on, anywhere in a row."""
+
 UNITS = (4, 8, 16)
 STRICT = 16
 MOST = 512
@@ -102,6 +107,9 @@ def install(model: Any, kv_heads: int, head_dim: int) -> RowRule:
     rule = measure_rule([*(linear.weight for linear in linears), *matrices], kv_heads, head_dim)
     for linear in linears:
         linear.forward = partial(_forward, rule, linear)  # type: ignore[method-assign]
+    for module in model.modules():
+        if type(module).__module__ in ("torch.nn.modules.activation", "transformers.activations"):
+            module.forward = partial(_by_rows, module.forward)  # type: ignore[method-assign]
     if others:
         model.set_experts_implementation("eager")  # one product for each expert; others join the experts' rows
     for module in others:
@@ -119,6 +127,15 @@ def _multiplies(module: torch.nn.Module) -> bool:
 def _forward(rule: RowRule, linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     rows = inputs.reshape(-1, inputs.shape[-1])
     return rule.linear(rows, linear.weight, linear.bias).view(*inputs.shape[:-1], linear.weight.shape[0])
+
+
+def _by_rows(function: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    """Return a function of each element, such that a row keeps its bits in whatever company."""
+    width = inputs.shape[-1]
+    rows = torch.nn.functional.pad(inputs.reshape(-1, width), (0, -width % LANES))
+    most = max(1, (GRAIN - 1) // rows.shape[1])
+    found = torch.cat([function(part) for part in torch.split(rows, most)]) if len(rows) > most else function(rows)
+    return found[:, :width].reshape(inputs.shape)
 
 
 def _forward_in(rule: RowRule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
