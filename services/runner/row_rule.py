@@ -109,7 +109,7 @@ def install(model: Any, kv_heads: int, head_dim: int) -> RowRule:
         linear.forward = partial(_forward, rule, linear)  # type: ignore[method-assign]
     for module in model.modules():
         if type(module).__module__ in ("torch.nn.modules.activation", "transformers.activations"):
-            module.forward = partial(_by_rows, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(_by_rows, module.forward)
     if others:
         model.set_experts_implementation("eager")  # one product for each expert; others join the experts' rows
     for module in others:
