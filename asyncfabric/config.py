@@ -5,13 +5,16 @@ Hall: imported by every floor, imports none. Reading files and the environment i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal
 from urllib.parse import parse_qsl
 
 Polling = Literal["adaptive", "busy", "manual"]
 POLLING_NUMBERS = {"adaptive": 0, "busy": 1, "manual": 2}
+LEAST_SECRET_BYTES = 16
+MOST_SECRET_BYTES = 4096
 AUTO: Literal["auto"] = "auto"
 """In place of rails, or one of them: those that this process can use."""
 
@@ -71,6 +74,8 @@ class FabricConfig:
         max_ops: transfers in flight; one more raises BusyError.
         worker_cpu: core to pin the worker thread to, -1 for none; opening refuses a core that the process may not use.
         require: when not empty, providers that must carry every peer; anything else is an error.
+        secret: what peers must prove that they have too: 16 to 4096 bytes, or the path of a file with so many, which is
+            read as it is when the fabric is opened. None: whoever reaches a rail is a peer. It is never shown.
     """
 
     rails: Literal["auto"] | tuple[str | RailSpec, ...] = AUTO
@@ -85,6 +90,7 @@ class FabricConfig:
     max_ops: int = 16384
     worker_cpu: int = -1
     require: tuple[str, ...] = ()
+    secret: bytes | str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check every value and say which one is wrong."""
@@ -115,6 +121,7 @@ class FabricConfig:
         for name in ("stripe_bytes", "inline_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
+        _check_secret(self.secret)
         if self.worker_cpu < -1:
             raise ValueError(f"worker_cpu must be >= -1, got {self.worker_cpu!r}")
         for name in self.require:
@@ -136,6 +143,21 @@ class FabricConfig:
         """Return the rails that are named, as parsed specs; raises ValueError naming a malformed one."""
         named = () if isinstance(self.rails, str) else tuple(rail for rail in self.rails if rail != AUTO)
         return tuple(rail if isinstance(rail, RailSpec) else RailSpec.parse(rail) for rail in named)
+
+
+def _check_secret(secret: object) -> None:
+    # Its value is in no text: errors are logged.
+    if isinstance(secret, bytes):
+        if not LEAST_SECRET_BYTES <= len(secret) <= MOST_SECRET_BYTES:
+            raise ValueError(
+                f"secret must have {LEAST_SECRET_BYTES}..{MOST_SECRET_BYTES} bytes, got {len(secret)}: "
+                "make one with os.urandom(32)"
+            )
+    elif isinstance(secret, str):
+        if not secret:
+            raise ValueError("secret must be bytes or the path of a file, got an empty path")
+    elif secret is not None and not isinstance(secret, os.PathLike):
+        raise TypeError(f"secret must be bytes or the path of a file, got {type(secret).__name__}")
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

@@ -44,6 +44,7 @@ class RailInfo:
         can_read: `Fabric.read` works over it.
         can_gather: `Fabric.write_boxes` works over it, to the peers that it reaches, when no other rail has it.
         reason: why it was opened: "named", or why `rails="auto"` chose it.
+        admission: "secret": peers prove `FabricConfig.secret`; "open": whoever reaches the rail is a peer.
     """
 
     provider: str
@@ -56,6 +57,7 @@ class RailInfo:
     up: bool
     can_gather: bool = False
     reason: str = ""
+    admission: str = "open"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from asyncfabric._bridge.engine import KeyInfo as KeyInfoTuple
 from asyncfabric._bridge.engine import OpProgress as OpProgressTuple
 from asyncfabric._bridge.engine import ClosingInfo as ClosingInfoTuple
 from asyncfabric._bridge.engine import RegionInfo as RegionInfoTuple
+from asyncfabric._bridge.secret import secret_bytes
 from asyncfabric.config import POLLING_NUMBERS
 
 include "status.pxi"

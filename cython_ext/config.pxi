@@ -30,4 +30,5 @@ cdef EngineConfig engine_config(object config, object chosen) except *:
     native.inline_bytes = config.inline_bytes
     native.max_ops = config.max_ops
     native.worker_cpu = config.worker_cpu
+    native.secret = <string> secret_bytes(config.secret)
     return native

@@ -77,6 +77,7 @@ cdef class Engine(_CompletionRoom):
                 "can_gather": bool(rail.can_gather),
                 "up": bool(rail.up),
                 "reason": text_of(rail.reason),
+                "admission": text_of(rail.admission),
             }
             for rail in rails
         ]

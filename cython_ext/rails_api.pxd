@@ -36,6 +36,7 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         uint64_t inline_bytes
         uint32_t max_ops
         int32_t worker_cpu
+        string secret
 
     cdef cppclass RailInfo:
         string provider
@@ -48,3 +49,4 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
         cpp_bool can_gather
         cpp_bool up
         string reason
+        string admission

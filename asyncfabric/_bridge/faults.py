@@ -60,6 +60,10 @@ _REMEDIES: dict[int, str] = {
         "let the peer iterate over fabric.messages(); a fabric that closes takes none, and itself waits for room at a "
         "peer for config.drain_deadline"
     ),
+    StatusCode.SECRET_REFUSED: (
+        "give both FabricConfig(secret=...) the same bytes or the same file (compare sha256sum), or neither; a secret "
+        "that was replaced needs both processes restarted"
+    ),
     StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
 }
 

@@ -36,6 +36,7 @@ class StatusCode(IntEnum):
     INTERNAL = 19
     UNCONFIRMED = 20
     NOT_TAKEN = 21
+    SECRET_REFUSED = 22
 
     @property
     def kind(self) -> StatusKind:
@@ -74,6 +75,7 @@ _TABLE: dict[StatusCode, tuple[StatusKind, str]] = {
     StatusCode.INTERNAL: (StatusKind.INTERNAL, "an internal invariant broke"),
     StatusCode.UNCONFIRMED: (StatusKind.BUSY, "a peer has not confirmed yet that the counter of before is closed"),
     StatusCode.NOT_TAKEN: (StatusKind.TRANSFER, "the peer takes no more messages"),
+    StatusCode.SECRET_REFUSED: (StatusKind.PEER, "this fabric and the peer do not have the same secret"),
 }
 
 

@@ -38,7 +38,7 @@ class ControlCalls(EngineCore):
         """Return one row per rail of the configuration; `fake+` in the provider says what they are."""
         facts = {"library": "", "version": "", "gbits_per_s": 0.0, "ordered": self.network.ordered}
         facts |= {"can_read": self.network.can_read, "can_gather": False, "up": not self._gone}
-        facts |= {"reason": "named"}
+        facts |= {"reason": "named", "admission": "open" if self.config.secret is None else "secret"}
         return [
             {"provider": f"fake+{spec.provider}", "device": spec.device, **facts} for spec in self.config.rail_specs()
         ]
@@ -202,6 +202,8 @@ class ControlCalls(EngineCore):
             code, peer = self.peer_table.reach(parsed, by_name=True)
             if code is StatusCode.STALE_KEY:
                 return StatusCode.PEER_REJECTED, 0, "another incarnation lives at this address"
+            if code is StatusCode.SECRET_REFUSED:
+                return code, 0, "their secrets differ"
             if code is not StatusCode.OK or peer is None:
                 return StatusCode.PEER_UNREACHABLE, 0, "nobody lives at this address"
             return StatusCode.OK, peer.id, ""

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from asyncfabric._bridge.engine import CompletionKind
+from asyncfabric._bridge.secret import secret_bytes
 from asyncfabric._bridge.status import StatusCode, refusal
 from asyncfabric.testing.fake_keys import FakeAddress
 
@@ -66,6 +67,8 @@ class PeerTable:
             return StatusCode.OK, peer
         network = self._engine.network
         target = network.find(address)
+        if target is not None and secret_bytes(target.config.secret) != secret_bytes(self._engine.config.secret):
+            return StatusCode.SECRET_REFUSED, peer
         if target is not None and (peer is None or by_name or peer.state is PeerState.DISCONNECTED):
             target.peer_table.learn(self._engine.fake_address)
             return StatusCode.OK, self.learn(address)

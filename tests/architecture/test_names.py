@@ -30,7 +30,7 @@ TOP = {
     ".gitignore",
     ".gitattributes",
 }
-NATIVE_SOURCES = {"base", "provider", "providers", "engine", "topology", "bench", "rows"}
+NATIVE_SOURCES = {"base", "provider", "providers", "engine", "topology", "bench", "rows", "secret"}
 PROVIDERS = {"local", "libfabric", "verbs", "cuda", "fault"}
 
 

@@ -19,8 +19,9 @@ SOURCE = ROOT / "native" / "src"
 FLOORS = {
     "base": {"base"},
     "provider": {"provider", "base"},
-    "engine": {"engine", "provider", "rows", "base", "topology"},
+    "engine": {"engine", "provider", "rows", "secret", "base", "topology"},
     "topology": {"topology", "base"},
+    "secret": {"secret", "base"},
     "rows": {"rows", "base"},
     "providers": {"provider", "base"},  # and the provider's own folder
     "bench": {"bench", "base", "providers/libfabric", "providers/verbs"},  # bare loops open libraries as rails do

@@ -162,3 +162,20 @@ def test_rails_may_be_named_beside_those_that_are_chosen(rails: tuple[str, ...])
 def test_auto_is_named_once() -> None:
     with pytest.raises(ValueError, match="once"):
         FabricConfig(rails=("auto", "auto"))
+
+
+@pytest.mark.parametrize("secret", [b"", b"fifteen bytes..", bytes(4097)])
+def test_a_secret_of_a_wrong_length_is_refused_without_showing_it(secret: bytes) -> None:
+    with pytest.raises(ValueError, match=r"secret must have 16\.\.4096 bytes") as caught:
+        FabricConfig(secret=secret)
+    assert "fifteen" not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", [17, bytearray(32), ["x"]])
+def test_a_secret_is_bytes_or_a_path(secret: Any) -> None:
+    with pytest.raises(TypeError, match="secret must be bytes or the path of a file"):
+        FabricConfig(secret=secret)
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "only for peers" not in repr(FabricConfig(secret=b"only for peers of ours"))

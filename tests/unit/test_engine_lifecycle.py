@@ -52,6 +52,7 @@ def test_rails_and_peers_are_listed(make_parties: MakeParties) -> None:
         "can_gather",
         "up",
         "reason",
+        "admission",
     }
     assert all("local" in rail["provider"] and rail["up"] for rail in rails)
     peer = writer.connect(reader)

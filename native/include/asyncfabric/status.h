@@ -44,7 +44,8 @@ enum class StatusKind : uint16_t {
   X(kTimeout, 18, kTransfer, "the deadline passed")                                                            \
   X(kInternal, 19, kInternal, "an internal invariant broke")                                                   \
   X(kUnconfirmed, 20, kBusy, "a peer has not confirmed yet that the counter of before is closed")              \
-  X(kNotTaken, 21, kTransfer, "the peer takes no more messages")
+  X(kNotTaken, 21, kTransfer, "the peer takes no more messages")                                               \
+  X(kSecretRefused, 22, kPeer, "this fabric and the peer do not have the same secret")
 
 enum class StatusCode : uint16_t {
 #define X(code, number, kind, text) code = number,

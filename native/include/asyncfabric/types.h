@@ -65,6 +65,7 @@ struct EngineConfig {
   uint64_t inline_bytes = 16 * 1024;  // ops up to this size may be posted by the submitting thread
   uint32_t max_ops = 16384;           // ops in flight; one more is kBusy
   int32_t worker_cpu = -1;            // core to pin the worker to, -1: none
+  std::string secret;                 // that peers have to prove; "": whoever comes is a peer
 };
 
 struct RailInfo {
@@ -77,7 +78,8 @@ struct RailInfo {
   bool can_read = false;
   bool can_gather = false;  // boxes can be written, see BoxBatch
   bool up = true;
-  std::string reason;  // of its RailSpec
+  std::string reason;          // of its RailSpec
+  std::string admission = {};  // "secret": peers prove it; "open": whoever comes is one
 };
 
 enum class CompletionKind : uint32_t {

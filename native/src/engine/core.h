@@ -28,6 +28,7 @@
 #include "engine/loop/poll_turn.h"
 #include "engine/loop/rail_watch.h"
 #include "engine/ops/op.h"
+#include "engine/peers/admission.h"
 #include "engine/peers/bundle.h"
 #include "engine/peers/inbox.h"
 #include "engine/peers/peer_list.h"
@@ -137,6 +138,7 @@ struct Core {
   // ---- engine lock
   std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
   PeerList peers;
+  Admission admission;
   std::deque<OutgoingMessage> outgoing;
   BundleRoom bundle_room;
   std::vector<Op*> marked;  // parked until a stream of the user has passed their mark
@@ -256,7 +258,26 @@ struct Core {
   void say_hello(Peer& peer);
   void on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound);
   void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);
+  void answer_hello(Peer& peer, uint64_t their_lane);
   void send_welcome(Peer& peer, uint64_t their_lane);
+
+  // admission.cc
+  bool has_secret() const { return !config.secret.empty(); }
+  void send_sealed(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string payload);
+  bool unseal_message(const MessageHeader& header, Inbound inbound, std::string_view* payload) const;
+  bool belongs(Peer& peer, Inbound inbound);
+  bool admit(Peer& peer, Inbound inbound);
+  bool has_room_for_hello() const;
+  void challenge(Peer& peer, uint64_t their_lane);
+  void on_challenge(const MessageHeader& header, std::string_view payload, Inbound inbound);
+  void on_proof(const MessageHeader& header, std::string_view payload, Inbound inbound);
+  void on_reject(const MessageHeader& header, std::string_view payload, Inbound inbound);
+  void on_refused(const MessageHeader& header, std::string_view payload);
+  Peer* peer_behind(const MessageHeader& header);
+  void refuse_hello(const MessageHeader& hello, const AddressBlob& from, const secret::Nonce& nonce,
+                    SecretMismatch why);
+  void connect_refusal(uint64_t number, const AddressBlob& to);  // control thread
+  void advance_refusals(uint64_t now);
 
   // key_verdicts.cc
   void ask_key(KeyTable::Slot& key, Peer& peer);

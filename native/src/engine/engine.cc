@@ -26,6 +26,7 @@ Core::~Core() {
       if (lane.handle && !lane.closed) rails[lane.rail]->rail->disconnect(*lane.handle);
     peer->lanes.clear();
   }
+  admission.refusals.clear();
   regions.for_each([this](RegionTable::Slot& slot) {
     for (uint32_t rail = 0; rail < slot.value.memory.size(); ++rail)
       if (slot.value.memory[rail]) rails[rail]->rail->release_memory(slot.value.memory[rail], config.drain_deadline_ns);
@@ -56,6 +57,11 @@ Status Engine::open(const EngineConfig& config, std::unique_ptr<Engine>* out, st
     *detail = "an engine needs 1 to 32 rails and 1 to 1048576 ops";
     return StatusCode::kInvalidArgument;
   }
+  if (!config.secret.empty() &&
+      (config.secret.size() < secret::kLeastSecretBytes || config.secret.size() > secret::kMostSecretBytes)) {
+    *detail = "a secret has 16 to 4096 bytes";
+    return StatusCode::kInvalidArgument;
+  }
   make_descriptor_room();
   auto engine = std::make_unique<NativeEngine>(config);
   const Status status = engine->start(detail);
@@ -75,6 +81,11 @@ Status NativeEngine::open_state(const RailSpec& spec, RailState* state, std::str
   if (GpuRail* gpu = state->rail->gpu(); gpu != nullptr)
     if (const Status status = gpu->share_words(core_.words.base(), core_.words.bytes()); !status.ok()) {
       *detail = spec.provider + ": the words that kernels wait for could not be pinned";
+      return status;
+    }
+  if (core_.has_secret())
+    if (const Status status = state->rail->require_admission(); !status.ok()) {
+      *detail = spec.provider + ": this rail cannot tell peers that proved the secret from others";
       return status;
     }
   state->capabilities = state->rail->capabilities();
@@ -151,6 +162,7 @@ std::vector<RailInfo> NativeEngine::rails() const {
     infos.back().up = rail->up.load(std::memory_order_relaxed);
     infos.back().can_gather = rail->capabilities.gathers;
     infos.back().reason = rail->reason;
+    infos.back().admission = core_.has_secret() ? "secret" : "open";
   }
   return infos;
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kAddressMagic = 0x31414641;  // "AFA1"
 constexpr uint32_t kKeyMagic = 0x314b4641;      // "AFK1"
-constexpr uint32_t kMessageMagic = 0x314d4641;  // "AFM1"
+constexpr uint32_t kMessageMagic = 0x324d4641;  // "AFM2"
 constexpr size_t kMaxRails = 32;
 constexpr size_t kMaxRailBytes = 512;
 
@@ -115,7 +115,7 @@ bool decode_header(std::string_view bytes, MessageHeader* out, std::string_view*
   if (reader.get<uint32_t>() != kMessageMagic) return false;
   const uint32_t word = reader.get<uint32_t>();
   const uint32_t type = word & 0xff;
-  if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kCounters))
+  if (type < static_cast<uint32_t>(MessageType::kHello) || type > static_cast<uint32_t>(MessageType::kRefused))
     return false;
   out->type = static_cast<MessageType>(type);
   out->life = word >> 8;

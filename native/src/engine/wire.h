@@ -39,9 +39,9 @@ bool decode_key(std::string_view bytes, KeyBlob* out);
 
 // Engine messages: two-sided, small, over lane 0 or the lane they are about.
 enum class MessageType : uint8_t {
-  kHello = 1,    // value = lane | sender's life << 32; payload = sender's address, then a slice as kWelcome's
+  kHello = 1,    // value = lane | sender's life << 32; payload: see Greeting in handshake.cc
   kWelcome = 2,  // value likewise; payload = a slice of the counter generations, see generations.h
-  kReject = 3,   // value = our real incarnation: the address belongs to an earlier process
+  kReject = 3,   // value = the incarnation that was looked for: the address belongs to a later process
   kPing = 4,
   kPong = 5,
   kUser =
@@ -56,6 +56,11 @@ enum class MessageType : uint8_t {
   kAskCredit = 14,    // value = what we know was taken of our user messages: we wait for more
   kAskCounters = 15,  // value = imm; the slice of your counter generations that begins there?
   kCounters = 16,     // payload = that slice
+  // Of fabrics with a secret, see admission.cc.
+  kChallenge = 17,  // value as kHello's; payload = your nonce, mine, the lane that brings it (32 bits), a code
+  kProof =
+      18,  // value as kHello's; payload = your nonce, mine, lanes of yours that are admitted (64 bits), a slice, a code
+  kRefused = 19,  // value = the incarnation that was looked for; payload = the hello's nonce, a SecretMismatch
 };
 
 // A life is one entry for a peer, from meeting it to losing it. One side may lose the other alone, and begin anew while the other still

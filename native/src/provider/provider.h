@@ -62,6 +62,14 @@ class Rail {
   // lost the peer, which may live.
   virtual void shut_out(uint64_t) {}
 
+  // Before the worker runs: from here on a connection of a peer's rail brings messages only, until it is admitted. kUnsupported: the rail
+  // does not name the connections of its messages.
+  virtual Status require_admission() { return StatusCode::kUnsupported; }
+  // [engine lock] From here on this one brings all. False: the rail does not know it (any more).
+  virtual bool admit(uint64_t) { return true; }
+  // [engine lock] Its peer is forgotten.
+  virtual void dismiss(uint64_t) {}
+
   // [engine lock]
   virtual PostResult post(std::span<const WorkRequest> requests) = 0;
   virtual size_t poll(std::span<RailEvent> events) = 0;

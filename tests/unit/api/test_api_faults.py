@@ -32,6 +32,7 @@ EXPECTED: dict[StatusCode, type[Exception]] = {
     StatusCode.INTERNAL: af.InternalError,
     StatusCode.UNCONFIRMED: af.BusyError,
     StatusCode.NOT_TAKEN: af.TransferError,
+    StatusCode.SECRET_REFUSED: af.PeerError,
 }
 FIXTURE = faults.FailedCall("write of 64 bytes", "<Peer 3>", done=16, total=64)
 

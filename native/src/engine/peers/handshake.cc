@@ -1,16 +1,19 @@
 // handshake.cc: how two fabrics become peers.
 //   us                               them
 //   rail.connect per lane
-//   kHello(lane, our address) ---->  make a peer of us, connect back (control thread)
+//   kHello(lane, our address, a nonce) -> make a peer of us, connect back (control thread)
 //                              <---- kWelcome(lane, their counter generations)
 //   all lanes welcomed: connected
+// With a secret a hello carries a code instead of our counter generations, and kChallenge and kProof come before the welcome: admission.cc.
 // Hellos are repeated until the deadline, so a lost one is not a hang; duplicates and crossing connects are harmless, because each
 // side answers every hello and a connection carries only its owner's sends.
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
+#include "base/bytes.h"
 #include "base/descriptor_room.h"
 #include "engine/core.h"
+#include "engine/peers/greeting.h"
 
 namespace asyncfabric {
 
@@ -19,33 +22,6 @@ namespace {
 // Rails of one protocol can talk. Faster kinds first. Where rails were chosen by the machine, memory of a GPU has to get across too.
 constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "tcp"};
 constexpr const char* kAutomaticPreference[] = {"cuda", "local", "verbs", "efa", "tcp"};
-
-// Lives grow, and begin again after 16 million.
-bool is_later(uint32_t life, uint32_t than) {
-  return (life > than) == (std::max(life, than) - std::min(life, than) < kMostLives / 2);
-}
-
-// The value of hellos and welcomes: the lane that they are about, and the life of the sender's entry.
-struct Greeting {
-  uint64_t lane = 0;
-  uint32_t life = 0;
-};
-
-uint64_t greeting(uint64_t lane, const Peer& from) { return lane | uint64_t{from.life()} << 32; }
-
-bool read_greeting(uint64_t value, uint64_t lanes, Greeting* out) {
-  *out = {value & 0xffffffff, static_cast<uint32_t>(value >> 32)};
-  return out->lane < lanes && out->life != 0 && out->life <= kMostLives;
-}
-
-// What an earlier life of theirs told of its counters may have changed since.
-void begin_life(Peer& peer, uint32_t life) {
-  if (peer.their_life == life) return;
-  peer.their_life = life;
-  peer.counter_generations = {};
-  peer.generations_from = 0;
-  peer.closings_taken = {};
-}
 
 struct Wiring {
   std::vector<Lane> lanes;
@@ -107,9 +83,10 @@ void Core::wire_peer(PeerId id) {
       lane.rail = ours[k % ours.size()];
       lane.remote_rail = theirs[k % theirs.size()];
       const uint64_t now = now_ns();
-      const std::string& to = remote.rails[lane.remote_rail].address;
-      wiring.status = at_rail(
-          lane.rail, [&](Rail& rail) { return rail.connect(to, deadline > now ? deadline - now : 0, &lane.handle); });
+      lane.address = remote.rails[lane.remote_rail].address;
+      wiring.status = at_rail(lane.rail, [&](Rail& rail) {
+        return rail.connect(lane.address, deadline > now ? deadline - now : 0, &lane.handle);
+      });
       wiring.lanes.push_back(std::move(lane));
     }
     if (wiring.status.ok()) break;
@@ -141,10 +118,10 @@ void Core::wire_peer(PeerId id) {
     return !rails[lane.rail]->capabilities.synchronous;
   }));
   for (uint64_t lane = 0; lane < kMaxMaskedLanes; ++lane)
-    if ((peer->welcome_due >> lane & 1) != 0) send_welcome(*peer, lane);
+    if ((peer->welcome_due >> lane & 1) != 0) answer_hello(*peer, lane);
   peer->welcome_due = 0;
   if (peer->active) say_hello(*peer);
-  if (!peer->active) connected(*peer);
+  if (!peer->active && !has_secret()) connected(*peer);
   next_tick_ns = 0;
 }
 
@@ -153,25 +130,46 @@ void Core::say_hello(Peer& peer) {
   const uint64_t now = now_ns();
   peer.hello_gap_ns = peer.hello_gap_ns == 0 ? 20'000'000 : std::min<uint64_t>(peer.hello_gap_ns * 2, 500'000'000);
   peer.next_hello_ns = now + peer.hello_gap_ns;
-  std::string payload = address();
-  const uint16_t length = static_cast<uint16_t>(payload.size());
-  payload.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
-  payload += generations.slice(0, kMaxMessageBytes - payload.size());
-  for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane)
-    if (!peer.lanes[lane].welcomed) send_message(peer, lane, MessageType::kHello, greeting(lane, peer), payload);
+  ByteWriter payload;
+  payload.put_string<uint16_t>(address());
+  payload.put(static_cast<uint8_t>(has_secret()));
+  payload.put_raw(secret::text_of(peer.nonce));
+  const std::string slice = generations.slice(0, kMaxMessageBytes - payload.text().size());
+  for (uint32_t lane = 0; lane < peer.lanes.size(); ++lane) {
+    if (peer.lanes[lane].welcomed) continue;
+    if (has_secret())
+      send_sealed(peer, lane, MessageType::kHello, greeting(lane, peer), payload.text());
+    else
+      send_message(peer, lane, MessageType::kHello, greeting(lane, peer), payload.text() + slice);
+  }
 }
 
 void Core::on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound) {
+  ByteReader reader(payload);
+  const std::string_view from_bytes = reader.get_string<uint16_t>();
+  const bool sealed = reader.get<uint8_t>() != 0;
+  secret::Nonce nonce{};
+  const std::string_view rest = reader.rest();
   AddressBlob from;
-  uint16_t length = 0;
-  if (payload.size() >= sizeof length) std::memcpy(&length, payload.data(), sizeof length);
   Greeting hello;
-  if (payload.size() < sizeof length + length || !read_greeting(header.value, kMaxMaskedLanes, &hello)) {
+  if (!reader.ok() || rest.size() < nonce.size() || !read_greeting(header.value, kMaxMaskedLanes, &hello) ||
+      !decode_address(from_bytes, &from) || from.incarnation != header.sender) {
     tallies.messages_refused.add(1);
     return;
   }
-  const std::string_view from_bytes = payload.substr(sizeof length, length);
-  if (!decode_address(from_bytes, &from) || from.incarnation != header.sender) {
+  rest.copy(nonce.data(), nonce.size());
+  std::string_view slice = rest.substr(nonce.size());
+  if (sealed != has_secret()) {
+    refuse_hello(header, from, nonce, sealed ? SecretMismatch::kSenderHasOne : SecretMismatch::kSenderHasNone);
+    return;
+  }
+  if (sealed && !unseal_message(header, inbound, &payload)) {
+    refuse_hello(header, from, nonce, SecretMismatch::kTheyDiffer);
+    return;
+  }
+  if (sealed) slice = {};
+  if (const Peer* owner = find_peer(admission.owner(inbound));
+      inbound.second != 0 && owner != nullptr && owner->incarnation != header.sender) {  // of another peer
     tallies.messages_refused.add(1);
     return;
   }
@@ -188,31 +186,50 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload, Inbou
       for (Lane& each : peer->lanes) each.welcomed = false;
     }
   }
+  if (peer == nullptr && !has_room_for_hello()) {  // its sender repeats it
+    tallies.messages_refused.add(1);
+    return;
+  }
   if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
-  peer->heard = true;
   begin_life(*peer, hello.life);
-  peer->came_over(inbound);
+  if (has_secret()) {
+    peer->their_nonce = nonce;
+  } else if (!belongs(*peer, inbound)) {
+    tallies.messages_refused.add(1);
+    return;
+  }
+  peer->heard = true;
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;
-  } else {
-    learn_generations(*peer, payload.substr(sizeof length + length));
+  } else if (!has_secret()) {
+    learn_generations(*peer, slice);
   }
   if (peer->wired) {
-    send_welcome(*peer, hello.lane);
+    answer_hello(*peer, hello.lane);
     return;
   }
   peer->welcome_due |= 1ull << hello.lane;
   connect(*peer);
 }
 
-void Core::send_welcome(Peer& peer, uint64_t their_lane) {
+void Core::answer_hello(Peer& peer, uint64_t their_lane) {
   const uint32_t lane = static_cast<uint32_t>(std::min<uint64_t>(their_lane, peer.lanes.size() - 1));
   if (peer.rejects != 0) {
-    send_message(peer, lane, MessageType::kReject, peer.rejects, {});
-    peer.rejects = 0;
-    return;
+    const uint64_t wanted = std::exchange(peer.rejects, 0);
+    if (has_secret())
+      send_sealed(peer, lane, MessageType::kReject, wanted, std::string(secret::text_of(peer.their_nonce)));
+    else
+      send_message(peer, lane, MessageType::kReject, wanted, {});
+  } else if (has_secret()) {
+    challenge(peer, their_lane);
+  } else {
+    send_welcome(peer, their_lane);
   }
+}
+
+void Core::send_welcome(Peer& peer, uint64_t their_lane) {
+  const uint32_t lane = static_cast<uint32_t>(std::min<uint64_t>(their_lane, peer.lanes.size() - 1));
   peer.greeted = true;
   send_message(peer, lane, MessageType::kWelcome, greeting(their_lane, peer), generations.slice(0, kMaxMessageBytes));
 }

@@ -21,8 +21,9 @@ void Core::send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t va
   OutgoingMessage message;
   message.peer = peer.id;
   message.lane = lane;
-  // A hello shows that its lane works, and a confirmation that nothing older is on it.
-  message.any_lane = type != MessageType::kHello && type != MessageType::kClosedAck;
+  // A hello shows that its lane works, challenge and proof who is behind it, and a confirmation that nothing older is on it.
+  message.any_lane = type != MessageType::kHello && type != MessageType::kChallenge && type != MessageType::kProof &&
+                     type != MessageType::kReject && type != MessageType::kClosedAck;
   message.urgent = type == MessageType::kPing || type == MessageType::kPong;
   message.bytes.resize(kHeaderBytes + payload.size());
   encode_header({type, incarnation, peer.incarnation, value, peer.their_life}, message.bytes.data());
@@ -64,27 +65,23 @@ void Core::on_message(std::string_view bytes, Inbound inbound) {
     tallies.messages_refused.add(1);
     return;
   }
-  if (header.type == MessageType::kHello) {
-    on_hello(header, payload, inbound);
-    return;
-  }
-  if (header.type == MessageType::kReject) {
-    // It comes from the process that took over the address; `value` is the one that we were looking for.
-    const auto meant = peer_of_incarnation.find(header.value);
-    if (header.target == incarnation && meant != peer_of_incarnation.end() &&
-        meant->second->state == PeerState::kConnecting)
-      connect_failed(*meant->second, StatusCode::kStaleKey);
-    return;
+  switch (header.type) {
+    case MessageType::kHello: return on_hello(header, payload, inbound);
+    case MessageType::kReject: return on_reject(header, payload, inbound);
+    case MessageType::kRefused: return on_refused(header, payload);
+    case MessageType::kChallenge: return on_challenge(header, payload, inbound);
+    case MessageType::kProof: return on_proof(header, payload, inbound);
+    default: break;
   }
   const auto known = peer_of_incarnation.find(header.sender);
   Peer* peer = known == peer_of_incarnation.end() ? nullptr : known->second;
-  if (peer == nullptr || header.target != incarnation || (header.life != 0 && header.life != peer->life())) {
+  if (peer == nullptr || header.target != incarnation || (header.life != 0 && header.life != peer->life()) ||
+      !belongs(*peer, inbound)) {
     tallies.messages_refused.add(1);
     return;
   }
   peer->heard = true;
   peer->met = peer->met || header.life != 0;
-  peer->came_over(inbound);
   switch (header.type) {
     case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
     case MessageType::kPing:
@@ -108,9 +105,7 @@ void Core::on_message(std::string_view bytes, Inbound inbound) {
     case MessageType::kAskKey: on_ask_key(*peer, header, payload); break;
     case MessageType::kKeyVerdict: on_key_verdict(*peer, header, payload); break;
     case MessageType::kRevoked: on_revoked(*peer, header, payload); break;
-    case MessageType::kPong:
-    case MessageType::kHello:
-    case MessageType::kReject: break;
+    default: break;  // kPong, and what was taken above
   }
 }
 

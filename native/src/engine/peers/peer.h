@@ -16,6 +16,7 @@
 #include "engine/regions/region.h"
 #include "engine/wire.h"
 #include "provider/provider.h"
+#include "secret/proof.h"
 
 namespace asyncfabric {
 
@@ -26,6 +27,7 @@ enum class PeerState : uint32_t { kConnecting = 0, kConnected = 1, kLost = 2, kD
 struct Lane {
   uint32_t rail = 0;         // ours
   uint32_t remote_rail = 0;  // theirs: index into the rail keys of their regions
+  std::string address;       // of their rail
   std::unique_ptr<RailPeer> handle;
   bool welcomed = false;  // they answered our hello on this lane
   bool closed = false;
@@ -44,10 +46,12 @@ struct Peer {
   bool disconnected_here() const {
     return state == PeerState::kDisconnected && lost_because.code == StatusCode::kClosed;
   }
-  void came_over(Inbound way) {
-    if (way.second != 0 && inbound.size() < kMaxMaskedLanes &&
-        std::find(inbound.begin(), inbound.end(), way) == inbound.end())
-      inbound.push_back(way);
+  // False: it came over too many others.
+  bool came_over(Inbound way) {
+    if (std::find(inbound.begin(), inbound.end(), way) != inbound.end()) return true;
+    if (inbound.size() >= kMaxMaskedLanes) return false;
+    inbound.push_back(way);
+    return true;
   }
   uint32_t life() const { return static_cast<uint32_t>(id % kMostLives) + 1; }
 
@@ -73,6 +77,10 @@ struct Peer {
   std::vector<uint64_t> connect_cookies;  // control calls to answer
   uint64_t welcome_due = 0;               // lanes of theirs that said hello before our handles existed
   uint64_t rejects = 0;                   // incarnation that they looked for at our address
+  secret::Nonce nonce = secret::fresh_nonce();
+  secret::Nonce their_nonce{};         // of their entry for us, from their hello or challenge
+  std::map<uint64_t, Inbound> proven;  // lane of theirs -> the connection that its proof came over
+  uint64_t admitted_lanes = 0;         // of theirs, by their challenges
   uint64_t connect_until_ns = 0;
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;

@@ -106,6 +106,8 @@ void Core::connected(Peer& peer) {
     publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = peer.id});
   peer.connect_cookies.clear();
   // What was left unsaid while we met leaves before anything that is posted from here on.
+  if (peer.active && !peer.reports_loss)
+    send_message(peer, 0, MessageType::kPing, 0, {});  // it sees that we got its answer
   peer.next_reminder_ns = 1;
   (void)remind(peer, now_ns());
   ask_closings(peer);
@@ -128,6 +130,7 @@ void Core::lose_peer(Peer& peer, Status status, PeerState state) {
     if (lane.handle && !lane.closed) rails[lane.rail]->rail->disconnect(*lane.handle);
     lane.closed = true;
   }
+  admission.take_back(peer);
   wants_credit(peer, false);
   forget_closings(peer);
   for (Op* op = live_first; op != nullptr;) {
@@ -200,6 +203,8 @@ void Core::note_asynchronous(Peer& peer, bool asynchronous) {
 }
 
 void Core::forget(const Peer& peer) {
+  for (const Inbound& way : peer.inbound)
+    if (admission.owner(way) == 0) rails[way.first]->rail->dismiss(way.second);
   keys.for_each([&](KeyTable::Slot& slot) {
     if (slot.value.peer == &peer) slot.value.peer = nullptr;
   });
@@ -291,6 +296,10 @@ void Core::tick(uint64_t now) {
     if (!release_until.empty()) next = std::min(next, now + kSoon);
   }
   expire_releases(now);
+  if (!admission.refusals.empty()) {
+    advance_refusals(now);
+    next = std::min(next, now + kSoon);
+  }
   if (close_pending) {
     advance_close(now);
     next = std::min(next, now + kSoon);

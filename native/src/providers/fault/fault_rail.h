@@ -35,6 +35,9 @@ class FaultRail final : public Rail {
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
   void shut_out(uint64_t connection) override { inner_->shut_out(connection); }
+  Status require_admission() override { return inner_->require_admission(); }
+  bool admit(uint64_t connection) override { return inner_->admit(connection); }
+  void dismiss(uint64_t connection) override { inner_->dismiss(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override;
   size_t poll(std::span<RailEvent> events) override;

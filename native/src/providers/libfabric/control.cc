@@ -153,6 +153,22 @@ Status LibfabricRail::connect(std::string_view address, uint64_t, std::unique_pt
   return StatusCode::kOk;
 }
 
+Status LibfabricRail::require_admission() {
+  admitted_.require();
+  return StatusCode::kOk;
+}
+
+// A fence has to ask whoever may write, so a connection that did not introduce itself is not admitted.
+bool LibfabricRail::admit(uint64_t connection) {
+  if (device_->profile().fence_on_release && !admitted_.takes(connection_tag(connection))) {
+    RailAddress sender;
+    if (!admitted_.take(connection, &sender)) return false;
+    enter_inbound(connection, std::move(sender));
+  }
+  admitted_.add(connection);
+  return true;
+}
+
 Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerState>* out) {
   const fi_info& info = device_->info();
   if (!valid_endpoint_name(remote.name, info.addr_format, device_->profile().name_bytes))
@@ -171,6 +187,7 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
   if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1)
     return StatusCode::kInvalidArgument;
   peers_.push_back(state);
+  admitted_.opened(state->connection);
   *out = state;
   return introduce(*state);
 }

@@ -14,6 +14,7 @@
 #include "provider/provider.h"
 #include "providers/libfabric/device/device.h"
 #include "providers/libfabric/memory/memory.h"
+#include "providers/libfabric/peers/admitted.h"
 #include "providers/libfabric/peers/inbound.h"
 #include "providers/libfabric/peers/peer.h"
 #include "providers/libfabric/peers/shut_out.h"
@@ -44,6 +45,9 @@ class LibfabricRail final : public Rail {
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
   void shut_out(uint64_t connection) override { shut_out_.add(connection); }
+  Status require_admission() override;
+  bool admit(uint64_t connection) override;
+  void dismiss(uint64_t connection) override { admitted_.remove(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override;
   size_t poll(std::span<RailEvent> events) override;
@@ -109,6 +113,7 @@ class LibfabricRail final : public Rail {
   // fence.cc
   Status introduce(PeerState& peer);
   Status fence(uint64_t patience_ns, uint64_t* number);  // 0: a new one; it is kept for the next call otherwise
+  void enter_inbound(uint64_t connection, RailAddress sender);
   void take_control_message(const MessageHead& head, std::string_view body);
   bool ask(const InboundList::One& inbound);
   bool refuses_connections(const RailAddress& address) const;
@@ -134,6 +139,7 @@ class LibfabricRail final : public Rail {
   bool any_broken_ = false;
   size_t doubts_ = 0;  // peers whose stream broke and that may be dead
   InboundList inbound_;
+  Admitted admitted_;
   ShutOut shut_out_;
   bool names_connections_ = false;  // immediates have room for the tag of theirs
   std::vector<std::string> dead_;   // names of senders that nobody listens at any more

@@ -32,6 +32,11 @@ class LocalRail : public Rail {
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
   void shut_out(uint64_t connection) override { rooms_->connections->shut_out(connection); }
+  Status require_admission() override {
+    rooms_->connections->require_admission();
+    return {};
+  }
+  bool admit(uint64_t connection) override { return rooms_->connections->admit(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override { return rooms_->poster.post(requests); }
   size_t poll(std::span<RailEvent> events) override;

@@ -53,6 +53,15 @@ class VerbsRail final : public Rail {
   Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
   void shut_out(uint64_t connection) override;
+  Status require_admission() override {
+    asks_admission_ = true;
+    return {};
+  }
+  bool admit(uint64_t connection) override {
+    admitted_.insert(connection);
+    return true;
+  }
+  void dismiss(uint64_t connection) override { admitted_.erase(connection); }
 
   PostResult post(std::span<const WorkRequest> requests) override;
   size_t poll(std::span<RailEvent> events) override;
@@ -106,6 +115,7 @@ class VerbsRail final : public Rail {
   void take_message_receive(const ibv_wc& work);
   void take_credit(const ibv_wc& work);
   bool is_shut_out(uint32_t qpn) const { return !shut_out_.empty() && shut_out_.contains(qpn); }
+  bool may_count(uint32_t qpn) const;
   void give_credits(Incoming& incoming);
   void give_slots_back();
   void emit_done(uint64_t tag, Status status);
@@ -162,6 +172,8 @@ class VerbsRail final : public Rail {
   std::unordered_map<uint32_t, Connection*> by_credit_qpn_;
   std::unordered_map<uint32_t, Incoming> incoming_;
   std::unordered_set<uint32_t> shut_out_;  // of those, until they are gone
+  std::unordered_set<uint64_t> admitted_;  // connections of peers that have proven the secret
+  bool asks_admission_ = false;
   std::vector<Connection*> waiting_;
   std::vector<std::pair<Connection*, Lane*>> awaiting_;  // their failed requests wait for the peer's sign of life
   Chain chain_;

@@ -130,14 +130,22 @@ void LibfabricRail::close_paths_to_dead() {
     }
 }
 
+void LibfabricRail::enter_inbound(uint64_t connection, RailAddress sender) {
+  if (!inbound_.add(connection, std::move(sender))) return;
+  inbound_.look_after(
+      InboundList::Clock::now(), [this](const InboundList::One& one) { (void)ask(one); },
+      [this](const RailAddress& other) { return is_dead(other); });
+}
+
 void LibfabricRail::take_control_message(const MessageHead& head, std::string_view body) {
   if (!device_->profile().fence_on_release) return;
   if (head.kind == MessageKind::kIntroduce) {
     RailAddress sender;
-    if (parse(body, &sender) && inbound_.add(head.number, std::move(sender)))
-      inbound_.look_after(
-          InboundList::Clock::now(), [this](const InboundList::One& one) { (void)ask(one); },
-          [this](const RailAddress& other) { return is_dead(other); });
+    if (!parse(body, &sender)) return;
+    if (admitted_.takes(connection_tag(head.number)))
+      enter_inbound(head.number, std::move(sender));
+    else
+      admitted_.keep(head.number, std::move(sender));
     return;
   }
   uint64_t connection = 0;
@@ -154,7 +162,7 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
     return;
   }
   RailAddress asker;  // we closed that connection: what it carried has left or never will
-  if (!parse(body, &asker)) return;
+  if (!parse(body, &asker) || (admitted_.required() && !admitted_.is_own(connection))) return;
   if (PeerState* path = path_to(asker))
     (void)send_control(*path, MessageKind::kFenceGone, head.number, with_connection(connection, ""), false);
 }

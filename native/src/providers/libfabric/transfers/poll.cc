@@ -206,7 +206,8 @@ void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
 }
 
 void LibfabricRail::take_immediate(uint64_t data) {
-  if (names_connections_ && shut_out_.holds(static_cast<uint32_t>(data >> 32))) return;
+  const auto tag = static_cast<uint32_t>(data >> 32);
+  if (names_connections_ && (shut_out_.holds(tag) || !admitted_.takes(tag))) return;
   RailEvent event;
   event.kind = RailEventKind::kImmediate;
   event.imm = static_cast<uint32_t>(data);

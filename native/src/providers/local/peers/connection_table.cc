@@ -21,6 +21,7 @@ std::shared_ptr<Incoming> ConnectionTable::seat(Incoming::Parts parts) {
   const uint32_t index = free_.back();
   free_.pop_back();
   owners_[index] = std::make_shared<Incoming>(index, ++numbers_, std::move(parts));
+  owners_[index]->admit(!asks_admission_);
   seats_[index].store(owners_[index].get(), std::memory_order_release);
   return owners_[index];
 }
@@ -112,6 +113,28 @@ void ConnectionTable::shut_out(uint64_t number) {
       incoming->shut_out();
       incoming->hang_up();
     }
+}
+
+void ConnectionTable::require_admission() {
+  const std::lock_guard lock(mutex_);
+  asks_admission_ = true;
+  for (const auto& incoming : owners_)  // since the rail began to listen
+    if (incoming != nullptr) incoming->admit(false);
+}
+
+bool ConnectionTable::asks_admission() const {
+  const std::lock_guard lock(mutex_);
+  return asks_admission_;
+}
+
+bool ConnectionTable::admit(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  for (uint32_t index = 0; index < seats_used_; ++index)
+    if (owners_[index] != nullptr && owners_[index]->number() == number) {
+      owners_[index]->admit(true);
+      return true;
+    }
+  return false;
 }
 
 RailPeer* ConnectionTable::handle_of(const Outgoing& link) const {

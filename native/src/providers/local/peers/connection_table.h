@@ -41,6 +41,10 @@ class ConnectionTable {
   void take_news(std::vector<std::shared_ptr<Incoming>>* leaving, std::vector<std::shared_ptr<Outgoing>>* lost);
   void retire(uint32_t index);
   void shut_out(uint64_t number);
+  // From here on connections bring messages only and get no files, until they are admitted. Any thread.
+  void require_admission();
+  bool asks_admission() const;
+  bool admit(uint64_t number);                      // [engine lock] false: it has left
   RailPeer* handle_of(const Outgoing& link) const;  // null: forgotten
 
  private:
@@ -64,6 +68,7 @@ class ConnectionTable {
   std::map<uint64_t, Contact> contacts_;
   std::vector<std::shared_ptr<Incoming>> leaving_;
   std::vector<std::shared_ptr<Outgoing>> lost_;
+  bool asks_admission_ = false;    // guarded by mutex_
   std::atomic<bool> news_{false};  // partner: service stores true after the lists, the lock's holder exchanges it
 };
 

@@ -22,7 +22,7 @@ size_t Incoming::drain(std::span<RailEvent> events, MessageShelf& shelf, Regions
   while (count < events.size() && has_entry()) {
     EntryBody body;
     ring_.read(&body);
-    if (shut_out_) {
+    if (shut_out_ || (body.kind != EntryKind::kMessage && !admitted())) {
       imms_taken_ = 0;
       ring_.set_result(static_cast<uint32_t>(StatusCode::kPeerDead));
       answered = true;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <atomic>
 
 #include <cstdint>
 #include <memory>
@@ -70,6 +71,9 @@ class Incoming {
   bool broken() const { return broken_; }
   // [engine lock] Nothing that it brings counts, moves or is reported from here on.
   void shut_out() { shut_out_ = true; }
+  // [engine lock] Until then it brings messages only. Partner: the service thread asks before it hands out files.
+  void admit(bool yes) { admitted_.store(yes, std::memory_order_release); }
+  bool admitted() const { return admitted_.load(std::memory_order_acquire); }
 
  private:
   StatusCode bounce(const EntryBody& body, Regions& regions, const Copier& copier);
@@ -83,6 +87,7 @@ class Incoming {
   uint32_t imms_taken_ = 0;  // of the entry at the head of the ring
   bool broken_ = false;
   bool shut_out_ = false;
+  std::atomic<bool> admitted_{true};
 };
 
 }  // namespace asyncfabric::local

@@ -9,9 +9,11 @@
 #include <csignal>
 #include <cstring>
 
+#include <algorithm>
 #include <bit>
 #include <ctime>
 
+#include "base/clock.h"
 #include "base/descriptor_room.h"
 #include "base/start_thread.h"
 
@@ -25,6 +27,8 @@ constexpr uint64_t tag_of(TagKind kind, uint64_t id) { return static_cast<uint64
 
 constexpr size_t kMaxStrangers = 64;  // of other users: each is told that it is refused, but cannot take all seats
 constexpr size_t kMaxSessions = kMaxConnections + kMaxStrangers;  // with some that are still in their handshake
+constexpr size_t kMostUnadmitted = 128;  // sessions that have not proven the secret of a fabric which has one
+constexpr uint64_t kUnadmittedNs = 2'000'000'000;
 constexpr int kLookMs = 500;
 constexpr long kOutOfDescriptorsNapNs = 20'000'000;
 
@@ -107,6 +111,7 @@ void Service::run() {
     }
     // Nobody tells of the end of a registration: while something is kept, it is looked for.
     keeps = kept_.prune();
+    if (connections_.asks_admission()) keeps = end_unadmitted(now_ns()) || keeps;
   }
 }
 
@@ -128,7 +133,9 @@ void Service::accept_all() {
     if (sessions_.size() >= most) continue;
     const uint64_t id = next_session_++;
     if (!add(socket.get(), EPOLLIN, tag_of(TagKind::kSession, id))) continue;
-    sessions_[id].socket = std::move(socket);
+    Session& session = sessions_[id];
+    session.socket = std::move(socket);
+    session.since_ns = now_ns();
   }
 }
 
@@ -189,8 +196,11 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
 Status Service::hand_out_file(const Session& session, const WireMessage& ask) const {
   WireMessage answer = wire_message(WireKind::kFile);
   UniqueFd file;
-  const Status status = ask.slot < kMaxRegions ? regions_.file(ask.slot, ask.generation, ask.part, &file)
-                                               : Status(StatusCode::kInvalidArgument);
+  Status status = StatusCode::kAccessDenied;
+  if (ask.slot >= kMaxRegions)
+    status = StatusCode::kInvalidArgument;
+  else if (session.incoming->admitted())
+    status = regions_.file(ask.slot, ask.generation, ask.part, &file);
   answer.status = static_cast<uint32_t>(status.code);
   return send_wire(session.fd(), answer, {file.get(), -1, -1});
 }
@@ -203,6 +213,23 @@ void Service::end(Sessions::iterator session) {
   }
   if (session->second.incoming != nullptr) connections_.leave(std::move(session->second.incoming));
   sessions_.erase(session);
+}
+
+// A stranger must not keep seats that peers need. Whoever has the secret proves it within a few milliseconds.
+bool Service::end_unadmitted(uint64_t now) {
+  const auto admitted = [](const Session& session) {
+    return session.incoming != nullptr && session.incoming->admitted();
+  };
+  size_t waiting = static_cast<size_t>(
+      std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& entry) { return !admitted(entry.second); }));
+  for (auto next = sessions_.begin(); next != sessions_.end() && waiting != 0;) {
+    const auto session = next++;  // the oldest first
+    if (admitted(session->second)) continue;
+    if (waiting <= kMostUnadmitted && now - session->second.since_ns < kUnadmittedNs) break;
+    end(session);
+    --waiting;
+  }
+  return waiting != 0;
 }
 
 void Service::bury(pid_t pid) {

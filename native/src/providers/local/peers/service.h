@@ -42,6 +42,7 @@ class Service {
   struct Session {
     UniqueFd socket;                     // before the handshake
     std::shared_ptr<Incoming> incoming;  // after it, and owns the socket
+    uint64_t since_ns = 0;
     int fd() const { return incoming != nullptr ? incoming->socket() : socket.get(); }
   };
   using Sessions = std::map<uint64_t, Session>;
@@ -52,6 +53,7 @@ class Service {
   Status greet(Session& session, const WireMessage& hello, FdPack& fds);
   Status hand_out_file(const Session& session, const WireMessage& ask) const;
   void end(Sessions::iterator session);
+  bool end_unadmitted(uint64_t now);  // those that took too long, and the oldest of too many; true: some are left
   void bury(pid_t pid);
   bool add(int fd, uint32_t events, uint64_t tag) const;
 

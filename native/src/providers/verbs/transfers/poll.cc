@@ -84,7 +84,7 @@ void VerbsRail::take(const ibv_wc& work) {
     }
     case Kind::kCount:
       queues_->receives->count_used();
-      if (work.status == IBV_WC_SUCCESS && !is_shut_out(work.qp_num)) emit_immediate(ntohl(work.imm_data));
+      if (work.status == IBV_WC_SUCCESS && may_count(work.qp_num)) emit_immediate(ntohl(work.imm_data));
       return;
     case Kind::kMessage: take_message_receive(work); return;
     case Kind::kCredit: take_credit(work); return;
@@ -97,6 +97,14 @@ void VerbsRail::take(const ibv_wc& work) {
   }
 }
 
+// Not shut out and, where the engine has a secret, of a peer that has proven it.
+bool VerbsRail::may_count(uint32_t qpn) const {
+  if (is_shut_out(qpn)) return false;
+  if (!asks_admission_) return true;
+  const auto from = incoming_.find(qpn);
+  return from != incoming_.end() && admitted_.contains(from->second.id);
+}
+
 void VerbsRail::take_message_receive(const ibv_wc& work) {
   const auto slot = static_cast<uint32_t>(work.wr_id);
   if (work.status != IBV_WC_SUCCESS || is_shut_out(work.qp_num)) {  // its queue pair broke while it came in
@@ -105,7 +113,7 @@ void VerbsRail::take_message_receive(const ibv_wc& work) {
   }
   if (work.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
     queues_->receives->repost(slot);
-    emit_immediate(ntohl(work.imm_data));
+    if (may_count(work.qp_num)) emit_immediate(ntohl(work.imm_data));
     return;
   }
   RailEvent event;
