@@ -62,7 +62,6 @@ def bounded() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
 
 
@@ -77,6 +76,8 @@ def read_once(name: str, decoder: Decoder, data: bytes) -> bool:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise FindingError(name, data) from error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # it would end whatever runs next in this process
     return True
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -11,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from decoders import DECODERS, Decoder  # beside this file, as for `make fuzz`
 from mutation import changed
-from run import FindingError, inputs_of, read_once
+from run import FindingError, bounded, inputs_of, read_once
 
 from asyncfabric.weights.plan.parts import StoredColumn, loaded
 
@@ -32,6 +34,13 @@ FINDINGS = {
     "half a surrogate pair in a field": ("services.body", b'{"model":"open","prompt":"a","guided":"\\ud800"}'),
     "a long number in a field": ("services.body", b'{"model":"open","prompt":"a","guided":' + b"9" * 40 + b"}"),
 }
+
+
+@pytest.fixture(autouse=True)
+def bounds() -> Iterator[None]:
+    """An input that takes too long fails its test, and not the process."""
+    with bounded():
+        yield
 
 
 @pytest.mark.parametrize("finding", FINDINGS)
@@ -67,3 +76,8 @@ def test_a_planted_bug_is_found_and_a_seed_repeats_itself() -> None:
         return found.value.data
 
     assert first_finding() == first_finding()
+
+
+def test_no_timer_is_left_behind() -> None:
+    read_once("kv.message", DECODERS["kv.message"], b"")
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
