@@ -132,7 +132,9 @@ def _forward(rule: RowRule, linear: torch.nn.Linear, inputs: torch.Tensor) -> to
 def _by_rows(function: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
     """Return a function of each element, such that a row keeps its bits in whatever company."""
     width = inputs.shape[-1]
-    rows = torch.nn.functional.pad(inputs.reshape(-1, width), (0, -width % LANES))
+    rows = inputs.reshape(-1, width)
+    if padding := -width % LANES:  # pad() copies also where there is nothing to add
+        rows = torch.nn.functional.pad(rows, (0, padding))
     most = max(1, (GRAIN - 1) // rows.shape[1])
     found = torch.cat([function(part) for part in torch.split(rows, most)]) if len(rows) > most else function(rows)
     return found[:, :width].reshape(inputs.shape)
