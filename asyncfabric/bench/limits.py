@@ -21,9 +21,9 @@ NEAR_CORES_US = 0.45
 
 def copy_seconds(limit: CopyLimit, target: Bytes, source: Bytes, op_bytes: int, count: int) -> float:
     """Copy with one thread, walking round both regions."""
-    from asyncfabric._bridge import loops
+    from asyncfabric.bench import native_loops
 
-    return float(loops.copy(target, source, op_bytes, count, limit == "memcpy_nt"))
+    return float(native_loops.copy(target, source, op_bytes, count, limit == "memcpy_nt"))
 
 
 def page_copy_seconds(
@@ -36,34 +36,34 @@ def page_copy_seconds(
     rounds: int = 1,
 ) -> float:
     """Copy page by page over the same lists as `write_pages`."""
-    from asyncfabric._bridge import loops
+    from asyncfabric.bench import native_loops
 
     nt = limit == "memcpy_nt"
-    return float(loops.copy_pages(target, source, target_pages, source_pages, page_bytes, rounds, nt))
+    return float(native_loops.copy_pages(target, source, target_pages, source_pages, page_bytes, rounds, nt))
 
 
 def cma_seconds(pid: int, address: int, source: Bytes, op_bytes: int, count: int) -> float:
     """Write into another process with process_vm_writev; its region is as long as `source`."""
-    from asyncfabric._bridge import loops
+    from asyncfabric.bench import native_loops
 
-    return float(loops.cma(pid, address, source, op_bytes, count))
+    return float(native_loops.cma(pid, address, source, op_bytes, count))
 
 
 def cma_page_seconds(
     pid: int, address: int, source: Bytes, target_pages: Pages, source_pages: Pages, page_bytes: int
 ) -> float:
     """Write a page list into another process with process_vm_writev."""
-    from asyncfabric._bridge import loops
+    from asyncfabric.bench import native_loops
 
-    return float(loops.cma_pages(pid, address, source, target_pages, source_pages, page_bytes, 1))
+    return float(native_loops.cma_pages(pid, address, source, target_pages, source_pages, page_bytes, 1))
 
 
 def core_distance(count: int = 20_000) -> tuple[str, float]:
     """Say whether two threads are near or far now: ("near" or "far", median round trip in us)."""
-    from asyncfabric._bridge import loops
+    from asyncfabric.bench import native_loops
 
     samples = np.empty(count, dtype=np.uint64)
-    loops.spin_round_trips(samples)
+    native_loops.spin_round_trips(samples)
     median_us = float(np.median(samples)) / 1e3
     return ("near" if median_us < NEAR_CORES_US else "far"), round(median_us, 3)
 
