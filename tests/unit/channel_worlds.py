@@ -6,7 +6,7 @@ Links go over ipc sockets, stores over one HashStore, fabrics over the local pro
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from asyncfabric.control import (
     open_link,
     serve_directory,
 )
-from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.errors import ClosedError, RemoteProtocolError
 
 NAMES = ("a", "b", "c")
 SILENCE_S = 0.6
@@ -154,9 +154,14 @@ class FabricWorld(World):
     async def node(self, name: str) -> AsyncIterator[Channel]:
         fabric = self.fabrics[name]
         channels = FabricChannels(fabric, CODEC, self.addresses, window=self.window)
+
+        async def run() -> None:
+            with suppress(ClosedError):  # as `run` promises, where the fabric's end comes before the cancellation
+                await channels.run()
+
         async with trio.open_nursery() as nursery:
             channel = channels.open(name)
-            nursery.start_soon(channels.run)
+            nursery.start_soon(run)
             try:
                 yield channel
             finally:
