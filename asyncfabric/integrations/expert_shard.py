@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear, pad
 
-from asyncfabric.moe import MoeHandle
+from asyncfabric.moe import MoeHandle, TrainingStep
 from asyncfabric.moe.fp8 import from_fp8
 
 
@@ -40,7 +40,7 @@ class ExpertShard(torch.nn.Module):
         self.activation: Callable[[torch.Tensor], torch.Tensor] = activation
         self.tile_rows: int = tile_rows
 
-    def forward(self, handle: MoeHandle) -> torch.Tensor:
+    def forward(self, handle: MoeHandle | TrainingStep) -> torch.Tensor:
         """Return the outputs for the rows of a received step, shape [rows, hidden]; rows of padding are zeros.
 
         Rows in fp8 are scaled back to the dtype of the weights first.

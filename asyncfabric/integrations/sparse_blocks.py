@@ -1,4 +1,4 @@
-"""The sparse blocks of transformers' Mixtral, Qwen2-MoE and Qwen3-MoE, run expert-parallel through an exchange.
+"""The sparse blocks of transformers' Mixtral, Qwen2-MoE, Qwen3-MoE and DeepSeek-V3, run expert-parallel.
 
     config = config_for(model, ranks=4, max_tokens=512)
     async with open_moe(fabric, MoeGroup(rank, addresses), config) as moe:
@@ -6,7 +6,8 @@
         tokens = await anyio.to_thread.run_sync(partial(model.generate, prompt, max_new_tokens=32))
 
 Threads: the model runs on a worker thread, the exchange on the event loop's. A block's `forward` asks the loop for each
-half of a step and computes between them; `forward_async` does both on the loop's thread. For inference only.
+half of a step and computes between them; `forward_async` does both on the loop's thread. Over a MoeTraining in the
+place of the exchange, blocks are differentiable.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import torch
 
 from asyncfabric.errors import InternalError
 from asyncfabric.integrations.expert_shard import ExpertShard
-from asyncfabric.moe import MoeConfig, MoeExchange, MoeHandle
+from asyncfabric.moe import LoopCaller, MoeConfig, MoeExchange, MoeHandle, MoeTraining
 from asyncfabric.moe.fp8 import to_fp8
 
-KNOWN_BLOCKS = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
+KNOWN_BLOCKS = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock", "DeepseekV3MoE")
 Half = Callable[[], Coroutine[Any, Any, Any]]
 """One half of a step, to be run on the event loop's thread."""
 
@@ -35,21 +36,21 @@ class ParallelBlock(torch.nn.Module):
     The router and, where the block has one, the shared expert are on every rank and see the rank's own tokens. The
     shared expert is computed while the tokens travel. All ranks must run their blocks in the same order, as with any
     collective: a rank without tokens runs them with none. A forward that failed or was cancelled leaves its step
-    unfinished: then all ranks `await moe.exclude(ranks)`, with no rank if none is lost, before the next one. No
-    parameter has a gradient.
+    unfinished: then all ranks `await moe.exclude(ranks)`, with no rank if none is lost, before the next one. Over an
+    exchange no parameter has a gradient; over a training those have one that had one before: the experts' is the sum
+    over the tokens of all ranks, the router's and the shared expert's is of the own tokens.
 
     Attributes:
         gate: the router.
         shard: the experts of this rank.
-        shared_expert: the shared expert or None, and `shared_expert_gate`, its gate.
-        portal: how `forward` reaches the event loop; None: it runs on a worker thread of anyio.
-        patience_s: seconds that one half waits for other ranks, besides the cancel scopes around it; None: no limit.
+        shared_expert: the shared expert or None, and `shared_expert_gate`, its gate or None.
+        caller: how `forward` reaches the event loop; its `patience_s` bounds one half, besides cancel scopes.
     """
 
     def __init__(
         self,
         block: torch.nn.Module,
-        moe: MoeExchange,
+        moe: MoeExchange | MoeTraining,
         *,
         tile_rows: int = 0,
         portal: anyio.from_thread.BlockingPortal | None = None,
@@ -64,6 +65,7 @@ class ParallelBlock(torch.nn.Module):
         super().__init__()
         experts = _experts_of(block)
         wanted = _shape_of(block)
+        training, moe = (moe, moe.exchange) if isinstance(moe, MoeTraining) else (None, moe)
         given = (moe.config.num_experts, moe.config.top_k, moe.config.hidden, moe.config.out_torch)
         if given != wanted:
             raise ValueError(f"the block has (experts, top_k, hidden, dtype) {wanted}, the exchange {given}")
@@ -72,23 +74,29 @@ class ParallelBlock(torch.nn.Module):
         self.shard: ExpertShard = ExpertShard(
             experts.gate_up_proj[own], experts.down_proj[own], experts.act_fn, tile_rows
         )
-        self.shared_expert: Any = getattr(block, "shared_expert", None)
+        self.shared_expert: Any = getattr(block, "shared_expert", None) or getattr(block, "shared_experts", None)
         self.shared_expert_gate: Any = getattr(block, "shared_expert_gate", None)
-        self.requires_grad_(False)
-        self.portal = portal
-        self.patience_s = patience_s
+        if training is None:
+            self.requires_grad_(False)
+        else:
+            self.shard.gate_up_proj.requires_grad_(experts.gate_up_proj.requires_grad)
+            self.shard.down_proj.requires_grad_(experts.down_proj.requires_grad)
+        self.caller: LoopCaller = LoopCaller(portal, patience_s)
         self._moe = moe
+        self._training = training
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the block's output for shape [..., hidden]; called by a model on a worker thread, never on the loop's.
 
         Raises:
             RuntimeError: called on the event loop's thread, on a thread that anyio did not start and without a portal,
-                or with gradients.
+                or with gradients over an exchange that is no training.
             MissingRankError: a rank is lost, or late for the deadline of the cancel scopes around the worker thread.
             ValueError: more tokens than the exchange takes.
         """
-        computing = self._compute(hidden_states, self._on_loop)
+        if self._training is not None and torch.is_grad_enabled():
+            return self._differentiable(self._training, hidden_states)
+        computing = self._compute(hidden_states, self._blocking)
         try:
             computing.send(None)
         except StopIteration as end:
@@ -106,14 +114,17 @@ class ParallelBlock(torch.nn.Module):
 
         Cancellation: the step stays unfinished; see the class.
         """
-        return await self._compute(hidden_states, self._patiently)
+        return await self._compute(hidden_states, self.caller.patiently)
 
     async def _compute(
         self, hidden_states: torch.Tensor, on_loop: Callable[[Half], Coroutine[Any, Any, Any]]
     ) -> torch.Tensor:
         """Compute on the caller's thread; `on_loop` runs a half on the loop's. Where that blocks, nothing suspends."""
         if torch.is_grad_enabled() and hidden_states.requires_grad:
-            raise RuntimeError("the exchange has no backward pass; call the model under torch.inference_mode()")
+            raise RuntimeError(
+                "an exchange has no backward pass: call the model under torch.inference_mode(), or open_moe_training()"
+                " and forward() on a worker thread"
+            )
         moe = self._moe
         tokens = hidden_states.reshape(-1, moe.config.hidden)
         _, weights, indices = self.gate(tokens)
@@ -125,31 +136,23 @@ class ParallelBlock(torch.nn.Module):
         routed: torch.Tensor = await on_loop(partial(moe.combine, self.shard(handle), handle))
         return (routed if beside is None else routed + beside).reshape(hidden_states.shape)
 
+    def _differentiable(self, training: MoeTraining, hidden_states: torch.Tensor) -> torch.Tensor:
+        tokens = hidden_states.reshape(-1, training.config.hidden)
+        _, weights, indices = self.gate(tokens)
+        step = training.dispatch(tokens, indices, weights.float())
+        routed, beside = training.combine(self.shard(step), step), self._shared(tokens)
+        return (routed if beside is None else routed + beside).reshape(hidden_states.shape)
+
     def _shared(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        if self.shared_expert is None or self.shared_expert_gate is None:
+        if self.shared_expert is None:
             return None
-        shared: torch.Tensor = torch.sigmoid(self.shared_expert_gate(tokens)) * self.shared_expert(tokens)
-        return shared
+        shared: torch.Tensor = self.shared_expert(tokens)
+        gate = self.shared_expert_gate
+        return shared if gate is None else torch.sigmoid(gate(tokens)) * shared
 
-    async def _on_loop(self, half: Half) -> Any:
+    async def _blocking(self, half: Half) -> Any:
         """Block this thread while the loop's runs a half; awaits nothing."""
-        call = partial(self._patiently, half)
-        if self.portal is not None:
-            return self.portal.call(call)
-        try:
-            anyio.from_thread.check_cancelled()
-        except RuntimeError as error:
-            raise RuntimeError(
-                "forward() reaches the exchange from a worker thread: `await anyio.to_thread.run_sync(model, ...)`, or"
-                " give parallelize() a portal, or `await block.forward_async(...)`"
-            ) from error
-        return anyio.from_thread.run(call)
-
-    async def _patiently(self, half: Half) -> Any:
-        if self.patience_s is None:
-            return await half()
-        with anyio.fail_after(self.patience_s):
-            return await half()
+        return self.caller.call(half)
 
 
 def config_for(model: torch.nn.Module, *, ranks: int, max_tokens: int, **options: Any) -> MoeConfig:
@@ -181,7 +184,7 @@ def config_for(model: torch.nn.Module, *, ranks: int, max_tokens: int, **options
 
 def parallelize(
     model: torch.nn.Module,
-    moe: MoeExchange,
+    moe: MoeExchange | MoeTraining,
     *,
     tile_rows: int = 0,
     portal: anyio.from_thread.BlockingPortal | None = None,

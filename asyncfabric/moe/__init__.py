@@ -12,17 +12,24 @@ from asyncfabric.moe.faults import MissingRankError
 from asyncfabric.moe.group import Card, FabricMeeting, Meeting, MoeGroup
 from asyncfabric.moe.host.exchange import MoeExchange, open_moe
 from asyncfabric.moe.host.handle import MoeHandle
+from asyncfabric.moe.host.loop_caller import LoopCaller
 from asyncfabric.moe.host.session import buffer_bytes
+from asyncfabric.moe.host.training import MoeTraining, TrainingStep, gradient_config, open_moe_training
 
 __all__ = [
     "Card",
     "FabricMeeting",
+    "LoopCaller",
     "Meeting",
     "MissingRankError",
     "MoeConfig",
     "MoeExchange",
     "MoeGroup",
     "MoeHandle",
+    "MoeTraining",
+    "TrainingStep",
     "buffer_bytes",
+    "gradient_config",
     "open_moe",
+    "open_moe_training",
 ]

@@ -73,7 +73,7 @@ class Expert:
         self._seated()
         with self._admission.admit() as place, place.scope:
             for block in self._blocks:
-                block.patience_s = asked.patience_s
+                block.caller.patience_s = asked.patience_s
             try:
                 # anyio's, not trio's: the blocks come back to the loop from its threads.
                 return Spoken(tokens=await anyio.to_thread.run_sync(self._speak, asked))

@@ -1,4 +1,4 @@
-"""Tiny Mixtral and Qwen-MoE models of transformers with weights so wide that answers depend on all; and ranks."""
+"""Tiny sparse models of transformers with weights so wide that answers depend on all of them; and ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import anyio
 import torch
 from moe_fixture import ranks_of
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen2MoeConfig,
@@ -23,7 +25,7 @@ from asyncfabric.moe import MoeExchange
 
 torch.set_num_threads(1)  # the matrices are small, and threads that wait for a shared core make it slower
 
-KINDS = ("mixtral", "qwen2", "qwen3")
+KINDS = ("mixtral", "qwen2", "qwen3", "deepseek")
 HIDDEN = 64
 VOCABULARY = 96
 TOKENS = 12
@@ -54,6 +56,22 @@ def model_of(kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> A
     elif kind == "qwen2":
         more = {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "num_experts_per_tok": 4}
         model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**SHAPE | qwen | more | options))
+    elif kind == "deepseek":
+        shape = {
+            "n_routed_experts": 10,
+            "moe_intermediate_size": 48,
+            "intermediate_size": 96,
+            "first_k_dense_replace": 1,
+        }
+        heads = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        groups = {
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "num_key_value_heads": 4,
+        }
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | shape | heads | groups | options))
     else:
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE | qwen | {"head_dim": 16, "norm_topk_prob": True} | options))
     return model.to(dtype).eval()

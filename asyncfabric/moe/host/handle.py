@@ -46,6 +46,15 @@ class MoeHandle:
     combined: bool = False
 
     @property
+    def row_weights(self) -> torch.Tensor | None:
+        """The routing weight of each row, 0 for padding. Shape [rows], float32."""
+        if self.groups is None or self.pair_weights is None:
+            return None
+        weights = torch.zeros(int(self.groups.offsets[-1]), dtype=torch.float32)
+        weights[torch.from_numpy(self.groups.position)] = torch.from_numpy(self.pair_weights)
+        return weights
+
+    @property
     def source_ranks(self) -> torch.Tensor | None:
         """For each row the rank that it came from, -1 for padding. Shape [rows], int64."""
         return None if self.sources is None else self.sources.ranks

@@ -16,7 +16,7 @@ from sparse_models import HIDDEN, KINDS, generate, model_of, parallel, prompt_of
 
 import asyncfabric as af  # noqa: E402
 from asyncfabric.integrations.expert_shard import ExpertShard  # noqa: E402
-from asyncfabric.integrations.sparse_blocks import ParallelBlock, config_for, parallelize  # noqa: E402
+from asyncfabric.integrations.sparse_blocks import KNOWN_BLOCKS, ParallelBlock, config_for, parallelize  # noqa: E402
 from asyncfabric.moe import MissingRankError, MoeExchange, MoeGroup, open_moe  # noqa: E402
 from asyncfabric.moe.fp8 import from_fp8, to_fp8  # noqa: E402
 from asyncfabric.moe.reference import reference_combine  # noqa: E402
@@ -28,7 +28,7 @@ SOON_S = 2.0
 
 
 def blocks_of(model: Any) -> list[Any]:
-    return [module for module in model.modules() if type(module).__name__.endswith("SparseMoeBlock")]
+    return [module for module in model.modules() if type(module).__name__ in KNOWN_BLOCKS]
 
 
 def tokens_of(rank: int, dtype: Any) -> Any:
@@ -114,7 +114,7 @@ def test_a_block_is_what_transformers_computes(kind: str, dtype: Any, tolerance:
         parallel(model, ranks, body)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), list(zip(KINDS, (2, 4, 2), strict=True)))
+@pytest.mark.parametrize(("kind", "ranks"), list(zip(KINDS, (2, 4, 2, 2), strict=True)))
 def test_a_whole_model_says_what_it_says_in_one_process(kind: str, ranks: int) -> None:
     """Every rank has a prompt of its own and a part of the experts; transformers drives all of it."""
     expected = [generate(model_of(kind), prompt_of(rank)) for rank in range(ranks)]
@@ -124,7 +124,7 @@ def test_a_whole_model_says_what_it_says_in_one_process(kind: str, ranks: int) -
         model = model_of(kind)
         weights = sum(parameter.numel() for parameter in model.parameters())
         blocks = parallelize(model, moe)
-        assert len(blocks) == (2 if kind == "qwen2" else 3)
+        assert len(blocks) == (2 if kind in ("qwen2", "deepseek") else 3)
         assert all(len(block.shard.down_proj) == len(moe.experts) for block in blocks)
         assert sum(parameter.numel() for parameter in model.parameters()) < weights
         prompt = prompt_of(moe.rank)
@@ -159,14 +159,14 @@ def test_a_missing_rank_is_named_through_the_model_and_the_others_go_on_with_the
                 if rank == gone:
                     return
                 for block in blocks:
-                    block.patience_s = SOON_S
+                    block.caller.patience_s = SOON_S
                 with pytest.raises(MissingRankError) as error:
                     await anyio.to_thread.run_sync(generate, model, prompt_of(rank))
                 # A write to memory that is gone may take the other targets of its scatter along: they are named too.
                 assert gone in error.value.ranks
                 await moe.exclude([gone])
                 for block in blocks:
-                    block.patience_s = None
+                    block.caller.patience_s = None
                 expected = generate(masked, prompt_of(rank))
                 assert await anyio.to_thread.run_sync(generate, model, prompt_of(rank)) == expected
                 ended.append(rank)
