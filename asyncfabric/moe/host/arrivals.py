@@ -111,9 +111,10 @@ class Arrivals:
             try:
                 await counter.wait(self._seen[kind, turn, first] + 1, peers=[self._peers[member] for member in absent])
             except PeerError as error:
-                if absent := self.absent(kind, turn, absent):
-                    lost = [member for member in absent if self._peers[member].lost] or absent
-                    raise missing(what, (names[member] for member in lost), lost=True) from error
+                still = self.absent(kind, turn, absent)
+                lost = [member for member in still if self._peers[member].lost]
+                if still and (lost or still == absent):  # else somebody left whose message is there
+                    raise missing(what, (names[member] for member in lost or still), lost=True) from error
             absent = self.absent(kind, turn, absent)
 
     def _imm(self, kind: Kind, turn: int, member: int) -> int:

@@ -13,6 +13,7 @@ from moe_fixture import PATIENCE_S, expected, ranks_of, right_step, run_experts,
 
 import asyncfabric as af
 from asyncfabric.moe import MissingRankError, MoeConfig, MoeExchange, MoeGroup, open_moe
+from asyncfabric.moe.host.arrivals import Arrivals, Kind
 
 SMALL: dict[str, Any] = {"num_experts": 9, "top_k": 3, "hidden": 64, "max_tokens": 12, "ranks": 3}
 SOON_S = 2.0
@@ -21,6 +22,35 @@ SOON_S = 2.0
 
 def check(config: MoeConfig, body: Any) -> None:
     anyio.run(lambda: ranks_of(config, body), backend="trio")
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_who_leaves_after_its_last_message_is_not_missed_by_who_waits_for_others(backend: str) -> None:
+    """A waits for B and C; B sends and closes its fabric, C sends later."""
+
+    async def run() -> None:
+        rails = af.FabricConfig(rails=("local",))
+        async with af.open_fabric(rails) as a, af.open_fabric(rails) as c, AsyncExitStack() as left:
+            b = await left.enter_async_context(af.open_fabric(rails))
+            peers = {1: await a.connect(c.address), 2: await a.connect(b.address)}
+            arrivals = Arrivals(a, 1000, 1, 0, peers)
+            imms = {member: 1000 + Kind.BACK * 3 + member for member in (1, 2)}
+
+            async def wait() -> None:
+                await arrivals.wait(Kind.BACK, 0, [0, 1, 2], "results", [0, 1, 2])
+
+            with anyio.fail_after(PATIENCE_S):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(wait)
+                    await anyio.wait_all_tasks_blocked()
+                    await b.barrier(af.PeerGroup([await b.connect(a.address)]), imms[2])
+                    await left.aclose()
+                    with a.counter(7) as never, pytest.raises(af.PeerError):
+                        await never.wait(1, peers=[peers[2]])
+                    await anyio.wait_all_tasks_blocked()
+                    await c.barrier(af.PeerGroup([await c.connect(a.address)]), imms[1])
+
+    anyio.run(run, backend=backend)
 
 
 @pytest.mark.slow
