@@ -32,7 +32,7 @@ help:  ## list the verbs
 # ---- set-up ---------------------------------------------------------------------------------------------------------
 
 # What must be there, and the Debian package that brings it. What cannot be installed is named, and the build then leaves
-# the libfabric or verbs provider or the native tests out and says so itself.
+# the libfabric or verbs provider or the native tests out and prints that itself.
 $(STAMPS)/apt: Makefile
 	@mkdir -p $(STAMPS)
 	@need() { missing="$$missing $$1"; }; missing=""; \

@@ -1,4 +1,4 @@
-"""Task groups whose failures come out bare: what failed first, not a group around it: callers say what they catch."""
+"""Task groups whose failures come out bare: what failed first, not a group around it: callers state what they catch."""
 
 from __future__ import annotations
 

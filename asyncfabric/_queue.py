@@ -58,7 +58,7 @@ class Queue(Generic[Item]):
         return len(self._items)
 
     def close(self) -> None:
-        """Say that nothing more will come."""
+        """Announce that nothing more will come."""
         self._closed = True
         self._changed.tell()
 

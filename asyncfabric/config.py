@@ -93,7 +93,7 @@ class FabricConfig:
     secret: bytes | str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Check every value and say which one is wrong."""
+        """Check every value and name the wrong one."""
         if isinstance(self.rails, str) and self.rails != AUTO:
             raise TypeError(f"rails must be {AUTO!r} or a tuple of texts, got the string {self.rails!r}")
         if isinstance(self.require, str):

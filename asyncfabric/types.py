@@ -143,13 +143,13 @@ class Waiting:
 
 
 TraceWhat = Literal["submit", "start", "post", "done", "finish", "arrival", "sleep", "wake", "peer"]
-"""What a trace event tells; the native `TracePoint` numbers them in this order."""
+"""What a trace event reports; the native `TracePoint` numbers them in this order."""
 
 
 class TraceEvent(NamedTuple):
     """One event of `fabric.take_trace()`.
 
-    time_ns is on CLOCK_MONOTONIC, which all processes of a host share. subject and value, by what it tells: start and
+    time_ns is on CLOCK_MONOTONIC, which all processes of a host share. subject and value, by what it reports: start and
     finish: number of the transfer, its bytes; post: rail, requests taken; arrival: imm, its worth; sleep: 0, longest
     sleep in ns; peer: id, its new state.
     """

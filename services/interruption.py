@@ -45,7 +45,7 @@ def first_failure(error: BaseException) -> BaseException:
 async def guarded(work: Callable[[], Awaitable[Result]]) -> tuple[Result | None, int]:
     """Return what `work` returned and 0; or None and the exit status, when it broke or was interrupted.
 
-    Then a line on standard error tells why.
+    Then a line on standard error reports why.
 
     Cancellation: ends the work.
     """

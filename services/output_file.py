@@ -17,7 +17,7 @@ class OutputFile(click.ParamType[Path]):
     name = "file"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, or fail as a usage error that says what is in the way."""
+        """Return the path, or fail as a usage error that states what is in the way."""
         path = Path(str(value))
         if path.is_dir():
             self.fail(f"{path} is a folder: name a file in it", param, ctx)

@@ -1,6 +1,6 @@
 """Sizes and durations as people write them: `64KiB`, `1.5GiB`, `30s`, `250ms`; and the click types for them.
 
-Pure functions. Powers of ten and of two are told apart: `1MB` is 1,000,000 bytes, `1MiB` is 1,048,576; `64K` alone
+Pure functions. Powers of ten and of two are distinguished: `1MB` is 1,000,000 bytes, `1MiB` is 1,048,576; `64K` alone
 means 1,024 each, as in dd and fio.
 """
 

@@ -25,7 +25,7 @@ import pytest
 # A shell lets background jobs ignore SIGINT, and Python leaves it so: tests that press Ctrl-C would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Children print their stacks when they are told to abort; see _dump_process_tree.
+# Children print their stacks when they are ordered to abort; see _dump_process_tree.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 _WATCHDOG_S = float(os.environ.get("ASYNCFABRIC_TEST_WATCHDOG_S", "240"))
@@ -83,7 +83,7 @@ def leaks_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail(f"{request.node.name} leaked: " + ", ".join(sorted(left)), pytrace=False)
         gc.collect()
-        threading.Event().wait(0.005)  # a thread that was told to end needs a moment to be gone from /proc
+        threading.Event().wait(0.005)  # a thread that was asked to end needs a moment to be gone from /proc
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ class MachineTree:
         self.allow(allowed or f"0-{count - 1}")
 
     def allow(self, cpus: str) -> None:
-        """Say which CPUs the process may run on."""
+        """State which CPUs the process may run on."""
         self.write("proc/self/status", f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t{cpus}")
 
     def pci(

@@ -115,7 +115,7 @@ def dgx_h100(root: Path) -> MachineTree:
 
 
 def flat_vm(root: Path) -> MachineTree:
-    """A virtual machine with all devices on one host bridge: 4 GPUs, 2 ConnectX functions, 2 nodes but no NUMA told."""
+    """A virtual machine with all devices on one host bridge: 4 GPUs, 2 ConnectX functions, 2 nodes, NUMA unknown."""
     tree = MachineTree(root)
     tree.cpus(32, threads=2)
     tree.node(0, "0-7,16-23", (10, 20), 128)

@@ -1,7 +1,7 @@
 """FabricAddress: where a fabric is, as bytes and as text for command lines; and the frame that keys share with it.
 
 Pure values, any thread. The frame adds a magic, a version and the incarnation to the engine's own bytes, so that people
-and caches can tell addresses apart without an engine.
+and caches can distinguish addresses without an engine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FabricAddress:
         if version != _VERSION or reserved != 0:
             raise ValueError(f"fabric address of version {version}, this program understands {_VERSION}")
         if length != len(raw) - _FRAME.size:
-            raise ValueError(f"fabric address says {length} bytes and carries {len(raw) - _FRAME.size}")
+            raise ValueError(f"fabric address states {length} bytes and carries {len(raw) - _FRAME.size}")
         return cls(incarnation, raw[_FRAME.size :])
 
     @classmethod

@@ -1,7 +1,7 @@
 """Boxes: parts of memory that lie apart, each written in order to one contiguous place, and summed on the way.
 
-Runs on the event loop's thread, of a fabric of threads on any. A row says where a box lies and where it goes; what of
-it is wrong is said here, after the engine refused it.
+Runs on the event loop's thread, of a fabric of threads on any. A row states where a box lies and where it goes; what of
+it is wrong is found here, after the engine refused it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def checked_boxes(boxes: Any) -> Any:
 
 
 def check_boxes(boxes: Any, source_bytes: int, target_bytes: int) -> None:
-    """Raise ValueError naming the first box that cannot be written; for telling what the engine refused."""
+    """Raise ValueError naming the first box that cannot be written; for the reason why the engine refused it."""
     dimensions = (boxes.shape[1] - SIZES) // 2
     for position, row in enumerate(boxes.tolist()):
         source, target, run = row[:SIZES]

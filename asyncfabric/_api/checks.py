@@ -1,4 +1,4 @@
-"""Checks of arguments at the call: each says the value and the bound in its text.
+"""Checks of arguments at the call: each states the value and the bound in its text.
 
 Pure functions. The hot paths test the common case themselves and come here only when something looks unusual.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ControlCall(Pending):
-    """One control call in flight. `detail` is what the engine said about a failure, `keepalive` what the call uses."""
+    """One control call in flight. `detail` is the engine's reason of a failure, `keepalive` what the call uses."""
 
     __slots__ = ("detail", "keepalive", "what")
 

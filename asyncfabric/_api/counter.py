@@ -147,7 +147,7 @@ class AnyCounter:
         self.abandon()
 
     def complete(self, completion: Completion) -> None:
-        """The engine says that the armed target was reached: wake whose target that is, arm for the next one."""
+        """The engine reports that the armed target was reached: wake whose target that is, arm for the next one."""
         self._armed_target = 0
         self._settle(completion.value)
         if not self._armed_target:

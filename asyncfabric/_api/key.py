@@ -60,7 +60,7 @@ class RegionKey:
         if version != _VERSION:
             raise ValueError(f"region key of version {version}, this program understands {_VERSION}")
         if size != len(raw) - _FRAME.size:
-            raise ValueError(f"region key says {size} bytes and carries {len(raw) - _FRAME.size}")
+            raise ValueError(f"region key states {size} bytes and carries {len(raw) - _FRAME.size}")
         if not 1 <= access <= 3 or length == 0:
             raise ValueError(f"region key is damaged: access {access}, length {length}")
         return cls(incarnation, region, generation, length, access, raw[_FRAME.size :])
@@ -116,10 +116,10 @@ class RegionKey:
                 f"({len(self._data)} bytes) is none that an engine made; ask the owner of the memory for a new key"
             ) from None
         frame = (self._incarnation, self._region, self._generation, self._length, self._access)
-        for field, said, meant in zip(opened.info._fields, frame, opened.info, strict=False):
-            if said != meant:
+        for field, stated, meant in zip(opened.info._fields, frame, opened.info, strict=False):
+            if stated != meant:
                 raise ValueError(
-                    f"{self!r} is damaged or forged: its field {field} is {said} in the frame and {meant} in the "
+                    f"{self!r} is damaged or forged: its field {field} is {stated} in the frame and {meant} in the "
                     "engine bytes; ask the owner of the memory for a new key"
                 )
         self.opened = opened

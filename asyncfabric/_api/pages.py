@@ -46,7 +46,7 @@ def page_array(name: str, pages: PageList) -> Any:
 
 
 def check_pages(name: str, pages: Any, page_bytes: int, stride: int, offset: int, length: int, what: str) -> None:
-    """Raise ValueError naming the first page that leaves `length` bytes; for telling what the engine refused."""
+    """Raise ValueError naming the first page that leaves `length` bytes; for the reason why the engine refused it."""
     for position, page in enumerate(memoryview(pages).tolist()):
         end = offset + page * stride + page_bytes
         if page < 0 or end > length:

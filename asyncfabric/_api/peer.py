@@ -47,7 +47,7 @@ class Peer:
 
     @property
     def incarnation(self) -> int:
-        """Random number of the peer's life, as in its address and its keys; 0 when the engine does not tell."""
+        """Random number of the peer's life, as in its address and its keys; 0 when the engine does not report."""
         return self._incarnation
 
     @property

@@ -114,7 +114,7 @@ class AnyRegion:
     if TYPE_CHECKING:
 
         def __buffer__(self, flags: int, /) -> memoryview:
-            """Tell type checkers that a region is a buffer; ctypes exports it."""
+            """Show type checkers that a region is a buffer; ctypes exports it."""
 
     def __len__(self) -> int:
         return self._length
@@ -283,7 +283,7 @@ class _Exporter:
     if TYPE_CHECKING:
 
         def __buffer__(self, flags: int, /) -> memoryview:
-            """Tell type checkers that this is a buffer; ctypes exports it."""
+            """Show type checkers that this is a buffer; ctypes exports it."""
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """How registered memory ends: revoked keys, release, and the owners that are pinned when a device cannot be trusted.
 
 Runs on the event loop's thread, or in a step of a fabric of threads. The owner of the memory is let go only after the
-engine said that nothing can touch it.
+engine reported that nothing can touch it.
 """
 
 from __future__ import annotations

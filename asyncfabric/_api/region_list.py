@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def list_regions(dispatcher: CompletionDispatcher) -> tuple[RegionInfo, ...]:
     """Return the regions, the oldest first; those whose release has begun are still in until it has ended."""
     rows = []
-    now = monotonic()  # once: what is older is told as older
+    now = monotonic()  # once: what is older is reported as older
     for record in tuple(dispatcher.regions.values()):
         try:
             known = dispatcher.engine.region_info(record.id)

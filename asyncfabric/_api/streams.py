@@ -26,7 +26,7 @@ def stream_handle(stream: Any) -> int:
 
 
 def stream_device(stream: Any, otherwise: int) -> int:
-    """Return the number of the stream's GPU; raw handles do not say it, and take `otherwise`."""
+    """Return the number of the stream's GPU; raw handles do not state it, and take `otherwise`."""
     index = getattr(getattr(stream, "device", None), "index", None)
     return otherwise if index is None else int(index)
 

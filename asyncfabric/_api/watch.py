@@ -122,7 +122,7 @@ class AnyWatchWord:
         return WordReaches(self, checked_index("value", value, 0, MAX_WORD))
 
     def complete(self, completion: Completion) -> None:
-        """The engine says that the word changed."""
+        """The engine reports that the word changed."""
         if self._waiter is not None:
             self._dispatcher.adapter.wake(self._waiter)
         self._waiter = None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 HOST = -1
 """Device number of host memory; other numbers are CUDA ordinals."""
 SOME_GPU = -2
-"""Memory of a GPU whose number its owner does not tell; the driver knows."""
+"""Memory of a GPU whose number its owner does not report; the driver knows."""
 
 _DLPACK_CPU = 1
 _DLPACK_CUDA = 2

@@ -1,6 +1,6 @@
 """What compiled conversions of matrices of weights take and give. Types only, made by cython_ext/converting.pxi.
 
-Matrices are bytes, shape [rows, bytes of a row], rows any distance apart; `kind` says what elements they have, as in
+Matrices are bytes, shape [rows, bytes of a row], rows any distance apart; `kind` states what elements they have, as in
 `rows`. With `turned` the rows of a target are the columns of its source. The GIL is released meanwhile. All raise
 ValueError, before anything is written, when sizes do not fit each other.
 """

@@ -43,7 +43,7 @@ def _nameless(peer: int) -> str:
     return f"peer {peer}" if peer else ""
 
 
-def _unheard(peer: int) -> None:
+def _ignored(peer: int) -> None:
     """Nobody has names for peers."""
 
 
@@ -75,8 +75,8 @@ class CompletionDispatcher:
         releases: releases in flight, by region.
         questions: what the engine answers once for all who ask meanwhile, by what is asked, so that waits which are
             given up and begun again leave one each.
-        message_waiters, peer_listeners: who wants to hear of messages and of lost peers.
-        peer_name: a peer's number in words. peer_lost: hears the number of one that is lost, before anybody is woken.
+        message_waiters, peer_listeners: who waits for messages and for losses of peers.
+        peer_name: a peer's number in words. peer_lost: gets the number of one that is lost, before anybody is woken.
         draining: True inside drain().
         closing, closed: no new calls; the engine is gone. `ending` is what later closers wait for.
     """
@@ -94,7 +94,7 @@ class CompletionDispatcher:
         self.regions: dict[int, Any] = {}
         self.releases: dict[int, Any] = {}
         self.peer_name: Callable[[int], str] = _nameless
-        self.peer_lost: Callable[[int], None] = _unheard
+        self.peer_lost: Callable[[int], None] = _ignored
         self.draining: bool = False
         self.closing: bool = False
         self.ending: Pending | None = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class CompletionKind(IntEnum):
-    """What a completion tells; numbers of the native enum."""
+    """What a completion reports; numbers of the native enum."""
 
     OP = 0
     CONTROL = 1
@@ -56,7 +56,7 @@ class Completion(NamedTuple):
 
 
 class KeyInfo(NamedTuple):
-    """What the bytes of a region key say."""
+    """What the bytes of a region key state."""
 
     incarnation: int
     region: int
@@ -131,7 +131,7 @@ class Engine(Protocol):
     def statistics(self) -> dict[str, int]: ...
     def progress(self, op: int) -> OpProgress: ...
     def last_error(self) -> str: ...
-    def reason(self, cookie: int) -> str: ...  # why a data call ended badly; "" when its status says all
+    def reason(self, cookie: int) -> str: ...  # why a data call ended badly; "" when its status states all
     def set_trace(self, on: bool) -> None: ...
     def take_trace(self) -> list[tuple[int, int, int, int]]: ...  # fields of TraceEvent; what as its number
 

@@ -67,11 +67,11 @@ _REMEDIES: dict[int, str] = {
     StatusCode.INTERNAL: "this is a defect of asyncfabric: please report it with this text",
 }
 
-# What ran out, where the system's number says so: its sentence and what to do, instead of those of NO_MEMORY.
+# What ran out, where the system's number shows it: its sentence and what to do, instead of those of NO_MEMORY.
 _RAN_OUT: dict[int, tuple[str, str]] = {
     errno.EMFILE: (
         "no file descriptor is left",
-        "raise ulimit -n (docker --ulimit nofile=65536:65536); `asyncfabric doctor` says what there is",
+        "raise ulimit -n (docker --ulimit nofile=65536:65536); `asyncfabric doctor` shows what there is",
     ),
     errno.ENFILE: ("no file descriptor is left on this machine", "raise fs.file-max"),
     errno.EAGAIN: (
@@ -89,7 +89,7 @@ class FailedCall:
     Attributes:
         what: the op and its objects, for example `write of 4096 bytes from region 3`.
         peer: the peer in words, empty when none is involved.
-        done, total: bytes that left for certain, bytes that should have left; total -1 when bytes say nothing.
+        done, total: bytes that left for certain, bytes that should have left; total -1 when bytes mean nothing.
     """
 
     what: str
@@ -194,8 +194,8 @@ class closed_meanwhile:  # noqa: N801  # used like a function
             raise closed(str(self._what)) from None
 
 
-def tell_of_fork() -> None:
-    """Say from here on, with everything that is closed, that this process is the child of a fork."""
+def mark_forked() -> None:
+    """State from here on, in every error of a closed object, that this process is the child of a fork."""
     _REMEDIES[StatusCode.CLOSED] += (
         "; this process was forked: what its parent had opened is closed here, and open there; "
         "start processes by spawn, or open a fabric of its own"
@@ -237,7 +237,7 @@ def not_ended(what: str) -> BusyError:
 
 
 def in_words(what: str, total: int, where: object) -> str:
-    """Return an op as people say it: `write of 4096 bytes (region 3, <RegionKey ...>)`."""
+    """Return an op as people write it: `write of 4096 bytes (region 3, <RegionKey ...>)`."""
     parts = where if isinstance(where, tuple) else (where,)
     objects = ", ".join(repr(part) for part in parts if part is not None)
     return f"{what} of {total} bytes ({objects})" if objects else f"{what} of {total} bytes"
@@ -256,7 +256,7 @@ def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
         text = StatusCode(code).text
     except ValueError:
         text = f"unknown status {code}"
-    detail = detail.removesuffix(f" [number {raw}]")  # said in words below
+    detail = detail.removesuffix(f" [number {raw}]")  # stated in words below
     if _ran_out(code, raw):
         text, detail = _RAN_OUT[raw][0], detail.removeprefix(text).removeprefix(": ")
     if detail.startswith(text):
@@ -265,7 +265,7 @@ def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
         text = f"{text}: {detail}"
     to = f" to {call.peer}" if call.peer else ""
     done = f"; at least {call.done} of {call.total} bytes had left" if call.total >= 0 else ""
-    # A detail that ends a call's name by its number says whose number it is: results of CUDA are no errno.
+    # A detail that ends a call's name by its number states whose number it is: results of CUDA are no errno.
     number = f" [{_number(raw)}]" if raw and f"({raw})" not in detail else ""
     return f"{call.what}{to}: {text}{number}{done}"
 

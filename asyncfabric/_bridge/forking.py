@@ -1,4 +1,4 @@
-"""What becomes of open fabrics in a child of os.fork(): they are closed there, and say why. The parent's go on.
+"""What becomes of open fabrics in a child of os.fork(): they are closed there, with the reason. The parent's go on.
 
 The child has none of the engine's threads but all of its memory, a part of it shared with the parent and its peers. So
 nothing of a copy may move: the compiled engine refuses calls (hold.pxi), and here the fabric is marked as closed, so
@@ -36,7 +36,7 @@ def _in_child() -> None:
     for fabric in copies:
         fabric.close_in_child()
     if copies:
-        faults.tell_of_fork()
+        faults.mark_forked()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -51,7 +51,7 @@ class EventLoopAdapter(Protocol):
         """
 
     async def wait(self, waiter: Waiter) -> None:
-        """Return when `waiter.ready`; raises the loop's cancellation, whatever `ready` says by then."""
+        """Return when `waiter.ready`; raises the loop's cancellation, whatever `ready` returns by then."""
 
     async def wait_shielded(self, waiter: Waiter) -> BaseException | None:
         """Return when `waiter.ready` whatever is thrown in meanwhile; returns the last interruption."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def open_native_engine(config: FabricConfig, root: str = "/") -> Engine:
-    """Open the compiled engine, with the rails that are chosen for the machine at `root` where `config` says so.
+    """Open the compiled engine, with the rails that are chosen for the machine at `root` where `config` asks for that.
 
     Raises DeviceError when it was not built.
     """

@@ -1,6 +1,6 @@
 """What the compiled row loops take and give: numpy arrays, written in place. Types only, made by cython_ext/rows.pxi.
 
-Rows are bytes, shape [rows, row_bytes]; `kind` says what elements they have: 0 bfloat16, 1 float16, 2 float32. All
+Rows are bytes, shape [rows, row_bytes]; `kind` states what elements they have: 0 bfloat16, 1 float16, 2 float32. All
 raise IndexError, before anything is written, where an index points outside or sizes do not fit each other.
 """
 

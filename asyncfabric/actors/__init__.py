@@ -10,7 +10,7 @@
             return message.a + message.b
 
 A task has one mailbox and handles one message at a time; a supervisor decides what happens to a task that failed.
-Runs on trio, on the event loop's thread; moves no bytes of users. docs/explain/actors.md tells the rules.
+Runs on trio, on the event loop's thread; moves no bytes of users. docs/explain/actors.md has the rules.
 """
 
 from asyncfabric._groups import beside

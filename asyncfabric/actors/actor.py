@@ -1,6 +1,6 @@
 """Actor: a task with a mailbox and typed handlers; users derive from it.
 
-Runs on the event loop's thread. How a life goes is told by `life`, who restarts it by `supervisor`; here stands only
+Runs on the event loop's thread. How a life goes stands in `life`, who restarts it in `supervisor`; here stands only
 what the author of an actor writes and calls.
 """
 
@@ -47,7 +47,7 @@ class Actor:
 
     Messages are handled in the order in which they came, `concurrency` of them at a time. An error of a handler that
     was asked belongs to the asker (RemoteError) and the actor lives on, unless its type is in `fatal`. Any other error
-    ends the actor: of a handler that was told, of `on_start`, of a task of `start_soon`, of a child that its own
+    ends the actor: of a handler of `tell`, of `on_start`, of a task of `start_soon`, of a child that its own
     policy does not restart. Its supervisor makes a new one from the same arguments, or lets the failure rise.
 
     Attributes:

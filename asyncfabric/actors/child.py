@@ -24,7 +24,7 @@ class Living(Protocol):
         ...
 
     def forewarn(self, because: Death) -> None:
-        """Tell those who wait for it that it ends."""
+        """Notify those who wait for it that it ends."""
         ...
 
 
@@ -62,7 +62,7 @@ class Child:
         self._scope = trio.CancelScope(shield=True)
 
     async def run(self, ended: Callable[[Child], None]) -> None:
-        """Run one life, keep how it ended, and tell `ended`.
+        """Run one life, keep how it ended, and notify `ended`.
 
         Cancellation: through `stop` only.
         """

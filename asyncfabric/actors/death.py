@@ -1,4 +1,4 @@
-"""Death: why an actor ended, told by its first cause (SV-1), and the errors that askers get for it.
+"""Death: why an actor ended, reported by its first cause (SV-1), and the errors that askers get for it.
 
 Pure; no I/O. An actor that fails because another one did hands on the other's origin, so that the end of a chain names
 its beginning.
@@ -53,7 +53,7 @@ def death_from(error: BaseException, here: str) -> Death:
         words = f"{type(first).__name__}: {first_line(first)}"
         return Death(words, earlier.origin, earlier.kind, earlier.traceback, root_of(earlier))
     words = f"{type(first).__name__}: {first_line(first)}" if first_line(first) else type(first).__name__
-    return Death(words, here, type(first).__qualname__, told(first), first)
+    return Death(words, here, type(first).__qualname__, text_of(first), first)
 
 
 def raised_by(error: BaseException, actor: str) -> RemoteError:
@@ -96,6 +96,6 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else ""
 
 
-def told(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return the traceback of an error as text, its last part when it is long: it has to fit into a frame."""
     return "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]

@@ -1,4 +1,4 @@
-"""What the directory says, as changes of the membership; and the labels in which a node tells more than its role.
+"""What the directory states, as changes of the membership; and the labels in which a node reports more than its role.
 
 Pure; no I/O of its own: `membership.follow(member_changes(changes))` inside `async with client.watch() as changes`.
 """

@@ -129,7 +129,7 @@ class Incoming:
         except (ActorError, Withdrawn, TypeError) as error:
             reply = _failed(number, error)
         if isinstance(reply, wire.Failed) and request.scope.cancel_called:
-            await request.finished.wait()  # a confirmed cancellation says that nothing runs any more
+            await request.finished.wait()  # a confirmed cancellation means that nothing runs any more
         self._requests.pop((sender, number), None)
         _less(self._calls, sender)
         await self._send(sender, reply, life.words)
@@ -145,7 +145,7 @@ class Incoming:
             _less(self._replies, to)
 
     async def _send(self, to: Identity, frame: wire.AnyFrame, origin: str = "") -> None:
-        """Send an answer. One that is larger than the node takes becomes a failure that says so, with this origin."""
+        """Send an answer. One that is larger than the node takes becomes a failure of this reason, with this origin."""
         try:
             try:
                 await self._link.send(to, wire.CHANNEL, wire.encoded(frame))

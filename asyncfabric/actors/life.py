@@ -1,7 +1,7 @@
 """Life: one incarnation of an actor, from its first task to its last; how it ended is kept in `death`.
 
 Runs on the event loop's thread. No task of a life outlives `run` (SV-2): handlers, tasks and children stand in its
-nursery. The first failure is noted where it happens (SV-1), and at that moment all who wait for this life hear of it.
+nursery. The first failure is noted where it happens (SV-1), and at that moment all who wait for this life are notified.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Life:
         self.mailbox: Mailbox[Request] = Mailbox(self.actor.mailbox_capacity)
         ended = before.death or before.because if before is not None else None
         words = f"it was restarted as #{incarnation}" + (f" after: {ended.reason}" if ended else "")
-        # What those hear who still hold a reference to an earlier life.
+        # What those receive who still hold a reference to an earlier life.
         self.succeeded: Death = replace(ended, reason=words) if ended is not None else Death(words)
         if before is not None:
             # Its cause has a traceback, whose frames hold that life, and with it all lives and actors since the first.
@@ -104,7 +104,7 @@ class Life:
     async def run(self, started: Callable[[], None]) -> None:
         """Live: start, handle messages, stop.
 
-        Raises what failed first; `death` tells it with its origin.
+        Raises what failed first; `death` reports it with its origin.
 
         Cancellation: ends the life; handlers are cancelled, `on_stop` runs.
         """
@@ -132,7 +132,7 @@ class Life:
             self._end(self.death or self.because or Death("it was stopped"))
 
     def forewarn(self, because: Death) -> None:
-        """Tell all who wait for this life that it ends; its supervisor cancels it then."""
+        """Notify all who wait for this life that it ends; its supervisor cancels it then."""
         if self.because is None:
             self.because = because
             self._end(self.death or because)

@@ -85,7 +85,7 @@ class Mailbox(Generic[T]):
         return self._refusal is not None
 
     def refusal(self) -> Exception:
-        """Return a new error that tells why nothing can be put in."""
+        """Return a new error that reports why nothing can be put in."""
         if self._refusal is None:
             raise RuntimeError("the mailbox is open")
         return self._refusal()

@@ -27,7 +27,7 @@ class Member(msgspec.Struct, frozen=True):
         role: what it serves, for example `decode`.
         address: where its link is reached.
         fabric_address: bytes of its FabricAddress, empty when it has none.
-        load: what it last said about its load, in units of its role; smaller is freer.
+        load: what it last stated about its load, in units of its role; smaller is freer.
         state: `draining` nodes finish what they have and take nothing new.
     """
 
@@ -40,7 +40,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """A node is there, or said anew what it is; it replaces every earlier life of its name."""
+    """A node is there, or stated anew what it is; it replaces every earlier life of its name."""
 
     member: Member
 
@@ -52,14 +52,14 @@ class Drains(msgspec.Struct, frozen=True, tag="drains"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A node said how loaded it is."""
+    """A node stated how loaded it is."""
 
     identity: Identity
     load: float
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """A node left or was lost; `reason` says which."""
+    """A node left or was lost; `reason` states which."""
 
     identity: Identity
     reason: str = "left"
@@ -78,7 +78,7 @@ class Membership:
         self._changed = trio.Event()
 
     def apply(self, change: MemberChange) -> None:
-        """Take one change; what tells of an earlier life of a name than the one in the view changes nothing."""
+        """Take one change; one of an earlier life of a name than the one in the view changes nothing."""
         if isinstance(change, Joined):
             self._members[change.member.identity.name] = change.member
         else:

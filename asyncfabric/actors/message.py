@@ -1,6 +1,6 @@
 """Message: what actors are asked, and the names and answer types that both ends of the wire agree about.
 
-Pure; no I/O. A message is a msgspec struct that says in its base what it is answered with: `class Add(Message[int])`.
+Pure; no I/O. A message is a msgspec struct that states in its base what it is answered with: `class Add(Message[int])`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ A = TypeVar("A")
 
 
 if TYPE_CHECKING:
-    from msgspec import Struct as FrozenStruct  # checkers want each subclass to say `frozen=True` again; at run time
+    from msgspec import Struct as FrozenStruct  # checkers want each subclass to state `frozen=True` again; at run time
 else:  # subclasses inherit it, so they are not asked to
 
     class FrozenStruct(msgspec.Struct, frozen=True):
-        """Base whose subclasses are frozen without saying so."""
+        """Base whose subclasses are frozen without stating it."""
 
 
 class Message(FrozenStruct, Generic[A]):
@@ -37,7 +37,7 @@ def kind_of(message_type: type[Message[Any]]) -> str:
 
 @lru_cache(maxsize=1024)
 def answer_type(message_type: type[Message[Any]]) -> Any:
-    """Return what a message is answered with, as its base says; Any when the base does not."""
+    """Return what a message is answered with, as its base states; Any when the base does not."""
     for cls in message_type.__mro__:
         for base in cls.__dict__.get("__orig_bases__", ()):
             if typing.get_origin(base) is Message:

@@ -1,6 +1,6 @@
-"""Node: this process as others see it. One nursery for all its actors; references are asked and told through it.
+"""Node: this process as others see it. One nursery for all its actors; references ask and tell through it.
 
-Runs on the event loop's thread. Who restarts whom is told by `supervisor`, what travels by `wire`.
+Runs on the event loop's thread. Who restarts whom stands in `supervisor`, what travels in `wire`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Node:
     async def ask(self, reference: Reference, message: Message[A]) -> A:
         """Ask; see `Reference.ask`.
 
-        Cancellation: as told there.
+        Cancellation: as described there.
         """
         check_message(message)
         if reference.node != self._identity:
@@ -126,9 +126,9 @@ class Node:
         return mine
 
     async def tell(self, reference: Reference, message: Message[None]) -> None:
-        """Tell; see `Reference.tell`.
+        """Send without an answer; see `Reference.tell`.
 
-        Cancellation: as told there.
+        Cancellation: as described there.
         """
         check_message(message)
         if reference.node != self._identity:
@@ -229,7 +229,7 @@ async def open_node(
         cancel_deadline_s: how long a cancelled ask waits until its handler has ended.
 
     Raises:
-        ActorDied: an actor failed and no supervisor healed it; tells the first cause.
+        ActorDied: an actor failed and no supervisor healed it; reports the first cause.
         ValueError: an empty name, or another than the link's.
 
     Cancellation: stops the actors, those first that were spawned last, and returns when nothing of them runs.

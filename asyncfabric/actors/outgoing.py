@@ -57,7 +57,7 @@ class Outgoing:
     async def call(self, to: Reference, message: Message[Any], *, asked: bool) -> Any:
         """Ask or tell an actor on another node.
 
-        Raises what `Reference.ask` tells.
+        Raises what `Reference.ask` raises.
 
         Cancellation: cancels the call on the other node and waits until nothing runs for it, bounded.
         """
@@ -103,7 +103,7 @@ class Outgoing:
         return found
 
     def receive(self, sender: Identity, frame: wire.Accepted | wire.Answer | wire.Found | wire.Failed) -> None:
-        """Take what another node says about a call; what nobody waits for any more is dropped."""
+        """Take what another node states about a call; what nobody waits for any more is dropped."""
         pending = self._pending.get(frame.number)
         if pending is None or pending.peer != sender:
             return
@@ -144,7 +144,7 @@ class Outgoing:
             raise
 
     async def _cancel(self, pending: _Pending, number: int) -> None:
-        """Cancel on the other node and wait until it says that nothing runs there for this call."""
+        """Cancel on the other node and wait until it confirms that nothing runs there for this call."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._cancel_deadline_s) as scope:
             try:
                 await self._link.send(pending.peer, wire.CHANNEL, wire.encoded(wire.Cancel(number=number)))

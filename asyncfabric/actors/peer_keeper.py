@@ -1,6 +1,6 @@
 """PeerKeeper: keeps one fabric peer connected for each node of interest: connects, backs off, disconnects the lost.
 
-Runs on the event loop's thread, above no fabric in particular: a protocol says what is needed of one. A node that comes
+Runs on the event loop's thread, above no fabric in particular: a protocol has what is needed of one. A node that comes
 back under its name is another incarnation, so another peer; nothing of the old one is used for it.
 """
 
@@ -109,7 +109,7 @@ class PeerKeeper(Generic[P]):
         return kept.peer
 
     def report_broken(self, identity: Identity) -> None:
-        """Say that a transfer failed with PeerError: the peer is disconnected and connected again, with back-off."""
+        """Note that a transfer failed with PeerError: the peer is disconnected and connected again, with back-off."""
         kept = self._kept.get(identity)
         if kept is not None and kept.peer is not None:
             kept.peer = None
@@ -138,7 +138,7 @@ class PeerKeeper(Generic[P]):
                         peer = await self._fabric.connect(kept.address)
                     except PeerError as error:
                         logger.info("%s cannot be reached, trying again in %.2f s: %s", identity.name, pause_s, error)
-                    except ValueError as error:  # what it says is no address, and will be none
+                    except ValueError as error:  # what it states is no address, and will be none
                         logger.warning("%s cannot be reached: %s", identity.name, error)
                         remedy = "do both nodes run the same version?"
                         kept.error = PeerError(

@@ -37,7 +37,7 @@ class Reference(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def words(self) -> str:
-        """The reference as errors tell it: `name#incarnation on node`."""
+        """The reference as errors show it: `name#incarnation on node`."""
         life = f"#{self.incarnation}" if self.incarnation != ANY_LIFE else ""
         return f"{self.name}{life} on {self.node.name}"
 
@@ -52,7 +52,7 @@ class Reference(msgspec.Struct, frozen=True, dict=True):
 
         Raises:
             ActorDied: the actor died, was restarted or its node was lost; it may have seen the message.
-            RemoteError: the handler raised; tells its traceback.
+            RemoteError: the handler raised; reports its traceback.
             TypeError: no Message, the actor has no handler for it, or it cannot be sent to another process.
             ValueError: asked by the handler that would have to answer.
 
@@ -64,7 +64,7 @@ class Reference(msgspec.Struct, frozen=True, dict=True):
     async def tell(self, message: Message[None]) -> None:
         """Send a message and return when it is in the mailbox; waits while that is full.
 
-        An error of the handler ends the actor, since nobody else hears of it.
+        An error of the handler ends the actor, since nobody else learns of it.
 
         Raises:
             ActorDied: the actor died or its node was lost before the message was in.

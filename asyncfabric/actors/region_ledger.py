@@ -1,6 +1,6 @@
 """RegionLedger: who owns which registered region: owner, bytes, age, cost. Nothing is released while a lease is out.
 
-Runs on the event loop's thread, above no fabric in particular: a protocol says what is needed of a region.
+Runs on the event loop's thread, above no fabric in particular: a protocol states what is needed of a region.
 """
 
 from __future__ import annotations

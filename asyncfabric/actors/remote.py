@@ -1,7 +1,7 @@
 """Remote: a node's link put to work for actors: frames in and out, lost nodes. One pump for each stream of the link.
 
 Runs on the event loop's thread. Bytes that are no frame are counted and logged, and never an exception (the sender may
-be hostile); a caller whose frame cannot be read but tells its number gets a refusal.
+be hostile); a caller whose frame cannot be read but whose number can gets a refusal.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Remote:
     async def call(self, to: Reference, message: Message[Any], *, asked: bool) -> Any:
         """Ask or tell an actor on another node; see `Outgoing.call`.
 
-        Cancellation: as told there.
+        Cancellation: as described there.
         """
         return await self._outgoing.call(to, message, asked=asked)
 
     async def lookup(self, node: Identity, name: str) -> int:
         """Return the incarnation of an actor on another node; see `Outgoing.lookup`.
 
-        Cancellation: as told there.
+        Cancellation: as described there.
         """
         return await self._outgoing.lookup(node, name)
 

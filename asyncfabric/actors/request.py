@@ -2,7 +2,7 @@
 
 Runs on the event loop's thread. It is settled once (answered, failed, cancelled) and finished once: when its handler
 has ended or will never begin. The two differ when an actor dies while the handler still drains its transfers: askers
-hear of the death at once, but who cancels waits until nothing runs for him any more.
+learn of the death at once, but who cancels waits until nothing runs for him any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Request:
     __slots__ = ("_error", "_settled", "_value", "asked", "finished", "message", "place", "scope", "trace")
 
     def __init__(self, message: Message[Any], *, asked: bool, trace: str | None = None) -> None:
-        """`asked` says whether somebody waits for the answer."""
+        """`asked` states whether somebody waits for the answer."""
         self.message: Message[Any] = message
         self.asked: bool = asked
         self.trace: str | None = trace
@@ -59,12 +59,12 @@ class Request:
             self._settled.set()
 
     def finish(self) -> None:
-        """Say that nothing runs for this request any more."""
+        """Announce that nothing runs for this request any more."""
         self.fail(Withdrawn())
         self.finished.set()
 
     def cancel(self) -> None:
-        """Take the message back, or cancel its handler; `finished` tells when that is done."""
+        """Take the message back, or cancel its handler; `finished` reports when that is done."""
         if self.place is not None and self.place.withdraw():
             self.finish()
         else:

@@ -118,7 +118,7 @@ class Supervisor:
         """Keep the children alive. Not for users.
 
         Raises:
-            ActorDied: gave up; tells the first cause of the failure that was one too many.
+            ActorDied: gave up; reports the first cause of the failure that was one too many.
 
         Cancellation: stops the children, the last first.
         """
@@ -142,7 +142,7 @@ class Supervisor:
             raise verdict
 
     def forewarn(self, because: Death) -> None:
-        """Tell those who wait for any of the children that they end. Not for users."""
+        """Notify those who wait for any of the children that they end. Not for users."""
         self._because = because
         for child in self._children.values():
             if child.living is not None and not child.ended.is_set():

@@ -59,7 +59,7 @@ def cma_page_seconds(
 
 
 def core_distance(count: int = 20_000) -> tuple[str, float]:
-    """Say whether two threads are near or far now: ("near" or "far", median round trip in us)."""
+    """State whether two threads are near or far now: ("near" or "far", median round trip in us)."""
     from asyncfabric.bench import native_loops
 
     samples = np.empty(count, dtype=np.uint64)

@@ -1,7 +1,7 @@
 """Message workloads: ping-pong with `spin` and with `await`, and as many one way as go.
 
 Each function is one end; both ends are started with the same `count`. Stamps come from CLOCK_MONOTONIC, which all
-processes of one host share. Messages carry their number, so that the receiver can tell that each came once, in order.
+processes of one host share. Messages carry their number, so that the receiver can check that each came once, in order.
 """
 
 from __future__ import annotations

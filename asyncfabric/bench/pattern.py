@@ -1,6 +1,6 @@
 """Random bytes that both ends can make from one seed, poison, random page lists, and the check of what arrived.
 
-Both ends hold the same seed, so that the target knows what must have arrived without being told through the fabric
+Both ends hold the same seed, so that the target knows what must have arrived without receiving it through the fabric
 under test.
 """
 

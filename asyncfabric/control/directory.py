@@ -3,7 +3,7 @@
 Pure tables, no clock and no sockets: the directory's own (`DirectoryTable`) and the copy of a node
 (`DirectoryView`). Serving and asking are in `directory_server` and `directory_client`. The data path never asks.
 DI-1: epochs grow by one with each change, and a view that applied all of them equals the table.
-DI-2: a view forgets a node only when a directory that had time to hear of it says so.
+DI-2: a view forgets a node only when a directory that had time to learn of it reports that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Node(Struct, frozen=True):
 class NodeChange(Struct, frozen=True):
     """One change: the epoch that it made, the node as it is now (or was last), and what happened.
 
-    `kind` is joined, changed, draining, left (it said so) or lost (it did not).
+    `kind` is joined, changed, draining, left (by its own message) or lost (without one).
     """
 
     epoch: Number
@@ -104,7 +104,7 @@ class DirectoryTable:
         return [self._put(Node(node.identity, node.role, node.address, node.labels, "draining"), "draining")]
 
     def leave(self, identity: Identity) -> list[NodeChange]:
-        """Take a node out that said so."""
+        """Take a node out that asks for it."""
         node = self.find(identity)
         return [self._remove(node, "left", "it left")] if node else []
 

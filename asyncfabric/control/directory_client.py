@@ -94,7 +94,7 @@ class DirectoryClient:
         Cancellation: nothing is left over.
         """
         self._tasks.cancel_scope.cancel()
-        watched, self._watched = self._watched, set()  # news that is being taken right now finds nobody to tell
+        watched, self._watched = self._watched, set()  # news that is being taken right now finds nobody to notify
         for stream in watched:
             stream.close()
         try:
@@ -131,29 +131,29 @@ class DirectoryClient:
         self._draining = False
         self._registered = anyio.Event()
         if not self._refused:
-            await self._tell(self._wanted)
+            await self._send(self._wanted)
             await self._registered.wait()
         if self._refused:
             raise PeerError(f"the directory refused {self._link.identity}: {self._refused}")
 
     async def drain(self) -> None:
-        """Tell all that this node takes no new work; said again to a directory that comes back.
+        """Notify all that this node takes no new work; sent again to a directory that comes back.
 
         Cancellation: the wish stays.
         """
         self._draining = True
-        await self._tell(DrainMe())
+        await self._send(DrainMe())
 
     async def leave(self) -> None:
-        """Take this node out, if the directory is there; else its lease and its session tell.
+        """Take this node out, if the directory is there; else its lease and its session show it.
 
         Cancellation: the registration is not renewed any more.
         """
         self._wanted, self._is_in = None, False
-        await self._tell(LeaveMe())
+        await self._send(LeaveMe())
 
     def nodes(self, role: str = "", *, state: str = "") -> list[Node]:
-        """Return the nodes as last heard, by name; of one role and in one state where these are given."""
+        """Return the nodes as last received, by name; of one role and in one state where these are given."""
         nodes = (self._view.nodes[name] for name in sorted(self._view.nodes))
         return [node for node in nodes if role in ("", node.role) and state in ("", node.state)]
 
@@ -255,7 +255,7 @@ class DirectoryClient:
 
     async def _renew(self, server: Identity, speaking: anyio.CancelScope) -> None:
         try:
-            await self._say_all(server)
+            await self._send_all(server)
             while True:
                 with anyio.move_on_after(self._lease_ns / 3e9):
                     await self._lease_changed.wait()
@@ -266,7 +266,7 @@ class DirectoryClient:
         except (PeerError, ClosedError):
             speaking.cancel()  # the session was lost, maybe before we began to watch
 
-    async def _say_all(self, server: Identity) -> None:
+    async def _send_all(self, server: Identity) -> None:
         if self._wanted is not None:
             await self._link.send(server, TO_DIRECTORY, encode(self._wanted))
             if self._draining:
@@ -287,13 +287,13 @@ class DirectoryClient:
                 if not again:
                     self._refuse(reason)
                 elif self._wanted is not None:
-                    await self._say_all(server)
+                    await self._send_all(server)
             case Snapshot(epoch, settled, nodes):
                 self._publish(self._view.replace(epoch, nodes, settled=settled))
             case Changes(changes):
                 applied = self._view.apply(changes)
                 if applied is None:
-                    await self._tell(WatchFrom(0))
+                    await self._send(WatchFrom(0))
                 else:
                     self._publish(applied)
             case Settled():
@@ -317,8 +317,8 @@ class DirectoryClient:
                 except anyio.BrokenResourceError:
                     self._watched.discard(stream)  # it left
 
-    async def _tell(self, request: Request) -> None:
-        """Tell the directory, if it is there; what has to be said to the next one is said when it comes."""
+    async def _send(self, request: Request) -> None:
+        """Send to the directory, if it is there; what the next one has to have is sent when it comes."""
         if self._server is not None:
             try:
                 await self._link.send(self._server, TO_DIRECTORY, encode(request))

@@ -1,4 +1,4 @@
-"""What directory and nodes say to each other: bodies of parcels on two channels. Tagged structs, in MessagePack.
+"""What directory and nodes send to each other: bodies of parcels on two channels. Tagged structs, in MessagePack.
 
 Pure. The node that a request is about is its sender, whom the session vouches for; so nobody speaks for another.
 """
@@ -21,7 +21,7 @@ Labels = Annotated[dict[Name, Text], Meta(max_length=MAX_LABELS)]
 
 
 class Register(Struct, frozen=True, tag="register"):
-    """Put me into the directory, or change what it says of me."""
+    """Put me into the directory, or change what it states of me."""
 
     role: NodeName
     address: Text
@@ -41,7 +41,7 @@ class LeaveMe(Struct, frozen=True, tag="leave"):
 
 
 class WatchFrom(Struct, frozen=True, tag="watch"):
-    """Tell me all changes after this epoch, or everything if you no longer know that far back."""
+    """Send me all changes after this epoch, or everything if you no longer know that far back."""
 
     epoch: Number
 

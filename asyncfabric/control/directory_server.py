@@ -89,7 +89,7 @@ class Directory:
     def _watcher_of(self, peer: Identity) -> _Watcher:
         if peer not in self._watchers:
             watcher = self._watchers[peer] = _Watcher(self, peer)
-            self._tasks.start_soon(watcher.tell)
+            self._tasks.start_soon(watcher.run)
         return self._watchers[peer]
 
     def _publish(self, changes: Iterable[NodeChange]) -> None:
@@ -99,9 +99,9 @@ class Directory:
                 watcher.wake()
 
     async def _follow_sessions(self) -> None:
-        """A node whose session is lost is lost: its lease would only tell later.
+        """A node whose session is lost is lost: its lease would only show it later.
 
-        It may be there again before this is heard, and have said everything once more, to a watcher that ends here.
+        It may be there again before this is noticed, and have sent everything once more, to a watcher that ends here.
         """
         async with self._link.watch() as changes:
             async for change in changes:
@@ -121,11 +121,11 @@ class Directory:
                         again.say(Unregistered(f"its session was lost: {change.reason}", True))
 
     async def _end_leases(self) -> None:
-        told = False
+        reported = False
         while True:
             settled = self.table.is_settled(_now_ns())
-            if settled and not told:
-                told = True
+            if settled and not reported:
+                reported = True
                 for watcher in self._watchers.values():
                     watcher.say(Settled())
             due = min(self.table.next_deadline_ns() or inf, inf if settled else self.table.settles_ns)
@@ -136,7 +136,7 @@ class Directory:
 
 
 class _Watcher:
-    """One node that is told things, at its own pace; what it missed is made up by epochs, or by a snapshot."""
+    """One node that receives news, at its own speed; what it missed is made up by epochs, or by a snapshot."""
 
     def __init__(self, directory: Directory, peer: Identity) -> None:
         self._directory = directory
@@ -166,7 +166,7 @@ class _Watcher:
     def end(self) -> None:
         self._scope.cancel()
 
-    async def tell(self) -> None:
+    async def run(self) -> None:
         with self._scope:
             while True:
                 for word in self._due():
@@ -175,7 +175,7 @@ class _Watcher:
                     except (PeerError, ClosedError):
                         return  # its session ends, and with it this watcher
                     except ValueError as error:  # a directory larger than this peer takes
-                        log.error("directory: %s is not told its %s: %s", self._peer, type(word).__name__, error)
+                        log.error("directory: %s does not get its %s: %s", self._peer, type(word).__name__, error)
                 await self._woken.wait()
                 self._woken = anyio.Event()
 
@@ -190,7 +190,7 @@ class _Watcher:
             elif changes:
                 due.append(Changes(tuple(changes)))
             self._epoch, self._snapshot_due = table.epoch, False
-        # After the changes: settling before the last registration is told would lose that node for a moment.
+        # After the changes: settling before the last registration is reported would lose that node for a moment.
         return due + list(words.values())
 
 

@@ -1,4 +1,4 @@
-"""From what a caller says about binding to an endpoint, and from the endpoint that was got to the address for others.
+"""From what a caller gives for binding to an endpoint, and from the endpoint that was got to the address for others.
 
 Short file calls for ipc (see `ipc_folder`), on the event loop's thread while a link opens. Knows no sockets.
 """
@@ -69,7 +69,7 @@ class Endpoint:
             )
         if found["host"] in _EVERYWHERE and not config.advertise_host:
             raise ValueError(
-                f"bind={bind!r} is all interfaces: say which host others use, LinkConfig(advertise_host=...)"
+                f"bind={bind!r} is all interfaces: name the host that others use, LinkConfig(advertise_host=...)"
             )
         if insecure:
             log.warning(

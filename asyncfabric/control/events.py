@@ -1,4 +1,4 @@
-"""What a session table is told (events) and what it wants done (actions), and what the floors above are handed.
+"""What a session table receives (events) and what it wants done (actions), and what the floors above are handed.
 
 Pure values. A path is one way to a peer: a number for one that we dialed, the routing id for one that was accepted.
 """
@@ -25,7 +25,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """What a watcher of a link is told: `peer` is now in this state, and why."""
+    """What a watcher of a link receives: `peer` is now in this state, and why."""
 
     peer: Identity
     state: State
@@ -55,7 +55,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Send a parcel; only after `admits` said yes."""
+    """Send a parcel; only after `admits` returned True."""
 
     to: Identity
     channel: str
@@ -118,7 +118,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Tell the watchers."""
+    """Notify the watchers."""
 
     change: SessionChange
 

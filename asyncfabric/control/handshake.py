@@ -59,7 +59,7 @@ class Handshake:
     def _dial(self, event: Dial) -> None:
         session = self._new_session(event.path, self._nonce(), event.address, event.key, dialed=True)
         self.sessions[event.path] = session
-        self._say_hello(session)
+        self._send_hello(session)
 
     def _new_session(self, path: Path, nonce: int, address: str, key: str, *, dialed: bool) -> Session:
         return Session(
@@ -71,19 +71,19 @@ class Handshake:
             state="dialing",
             receives=ReceiveWindow(self.config.window_bytes),
             sends=SendWindow(0),
-            heard_ns=self.now_ns,
+            received_ns=self.now_ns,
             sent_ns=self.now_ns,
             deadline_ns=self.now_ns + self.config.connect_deadline_ns,
         )
 
-    def _say_hello(self, session: Session) -> None:
+    def _send_hello(self, session: Session) -> None:
         config = self.config
         hello = Hello(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes, self.role)
         self._emit(session.path, Envelope(self.me, session.nonce, 0, None, hello))
         session.sent_ns = self.now_ns
         session.unanswered += 1
 
-    def _say_welcome(self, session: Session) -> None:
+    def _send_welcome(self, session: Session) -> None:
         config = self.config
         welcome = Welcome(self.address, self.capabilities, config.window_bytes, config.max_frame_bytes, self.role)
         self._emit(session.path, Envelope(self.me, session.nonce, 0, None, welcome))
@@ -98,7 +98,7 @@ class Handshake:
             return
         if here is not None and here.nonce == nonce:
             if here.next_in == 1:
-                self._say_welcome(here)  # ours was lost, or is on its way
+                self._send_welcome(here)  # ours was lost, or is on its way
             else:
                 self.errors.count("replayed", f"Hello of {sender}")
             return
@@ -114,7 +114,7 @@ class Handshake:
             self._lose(known, "the peer connected anew")
         session = self._new_session(event.path, nonce, hello.address, event.key, dialed=False)
         self._ready(session, sender, hello)
-        self._say_welcome(session)
+        self._send_welcome(session)
 
     def _on_welcome(self, event: Received, session: Session, envelope: Envelope, welcome: Welcome) -> None:
         if session.identity is not None or not session.dialed:
@@ -144,7 +144,7 @@ class Handshake:
         return f"{sender} as {role or 'no node'}{known}"
 
     def _replace(self, sender: Identity) -> None:
-        """A new incarnation of a known name: the old one is lost, and never heard again."""
+        """A new incarnation of a known name: the old one is lost, and never accepted again."""
         before = self.names.predecessor(sender)
         if before is not None:
             self.names.retire(before.identity)
@@ -156,7 +156,7 @@ class Handshake:
         session.role = facts.role
         session.address = session.address or facts.address
         session.capabilities = facts.capabilities
-        session.heard_ns = self.now_ns
+        session.received_ns = self.now_ns
         session.sends = SendWindow(facts.window_bytes)
         session.largest_body = max(0, min(facts.max_frame_bytes - ENVELOPE_BYTES, largest_body(facts.window_bytes)))
         self.sessions[session.path] = session
@@ -170,7 +170,7 @@ class Handshake:
 
     # ---- speaking
 
-    def _say(self, session: Session, message: Message, trace: str | None = None) -> None:
+    def _send(self, session: Session, message: Message, trace: str | None = None) -> None:
         self._emit(session.path, Envelope(self.me, session.nonce, session.next_out, trace, message))
         session.next_out += 1
         session.sent_ns = self.now_ns
@@ -190,8 +190,8 @@ class Handshake:
 
     # ---- what the other half gives
 
-    def _lose(self, peer: Peer, reason: str, *, tell: bool = True) -> None:
+    def _lose(self, peer: Peer, reason: str, *, notify: bool = True) -> None:
         raise NotImplementedError
 
-    def _end(self, session: Session, reason: str, *, code: str = "", tell: bool = True) -> None:
+    def _end(self, session: Session, reason: str, *, code: str = "", notify: bool = True) -> None:
         raise NotImplementedError

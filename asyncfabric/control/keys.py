@@ -179,7 +179,7 @@ def read_trusted(path: Path) -> dict[str, Roles]:
         raise DeviceError(f"cannot read {path}: {error.strerror}", raw=error.errno or 0) from None
     if mode & 0o022:
         raise DeviceError(
-            f"{path} says who may join and has mode {mode:04o}: others on this machine can add themselves",
+            f"{path} states who may join and has mode {mode:04o}: others on this machine can add themselves",
             remedy=f"look through it, then chmod 600 {path}",
         )
     return dict(_parse_lines(path, lines))

@@ -93,7 +93,7 @@ class Link:
         """Send a body to the listener of a channel; return when it is on its way. Senders of a channel queue fairly.
 
         Waits while the peer's listener has as much under way as its window takes (SV-3: nothing is dropped). Parcels
-        of one sender arrive in order, each once, or the session is lost and watchers are told.
+        of one sender arrive in order, each once, or the session is lost and watchers are notified.
 
         Args:
             to: an identity with a ready session, or our own.
@@ -209,7 +209,7 @@ class Link:
         if peer is None or peer.state != "ready":
             never = "there never was one: connect first"
             why = "it is draining" if peer else self._table.names.last_words.get(to, never)
-            raise PeerError(f"no ready session with {to}: {why}", remedy="watch() tells when peers come and go")
+            raise PeerError(f"no ready session with {to}: {why}", remedy="watch() reports when peers come and go")
         session = peer.way_out
         if len(body) > session.largest_body:
             raise ValueError(f"body has {len(body)} bytes, {to} takes {session.largest_body}")

@@ -40,7 +40,7 @@ class LinkConfig:
     advertise_host: str = ""
 
     def __post_init__(self) -> None:
-        """Check every value and say which one is wrong."""
+        """Check every value and name the wrong one."""
         self.session_config()
         if not 0 <= self.close_deadline_s <= 3600:
             raise ValueError(f"close_deadline_s must be in 0..3600, got {self.close_deadline_s!r}")
@@ -68,9 +68,9 @@ class LinkPeer:
         identity: who it is.
         role: what it is in the cluster, as it stated; empty for one that is no node.
         state: ready, or draining: it leaves, or we do.
-        address: where its link is reached, as it said.
+        address: where its link is reached, as it stated.
         sessions: paths to it; two when both dialed at the same moment.
-        silent_s: seconds since it was last heard.
+        silent_s: seconds since it was last received.
     """
 
     identity: Identity

@@ -113,9 +113,9 @@ def _nothing() -> None:
 
 
 class Outlet:
-    """Changes for one watcher. Of a peer that changed more than once unseen the last is told, and before it its loss.
+    """Changes for one watcher. Of a peer that changed more than once unseen it gets the last, and before it its loss.
 
-    A session that ended is told also when the next one began meanwhile: what was asked in it is never answered.
+    A session that ended is reported also when the next one began meanwhile: what was asked in it is never answered.
     """
 
     def __init__(self, now: Iterable[SessionChange]) -> None:

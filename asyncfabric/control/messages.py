@@ -1,4 +1,4 @@
-"""What control frames say, and the one place that turns bytes into messages and back.
+"""What control frames state, and the one place that turns bytes into messages and back.
 
 Pure: no sockets, no clock, any thread. A frame is `AF`, one byte of schema version, then one MessagePack envelope; the
 version stands before the MessagePack, so that a frame of any later schema is recognised and answered as such. Bodies
@@ -33,7 +33,7 @@ LinkRole = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")]
 """What a process is in the cluster; empty for one that is no node of it, such as a command."""
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Room = Annotated[int, Meta(ge=2 * ENVELOPE_BYTES, le=(1 << 63) - 1)]
-"""What a peer takes in: less would leave no room for answers, and no configuration says less."""
+"""What a peer takes in: less would leave no room for answers, and no configuration states less."""
 Text = Annotated[str, Meta(max_length=512)]
 
 

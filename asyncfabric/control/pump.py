@@ -1,8 +1,8 @@
 """A task that serves one edge-triggered fd: it hands over what has come, and tries again what waits for room.
 
 On the event loop's thread; knows no zmq. The fd of a ZeroMQ socket becomes readable when the state of the socket may
-have changed, and says nothing more until the socket was asked; so `wake` exists for whoever asked the socket meanwhile.
-Who reads a socket, or finds it full, asks it too, and may be the one who is told of room: nobody else hears of that. So
+have changed, and shows nothing more until the socket was asked; so `wake` exists for whoever asked it meanwhile.
+Who reads a socket, or finds it full, asks it too, and may be the only one who learns of room. So
 what waits for room is tried again after the reading, and then every RETRY_S.
 """
 
@@ -36,7 +36,7 @@ class Pump:
         self._waits = False
         self._woken = anyio.Event()
         self._served = anyio.Event()
-        self._scope = anyio.CancelScope(shield=True)  # a link that is cancelled still says goodbye
+        self._scope = anyio.CancelScope(shield=True)  # a link that is cancelled still sends goodbye
 
     async def run(self) -> None:
         """Serve until closed; then release the socket.

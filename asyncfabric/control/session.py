@@ -22,7 +22,7 @@ class SessionConfig:
 
     Attributes:
         heartbeat_ns: a session that sent nothing for so long sends a heartbeat.
-        peer_deadline_ns: a peer that was not heard for so long is lost.
+        peer_deadline_ns: a peer that was not received for so long is lost.
         connect_deadline_ns: a handshake that takes longer has failed.
         drain_deadline_ns: a two-phase drain that takes longer ends in lost.
         max_frame_bytes: largest frame that is read.
@@ -37,7 +37,7 @@ class SessionConfig:
     window_bytes: int = 4 * MAX_FRAME_BYTES
 
     def __post_init__(self) -> None:
-        """Check the bounds and say which one is wrong."""
+        """Check the bounds and name the wrong one."""
         for name in ("heartbeat_ns", "peer_deadline_ns", "connect_deadline_ns", "drain_deadline_ns"):
             if not 0 < getattr(self, name) <= 3600 * SECOND_NS:
                 raise ValueError(f"{name} must be in (0, 3600 s], got {getattr(self, name)} ns")
@@ -67,7 +67,7 @@ class Session:
     state: Literal["dialing", "ready"]
     receives: ReceiveWindow
     sends: SendWindow
-    heard_ns: int
+    received_ns: int
     sent_ns: int
     deadline_ns: int  # of the handshake
     identity: Identity | None = None

@@ -89,7 +89,7 @@ class SessionTable(Handshake):
                 continue
             times.append(session.sent_ns + config.heartbeat_ns)
             dialing = session.state == "dialing"
-            times.append(session.deadline_ns if dialing else session.heard_ns + config.peer_deadline_ns)
+            times.append(session.deadline_ns if dialing else session.received_ns + config.peer_deadline_ns)
         return min(times, default=None)
 
     # ---- the entry
@@ -104,7 +104,7 @@ class SessionTable(Handshake):
             case Post():
                 peer = self.names.peers[event.to]
                 peer.way_out.sends.send(event.channel, cost_of(len(event.body)))
-                self._say(peer.way_out, Parcel(event.channel, event.body), event.trace)
+                self._send(peer.way_out, Parcel(event.channel, event.body), event.trace)
             case Taken():
                 self._take(event)
             case Tick():
@@ -123,11 +123,11 @@ class SessionTable(Handshake):
     # ---- time
 
     def _excuse(self) -> None:
-        """Take from everybody's silence what we overslept: who stood still cannot tell who was silent."""
+        """Take from everybody's silence what we overslept: who stood still cannot know who was silent."""
         late_ns = self.now_ns - (self.next_deadline_ns() or self.now_ns)
         if late_ns > self.config.peer_deadline_ns // 4:
             for session in self.sessions.values():
-                session.heard_ns = min(self.now_ns, session.heard_ns + late_ns)
+                session.received_ns = min(self.now_ns, session.received_ns + late_ns)
 
     def _tick(self) -> None:
         now, config = self.now_ns, self.config
@@ -141,11 +141,11 @@ class SessionTable(Handshake):
                 if now >= session.deadline_ns:
                     self._end(session, f"no answer within {config.connect_deadline_ns / SECOND_NS:g} s")
                 elif now >= session.sent_ns + config.heartbeat_ns:
-                    self._say_hello(session)
-            elif now >= session.heard_ns + config.peer_deadline_ns:
-                self._end(session, f"silent for {(now - session.heard_ns) / SECOND_NS:.3g} s")
+                    self._send_hello(session)
+            elif now >= session.received_ns + config.peer_deadline_ns:
+                self._end(session, f"silent for {(now - session.received_ns) / SECOND_NS:.3g} s")
             elif now >= session.sent_ns + config.heartbeat_ns:
-                self._say(session, Heartbeat())
+                self._send(session, Heartbeat())
 
     # ---- frames
 
@@ -187,7 +187,7 @@ class SessionTable(Handshake):
             self._fault(peer, session, "gap", f"frame {envelope.sequence} came, {session.next_in} was next")
             return
         session.next_in += 1
-        session.heard_ns = self.now_ns
+        session.received_ns = self.now_ns
         self._obey(peer, session, envelope.message, envelope.trace)
 
     def _obey(self, peer: Peer, session: Session, message: Message, trace: str | None) -> None:
@@ -208,17 +208,17 @@ class SessionTable(Handshake):
             case Drain():
                 if peer.state == "ready":
                     self._drain(peer, "the peer leaves")
-                self._say(peer.way_out, Drained())
+                self._send(peer.way_out, Drained())
             case Drained():
                 if peer.leaving:
                     self._lose(peer, "left")
                 else:
                     self._fault(peer, session, "unexpected", "Drained without Drain")
             case Goodbye():
-                said = message.reason
-                self._lose(peer, said if said == "left" else f"the peer says: {said}", tell=False)
+                stated = message.reason
+                self._lose(peer, stated if stated == "left" else f"the peer states: {stated}", notify=False)
             case _:
-                pass  # a heartbeat was heard, that is all
+                pass  # a heartbeat was received, that is all
 
     def _on_refusal(self, event: Received, envelope: Envelope, refusal: Refusal) -> None:
         code = refusal.code if refusal.code in REASONS else "unknown code"
@@ -230,7 +230,7 @@ class SessionTable(Handshake):
             text = f"refused by {envelope.sender}: {code}: {REASONS.get(code, '')}: {refusal.text}"
             self._end(session, text, code=code)
         elif envelope.sender == session.identity and code in ENDS_SESSION:
-            self._end(session, f"the peer says: {REASONS[code]}", tell=False)
+            self._end(session, f"the peer states: {REASONS[code]}", notify=False)
 
     # ---- orders from above
 
@@ -242,7 +242,7 @@ class SessionTable(Handshake):
             return  # no more parcels come, and after our last frame the peer may be gone
         total = session.receives.take(event.channel, event.cost)
         if total is not None:
-            self._say(session, Credit(event.channel, total))
+            self._send(session, Credit(event.channel, total))
 
     def _is_draining(self, session: Session) -> bool:
         return session.identity is not None and self.names.peers[session.identity].state == "draining"
@@ -250,10 +250,10 @@ class SessionTable(Handshake):
     def _leave(self, identity: Identity) -> None:
         peer = self.names.peers.get(identity)
         if peer is None or peer.state == "draining":
-            return  # gone, or on the way: when the peer leaves us, our part is said
+            return  # gone, or on the way: when the peer leaves us, our part is sent
         peer.leaving = True
         self._drain(peer, "we leave")
-        self._say(peer.way_out, Drain())
+        self._send(peer.way_out, Drain())
 
     def _drain(self, peer: Peer, reason: str) -> None:
         peer.state = "draining"
@@ -263,23 +263,23 @@ class SessionTable(Handshake):
     # ---- ends
 
     def _fault(self, peer: Peer, session: Session, reason: str, detail: str) -> None:
-        """The peer broke the session's protocol: count it, tell it, lose it."""
+        """The peer broke the session's protocol: count it, notify it, lose it."""
         self._refuse(session.path, session.nonce, reason, f"{detail}, from {peer.identity}")
         self._lose(peer, f"{REASONS[reason]} ({detail})")
 
-    def _end(self, session: Session, reason: str, *, code: str = "", tell: bool = True) -> None:
+    def _end(self, session: Session, reason: str, *, code: str = "", notify: bool = True) -> None:
         """End a session: its peer is lost, or its dial has failed."""
         if session.identity is not None:
-            self._lose(self.names.peers[session.identity], reason, tell=tell)
+            self._lose(self.names.peers[session.identity], reason, notify=notify)
             return
         del self.sessions[session.path]
         self.actions += [Close(session.path), DialFailed(_number(session), reason, code)]
 
-    def _lose(self, peer: Peer, reason: str, *, tell: bool = True) -> None:
-        """All sessions with a peer are over; the last word tells it why."""
+    def _lose(self, peer: Peer, reason: str, *, notify: bool = True) -> None:
+        """All sessions with a peer are over; the last message has the reason."""
         for session in peer.sessions:
-            if tell:
-                self._say(session, Goodbye(reason[:200]))
+            if notify:
+                self._send(session, Goodbye(reason[:200]))
             del self.sessions[session.path]
             self.actions.append(Close(session.path))
         self.names.remove(peer, reason)

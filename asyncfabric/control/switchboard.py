@@ -71,7 +71,7 @@ class Dialing:
 
 
 class Switchboard:
-    """The table of one link, and who waits for what it says."""
+    """The table of one link, and who waits for what it reports."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Switchboard:
         return dialing
 
     def feed(self, event: Event) -> None:
-        """Give the table an event and do what it says; events that come meanwhile wait for their turn."""
+        """Give the table an event and do what it orders; events that come meanwhile wait for their turn."""
         self._events.append(event)
         if self._feeding:
             return
@@ -193,7 +193,7 @@ class Switchboard:
                 peer.state,
                 peer.way_out.address,
                 len(peer.sessions),
-                max(0, now_ns - max(session.heard_ns for session in peer.sessions)) / 1e9,
+                max(0, now_ns - max(session.received_ns for session in peer.sessions)) / 1e9,
             )
             for peer in self.table.names.peers.values()
         ]

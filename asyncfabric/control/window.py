@@ -1,6 +1,6 @@
 """Credit of one session: how much each channel may have under way, counted on both sides. Pure.
 
-A parcel costs its bytes plus OVERHEAD_BYTES. The receiver says how much its listeners took in all; the sender keeps
+A parcel costs its bytes plus OVERHEAD_BYTES. The receiver states how much its listeners took in all; the sender keeps
 what it sent minus that at or below the window. So a slow listener stops its own senders on its own channel, and
 nothing else. Totals only grow, so a credit that comes twice does no harm.
 
@@ -62,22 +62,22 @@ class ReceiveWindow:
         self.limit = limit
         self.arrived: dict[str, int] = {}
         self.taken: dict[str, int] = {}
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
 
     def arrive(self, channel: str, cost: int) -> str:
         """Note a parcel; return "" or the reason for which the peer may not have sent it."""
         if channel not in self.arrived and len(self.arrived) >= MAX_CHANNELS:
             return "channels"
         arrived = self.arrived.get(channel, 0) + cost
-        if arrived - self.told.get(channel, 0) > self.limit:
+        if arrived - self.reported.get(channel, 0) > self.limit:
             return "overrun"
         self.arrived[channel] = arrived
         return ""
 
     def take(self, channel: str, cost: int) -> int | None:
-        """Note that a listener took a parcel; return the total to tell the peer when enough is owed."""
+        """Note that a listener took a parcel; return the total to report to the peer when enough is owed."""
         taken = self.taken[channel] = self.taken.get(channel, 0) + cost
-        if (taken - self.told.get(channel, 0)) * GIVE_BACK < self.limit:
+        if (taken - self.reported.get(channel, 0)) * GIVE_BACK < self.limit:
             return None
-        self.told[channel] = taken
+        self.reported[channel] = taken
         return taken

@@ -50,7 +50,7 @@ async def open_link(
         TypeError, ValueError: an argument is wrong, tcp has neither keys nor `insecure`, or the key is of another role.
         DeviceError: the endpoint cannot be bound.
 
-    Cancellation: closing is shielded, and bounded as told above.
+    Cancellation: closing is shielded, and bounded as described above.
     """
     identity = Identity(checked_name("name", name), new_incarnation())
     if role:

@@ -1,6 +1,6 @@
 """ROUTER and DEALER sockets on the event loop: the wire of `zmq_link`. The only file that imports zmq.
 
-On the event loop's thread; libzmq has one I/O thread of its own per link. A socket's fd tells edges, not levels: it is
+On the event loop's thread; libzmq has one I/O thread of its own per link. A socket's fd shows edges, not levels: it is
 read until EAGAIN, and after each send, which may swallow an edge, the socket is asked again (ZMQ_EVENTS). The fd of a
 socket also becomes readable when a full pipe has room again, so frames that wait for room are tried then; who asks the
 socket may swallow that edge too, so the pump tries them in any case now and then.
@@ -124,7 +124,7 @@ class ZmqWire:
             doorkeeper = self.context.socket(zmq.REP)
             doorkeeper.bind(zap.ENDPOINT)
             self._zap = _Tap(doorkeeper, self._judge, _nothing)
-            # Peers with a key that is not trusted are told by the doorkeeper, those without any by the monitor.
+            # Peers with a key that is not trusted are reported by the doorkeeper, those without any by the monitor.
             self._door = _Tap(router.get_monitor_socket(_NO_CURVE), self._turned_away, _nothing)
             router.setsockopt(zmq.CURVE_SERVER, 1)
             router.setsockopt(zmq.ZAP_DOMAIN, zap.DOMAIN)

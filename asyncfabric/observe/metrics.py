@@ -43,7 +43,7 @@ COUNTERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "inline_steps": ("guest_passes", "Passes that a thread of the program made while the worker slept."),
     }
 )
-"""Counter of the engine -> subject and unit of its metric, and what it says; all end in `_total`."""
+"""Counter of the engine -> subject and unit of its metric, and what it states; all end in `_total`."""
 
 GAUGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -56,7 +56,7 @@ GAUGES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class FabricCollector(Collector):
-    """Tells one open fabric's counters, peers and rails to a registry; empty after the fabric is closed."""
+    """Reports one open fabric's counters, peers and rails to a registry; empty after the fabric is closed."""
 
     def __init__(self, fabric: Fabric, registry: CollectorRegistry, name: str = "fabric") -> None:
         """Join `registry`. `name` becomes the label `fabric`, for processes that have several.
@@ -65,7 +65,7 @@ class FabricCollector(Collector):
             ValueError: the name is empty, or that of another open fabric of this registry.
         """
         if not name:
-            raise ValueError("a fabric needs a name to be told apart by, got ''")
+            raise ValueError("a fabric needs a name to be distinguished by, got ''")
         self._fabric = fabric
         self._name = name
         self._together = _joined.get(registry) or _Together(registry)
@@ -81,7 +81,7 @@ class FabricCollector(Collector):
         self._together.leave(self)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: several fabrics of a process share their families, told apart by the label."""
+        """Return nothing: several fabrics of a process share their families, distinguished by the label."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -122,7 +122,7 @@ class FabricCollector(Collector):
 
 
 class _Together(Collector):
-    """All fabrics of one registry: a family is told once, with the samples of each, as the text format asks."""
+    """All fabrics of one registry: a family is reported once, with the samples of each, as the text format asks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = ref(registry)

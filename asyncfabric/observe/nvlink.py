@@ -1,8 +1,8 @@
 """NVLinks: how many of them a GPU has, how many are up, and how many lead to each other GPU. Asked of libnvidia-ml.
 
 `read_nvlinks` opens the library that came with the driver and creates no context on a GPU; milliseconds. What the
-library said can be kept as JSON in a folder beside a copied sys and proc, and is read from there. Any thread. Nothing
-here changes anything.
+library reports can be kept as JSON in a folder beside a copied sys and proc, and is read from there. Any thread.
+Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ class _Pci(ctypes.Structure):
 
 
 def read_nvlinks(root: str | os.PathLike[str] = "/") -> NvLinks:
-    """Return the NVLinks of this machine, or of the one whose saved tree is `root`; no GPUs where nobody can say."""
-    return links_of(told_by(root))
+    """Return the NVLinks of this machine, or of the one whose saved tree is `root`; no GPUs where nobody can know."""
+    return links_of(raw_links(root))
 
 
-def told_by(root: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return what the driver's library says of each GPU, or what a saved tree says that it said; JSON values."""
+def raw_links(root: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return what the driver's library states of each GPU, or what a saved tree has of its answer; JSON values."""
     if Path(root) == Path("/"):
         return _ask()
     try:
-        said = json.loads((Path(root) / SAVED_AS).read_text(encoding="utf-8"))
+        stated = json.loads((Path(root) / SAVED_AS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return said if isinstance(said, list) else []
+    return stated if isinstance(stated, list) else []
 
 
-def links_of(said: Sequence[Any]) -> NvLinks:
-    """Return the view of what was said; a GPU that makes no sense is left out."""
+def links_of(stated: Sequence[Any]) -> NvLinks:
+    """Return the view of what was reported; a GPU that makes no sense is left out."""
     known = sorted(
-        (one for one in said if isinstance(one, Mapping) and isinstance(one.get("address"), str)),
+        (one for one in stated if isinstance(one, Mapping) and isinstance(one.get("address"), str)),
         key=lambda one: str(one["address"]),
     )
     gpus = []
@@ -96,7 +96,7 @@ def _links(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _count(one: Mapping[str, Any], gpu: NvGpu, other: Mapping[str, Any], peer: NvGpu) -> int:
     if gpu.address == peer.address:
         return 0
-    if gpu.switched and peer.switched:  # a switch leads everywhere, unless the driver says that it does not
+    if gpu.switched and peer.switched:  # a switch leads everywhere, unless the driver reports that it does not
         peers = one.get("peers")
         return min(gpu.up, peer.up) if isinstance(peers, list) and peer.address in peers else 0
     return sum(1 for link in _links(one) if link.get("up") is True and link.get("to") == other["address"])
@@ -129,15 +129,15 @@ def _ask_each(nvml: Any) -> list[dict[str, Any]]:
             continue
         if nvml.nvmlDeviceGetPciInfo_v3(device, ctypes.byref(pci)) == 0:
             devices.append((_address(pci), device))
-    said = []
+    stated = []
     for address, device in devices:
         peers = []
         for other, peer in devices:
             status = ctypes.c_int(-1)
             if other != address and nvml.nvmlDeviceGetP2PStatus(device, peer, _P2P_NVLINK, ctypes.byref(status)) == 0:
                 peers += [other] if status.value == 0 else []
-        said.append({"address": address, "links": _links_of_device(nvml, device), "peers": peers})
-    return said
+        stated.append({"address": address, "links": _links_of_device(nvml, device), "peers": peers})
+    return stated
 
 
 def _links_of_device(nvml: Any, device: Any) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ class SpanRing:
             self.spans.append(span.as_span(time.monotonic_ns()))
 
     def take(self) -> list[Span]:
-        """Return what is kept and forget it; spans that still run are in it too, and say so."""
+        """Return what is kept and forget it; spans that still run are in it too, marked as such."""
         now_ns = time.monotonic_ns()
         taken = [*self.spans]
         self.spans.clear()

@@ -1,7 +1,7 @@
 """A tap on a fabric's trace: takes its newest events again and again, so that a recording is longer than the ring.
 
-On the event loop's thread. The engine keeps 4,096 events and says only what they are; what was taken before is told
-by its time.
+On the event loop's thread. The engine keeps 4,096 events and reports only what they are; what was taken before is
+recognized by its time.
 """
 
 from __future__ import annotations

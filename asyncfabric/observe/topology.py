@@ -34,7 +34,7 @@ class Distance(IntEnum):
 
     @property
     def text(self) -> str:
-        """The distance as people say it."""
+        """The distance as people write it."""
         return DISTANCE_TEXTS[self]
 
 
@@ -44,8 +44,8 @@ class Place:
 
     Attributes:
         address: its PCI address as `lspci -D` prints it, "" when it has none.
-        path: from the host bridge over bridges and switch ports to the device; empty when the machine does not tell.
-        numa_node: -1 when the machine does not tell.
+        path: from the host bridge over bridges and switch ports to the device; empty when the machine does not report.
+        numa_node: -1 when the machine does not report.
     """
 
     address: str
@@ -80,7 +80,7 @@ class Gpu:
         place: where it sits.
         device_id: PCI device id, 0x2335 is an H200.
         driver: kernel driver, "" when none is bound.
-        model: as the driver calls it, "" when it is not there to say it.
+        model: as the driver calls it, "" when it is not there to report it.
     """
 
     place: Place

@@ -31,7 +31,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: what the picture calls it.
-        host: what tells hosts, and their boots, apart: events of equal hosts have one clock.
+        host: what distinguishes hosts, and their boots: events of equal hosts have one clock.
         wall_offset_ns: add it to an event's time for nanoseconds since 1970.
         events: of the fabric, empty for a process without one.
         spans: of requests.
@@ -62,7 +62,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     def here(cls, name: str, events: list[TraceEvent], spans: Sequence[Span] = (), gaps: int = 0) -> Recording:
         """Return a recording of this process; raises ValueError for an empty name."""
         if not name:
-            raise ValueError("a recording needs a name to be told apart by, got ''")
+            raise ValueError("a recording needs a name to be distinguished by, got ''")
         offset = time.time_ns() - time.monotonic_ns()
         return cls(name=name, host=boot_id(), wall_offset_ns=offset, events=events, spans=list(spans), gaps=gaps)
 
@@ -115,7 +115,7 @@ def merge(recordings: Sequence[Recording]) -> dict[str, Any]:
 
     Each fabric is a process of five tracks: transfers (begin to end), the worker's sleep, requests that rails took,
     arrivals with their sum for each imm, and states of peers. What began before the oldest event kept is not drawn;
-    what had not ended goes on to the end of its recording and says so. Spans of requests lie on lanes below, with an
+    what had not ended goes on to the end of its recording and is marked. Spans of requests lie on lanes below, with an
     arrow where a request goes from one process to another. The picture carries the recordings, which viewers pass over:
     `Recording.load_all` reads them, to be merged with others.
     """
@@ -213,5 +213,5 @@ class _Drawing:
 
 
 def boot_id() -> str:
-    """Return what tells this boot of this host from all others: processes with the same one share their clock."""
+    """Return what distinguishes this boot of this host from all others: processes with the same one share a clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

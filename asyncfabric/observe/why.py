@@ -12,7 +12,7 @@ from asyncfabric.types import Waiting
 
 
 def format_waiting(lines: Iterable[Waiting]) -> str:
-    """Return the lines of `fabric.why()` as text for people, one line each; says so when nobody waits."""
+    """Return the lines of `fabric.why()` as text for people, one line each; one line also when nobody waits."""
     out = []
     now = monotonic()
     for line in lines:

@@ -135,7 +135,7 @@ def fit(runs: Sequence[Run]) -> Calibration:
     A cost of which the runs do nothing, as of casting where nothing was cast, is 0 and has no standard error.
 
     Raises:
-        ValueError: fewer measurements than costs, or runs too alike to tell costs apart; names what is missing.
+        ValueError: fewer measurements than costs, or runs too alike to distinguish costs; names what is missing.
     """
     found = fit_costs(runs)
     whole = [run for run in runs if run.whole]
@@ -159,7 +159,7 @@ def fit_costs(runs: Sequence[Run]) -> Calibration:
     seen = np.flatnonzero(matrix.any(axis=0)) if rows else np.arange(len(COSTS))
     names = [COSTS[number] for number in seen]
     if len(runs) < 2 or len(matrix) < len(seen):
-        raise ValueError(f"{len(runs)} runs are too few to tell {len(seen)} costs: {', '.join(names)}")
+        raise ValueError(f"{len(runs)} runs are too few for {len(seen)} costs: {', '.join(names)}")
     try:
         solution = nonnegative_least_squares(matrix[:, seen], np.array(times))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A clock that goes on only when it is told to: predictions are the same on every machine, however slow it is."""
+"""A clock that goes on only when it is moved: predictions are the same on every machine, however slow it is."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class _Receivers:
         if self.processor is not None:
             self.checks = np.minimum(
                 self.checks,
-                np.minimum(self.processor.most(self.processor.told), self.processor.most(self.processor.verify)),
+                np.minimum(self.processor.most(self.processor.reported), self.processor.most(self.processor.verify)),
             )
             self.ports = np.minimum(self.ports, self.processor.most(self.processor.receive))
         self.verifies = True

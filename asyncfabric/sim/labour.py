@@ -28,7 +28,7 @@ Thread = Literal[
     "coordinator begins",
     "coordinator",
 ]
-"""Each is one thread of every process of that role; the coordinator's are taken together, and told apart by whether
+"""Each is one thread of every process of that role; the coordinator's are taken together, and distinguished by whether
 everybody may write already."""
 
 THREADS: tuple[Thread, ...] = (
@@ -124,16 +124,16 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None, *, share
     put("trainer work", "cast_s_per_gb", GB, per_trainer["cast"])
     put("trainer work", "fp8_s_per_gb", GB, per_trainer["fp8"])
     put("trainer loop", "unit_ms", MS, (np.diff(work.brought, axis=1, prepend=0.0) > 0).sum(axis=1))
-    said, heard = words_of(work)
+    words_sent, received = words_of(work)
     senders, rows = _senders_and_rows(plan)
-    put("trainer loop", "message_ms", MS, said)
+    put("trainer loop", "message_ms", MS, words_sent)
     put("trainer loop", "shared_ms" if shared else "process_ms", MS, 1.0)
     put("receiver engine", "receive_s_per_gb", GB, work.fed)
     put("receiver engine", "write_s_per_gb", GB, work.forwards)
     put("receiver work", "checksum_s_per_gb", GB, work.fed + work.gets)
-    passed_on, retold = forwarded_words(plan, work)
+    passed_on, received_on = forwarded_words(plan, work)
     put("receiver loop", "message_ms", MS, passed_on)
-    put("receiver loop", "told_ms", MS, heard + retold)
+    put("receiver loop", "report_ms", MS, received + received_on)
     put("receiver loop", "opened_ms", MS, senders)
     put("receiver work", "row_us", US, rows)
     put("receiver loop", "process_ms", MS, 1.0)

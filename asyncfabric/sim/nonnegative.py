@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 
 
 class Solution(NamedTuple):
-    """Coefficients and their standard errors: those that are 0 by force have none, which is said as nan."""
+    """Coefficients and their standard errors: those that are 0 by force have none, which is stated as nan."""
 
     values: Floats
     errors: Floats
@@ -25,14 +25,14 @@ def nonnegative_least_squares(matrix: Floats, measured: Floats) -> Solution:
         measured: (rows,).
 
     Raises:
-        ValueError: fewer rows than columns, or columns that these rows cannot tell apart.
+        ValueError: fewer rows than columns, or columns that these rows cannot distinguish.
     """
     rows, columns = matrix.shape
     if rows < columns:
-        raise ValueError(f"{rows} measurements cannot tell {columns} costs")
+        raise ValueError(f"{rows} measurements are too few for {columns} costs")
     scale = np.linalg.norm(matrix, axis=0)
     if not (scale > 0).all() or np.linalg.matrix_rank(matrix / np.where(scale > 0, scale, 1.0)) < columns:
-        raise ValueError(f"{rows} measurements do not tell {columns} costs apart: their columns depend on each other")
+        raise ValueError(f"{rows} measurements do not distinguish {columns} costs: their columns depend on each other")
     scaled = matrix / scale
     values, free = np.zeros(columns), np.zeros(columns, bool)
     for _ in range(10 * columns + 10):

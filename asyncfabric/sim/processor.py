@@ -14,7 +14,7 @@ from asyncfabric.sim.workload import Floats, Workload
 from asyncfabric.weights.plan.boxes import Ints
 
 THREADS_OF_A_RANK = 3
-"""Of a trainer or a receiver: where each has a core of its own, `most` says all that there is to say."""
+"""Of a trainer or a receiver: where each has a core of its own, `most` is all that there is."""
 
 ROUNDS = 8
 """Rounds of handing out what is left of a machine."""
@@ -62,25 +62,25 @@ class Processor:
         left = self._still_to_open(hosts, int(np.bincount(machine).max()))
 
         def loop(thread: Thread, total: Floats, before: Floats | float = 0.0) -> Floats:
-            told_s = labour.seconds(thread, hosts.costs) - (1.0 - left) * hosts.costs.process_ms * 1e-3 - before
-            return np.asarray(told_s / np.maximum(total, 1.0))
+            report_s = labour.seconds(thread, hosts.costs) - (1.0 - left) * hosts.costs.process_ms * 1e-3 - before
+            return np.asarray(report_s / np.maximum(total, 1.0))
 
         self.convert: Floats = rate("trainer work", work.brought[:, -1])
         self.write: Floats = rate("trainer engine", work.written)
         self.post: Floats = loop("trainer loop", work.written)
         self.receive: Floats = rate("receiver engine", work.fed)
         opened_s = labour.counts["receiver loop"][:, COSTS.index("opened_ms")] * hosts.costs.opened_ms
-        told_s = trainers * hosts.costs.begin_word_ms * 1e-3  # trainers hear who takes part behind all receivers
-        self.open_s: float = max(0.0, float(opened_s.max(initial=0.0)) - told_s) / min(1.0, hosts.cores)
-        self.told: Floats = loop("receiver loop", work.fed + work.gets, opened_s)
+        report_s = trainers * hosts.costs.begin_word_ms * 1e-3  # trainers learn who takes part behind all receivers
+        self.open_s: float = max(0.0, float(opened_s.max(initial=0.0)) - report_s) / min(1.0, hosts.cores)
+        self.reported: Floats = loop("receiver loop", work.fed + work.gets, opened_s)
         self.verify: Floats = rate("receiver work", work.fed + work.gets)
         if hosts.one_interpreter:
-            self.told, self.verify = self.told + self.verify, np.zeros_like(self.verify)
+            self.reported, self.verify = self.reported + self.verify, np.zeros_like(self.verify)
         mine, theirs = machine[:trainers], machine[trainers:]
         self._host: Ints = np.concatenate([mine, mine, mine, theirs, theirs, theirs]).astype(np.int64)
         self._cuts = np.cumsum([trainers] * 3 + [receivers] * 2)
-        messages = np.maximum(labour.counts["receiver loop"][:, COSTS.index("told_ms")] * 1e3, 1)
-        last = (self.told + self.verify) * (work.fed + work.gets) / messages
+        messages = np.maximum(labour.counts["receiver loop"][:, COSTS.index("report_ms")] * 1e3, 1)
+        last = (self.reported + self.verify) * (work.fed + work.gets) / messages
         self.tail_s: float = float(last.max(initial=0.0))
 
     def _still_to_open(self, hosts: Hosts, busiest: int) -> float:
@@ -134,7 +134,7 @@ class Processor:
                 sent * self.write,
                 sent * self.post,
                 got * self.receive,
-                verify * self.told,
+                verify * self.reported,
                 verify * self.verify,
             ]
         )

@@ -1,4 +1,4 @@
-"""How many words senders say to receivers of what they have written: the rule of `Share`, for all pairs. Pure."""
+"""How many words senders send to receivers of what they have written: the rule of `Share`, for all pairs. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LAST_WORDS = int(np.log2(LEAST_PART)) + 1
 
 
 def words_of(work: Workload) -> tuple[Ints, Ints]:
-    """Return the words that each trainer says and that each receiver hears of trainers in an update.
+    """Return the words that each trainer sends and that each receiver gets of trainers in an update.
 
-    What lies long is told anyway, see `telling.LATEST_S`; that is not counted, updates are short.
+    What lies long is reported anyway, see `writing.LATEST_S`; that is not counted, updates are short.
     """
     trainers, receivers = len(work.brought), len(work.fed)
     sender = np.repeat(np.arange(trainers), work.first_entry[:, -1] - work.first_entry[:, 0])
@@ -27,15 +27,15 @@ def words_of(work: Workload) -> tuple[Ints, Ints]:
     total = np.add.reduceat(sizes, first) if len(pairs) else np.zeros(0)
     share = ((work.fed + work.gets) / SHARES)[pairs % receivers]
     begin = np.array([begin_of(rank) for rank in range(trainers)])
-    said = _said(sizes, first, count, total, share, begin[pairs // receivers])
+    sent = _sent(sizes, first, count, total, share, begin[pairs // receivers])
     return (
-        np.bincount(pairs // receivers, weights=said, minlength=trainers).astype(np.int64),
-        np.bincount(pairs % receivers, weights=said, minlength=receivers).astype(np.int64),
+        np.bincount(pairs // receivers, weights=sent, minlength=trainers).astype(np.int64),
+        np.bincount(pairs % receivers, weights=sent, minlength=receivers).astype(np.int64),
     )
 
 
 def words_of_coordinator(plan: Plan) -> tuple[int, int]:
-    """Return the words that a coordinator says and hears until everybody may write, and those besides.
+    """Return the words that a coordinator sends and receives until everybody may write, and those besides.
 
     The first are Roster to all, Prepare and Ready for each receiver, Write to all who send; the others Verified and
     Commit for each receiver, Offered, Wrote and Outcome for each trainer.
@@ -46,12 +46,12 @@ def words_of_coordinator(plan: Plan) -> tuple[int, int]:
 
 
 def forwarded_words(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
-    """Return the words that each receiver says about what it passes on, and those that it hears of such.
+    """Return the words that each receiver sends about what it passes on, and those that it receives of such.
 
     What is passed on comes in small parts, so there are as many words as shares, and LAST_WORDS more for each pair.
     """
     count, everybody = plan.receivers, len(work.fed)
-    said, heard = np.zeros(everybody, np.int64), np.zeros(everybody, np.int64)
+    sent, received = np.zeros(everybody, np.int64), np.zeros(everybody, np.int64)
     share = np.maximum((work.fed + work.gets) / SHARES, 1.0)
     names = [one.name for one in plan.replicas]
     receiver, size = plan.pieces.receiver[plan.row_piece], plan.piece_bytes[plan.row_piece]
@@ -64,22 +64,22 @@ def forwarded_words(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
         pairs, which = np.unique(pair, return_inverse=True)
         total = np.bincount(which.reshape(-1), weights=size[rows], minlength=len(pairs))
         words = (total // share[pairs % everybody]).astype(np.int64) + LAST_WORDS
-        said += np.bincount(pairs // everybody, weights=words, minlength=everybody).astype(np.int64)
-        heard += np.bincount(pairs % everybody, weights=words, minlength=everybody).astype(np.int64)
-    return said, heard
+        sent += np.bincount(pairs // everybody, weights=words, minlength=everybody).astype(np.int64)
+        received += np.bincount(pairs % everybody, weights=words, minlength=everybody).astype(np.int64)
+    return sent, received
 
 
-def _said(sizes: Floats, first: Ints, count: Ints, coming: Floats, share: Floats, begin: Floats) -> Ints:
+def _sent(sizes: Floats, first: Ints, count: Ints, coming: Floats, share: Floats, begin: Floats) -> Ints:
     """Return the words of each pair, whose units have `count` of the sizes, from the first one on."""
-    worth, untold, coming = share * begin, np.zeros(len(first)), coming.copy()
-    said = np.zeros(len(first), np.int64)
+    worth, unsent, coming = share * begin, np.zeros(len(first)), coming.copy()
+    sent = np.zeros(len(first), np.int64)
     for unit in range(int(count.max(initial=0))):
         there = unit < count
         size = np.where(there, sizes[np.minimum(first + unit, len(sizes) - 1)], 0.0)
         coming -= size
-        untold += size
-        due = there & ((untold >= worth) | (untold >= np.maximum(share // LEAST_PART, coming)))
-        said += due
-        untold[due] = 0.0
+        unsent += size
+        due = there & ((unsent >= worth) | (unsent >= np.maximum(share // LEAST_PART, coming)))
+        sent += due
+        unsent[due] = 0.0
         worth[due] = share[due]
-    return said + (untold > 0)
+    return sent + (unsent > 0)

@@ -1,7 +1,7 @@
 """The completion ring of a fake engine: a real eventfd and the arm / sleep / disarm / poll protocol.
 
 Any thread pushes under the lock of the network; one thread, the event loop, takes. The fd is rung only when the loop
-said that it is going to sleep, so a thousand completions cost one wake-up.
+announced that it is going to sleep, so a thousand completions cost one wake-up.
 """
 
 from __future__ import annotations

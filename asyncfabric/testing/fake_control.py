@@ -35,7 +35,7 @@ class ControlCalls(EngineCore):
         return self.fake_address.incarnation
 
     def rails(self) -> list[dict[str, Any]]:
-        """Return one row per rail of the configuration; `fake+` in the provider says what they are."""
+        """Return one row per rail of the configuration; `fake+` in the provider states what they are."""
         facts = {"library": "", "version": "", "gbits_per_s": 0.0, "ordered": self.network.ordered}
         facts |= {"can_read": self.network.can_read, "can_gather": False, "up": not self._gone}
         facts |= {"reason": "named", "admission": "open" if self.config.secret is None else "secret"}
@@ -117,7 +117,7 @@ class ControlCalls(EngineCore):
             return memoryview(found.memory)  # keeps the pages alive, also after release
 
     def open_key(self, key: bytes) -> tuple[int, KeyInfo]:
-        """Parse a key that a peer sent; returns its handle and what it says."""
+        """Parse a key that a peer sent; returns its handle and what it states."""
         parsed = FakeKey.unpack(key)
         with self.network.lock:
             self._last_key += 1

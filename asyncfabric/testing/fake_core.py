@@ -1,4 +1,4 @@
-"""The state of a fake engine and what its parts tell it: deliveries, lost peers, ended ops, and the end of the engine.
+"""The state of a fake engine and what its parts report to it: deliveries, lost peers, ended ops, and the engine's end.
 
 Every method with a leading underscore, and those that the network calls, run under the lock of the network. No call
 of the engine protocol is made here except `kill`, which only a fake has; see fake_control and fake_engine.

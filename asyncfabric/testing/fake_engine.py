@@ -25,7 +25,7 @@ class FakeEngine(ControlCalls):
     """One engine on a FakeNetwork.
 
     Args:
-        config: as for a native engine; each of its rails is a fake one and says so in its provider name.
+        config: as for a native engine; each of its rails is a fake one and shows it in its provider name.
         network: who can be reached; None joins the network of the process.
         place: `fake_address.place` of a dead engine, to restart at its address with a new incarnation.
     """
@@ -144,7 +144,7 @@ class FakeEngine(ControlCalls):
                 self._ticker.start()
 
     def arm_writable(self, cookie: int) -> None:
-        """Tell once when an op would be accepted."""
+        """Notify once when an op would be accepted."""
         with self.network.lock:
             self._open().ops.arm_writable(cookie)
 
@@ -166,7 +166,7 @@ class FakeEngine(ControlCalls):
             self.network.changed.notify_all()
 
     def arm_closed(self, cookie: int, imm: int) -> None:
-        """Tell once when an imm may be opened again."""
+        """Notify once when an imm may be opened again."""
         with self.network.lock:
             self._open().counters.arm_closed(cookie, fake_plan.check_imm(imm, required=True))
 
@@ -184,7 +184,7 @@ class FakeEngine(ControlCalls):
             return self.counters.value(counter)
 
     def arm_counter(self, counter: int, cookie: int, target: int) -> None:
-        """Tell once when a counter has a value of at least `target`."""
+        """Notify once when a counter has a value of at least `target`."""
         with self.network.lock:
             self._open().counters.arm(counter, cookie, target)
 
@@ -238,7 +238,7 @@ class FakeEngine(ControlCalls):
             self.watches.look()
 
     def arm_watch(self, watch: int, cookie: int, seen: int) -> None:
-        """Tell once when the word is not `seen`."""
+        """Notify once when the word is not `seen`."""
         with self.network.lock:
             self._open().watches.arm(watch, cookie, seen)
             if self.watches.armed:
@@ -256,7 +256,7 @@ class FakeEngine(ControlCalls):
         return self._ring().fd
 
     def arm(self) -> bool:
-        """Say that the loop goes to sleep; False when it must not."""
+        """Announce that the loop goes to sleep; False when it must not."""
         with self.network.lock:
             return self._ring().arm()
 
@@ -269,7 +269,7 @@ class FakeEngine(ControlCalls):
         """Take up to `limit` completions."""
         with self.network.lock:
             taken = self._ring().poll(limit)
-            self.ops.tell_writable()
+            self.ops.notify_writable()
             return taken
 
     def take_messages(self, limit: int) -> list[tuple[int, bytes]]:

@@ -61,14 +61,14 @@ class FakeLinkNetwork:
         return link
 
     def lose(self, link: FakeLink, reason: str = "it was lost on demand") -> None:
-        """Let a node disappear without a word: its peers hear of it, it hears of them, and nothing passes any more."""
+        """Let a node disappear without a word: its peers learn of it, it of them, and nothing passes any more."""
         if self._links.get(link.address) is link:
             del self._links[link.address]
         for peer in list(link._peers.values()):
             link._part(peer, reason)
 
     def cut(self, one: FakeLink, other: FakeLink, reason: str = "the network was cut") -> None:
-        """Part two nodes; both hear of it, both live on, and they can connect again."""
+        """Part two nodes; both learn of it, both live on, and they can connect again."""
         one._part(other, reason)
 
     def _at(self, address: str) -> FakeLink | None:
@@ -99,7 +99,7 @@ class FakeLink:
         if peer.identity not in self._peers:
             for one, other in ((self, peer), (peer, self)):
                 one._peers[other.identity] = other
-                one._tell(FakeSessionChange(other.identity, "ready", "connected"))
+                one._notify(FakeSessionChange(other.identity, "ready", "connected"))
         return peer.identity
 
     async def send(self, to: Identity, channel: str, body: bytes, trace: str | None = None) -> None:
@@ -144,7 +144,7 @@ class FakeLink:
             self._watchers.remove(changes)
 
     async def disconnect(self, peer: Identity) -> None:
-        """End the session with a peer; both sides hear of it."""
+        """End the session with a peer; both sides learn of it."""
         await anyio.lowlevel.checkpoint()
         other = self._peers.get(peer)
         if other is not None:
@@ -162,11 +162,11 @@ class FakeLink:
     def _part(self, peer: FakeLink, reason: str) -> None:
         for one, other in ((self, peer), (peer, self)):
             if one._peers.pop(other.identity, None) is not None:
-                one._tell(FakeSessionChange(other.identity, "lost", reason))
+                one._notify(FakeSessionChange(other.identity, "lost", reason))
             for inbox in one._inboxes.values():
                 inbox.wake()  # who waits for room looks again
 
-    def _tell(self, change: FakeSessionChange) -> None:
+    def _notify(self, change: FakeSessionChange) -> None:
         for watcher in self._watchers:
             watcher.put(change)
 

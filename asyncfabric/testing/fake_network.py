@@ -1,4 +1,4 @@
-"""What joins fake engines: delivers what they post, at once or when a test says so, in order, shuffled, or not at all.
+"""What joins fake engines: delivers what they post, at once or when a test asks, in order, shuffled, or not at all.
 
 No thread: an engine delivers inline from the thread that submits. One lock guards the network and everything behind
 it, since engines reach into each other's memory here. Faults live here, the rules of transfers live in fake_ops.

@@ -209,7 +209,7 @@ class OpTable:
             self._engine.regions.settle(region)
         for ended in op.ended:
             ended()
-        self.tell_writable()
+        self.notify_writable()
         self._engine.op_ended()
 
     def cancel(self, op_id: int) -> None:
@@ -273,12 +273,12 @@ class OpTable:
         self._outstanding = 0
 
     def arm_writable(self, cookie: int) -> None:
-        """Tell once when a slot is free."""
+        """Notify once when a slot is free."""
         self._writable.append(cookie)
-        self.tell_writable()
+        self.notify_writable()
 
-    def tell_writable(self) -> None:
-        """Tell who waits for a slot when there is one."""
+    def notify_writable(self) -> None:
+        """Notify who waits for a slot when there is one."""
         if self._writable and not self.full:
             cookies, self._writable = self._writable, []
             for cookie in cookies:

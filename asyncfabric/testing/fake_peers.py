@@ -58,7 +58,7 @@ class PeerTable:
         return self._by_incarnation.get(incarnation)
 
     def reach(self, address: FakeAddress, *, by_name: bool = False) -> tuple[StatusCode, FakePeer | None]:
-        """Connect unless connected; says why not. A peer that was lost stays lost until it is connected by name.
+        """Connect unless connected; returns why not. A peer that was lost stays lost until it is connected by name.
 
         One that this engine disconnected is connected again by its next use.
         """
@@ -86,7 +86,7 @@ class PeerTable:
         return peer
 
     def lose(self, peer: FakePeer, state: PeerState = PeerState.LOST) -> None:
-        """End a connection: what is in flight to the peer is taken back, and the loss is told unless it was ordered."""
+        """End a connection: what is in flight to the peer is taken back, the loss reported unless it was ordered."""
         if peer.state is not PeerState.CONNECTED:
             return
         peer.state = state

@@ -1,8 +1,8 @@
 """asyncfabric.weights: new weights from all ranks of a trainer straight into all replicas. The public door; no logic.
 
-Say what goes where:   Placement (place, boxes), Target (alone, fused, stacked), Move; or card and moves_between; or,
+Describe what goes where: Placement (place, boxes), Target (alone, fused, stacked), Move; or card and moves_between; or,
 for a model of transformers, holdings of asyncfabric.weights.tensors (needs torch), held_by, card_of, causal_moves.
-Plan it:               plan_weights, join_replica, leave_replica; Rates or Relay say whether receivers forward.
+Plan it:               plan_weights, join_replica, leave_replica; Rates or Relay state whether receivers forward.
 Read it:               sent_by, forwarded_by, Plan.expected, Plan.region_bytes; to_bytes, from_bytes, Plan.digest,
 draw_plan. Carry it out:          execute is the reference in numpy; HeldShard.convert casts and quantises.
 """

@@ -44,7 +44,7 @@ class BlockingSender:
 
         Args:
             version: later than all before, the same at every rank.
-            wait: False returns at once, and `wait()` tells the outcome. Until then the weights must not change: the
+            wait: False returns at once, and `wait()` reports the outcome. Until then the weights must not change: the
                 next forward and backward passes may run, an optimizer's step may not.
 
         Returns:

@@ -125,7 +125,7 @@ BATCHES_AT_ONCE = 16
 
 IDLE_BATCHES = 8
 """So many times in a row it is worth looking for a message, before waiting for one: a waiting task is woken by
-every write that arrives, on rails that do not tell writes and messages apart."""
+every write that arrives, on rails that do not distinguish writes and messages."""
 
 
 def receiving_rate(senders: int) -> float:

@@ -33,8 +33,8 @@ def placement_of(tensor: torch.Tensor, ranks: Iterable[int] = (0,)) -> Placement
         ranks: of a plain tensor.
 
     Raises:
-        ValueError: a DTensor is a sum that was not made yet (Partial), is cut in an order that the plan cannot say,
-            or its local part is not what its placement says.
+        ValueError: a DTensor is a sum that was not made yet (Partial), is cut in an order that the plan cannot state,
+            or its local part is not what its placement states.
     """
     if not isinstance(tensor, DTensor):
         held = np.array(sorted(ranks), np.int64)
@@ -46,7 +46,7 @@ def placement_of(tensor: torch.Tensor, ranks: Iterable[int] = (0,)) -> Placement
         if isinstance(rule, TorchReplicate):
             rules[axis] = Replicate()
         elif isinstance(rule, TorchShard) or hasattr(rule, "split_factor"):
-            rules[axis] = Shard(int(getattr(rule, "dim")))  # noqa: B009  # torch's base class does not tell it
+            rules[axis] = Shard(int(getattr(rule, "dim")))  # noqa: B009  # torch's base class does not declare it
         else:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is placed as {rule}: shards and copies only")
     sizes = mesh.mesh.shape
@@ -60,7 +60,7 @@ def placement_of(tensor: torch.Tensor, ranks: Iterable[int] = (0,)) -> Placement
 def holdings(
     state: Mapping[str, torch.Tensor], rank: int, parts: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None
 ) -> list[Holding]:
-    """Return what this rank holds of each tensor, to be told to whoever plans; what it has no part of is left out.
+    """Return what this rank holds of each tensor, to be sent to whoever plans; what it has no part of is left out.
 
     Args:
         state: the module's state dict as the wrapper gives it, DTensors where it shards; plain tensors are held whole.
@@ -71,7 +71,7 @@ def holdings(
     Raises:
         ValueError: as `placement_of`, a part leaves the whole, or a type that weights do not have, by its name.
     """
-    told = []
+    reported = []
     for name, tensor in state.items():
         try:
             dtype = dtype_of(tensor)
@@ -80,15 +80,15 @@ def holdings(
         if parts is not None and name in parts:
             whole, begin = parts[name]
             boxes(whole, {rank: (begin, tuple(tensor.shape))})  # refuses what leaves the whole
-            told.append(Holding(name, dtype, tuple(whole), tuple(begin), tuple(tensor.shape)))
+            reported.append(Holding(name, dtype, tuple(whole), tuple(begin), tuple(tensor.shape)))
             continue
         placement = placement_of(tensor, (rank,))
         if rank not in placement.ranks:
             continue
         row = placement.row_of(rank)
         start, size = placement.starts[row].tolist(), placement.sizes[row].tolist()
-        told.append(Holding(name, dtype, tuple(tensor.shape), tuple(start), tuple(size)))
-    return told
+        reported.append(Holding(name, dtype, tuple(tensor.shape), tuple(start), tuple(size)))
+    return reported
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
@@ -160,7 +160,7 @@ def tensor_over(memory: NDArray[np.uint8] | torch.Tensor, local: LocalTensor) ->
 
 
 def _turn(how: Any, sizes: Any, axis: int) -> tuple[int, int]:
-    """Say when an axis cuts: FSDP2 over tensor parallelism cuts what the axes right of it have left of a dimension."""
+    """Return when an axis cuts: FSDP2 over tensor parallelism cuts what the axes right of it leave of a dimension."""
     factor = getattr(how[axis], "split_factor", 1) if type(how[axis]) is not TorchShard else 1
     if factor == 1:
         return (0, axis)
@@ -168,12 +168,12 @@ def _turn(how: Any, sizes: Any, axis: int) -> tuple[int, int]:
     if prod(int(sizes[other]) for other in right) != factor or any(
         getattr(how[other], "split_factor", 1) != 1 and type(how[other]) is not TorchShard for other in right
     ):
-        raise ValueError(f"{how} on a mesh of {tuple(sizes)}: the order in which the axes cut cannot be told")
+        raise ValueError(f"{how} on a mesh of {tuple(sizes)}: the order in which the axes cut is unknown")
     return (1, axis)
 
 
 def _check_local(tensor: DTensor, placement: Placement) -> None:
-    """Wrappers that pad, or cut unevenly after another cut, hold something else than the placement says."""
+    """Wrappers that pad, or cut unevenly after another cut, hold something else than the placement states."""
     rank = int(torch.distributed.get_rank())
     local = tuple(tensor.to_local().shape)
     if rank not in tensor.device_mesh.mesh.reshape(-1).tolist():

@@ -58,12 +58,12 @@ class Options:
 
     @property
     def on_gpu(self) -> bool:
-        """Say whether the memory is a GPU's."""
+        """State whether the memory is a GPU's."""
         return self.device == "cuda"
 
     @property
     def limits_first(self) -> bool:
-        """Say whether limits are measured before a fabric is open: its busy thread would take their cores."""
+        """State whether limits are measured before a fabric is open: its busy thread would take their cores."""
         return self.polling == "busy" and not self.on_gpu
 
     @property
@@ -116,7 +116,7 @@ def fabric_options(command: Command) -> Command:
 
 
 def device_option(command: Command) -> Command:
-    """Add the option that says whose memory is measured."""
+    """Add the option that states whose memory is measured."""
     text = "Memory of the host, or of the first GPU and the last one (over a cuda rail, limits by torch)."
     return click.option("--device", type=click.Choice(["host", "cuda"]), default="host", show_default=True, help=text)(
         command

@@ -71,7 +71,7 @@ class Process(AbstractContextManager["Process"]):
 
     @property
     def answered(self) -> bool:
-        """Say whether an answer is there."""
+        """State whether an answer is there."""
         return self._child.ready
 
     def wait_with(self, processes: Sequence[Process]) -> None:

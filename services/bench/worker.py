@@ -51,7 +51,7 @@ class BenchWorker:
         """Run beside the calls until the process ends; nothing, where a worker needs nothing."""
 
     async def do_hello(self) -> int:
-        """Return the process id: says that the process is up."""
+        """Return the process id: shows that the process is up."""
         return os.getpid()
 
     @property

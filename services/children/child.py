@@ -25,7 +25,7 @@ STDERR_LINES = 30
 
 
 class ChildDied(Exception):
-    """A child is gone; the text says how it ended and has the last lines of its stderr."""
+    """A child is gone; the text states how it ended and has the last lines of its stderr."""
 
 
 class Child:

@@ -26,7 +26,7 @@ def read_automatic(root: Path) -> AutomaticFacts:
 
 
 def check_automatic(facts: AutomaticFacts, _asked: Asked) -> list[Finding]:
-    """Say what a fabric opens by default, in one line for each kind of process, and why the rest is left out."""
+    """State what a fabric opens by default, in one line for each kind of process, and why the rest is left out."""
     findings = []
     for each in facts.choices:
         name = "auto" if each.gpu < 0 else f"auto with GPU {each.gpu}"

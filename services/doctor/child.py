@@ -15,7 +15,7 @@ DEADLINE_S = 60.0  # starting Python takes most of it on an emulated or overcomm
 
 
 def ask_child(module: str, *arguments: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-    """Return what the child printed last; {"error": ...} when it died, hung or said something else."""
+    """Return what the child printed last; {"error": ...} when it died, hung or printed something else."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     try:
         done = subprocess.run(
@@ -30,11 +30,11 @@ def answer_of(status: int, out: str, err: str) -> dict[str, Any]:
     """Return the JSON object of the last line, or what went wrong."""
     lines = out.strip().splitlines()
     try:
-        said = json.loads(lines[-1]) if lines else None
+        stated = json.loads(lines[-1]) if lines else None
     except ValueError:
-        said = None
-    if isinstance(said, dict):
-        return said
+        stated = None
+    if isinstance(stated, dict):
+        return stated
     if status < 0:
         return {"error": f"its process died by {_signal_name(-status)}"}
     complaint = err.strip().splitlines()

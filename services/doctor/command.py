@@ -18,7 +18,7 @@ HERE = Path("/")
 @click.option("--provider", "providers", multiple=True, type=click.Choice(PROVIDERS), help="Only what this one needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(providers: tuple[str, ...], as_json: bool) -> int:
-    """Say whether this machine can move bytes, and what to change; rails that it could use are opened and tried."""
+    """State whether this machine can move bytes, and what to change; rails that it could use are opened and tried."""
     from asyncfabric_services.doctor.groups import examine
 
     findings = []

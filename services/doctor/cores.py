@@ -45,7 +45,7 @@ def far_nics(topology: Topology) -> tuple[str, ...]:
 
 
 def check_cores(facts: CoreFacts, asked: Asked) -> list[Finding]:
-    """Say what polling mode fits, whether workers run near their NICs, and whether time is cheap."""
+    """State what polling mode fits, whether workers run near their NICs, and whether time is cheap."""
     return [_polling(facts), _affinity(facts), _clock(facts)]
 
 

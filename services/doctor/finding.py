@@ -1,4 +1,4 @@
-"""What a check says: a verdict, what was found, and what to do about it. Plain values."""
+"""What a check states: a verdict, what was found, and what to do about it. Plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. Everything but OK has a fix: one sentence that says what to do, or why nothing need be done."""
+    """One line. Everything but OK has a fix: one sentence that states what to do, or why nothing need be done."""
 
     check: str
     verdict: Verdict

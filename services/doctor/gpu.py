@@ -31,7 +31,7 @@ CONNECTIONS, USUAL_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 8
 
 @dataclass(frozen=True)
 class Asking:
-    """What libcuda said. `reach[i][j]`: cuda:i reaches the memory of cuda:j.
+    """What libcuda reported. `reach[i][j]`: cuda:i reaches the memory of cuda:j.
 
     `ordering[i]`: for whom writes of NICs to cuda:i are in order, in CUDA's numbers: 0 none, 100 its kernels, 200 all.
     `descriptor`, `legacy`: why a handle of that kind could not be opened in another process, "" when it could. `error`:
@@ -65,7 +65,7 @@ class GpuFacts:
 
 
 def read_gpu(root: Path) -> GpuFacts:
-    """Read what sysfs and the driver say."""
+    """Read what sysfs and the driver report."""
     topology = read_topology(root)
     release = read_text(root, "proc/sys/kernel/osrelease") or ""
     version = (read_text(root, "proc/driver/nvidia/version") or "").splitlines()
@@ -78,26 +78,26 @@ def read_gpu(root: Path) -> GpuFacts:
         peermem=next((name for name in PEERMEM if (root / "sys/module" / name).exists()), ""),
         links=read_nvlinks(root) if driven else NO_LINKS,
         asked=asking_of(ask_child(PROGRAM)) if driven and root == HERE else None,
-        connections=int(said) if (said := os.environ.get(CONNECTIONS, "")).isdecimal() else None,
+        connections=int(stated) if (stated := os.environ.get(CONNECTIONS, "")).isdecimal() else None,
     )
 
 
-def asking_of(said: Mapping[str, Any]) -> Asking:
+def asking_of(stated: Mapping[str, Any]) -> Asking:
     """Return the view of the child's answer."""
-    sharing = said.get("sharing", {})
-    gpus = said.get("gpus", [])
+    sharing = stated.get("sharing", {})
+    gpus = stated.get("gpus", [])
     return Asking(
-        reach=tuple(tuple(row) for row in said.get("reach", [])),
+        reach=tuple(tuple(row) for row in stated.get("reach", [])),
         dmabuf=bool(gpus) and all(gpu["dmabuf"] for gpu in gpus),
         descriptor=sharing.get("descriptor", ""),
         legacy=sharing.get("legacy", ""),
         ordering=tuple(gpu.get("ordering", 0) for gpu in gpus),
-        error=said.get("error", "") if sharing else said.get("error", "no GPU is visible to CUDA"),
+        error=stated.get("error", "") if sharing else stated.get("error", "no GPU is visible to CUDA"),
     )
 
 
 def check_gpu(facts: GpuFacts, asked: Asked) -> list[Finding]:
-    """Say what GPUs are here, how they reach each other, and whether NICs reach their memory."""
+    """State what GPUs are here, how they reach each other, and whether NICs reach their memory."""
     findings = [_driver(facts, asked)]
     if facts.gpus and facts.driver is not None:
         findings += [_peers(facts), _links(facts), _sharing(facts), _queues(facts)]
@@ -147,21 +147,21 @@ def _links(facts: GpuFacts) -> Finding:
 
 def _sharing(facts: GpuFacts) -> Finding:
     name = "GPU memory sharing"
-    said = facts.asked
-    if said is None:
+    stated = facts.asked
+    if stated is None:
         return Finding(name, Verdict.ABSENT, "the driver of a copied tree cannot be asked", "run doctor on the machine")
-    if said.error:
+    if stated.error:
         fix = "see the line of libcuda; in a container, run it with the NVIDIA runtime"
-        return Finding(name, Verdict.FAIL, f"the driver could not be asked: {said.error}", fix)
-    if said.descriptor:
+        return Finding(name, Verdict.FAIL, f"the driver could not be asked: {stated.error}", fix)
+    if stated.descriptor:
         fix = "this system refuses memory handles as file descriptors: a driver for CUDA 12, and no sandbox around it"
-        return Finding(name, Verdict.FAIL, f"not between processes: {said.descriptor}", fix)
-    if said.legacy:
+        return Finding(name, Verdict.FAIL, f"not between processes: {stated.descriptor}", fix)
+    if stated.legacy:
         fix = (
             "fabric.allocate() works; to register memory of a framework too, let the processes share an IPC namespace "
             "(docker --ipc=host)"
         )
-        return Finding(name, Verdict.WARN, f"descriptors work, legacy handles do not: {said.legacy}", fix)
+        return Finding(name, Verdict.WARN, f"descriptors work, legacy handles do not: {stated.legacy}", fix)
     return Finding(name, Verdict.OK, "another process opened memory by descriptor and by legacy handle")
 
 

@@ -49,23 +49,23 @@ def check(driver: Driver, base: int) -> None:
 
 
 def visit(link: socket.socket) -> None:
-    """Be the other process: open what comes over the link, look at the word in it, say what was refused."""
+    """Be the other process: open what comes over the link, look at the word in it, report what was refused."""
     note, descriptors, _, _ = socket.recv_fds(link, 64, 1)
     if not note:
         return
-    said = {}
+    stated = {}
     try:
         driver = open_driver()
         driver.enter(0)
         for name, opened in (("descriptor", _by_descriptor), ("legacy", _by_legacy)):
             try:
                 check(driver, opened(driver, note, descriptors))
-                said[name] = ""
+                stated[name] = ""
             except DeviceError as error:
-                said[name] = str(error)
+                stated[name] = str(error)
     except DeviceError as error:
-        said = {"descriptor": str(error), "legacy": str(error)}
-    link.sendall(json.dumps(said).encode())
+        stated = {"descriptor": str(error), "legacy": str(error)}
+    link.sendall(json.dumps(stated).encode())
 
 
 def _by_descriptor(driver: Driver, _: bytes, descriptors: list[int]) -> int:
@@ -83,7 +83,7 @@ def _by_legacy(driver: Driver, note: bytes, _: list[int]) -> int:
 
 
 def share(driver: Driver, link: socket.socket) -> dict[str, str]:
-    """Make memory of both kinds, send the handles, return what the other process says."""
+    """Make memory of both kinds, send the handles, return what the other process reports."""
     driver.enter(0)
     handle = memory.create(driver, 0, LENGTH)
     store(driver, mapped(driver, handle))
@@ -94,12 +94,12 @@ def share(driver: Driver, link: socket.socket) -> dict[str, str]:
     driver.status("cuIpcGetMemHandle", ctypes.byref(legacy), plain)  # all zero when that is refused
     socket.send_fds(link, [bytes(legacy)], [descriptor])
     os.close(descriptor)
-    said: dict[str, str] = json.loads(link.recv(4096) or b'{"descriptor": "the other process died", "legacy": ""}')
-    return said
+    stated: dict[str, str] = json.loads(link.recv(4096) or b'{"descriptor": "the other process died", "legacy": ""}')
+    return stated
 
 
 def look(driver: Driver) -> dict[str, Any]:
-    """Return what the driver says of each GPU, and who reaches whose memory."""
+    """Return what the driver reports of each GPU, and who reaches whose memory."""
     count = driver.count()
     gpus = [{name: _attribute(driver, each, number) for name, number in ATTRIBUTES.items()} for each in range(count)]
     reach = [[driver.reaches(one, other) or one == other for other in range(count)] for one in range(count)]
@@ -122,18 +122,18 @@ def main() -> None:
         visit(theirs)
         os._exit(0)
     theirs.close()
-    said: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     try:
         driver = open_driver()
-        said = look(driver)
-        if said["gpus"]:
-            said["sharing"] = share(driver, ours)
+        stated = look(driver)
+        if stated["gpus"]:
+            stated["sharing"] = share(driver, ours)
     except (DeviceError, OSError, AttributeError) as error:
-        said["error"] = str(error)
+        stated["error"] = str(error)
     finally:
         ours.close()
         os.waitpid(child, 0)
-    print(json.dumps(said))
+    print(json.dumps(stated))
 
 
 if __name__ == "__main__":

@@ -66,12 +66,12 @@ def examine(root: Path, asked: Asked, groups: Sequence[Group] = GROUPS) -> Itera
 
 
 def _looked(group: Group, root: Path, asked: Asked) -> list[Finding]:
-    """Return what a group says; a room that cannot even look is a failure of its own and does not stop the others."""
+    """Return what a group finds; a room that cannot even look is a failure of its own and does not stop the others."""
     try:
         facts = group.read(root)
     except (FabricError, OSError, RuntimeError, ValueError) as error:  # RuntimeError: Python has no thread
         fix = getattr(error, "remedy", "") or _remedy(error)
-        why = error.args[0] if isinstance(error, FabricError) else error  # str() of ours would say the remedy too
+        why = error.args[0] if isinstance(error, FabricError) else error  # str() of ours would have the remedy too
         return [Finding(group.name, Verdict.FAIL, f"could not be looked at: {why}", fix)]
     return group.check(facts, asked)
 

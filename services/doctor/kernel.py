@@ -42,7 +42,7 @@ def read_kernel(root: Path) -> KernelFacts:
 
 
 def check_kernel(facts: KernelFacts, asked: Asked) -> list[Finding]:
-    """Say which features are refused."""
+    """State which features are refused."""
     if not facts.refused:
         return [Finding("kernel", Verdict.OK, f"Linux {facts.release}, all features that are used work")]
     found = f"Linux {facts.release}: " + "; ".join(f"{name}: {why}" for name, why in facts.refused.items())

@@ -25,7 +25,7 @@ FIXES = {
 
 @dataclass(frozen=True)
 class Library:
-    """One library. `file`: what was loaded, "" when `error` says why not. `others`: further files of that name."""
+    """One library. `file`: what was loaded, "" when `error` states why not. `others`: further files of that name."""
 
     name: str
     file: str
@@ -54,13 +54,13 @@ def read_libraries(root: Path) -> LibraryFacts:
 
 
 def check_libraries(facts: LibraryFacts, asked: Asked) -> list[Finding]:
-    """Say which file of each library was loaded."""
+    """State which file of each library was loaded."""
     return [_judged(library, facts.devices.get(library.name, ""), asked) for library in facts.libraries]
 
 
-def _library(name: str, said: dict[str, Any]) -> Library:
-    others = tuple(said.get("others", ()))
-    return Library(name, said.get("file", ""), said.get("version", ""), said.get("error", ""), others)
+def _library(name: str, stated: dict[str, Any]) -> Library:
+    others = tuple(stated.get("others", ()))
+    return Library(name, stated.get("file", ""), stated.get("version", ""), stated.get("error", ""), others)
 
 
 def _judged(library: Library, devices: str, asked: Asked) -> Finding:

@@ -1,4 +1,4 @@
-"""The child of libraries.py: opens one library by the loader's own search and says which file that was."""
+"""The child of libraries.py: opens one library by the loader's own search and prints which file that was."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def look(name: str) -> dict[str, Any]:
     except OSError as error:
         return {"error": str(error)}
     file = mapped_file(name, Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
-    said: dict[str, Any] = {"file": file, "others": others(name, file)}
-    said["version"] = version_in(file)
+    stated: dict[str, Any] = {"file": file, "others": others(name, file)}
+    stated["version"] = version_in(file)
     try:
         if name.startswith("libfabric."):
             number = library.fi_version()
-            said["version"] = f"{number >> 16}.{number & 0xFFFF}"
+            stated["version"] = f"{number >> 16}.{number & 0xFFFF}"
         elif name.startswith("libcuda."):
-            said |= cuda_version(library)
+            stated |= cuda_version(library)
     except AttributeError as error:
-        said["error"] = f"is not {name}: {error}"
-    return said
+        stated["error"] = f"is not {name}: {error}"
+    return stated
 
 
 def mapped_file(name: str, maps: str) -> str:

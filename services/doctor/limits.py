@@ -41,7 +41,7 @@ def read_limits(root: Path) -> LimitFacts:
 
 
 def check_limits(facts: LimitFacts, asked: Asked) -> list[Finding]:
-    """Say whether memory can be registered and peers be opened."""
+    """State whether memory can be registered and peers be opened."""
     return [_memlock(facts, asked), _files(facts), _tasks(facts)]
 
 

@@ -17,7 +17,7 @@ HUGE = 2 << 20
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """`collapse_error`: what MADV_COLLAPSE of a memory file said, "" when it worked."""
+    """`collapse_error`: what MADV_COLLAPSE of a memory file raised, "" when it worked."""
 
     thp: str | None
     thp_shmem: str | None
@@ -35,7 +35,7 @@ def read_memory(root: Path) -> MemoryFacts:
 
 
 def check_memory(facts: MemoryFacts, _asked: Asked) -> list[Finding]:
-    """Say whether lists of small pages will do well."""
+    """State whether lists of small pages will do well."""
     return [_huge_pages(facts)]
 
 

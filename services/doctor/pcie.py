@@ -1,7 +1,7 @@
 """PCI Express by configuration space: ACS on the bridges between GPUs and their NICs, relaxed ordering on NICs.
 
 Layouts: PCI Express Base Specification, chapters on the PCI Express Capability (id 0x10) and on Access Control Services
-(extended capability 0x000d). Without root only the first 64 bytes can be read, which is said and never guessed over.
+(extended capability 0x000d). Without root only the first 64 bytes can be read, which is reported, never guessed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_pcie(root: Path) -> PcieFacts:
 
 
 def check_pcie(facts: PcieFacts, asked: Asked) -> list[Finding]:
-    """Say whether GPU and NIC may talk through the switch, and whether writes may overtake."""
+    """State whether GPU and NIC may talk through the switch, and whether writes may overtake."""
     return [_acs(facts.redirects), _ordering(facts.relaxed)]
 
 
@@ -116,7 +116,7 @@ def relaxed_ordering(config: bytes) -> bool | None:
 
 
 def redirects_peers(config: bytes) -> bool | None:
-    """Say whether ACS Control redirects peer-to-peer traffic; False without ACS, None when it cannot be read."""
+    """State whether ACS Control redirects peer-to-peer traffic; False without ACS, None when it cannot be read."""
     if len(config) < EXTENDED:
         return None
     at: int = 0x100

@@ -34,7 +34,7 @@ def chosen(text: str | None) -> str | None:
 
 
 def has_capability(root: Path, number: int) -> bool:
-    """Say whether this process holds a capability."""
+    """State whether this process holds a capability."""
     for line in (read_text(root, "proc/self/status") or "").splitlines():
         if line.startswith("CapEff:"):
             try:

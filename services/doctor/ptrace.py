@@ -22,7 +22,7 @@ TRIAL = "asyncfabric_services.doctor.ptrace_trial"
 
 @dataclass(frozen=True)
 class PtraceFacts:
-    """`scope`: Yama's mode, None without Yama. `error`: what the child's write said, "" when our memory changed."""
+    """`scope`: Yama's mode, None without Yama. `error`: what the child's write raised, "" when our memory changed."""
 
     scope: int | None
     error: str
@@ -34,7 +34,7 @@ def read_ptrace(root: Path) -> PtraceFacts:
 
 
 def check_ptrace(facts: PtraceFacts, asked: Asked) -> list[Finding]:
-    """Say whether ordinary memory travels in one copy."""
+    """State whether ordinary memory travels in one copy."""
     policy = "no Yama" if facts.scope is None else f"Yama's ptrace_scope {facts.scope}"
     if not facts.error:
         return [Finding("ptrace policy", Verdict.OK, f"a child wrote into this process; {policy}")]
@@ -57,7 +57,7 @@ def _try_write() -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(child.pid), 0, 0, 0)  # EINVAL without Yama, where nothing is restricted
     try:
-        said, _ = child.communicate(f"{ctypes.addressof(memory)} {WORD.decode()}\n", timeout=DEADLINE_S)
+        stated, _ = child.communicate(f"{ctypes.addressof(memory)} {WORD.decode()}\n", timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
@@ -66,4 +66,4 @@ def _try_write() -> str:
         libc.prctl(PR_SET_PTRACER, 0, 0, 0, 0)
     if memory.raw == WORD:
         return ""
-    return said.strip() or "the child said nothing, and the memory is unchanged"
+    return stated.strip() or "the child printed nothing, and the memory is unchanged"

@@ -1,4 +1,4 @@
-"""The child of ptrace.py: writes the word that it is told into its parent's memory, and says what went wrong."""
+"""The child of ptrace.py: writes the word that it is given into its parent's memory, and prints what went wrong."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ DEADLINE_S = 15.0
 
 
 async def one_write(rail: str) -> dict[str, Any]:
-    """Write once and say what arrived. Cancellation: both fabrics are closed."""
+    """Write once and return what arrived. Cancellation: both fabrics are closed."""
     config = af.FabricConfig(rails=(rail,))
     async with af.open_fabric(config) as target, af.open_fabric(config) as source:
         (opened,) = source.rails
-        said: dict[str, Any] = {"rail_device": opened.device, "library": opened.library, "version": opened.version}
+        stated: dict[str, Any] = {"rail_device": opened.device, "library": opened.library, "version": opened.version}
         inbox, outbox = await target.allocate(LENGTH), await source.allocate(LENGTH)
         payload = secrets.token_bytes(LENGTH)
         memoryview(outbox)[:] = payload
@@ -32,21 +32,21 @@ async def one_write(rail: str) -> dict[str, Any]:
         with trio.move_on_after(DEADLINE_S) as scope:
             await source.write(outbox[0:LENGTH], key, 0, imm=counter.imm)
             await counter.wait(1)
-        said |= {"seconds": time.perf_counter() - started, "imm_arrived": counter.value == 1}
+        stated |= {"seconds": time.perf_counter() - started, "imm_arrived": counter.value == 1}
         if scope.cancelled_caught:
-            said["error"] = f"no arrival within {DEADLINE_S:g} s"
+            stated["error"] = f"no arrival within {DEADLINE_S:g} s"
         elif bytes(memoryview(inbox)) != payload:
-            said["error"] = "the bytes that arrived differ"
-        return said
+            stated["error"] = "the bytes that arrived differ"
+        return stated
 
 
 def main(rail: str) -> None:
     """Try, and print the answer."""
     try:
-        said = trio.run(one_write, rail)
+        stated = trio.run(one_write, rail)
     except af.FabricError as error:
-        said = {"error": str(error.args[0]), "remedy": error.remedy}  # str(error) would say the remedy too
-    print(json.dumps(said))
+        stated = {"error": str(error.args[0]), "remedy": error.remedy}  # str(error) would have the remedy too
+    print(json.dumps(stated))
 
 
 if __name__ == "__main__":

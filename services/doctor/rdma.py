@@ -68,7 +68,7 @@ def read_rdma(root: Path) -> RdmaFacts:
 
 
 def check_rdma(facts: RdmaFacts, asked: Asked) -> list[Finding]:
-    """Say what is here, what is up, and how it is addressed."""
+    """State what is here, what is up, and how it is addressed."""
     devices = _devices(facts, asked)
     if not facts.ports:
         return [devices]

@@ -1,7 +1,7 @@
 """The proof: each rail that this machine could use is really opened, and one counted write goes over it.
 
 In a child of its own for each, since a broken library may hang or crash. A write whose immediate does not arrive, or
-whose bytes differ, is a failure whatever everything else said.
+whose bytes differ, is a failure whatever everything else reports.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def try_rail(trial: Trial) -> Trial:
     """Run one trial."""
     if not trial.tried:
         return trial
-    said = ask_child(PROGRAM, f"{trial.provider}:{trial.chosen}" if trial.chosen else trial.provider)
-    known: dict[str, Any] = {name: said[name] for name in Trial.__dataclass_fields__ if name in said}
+    stated = ask_child(PROGRAM, f"{trial.provider}:{trial.chosen}" if trial.chosen else trial.provider)
+    known: dict[str, Any] = {name: stated[name] for name in Trial.__dataclass_fields__ if name in stated}
     return replace(trial, **known)
 
 
@@ -95,7 +95,7 @@ def present(topology: Topology) -> frozenset[str]:
 
 
 def check_trials(facts: TrialFacts, asked: Asked) -> list[Finding]:
-    """Say which rails work, and whether anything does."""
+    """State which rails work, and whether anything does."""
     findings = [_judged(trial, asked) for trial in facts.trials]
     working = {trial.provider: None for trial in facts.trials if trial.tried and not _error(trial)}
     if working:

@@ -1,6 +1,6 @@
-"""Conductor: tells the expert nodes of a group the same steps, and decides alone who is left out. On the event loop.
+"""Conductor: orders the same steps from all expert nodes of a group, decides alone who is left out. On the event loop.
 
-An exchange wants all ranks to do the same steps, and those who are left to agree on who is not: one who tells all of
+An exchange wants all ranks to do the same steps, and those who are left to agree on who is not: one who orders all of
 them has both. Loads no torch.
 """
 
@@ -29,7 +29,7 @@ class Departure:
 
     Attributes:
         ranks: who.
-        because: what the others said of them.
+        because: what the others reported of them.
         seconds: from the question until all others went on without them.
     """
 
@@ -69,7 +69,7 @@ class Conductor:
             self.present, lambda rank: Seat(self._group, rank, addresses, self._patience), lambda _: False
         )
         if failures:
-            raise BrokenError(f"the group did not come together: {_told(failures)}")
+            raise BrokenError(f"the group did not come together: {_listed(failures)}")
         seated = [answers[rank] for rank in self.present]
         self._most_tokens = min(each.most_tokens for each in seated)
         self._vocabulary = min(each.vocabulary for each in seated)
@@ -80,7 +80,7 @@ class Conductor:
 
         Raises ValueError for a prompt that no node takes, BrokenError when steps fail again and again.
 
-        Cancellation: the nodes end the step that they were told, then wait for the next.
+        Cancellation: the nodes end the step that they were given, then wait for the next.
         """
         for prompt in prompts:
             if not 0 < len(prompt) <= self._most_tokens or not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
@@ -91,16 +91,16 @@ class Conductor:
         attempts = 0
         while len(answers) < len(prompts):
             turn = dict(zip(self.present, prompts[len(answers) :], strict=False))
-            told = await self._step(turn, count)
-            if told is not None:
-                answers += [told[rank].tokens for rank in turn]
+            reported = await self._step(turn, count)
+            if reported is not None:
+                answers += [reported[rank].tokens for rank in turn]
                 attempts = 0
             elif (attempts := attempts + 1) == MOST_ATTEMPTS:
                 raise BrokenError(f"{attempts} steps failed one after the other: {self.departures[-1].because}")
         return answers
 
     async def _step(self, turn: dict[int, list[int]], count: int) -> dict[int, Spoken] | None:
-        """Return what each rank said; or leave out who was missing, and return None."""
+        """Return what each rank answered; or leave out who was missing, and return None."""
         began = trio.current_time()
         answers, failures = await self._ask(
             self.present, lambda rank: Speak(turn.get(rank, []), count, self._patience), _all_others_answered
@@ -108,9 +108,9 @@ class Conductor:
         missing = [answer for answer in answers.values() if answer.missing]
         if not missing and not failures:
             return answers
-        # Who answered is there, whatever others say of it; who did not, and is missed or failed, is not.
+        # Who answered is there, whatever others report of it; who did not, and is missed or failed, is not.
         gone = (set(failures) | {rank for answer in missing for rank in answer.missing}) - set(answers)
-        because = "; ".join(sorted({answer.because for answer in missing})) or _told(failures)
+        because = "; ".join(sorted({answer.because for answer in missing})) or _listed(failures)
         self.present = [rank for rank in self.present if rank not in gone]
         if not self.present:
             raise BrokenError(f"no expert node is left: {because}")
@@ -118,7 +118,7 @@ class Conductor:
         self.departures.append(Departure(tuple(sorted(gone)), because, trio.current_time() - began))
         _log.info("ranks are left out", extra={"fields": {"ranks": sorted(gone), "because": because}})
         if refused:
-            raise BrokenError(f"the others could not go on: {_told(refused)}")
+            raise BrokenError(f"the others could not go on: {_listed(refused)}")
         return None
 
     async def _ask(
@@ -130,11 +130,11 @@ class Conductor:
         """Ask ranks side by side; returns (answers, failures) when all have answered or failed.
 
         Once it is `enough`, the rest has `patience` left: who is named as missing may be an innocent that shared a
-        write with a dead one, and says so soon; who is dead is known to be by the control plane some seconds later.
+        write with a dead one, and reports that soon; the control plane knows some seconds later who is dead.
         """
         answers: dict[int, Answer] = {}
         failures: dict[int, str] = {}
-        heard = trio.Event()
+        received = trio.Event()
 
         async def one(rank: int) -> None:
             try:
@@ -143,7 +143,7 @@ class Conductor:
                 )
             except (ActorDied, RemoteError, PeerError) as error:
                 failures[rank] = str(error)
-            heard.set()
+            received.set()
 
         for rank in ranks:
             self._nursery.start_soon(one, rank)
@@ -151,8 +151,8 @@ class Conductor:
             while len(answers) + len(failures) < len(ranks):
                 if enough({rank: answers.get(rank) for rank in ranks if rank not in failures}):
                     scope.deadline = min(scope.deadline, trio.current_time() + self._patience)
-                await heard.wait()
-                heard = trio.Event()
+                await received.wait()
+                received = trio.Event()
         return dict(answers), dict(failures)
 
 
@@ -163,5 +163,5 @@ def _all_others_answered(answers: dict[int, Spoken | None]) -> bool:
     return bool(silent) and silent <= missed
 
 
-def _told(failures: dict[int, str]) -> str:
+def _listed(failures: dict[int, str]) -> str:
     return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))

@@ -82,13 +82,13 @@ class Expert:
                 return Spoken(missing=list(error.ranks), lost=error.lost, because=str(error))
         raise ValueError("the node was stopped before the answer was complete")
 
-    async def leave_out(self, told: LeaveOut) -> None:
+    async def leave_out(self, order: LeaveOut) -> None:
         """Go on without ranks; see LeaveOut.
 
         Cancellation: the exchange is broken until this is repeated.
         """
-        with trio.fail_after(told.patience_s):
-            await self._seated().exclude(set(told.ranks))
+        with trio.fail_after(order.patience_s):
+            await self._seated().exclude(set(order.ranks))
 
     def _speak(self, asked: Speak) -> list[int]:
         if asked.prompt:

@@ -36,7 +36,7 @@ async def open_conductor(
 ) -> AsyncIterator[Conductor]:
     """Wait for so many expert nodes of a directory on this host; they are not brought together yet.
 
-    Cancellation: nothing was said to the nodes.
+    Cancellation: nothing was sent to the nodes.
     """
     failure: Exception | None = None
     async with (

@@ -1,4 +1,4 @@
-"""What a conductor says to the expert nodes of its group. Pure values; loads no torch."""
+"""What a conductor sends to the expert nodes of its group. Pure values; loads no torch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LeaveOut(Message[None]):
     """Go on without ranks; also begins anew after a step that failed, with none.
 
     Attributes:
-        ranks: the same for all who are told.
+        ranks: the same for all who receive it.
         patience_s: seconds to wait for the others.
     """
 

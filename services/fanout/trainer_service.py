@@ -196,7 +196,7 @@ class TrainerRank:
                 remedy="make room there; a training goes on from its last version when all ranks are started again",
             ) from error
 
-    async def keep_told(self, own: Participant) -> None:
+    async def keep_informed(self, own: Participant) -> None:
         """Send every coordinator the blueprint, for ever; rank 0 does.
 
         Cancellation: only this ends.
@@ -281,7 +281,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
         channel = own.channels.open(trainer_name(one.rank))
         own.nursery.start_soon(own.carry_messages)
         if one.rank == 0:
-            own.nursery.start_soon(one.keep_told, own)
+            own.nursery.start_soon(one.keep_informed, own)
         names, arrays = stage.settings.weights.coding_names, one.training.arrays()
         async with (
             open_publisher(own.fabric, channel, one.plan, one.rank, arrays, codings=names) as publisher,

@@ -42,10 +42,10 @@ def node_routes(condition: Condition, registry: CollectorRegistry, view: View | 
 
 def _page(condition: Condition, name: str, rows: Rows) -> Route:
     async def page(_: Request) -> Response:
-        told = {"node": condition.name, "role": condition.role}
+        reported = {"node": condition.name, "role": condition.role}
         try:
-            return JSONResponse(told | {name: list(rows())})
+            return JSONResponse(reported | {name: list(rows())})
         except FabricError as error:  # the node is closing what it would show
-            return JSONResponse(told | {"error": str(error)}, 503)
+            return JSONResponse(reported | {"error": str(error)}, 503)
 
     return Route(f"/{name}", page, methods=["GET"], name=name)

@@ -36,7 +36,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def keys() -> None:
-    """Make and show the keys of nodes that talk over TCP, and say whom they trust."""
+    """Make and show the keys of nodes that talk over TCP, and state whom they trust."""
 
 
 @keys.command()

@@ -1,7 +1,7 @@
 """Asking nodes over HTTP: one GET per connection, many nodes at once. On the event loop.
 
 Written on trio's sockets and the standard library's parser, since the command must not need the packages of a server;
-what a node does not answer is told as text and harms no other node.
+what a node does not answer is reported as text and harms no other node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(asking: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
 
 
 class NoAnswer(Exception):
-    """A node did not answer, or not with what was asked for; the text says why, for people.
+    """A node did not answer, or not with what was asked for; the text states why, for people.
 
     Attributes:
         status: of the HTTP answer, 0 without one.
@@ -50,10 +50,10 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node said: `told`, or the `trouble` with it."""
+    """What a node answered: `reported`, or the `trouble` with it."""
 
     url: str
-    told: Any = None
+    reported: Any = None
     trouble: str = ""
 
 
@@ -178,6 +178,6 @@ def _body(raw: bytes, path: str, accepted: tuple[int, ...]) -> str:
     except (http.client.HTTPException, ValueError) as error:  # IncompleteRead: it died while it answered
         raise NoAnswer(f"its answer is broken: {type(error).__name__}") from None
     if response.status not in accepted:
-        said = text if len(text) <= 200 else f"{text[:200]}..."
-        raise NoAnswer(f"{path} is answered with status {response.status}: {said}", response.status)
+        stated = text if len(text) <= 200 else f"{text[:200]}..."
+        raise NoAnswer(f"{path} is answered with status {response.status}: {stated}", response.status)
     return text

@@ -33,7 +33,7 @@ class Places:
     patience_s: float
 
     async def named(self) -> dict[str, str]:
-        """Return the addresses of all nodes with their names, empty where nobody said them.
+        """Return the addresses of all nodes with their names, empty where nobody gave them.
 
         Raises EnvironmentUnfit when the directory does not answer.
 
@@ -51,7 +51,7 @@ class Places:
                 ) from None
             raise EnvironmentUnfit(f"the directory at {self.directory} does not answer: {trouble}") from None
         except (KeyError, TypeError):
-            raise click.UsageError(f"{self.directory} is no directory: it does not say which nodes are in") from None
+            raise click.UsageError(f"{self.directory} is no directory: it does not list its nodes") from None
         for name, url in found:
             if not url:
                 click.echo(
@@ -67,23 +67,23 @@ class Places:
         return await self.ask_each(lambda url: ask(url, path, self.patience_s))
 
     async def ask_each(self, asking: Callable[[str], Awaitable[Any]]) -> list[Any]:
-        """Return what `asking(url)` returns for the nodes that answer; the others are told on standard error.
+        """Return what `asking(url)` returns for the nodes that answer; the others are reported on standard error.
 
         Raises EnvironmentUnfit when none answers.
 
         Cancellation: nothing is left over.
         """
         named = await self.named()
-        told = []
+        reported = []
         for answer in await ask_all(named, asking):
             if answer.trouble:
                 name = named[answer.url] or "the node"
                 click.echo(plain(f"{name} at {answer.url} does not answer: {answer.trouble}"), err=True)
             else:
-                told.append(answer.told)
-        if not told:
+                reported.append(answer.reported)
+        if not reported:
             raise EnvironmentUnfit("no node answers: are they running, and are these their HTTP addresses?")
-        return told
+        return reported
 
 
 def places_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def places_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_places(*positional: Any, node: tuple[str, ...], directory: str, patience: float, **options: Any) -> Any:
         if not node and not directory:
-            raise click.UsageError("say which nodes to ask: --node URL for each of them, or --directory URL for all")
+            raise click.UsageError("name the nodes to ask: --node URL for each of them, or --directory URL for all")
         try:
             urls = tuple(checked_url(one) for one in node)
             asked = checked_url(directory) if directory else ""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncfabric_services.look.tables import Told
+from asyncfabric_services.look.tables import Report
 
 FABRIC = '{fabric="fabric"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a node said at one moment.
+    """What a node reported at one moment.
 
     Attributes:
         at: the moment, in seconds on one clock of the asker.
@@ -24,10 +24,10 @@ class Sample:
     """
 
     at: float
-    health: Told
+    health: Report
     metrics: dict[str, float] = field(default_factory=dict)
     waits: int = 0
-    updates: Sequence[Told] = ()
+    updates: Sequence[Report] = ()
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -87,7 +87,7 @@ def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
     }
 
 
-def last_updates(updates: Sequence[Told]) -> list[Told]:
+def last_updates(updates: Sequence[Report]) -> list[Report]:
     """Return the last update that was committed and the last one that was aborted, without their links."""
     last = {str(row.get("outcome", "")): row for row in updates}
     return [
@@ -98,7 +98,7 @@ def last_updates(updates: Sequence[Told]) -> list[Told]:
 
 
 def with_lags(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, with how many versions each is behind what was decided, where one coordinator says that."""
+    """Return the rows, with how many versions each is behind what was decided, where one coordinator states that."""
     decided = [row["version"] for row in rows if row["role"] == "coordinator" and row["version"] is not None]
     if len(decided) != 1:
         return list(rows)

@@ -1,4 +1,4 @@
-"""What a calibration file changes in a prediction, and how that is said beside it. Reads the file; the rest is pure."""
+"""What a calibration file changes in a prediction, and how that is shown. Reads the file; the rest is pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measured_assumptions(found: Calibration, cores: float | None) -> dict[str, A
     values: dict[str, Any] = {"commit_s": found.wait_s}
     if found.op_us is not None:
         values["message_us"] = found.op_us
-    if cores is not None:  # the costs of the processor say how fast these are
+    if cores is not None:  # the costs of the processor state how fast these are
         values |= {"offloaded": False, "convert_gbytes_per_s": 1e6, "verify_gbytes_per_s": 1e6}
     return values
 
@@ -63,8 +63,8 @@ def cost_lines(found: Calibration, used: tuple[str, ...] = COSTS) -> Iterator[st
     yield "measured costs, core time"
     for name in COSTS:
         error = found.standard_errors[name]
-        says = f"+- {error:.3g}" if error is not None else "no more than can be told from 0, or not done in any run"
-        yield f"  {name:<22} {getattr(found.costs, name):<12.4g} {says}{'' if name in used else ', not used here'}"
+        states = f"+- {error:.3g}" if error is not None else "not distinguishable from 0, or not done in any run"
+        yield f"  {name:<22} {getattr(found.costs, name):<12.4g} {states}{'' if name in used else ', not used here'}"
     yield f"  {'wait_s':<22} {found.wait_s:<12.4g} wall time of an update that no core time explains"
     if found.op_us is not None:
         yield f"  {'op_us':<22} {found.op_us:<12.4g} one write of 64 bytes, its immediate and its completion"
@@ -81,7 +81,7 @@ def source_lines(values: dict[str, Any], measured: dict[str, Any], found: Calibr
         yield NOT_CALIBRATED
         return
     yield f"measured over {found.provider} on {found.machine}; everything else above is assumed"
-    yield error_line(found) + ", on that machine: of a cluster this says nothing"
+    yield error_line(found) + ", on that machine: of a cluster this shows nothing"
 
 
 def calibration_summary(found: Calibration | None, measured: dict[str, Any]) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ Assumed = TypeVar("Assumed", bound=msgspec.Struct)
 
 @click.group()
 def plan() -> None:
-    """Say what a cluster that you do not own would do."""
+    """Predict what a cluster that you do not own would do."""
 
 
 plan.add_command(calibrate)
@@ -173,8 +173,8 @@ def moe(
         rows = exchange_rows(config, counts, assumed, routings)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    told = summary(config, rows, assumed) | {"calibration": calibration_summary(found, measured)}
-    click.echo(json.dumps(told) if as_json else draw_rows(config, rows, assumed, measured, found))
+    reported = summary(config, rows, assumed) | {"calibration": calibration_summary(found, measured)}
+    click.echo(json.dumps(reported) if as_json else draw_rows(config, rows, assumed, measured, found))
     return FINE
 
 

@@ -1,4 +1,4 @@
-"""Which trainer and which replicas a few numbers mean: what the user does not say is chosen as people do. Pure."""
+"""Which trainer and which replicas a few numbers mean: what the user does not state is chosen as people do. Pure."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from asyncfabric_services.quantities import SizeType
 SCRATCH_BYTES = 320 << 20
 
 CROWD_UNIT_BYTES = 64 << 10
-"""Of trainers who share a process: what matters is how many words they say."""
+"""Of trainers who share a process: what matters is how many words they send."""
 
 CROWD_THREADS: tuple[Thread, ...] = (
     "trainer loop",
@@ -81,7 +81,7 @@ HOLD = (
 class Shape:
     """One update: trainers, receivers of one replica, bytes of the model, form, rows of a matrix.
 
-    `together` trainers share a process and say many words: what these cost receivers and the coordinator is seen.
+    `together` trainers share a process and send many words: what these cost receivers and the coordinator is seen.
     """
 
     trainers: int
@@ -151,12 +151,12 @@ def measure(text: str, options: Options) -> Run:
             raise CheckFailed(f"{text}: {'; '.join(wrong)}")
         for _ in range(options.repeats):
             before, busy, begin = threads(setup), busy_s(), time.monotonic()
-            told, _ = setup.update()
+            reported, _ = setup.update()
             took, busy_after, after = time.monotonic() - begin, busy_s(), threads(setup)
-            seconds.append(told["seconds"])
+            seconds.append(reported["seconds"])
             spent.append({name: after[name] - before[name] for name in after})
-            spent[-1]["coordinator begins"] = told["prepare_core_s"]
-            spent[-1]["coordinator"] -= told["prepare_core_s"]
+            spent[-1]["coordinator begins"] = reported["prepare_core_s"]
+            spent[-1]["coordinator"] -= reported["prepare_core_s"]
             between += took
             others += busy_after - busy - sum(spent[-1].values())
     free = max(0.1, cores - max(0.0, others) / between)
@@ -192,7 +192,7 @@ def threads(setup: WeightsSetup) -> dict[Thread, float]:
         "receiver loop": total(setup.receivers, "loop"),
         "receiver engine": total(setup.receivers, "engine"),
         "receiver work": total(setup.receivers, "work"),
-        "coordinator begins": 0.0,  # its report tells
+        "coordinator begins": 0.0,  # its report has it
         "coordinator": sum(total(setup.roles["coordinator"], thread) for thread in ("loop", "engine", "work")),
     }
 

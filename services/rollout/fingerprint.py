@@ -1,4 +1,4 @@
-"""What tells two versions apart: a hash of all tensors of a replica, and one of its logits. Blocking; on any thread."""
+"""What distinguishes versions: a hash of all tensors of a replica, and one of its logits. Blocking; on any thread."""
 
 from __future__ import annotations
 

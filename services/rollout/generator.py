@@ -2,7 +2,7 @@
 
 On the event loop; the model runs on a worker thread, and nothing else touches the weights meanwhile. All ranks of the
 replica are here, and they flip together: a step never sees two versions. Replicas with one copy of their weights have
-none while the next version is written over it: generation waits then, and says how long.
+none while the next version is written over it: generation waits then, and reports how long.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Generator:
         model: the computation.
         replicas: its ranks, in order.
         tensors: of each rank, types and shapes.
-        on_tokens: told how many tokens came.
+        on_tokens: called with how many tokens came.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Generator:
             ending = self.served[-1]
             ending.torn = await trio.to_thread.run_sync(bytes_digest, self._ranks()) != ending.weights
             if not all(one.waits_for_boundary for one in waiting):
-                return  # the update was aborted meanwhile, and not all have heard: who has not would stop alone
+                return  # the update was aborted meanwhile, and not all know of it: who does not would stop alone
         for one in waiting:
             one.step_boundary()
         versions = {one.current_version() for one in self._replicas}

@@ -74,4 +74,4 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
-    return _answer(ApiFault(500, "the server failed; its log says why", kind="server_error"))
+    return _answer(ApiFault(500, "the server failed; its log states why", kind="server_error"))

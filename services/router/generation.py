@@ -183,7 +183,7 @@ class Generation:
                 outcome.fault = fault_of(error)
                 if outcome.fault is None:
                     _log.exception("request %s failed", ask.request.id)
-                    outcome.fault = ApiFault(500, "the server failed; its log says why", kind="server_error")
+                    outcome.fault = ApiFault(500, "the server failed; its log states why", kind="server_error")
             if place.scope.cancelled_caught and not outcome.finish:
                 late = deadline_passed(ask.request.deadline_seconds, spoken.tokens)
                 outcome.fault = drained() if place.cut_off else late

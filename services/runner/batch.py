@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 AfterLayer = Callable[[int, range], None]
-"""Told (layer, positions) when the keys and values of these positions of one request are in its pages."""
+"""Called with (layer, positions) when the keys and values of these positions of one request are in its pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def _random_model(choice: ModelChoice) -> Any:
 
 
 def _fingerprint(model: Any) -> str:
-    """Hash a sample of every weight: enough to tell two models, seeds or revisions apart, without reading them all."""
+    """Hash a sample of every weight: enough to distinguish two models, seeds or revisions, without reading them all."""
     digest = blake2b(digest_size=8)
     for name, weight in sorted(model.named_parameters()):
         flat = weight.detach().reshape(-1)

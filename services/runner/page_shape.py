@@ -55,8 +55,8 @@ class PageShape:
     def view(self, memory: torch.Tensor, pages: int) -> torch.Tensor:
         """View flat uint8 `memory` as a pool; raises ValueError when its length or type is another.
 
-        Nothing is copied: what the runner writes is in `memory`, and what others write there (a transfer, say) is what
-        the runner reads.
+        Nothing is copied: what the runner writes is in `memory`, and what others write there (a transfer) is what the
+        runner reads.
         """
         if memory.dtype != torch.uint8 or memory.dim() != 1 or memory.numel() != self.pool_bytes(pages):
             raise ValueError(

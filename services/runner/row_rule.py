@@ -4,7 +4,7 @@ Matrix libraries choose their kernels by the number of rows, and kernels add in 
 and the same token decoded in a batch of eight differ in the last bits, and where two logits are that close, in the
 answer. Here every product has its rows padded to a multiple of `unit` and cut at `most`, two numbers between which this
 library on this machine was measured, when the model was loaded, to give each row the same bits. (The cause and the
-remedy are told in "Defeating Nondeterminism in LLM Inference", Thinking Machines, 2025.)
+remedy stand in "Defeating Nondeterminism in LLM Inference", Thinking Machines, 2025.)
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Runner:
         """Compute the prompt `tokens` from position `start` on, chunk by chunk; returns the last logits [vocabulary].
 
         `after_layer(layer, positions)` is called as soon as keys and values of `positions` are in their pages, layer by
-        layer, chunk by chunk; what it raises ends the prefill, which is how a waiting thread is told to stop.
+        layer, chunk by chunk; what it raises ends the prefill, which is how a waiting thread is stopped.
         """
         logits = torch.empty(0)
         for first, end in chunks(len(tokens), chunk_tokens, start):

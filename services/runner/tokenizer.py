@@ -118,7 +118,7 @@ class _WindowPieces:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._window: list[int] = []
-        self._said = 0  # tokens of the window whose text was given out
+        self._given = 0  # tokens of the window whose text was given out
 
     def feed(self, token: int) -> str:
         self._window.append(token)
@@ -128,11 +128,11 @@ class _WindowPieces:
         return self._new(final=True)
 
     def _new(self, *, final: bool) -> str:
-        before = self._decode(self._window[: self._said])
+        before = self._decode(self._window[: self._given])
         now = self._decode(self._window)
         if not final and (now.endswith("\ufffd") or len(now) <= len(before)):
             return ""
-        self._window, self._said = self._window[self._said :], len(self._window) - self._said
+        self._window, self._given = self._window[self._given :], len(self._window) - self._given
         return now[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:

@@ -17,7 +17,7 @@ def config() -> None:
 
 
 @config.command()
-@click.option("--origin", is_flag=True, help="Say where each value came from.")
+@click.option("--origin", is_flag=True, help="State where each value came from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per key.")
 @settings_options()
 def show(loaded: Loaded, origin: bool, as_json: bool) -> int:

@@ -31,7 +31,7 @@ class Key:
     Attributes:
         name: section.key.
         kind: its type as annotated.
-        default: its value when nobody says.
+        default: its value when nobody sets it.
         text: what it is.
         least: smallest number, or None.
         most: largest number, or None.
@@ -89,7 +89,7 @@ class Key:
         return f"{self.default:g}s" if quantity == DURATION else str(self.default)
 
     def read(self, value: Any) -> Any:
-        """Return a typed value for text, or for what TOML gave; raises SettingsError saying what was expected."""
+        """Return a typed value for text, or for what TOML gave; raises SettingsError stating what was expected."""
         try:
             read = _read(self.kind, value)
         except ValueError as error:
@@ -109,8 +109,8 @@ def all_keys() -> Mapping[str, Key]:
         hints = get_type_hints(section, include_extras=True)
         for one in fields(section):
             name = f"{section_name}.{one.name}"
-            told = one.metadata
-            found[name] = Key(name, hints[one.name], one.default, told["text"], told["least"], told["most"])
+            stated = one.metadata
+            found[name] = Key(name, hints[one.name], one.default, stated["text"], stated["least"], stated["most"])
     return found
 
 

@@ -108,7 +108,7 @@ class RouterSection:
     """What the router allows."""
 
     most_requests: int = key(512, "requests inside; one more is answered 429", 1, 1 << 16)
-    default_tokens: int = key(256, "tokens of an answer when the request does not say", 1, 1 << 20)
+    default_tokens: int = key(256, "tokens of an answer when the request does not set them", 1, 1 << 20)
     deadline: Duration = key(120.0, "longest time of a request; a header can shorten it", 0.001, 86400)
 
 
@@ -143,7 +143,7 @@ class TrainSection:
 
 @dataclass(frozen=True, slots=True)
 class WeightsSection:
-    """How weights are served: `ranks`, `tp` and `form` are said by the trainer, the others are told."""
+    """How weights are served: `ranks`, `tp` and `form` are set by the trainer, the others receive them."""
 
     ranks: int = key(1, "ranks of a replica; they share the experts", 1, 1024)
     tp: int = key(1, "tensor parallelism of a replica", 1, 1024)

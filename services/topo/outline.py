@@ -47,7 +47,7 @@ def outline(topology: Topology, links: NvLinks) -> Box:
     for node in topology.nodes:
         machine.children.append(Box("node", node_words(node), _folded(roots[node.id])))
     if -1 in roots:
-        machine.children.append(Box("node", "NUMA node not told", _folded(roots[-1])))
+        machine.children.append(Box("node", "NUMA node unknown", _folded(roots[-1])))
     return machine
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncfabric.observe.nvlink import SAVED_AS, told_by
+from asyncfabric.observe.nvlink import SAVED_AS, raw_links
 
 PCI_FILES = ("vendor", "device", "class", "numa_node", "local_cpulist")
 NODE_FILES = ("cpulist", "distance")
@@ -36,8 +36,8 @@ def save_tree(root: Path, target: Path) -> int:
                 continue
             place.write_text(text)
         count += 1
-    if said := told_by(root):
-        (target / SAVED_AS).write_text(json.dumps(said, indent=1))
+    if stated := raw_links(root):
+        (target / SAVED_AS).write_text(json.dumps(stated, indent=1))
         count += 1
     return count
 

@@ -1,4 +1,4 @@
-"""How devices, speeds, sizes and CPU lists are said, in text and picture alike. Pure functions."""
+"""How devices, speeds, sizes and CPU lists are written, in text and picture alike. Pure functions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def link_lines(topology: Topology, links: NvLinks) -> list[str]:
                 others.setdefault(count, []).append(str(numbers[other.address]))
         if gpu.address in numbers and others:
             how = " over switches" if gpu.switched else ""
-            said = "; ".join(f"{count} to GPU {' '.join(named)}" for count, named in sorted(others.items()))
-            lines.append(f"  {f'GPU {numbers[gpu.address]}':<6}  {said}{how}")
+            stated = "; ".join(f"{count} to GPU {' '.join(named)}" for count, named in sorted(others.items()))
+            lines.append(f"  {f'GPU {numbers[gpu.address]}':<6}  {stated}{how}")
     return lines
 
 

@@ -43,12 +43,12 @@ async def read_clock(url: str, patience_s: float) -> Reading:
     """
     answer = await exchange(url, "/clock", patience_s)
     try:
-        told: Mapping[str, object] = json.loads(answer.body)
-        host, there_ns = told["host"], told["monotonic_ns"]
+        reported: Mapping[str, object] = json.loads(answer.body)
+        host, there_ns = reported["host"], reported["monotonic_ns"]
     except (*UNREADABLE, KeyError, TypeError):
         host, there_ns = None, None
     if not isinstance(host, str) or not isinstance(there_ns, int):
-        raise NoAnswer("it does not tell its clock")
+        raise NoAnswer("it does not report its clock")
     return Reading(host, answer.sent_ns, answer.came_ns, there_ns)
 
 

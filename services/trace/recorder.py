@@ -1,7 +1,7 @@
 """Recording a running node: `/trace?seconds=5` switches its trace points on, waits, and answers with a recording.
 
 On the event loop. Off otherwise, and nothing is kept. One recording at a time: a second one would take the events of
-the first. `/clock` tells the node's clock, so that recordings of several hosts can be laid over each other.
+the first. `/clock` reports the node's clock, so that recordings of several hosts can be laid over each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each file opens with a name plate: what lives here, on which thread, what does not belong here; at most 12 lines.
 
 Two lines, or one that fills half of its 120 columns; `see x.h` will do for the other half of a pair whose header has
-the plate. Short files and tests, whose names already say what they check, may say less.
+the plate. Short files and tests, whose names already state what they check, may state less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from house_tree import CXX, CYTHON, ROOT, shown, source_files
 
 LONGEST = 12
 SHORT_FILE = 60  # lines of code that one short sentence can stand for
-ONE_LINE = 60  # characters of a plate that says it all in one line
+ONE_LINE = 60  # characters of a plate that holds it all in one line
 
 
 def plate_of(path: Path, text: str) -> list[str]:
@@ -46,7 +46,7 @@ def fault_of(path: Path, text: str) -> str:
     points_at = re.search(r"\bsee (\w+\.h)\b", plate[0], re.IGNORECASE)
     if points_at is not None and (path.parent / points_at[1]).is_file():
         return ""
-    return "" if len(plate[0]) >= ONE_LINE else f"says {len(plate[0])} characters about {lines} lines of code"
+    return "" if len(plate[0]) >= ONE_LINE else f"states {len(plate[0])} characters about {lines} lines of code"
 
 
 def test_each_file_has_a_name_plate() -> None:
@@ -63,7 +63,7 @@ def test_each_file_has_a_name_plate() -> None:
         ("a.pxi", "# a plate\n" + "x = 1\n" * 80, "9 characters"),
         ("a.cc", "// a.cc: see no_such.h.\n" + "int x;\n" * 80, "characters about"),
         ("a.pyx", "# cython: language_level=3\n", "no name plate"),
-        ("a.py", '"""Say what lives here."""\n', ""),
+        ("a.py", '"""State what lives here."""\n', ""),
     ],
 )
 def test_the_check_finds_bad_plates(name: str, text: str, fault: str) -> None:

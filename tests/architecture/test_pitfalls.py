@@ -1,4 +1,4 @@
-"""The page of pitfalls names tests that exist: each is defined in the file that it is said to be in."""
+"""The page of pitfalls names tests that exist: each is defined in the file that it is listed under."""
 
 from __future__ import annotations
 

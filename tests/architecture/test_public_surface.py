@@ -1,4 +1,4 @@
-"""What users hold: no `timeout=` anywhere, each async function says what cancelling does, all is documented.
+"""What users hold: no `timeout=` anywhere, each async function states what cancelling does, all is documented.
 
 Reads the sources, so it needs no build and cannot be fooled by what an import happens to load.
 """
@@ -37,7 +37,7 @@ ENGINE_CALLS = {
     for name, _ in public_functions(ast.parse((ROOT / "asyncfabric/_bridge/engine.py").read_text()))
     if name.startswith("Engine.")
 }
-"""Methods of the Engine protocol: each implementation is told by the protocol."""
+"""Methods of the Engine protocol: each implementation is described by the protocol."""
 
 
 def faults_of(text: str, *, awaited: bool, foreign: bool = False) -> list[str]:
@@ -52,12 +52,12 @@ def faults_of(text: str, *, awaited: bool, foreign: bool = False) -> list[str]:
         if not docstring and not overloads and name.rpartition(".")[2] not in ENGINE_CALLS:
             faults.append(f"{name} has no docstring")
         if awaited and isinstance(node, ast.AsyncFunctionDef) and "Cancellation:" not in docstring:
-            faults.append(f"{name} does not say what cancelling it does")
+            faults.append(f"{name} does not state what cancelling it does")
     return faults
 
 
 def files() -> list[tuple[Path, bool]]:
-    """Return the public files, and whether their async functions must tell about cancellation."""
+    """Return the public files, and whether their async functions must describe cancellation."""
     found = [
         (path, folder == "asyncfabric/_api") for folder in PUBLIC_FOLDERS for path in source_files(".py", under=folder)
     ]
@@ -78,7 +78,7 @@ def test_public_functions_keep_the_rules() -> None:
     [
         ('def wait(timeout=None):\n    """Wait."""\n', "timeout="),
         ("def wait():\n    pass\n", "no docstring"),
-        ('class A:\n    async def wait(self):\n        """Wait."""\n', "A.wait does not say"),
+        ('class A:\n    async def wait(self):\n        """Wait."""\n', "A.wait does not state"),
         ('async def wait():\n    """Wait.\n\n    Cancellation: nothing happened.\n    """\n', ""),
         ("def _private(timeout): pass\n", ""),
     ],

@@ -1,6 +1,6 @@
 """The README's promises: each Python block runs as it stands, each command is a verb of the Makefile.
 
-The example needs the compiled engine; without it the test is skipped and says so.
+The example needs the compiled engine; without it the test is skipped and reports it.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def python_names(call: str, parameters: list[Parameter], types: str) -> list[str
 
 
 def spread(node: ast.expr, tuples: dict[str, ast.Tuple]) -> list[str]:
-    """Return the texts of an argument, of which a starred one is several; "" where the text says nothing."""
+    """Return the texts of an argument, of which a starred one is several; "" where the text has none."""
     if not isinstance(node, ast.Starred):
         return [ast.unparse(node)]
     if isinstance(node.value, ast.Name):

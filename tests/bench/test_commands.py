@@ -95,7 +95,7 @@ def test_an_engine_without_a_worker_is_driven_by_the_loop() -> None:
 
 
 @pytest.mark.slow
-def test_unawaited_writes_say_how_memory_grew() -> None:
+def test_unawaited_writes_state_how_memory_grew() -> None:
     (row,) = rows_of("write", "--unawaited", "64")
     assert row["figure"] == "unawaited" and row["window"] == 64
     assert len(row["resident_bytes"]) == 2

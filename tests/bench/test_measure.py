@@ -39,7 +39,7 @@ def test_percentiles_are_microseconds() -> None:
 
 
 def test_ratios_compare_the_same_moment() -> None:
-    # The machine became ten times slower between the repeats: each pair says one half, medians of each side would not.
+    # The machine became ten times slower between the repeats: each pair gives one half, medians of each side do not.
     assert paired_ratio([5.0, 5.0, 0.5], [10.0, 10.0, 1.0]) == 0.5
     assert paired_ratio([5.0, 0.5, 0.5], [10.0, 1.0, 1.0]) == 0.5
     with pytest.raises(ValueError, match="got 1 and 2"):

@@ -1,4 +1,4 @@
-"""Rows as people see them: nothing is cut off, what nobody says is left out."""
+"""Rows as people see them: nothing is cut off, what nobody states is left out."""
 
 from __future__ import annotations
 

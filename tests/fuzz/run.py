@@ -146,7 +146,7 @@ def write_corpus(program: str) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Do what the command line says; return the exit status."""
+    """Do what the command line asks; return the exit status."""
     seed = time.time_ns()
     if words[0] == "--repeat":
         with bounded():

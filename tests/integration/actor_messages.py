@@ -1,4 +1,4 @@
-"""What the actor tests' two processes say to each other."""
+"""What the actor tests' two processes send to each other."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Crowd:
-    """Clients in threads; made by `crowd(...)`. They ask a router until they are told of another."""
+    """Clients in threads; made by `crowd(...)`. They ask a router until they are given another."""
 
     def __init__(self, router: Service, asks: Sequence[Ask], seed: int, leaving: float) -> None:
         self.outcomes: list[Outcome] = []

@@ -1,6 +1,6 @@
 """The right answers to compare with: one process with one pool, and the model as transformers runs it, without pages.
 
-The first says token for token what a cluster must answer; the second knows nothing of pages, chunks or row rules.
+The first states token for token what a cluster must answer; the second knows nothing of pages, chunks or row rules.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class PlainModel:
     def answer(self, prompt: Sequence[int], count: int) -> list[int]:
         """Return the greedy answer of one process, one request at a time, in chunks of 256 and pages of 16 tokens."""
         table = range(self._pages)
-        said = [int(self._runner.prefill(prompt, table, chunk_tokens=256).numpy().argmax())]
-        while len(said) < count:
-            span = Span([said[-1]], len(prompt) + len(said) - 1, table)
-            said.append(int(self._runner.step([span])[0].numpy().argmax()))
-        return said
+        stated = [int(self._runner.prefill(prompt, table, chunk_tokens=256).numpy().argmax())]
+        while len(stated) < count:
+            span = Span([stated[-1]], len(prompt) + len(stated) - 1, table)
+            stated.append(int(self._runner.step([span])[0].numpy().argmax()))
+        return stated
 
     def text(self, prompt: str, count: int) -> str:
         """Return the text of the greedy answer."""

@@ -45,7 +45,7 @@ class Process:
             selector.register(self.child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise AssertionError(f"process {self.child.pid} said nothing for {patience} s")
+                    raise AssertionError(f"process {self.child.pid} sent nothing for {patience} s")
                 chunk = os.read(self.child.stdout.fileno(), 1 << 16)
                 if not chunk:
                     raise AssertionError(f"process {self.child.pid} ended with {self.child.wait(5)}")
@@ -74,7 +74,7 @@ class Process:
         return time.monotonic()
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Close in good order and check that the process says so and ends with 0."""
+        """Close in good order and check that the process reports it and ends with 0."""
         self.tell(do="close")
         assert self.hear(patience) == {"closed": True}
         assert self.child.stdin is not None
@@ -95,7 +95,7 @@ class Process:
 
 
 def party(*rails: str, prefix: tuple[str, ...] = (), **options: Any) -> Process:
-    """Start a party with these rails; its first answer says where it is."""
+    """Start a party with these rails; its first answer holds where it is."""
     process = Process(prefix=prefix)
     process.tell(rails=list(rails), options=options)
     return process

@@ -24,14 +24,14 @@ ANSWER = b"The quick brown fox"
 
 
 class ScriptedBackend:
-    """Says ANSWER over and over, token by token, as far as the test permits.
+    """Repeats ANSWER over and over, token by token, as far as the test permits.
 
     Attributes:
-        permits: tokens that it may still say before it waits for the test.
+        permits: tokens that it may still state before it waits for the test.
         inside: requests whose scope is entered.
         left: requests whose scope was left.
         refusal: raised at the door.
-        said: tokens that it said so far.
+        stated: tokens that it reported it far.
         max_tokens: of its model.
         failure: raised instead of a token when no permit is left.
     """
@@ -42,12 +42,12 @@ class ScriptedBackend:
         self.left: list[GenerateRequest] = []
         self.refusal: Exception | None = None
         self.failure: Exception | None = None
-        self.said = 0
+        self.stated = 0
         self.max_tokens = 1000
         self._more = trio.Event()
 
     def permit(self, count: int) -> None:
-        """Let it say so many tokens more."""
+        """Let it give that many tokens more."""
         self.permits += count
         self._more.set()
         self._more = trio.Event()
@@ -78,7 +78,7 @@ class ScriptedBackend:
             while self.permits == 0:
                 await self._more.wait()
             self.permits -= 1
-            self.said += 1
+            self.stated += 1
             yield ANSWER[index % len(ANSWER)]
 
 

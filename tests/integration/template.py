@@ -55,7 +55,7 @@ class Forked:
             return self.returncode
 
     def communicate(self, timeout: float) -> tuple[str, None]:
-        """Wait until it has ended; return what it still said."""
+        """Wait until it has ended; return what it still printed."""
         self.wait(timeout)
         with self.stdout as stdout:
             return stdout.read(), None
@@ -94,12 +94,12 @@ class Template:
             _adopt_orphans(True)
             try:
                 socket.send_fds(self._link, [json.dumps(order).encode()], [writing, errors.fileno()])
-                told = self._link.recv(64)
+                reported = self._link.recv(64)
             finally:
                 _adopt_orphans(False)
                 os.close(writing)
-        assert told, "the template process ended; what it said is above"
-        return Forked(int(told), os.fdopen(reading))
+        assert reported, "the template process ended; what it printed is above"
+        return Forked(int(reported), os.fdopen(reading))
 
     def end(self) -> None:
         """End it; its nodes live on."""

@@ -69,14 +69,14 @@ def run_program(program: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_what_was_built_is_told() -> None:
+def test_what_was_built_is_reported() -> None:
     info = native.build_info()
     assert info["version"]
     assert "local" in info["providers"]
     assert info["sanitize"] == os.environ.get("ASYNCFABRIC_EXPECT_SANITIZE", "")
 
 
-def test_a_rail_that_cannot_be_opened_says_which_and_why() -> None:
+def test_a_rail_that_cannot_be_opened_is_named_with_the_reason() -> None:
     with pytest.raises(EngineStatusError, match="carrier-pigeon") as caught:
         native.Engine(FabricConfig(rails=("carrier-pigeon",)))
     assert caught.value.status_kind == StatusKind.DEVICE

@@ -101,7 +101,7 @@ def test_who_was_stopped_itself_blames_nobody(rail: str) -> None:
         writer.ask("write", key=key, length=MIB, imm=imm)
         target.send_signal(signal.SIGSTOP)  # what follows is more than sockets hold, so it waits for the target
         writer.ask("submit", key=key, piece=16 * MIB, count=4, imm=imm)
-        time.sleep(deadline / 2)  # it looks and hears nothing; time itself is what this is about
+        time.sleep(deadline / 2)  # it looks and receives nothing; time itself is what this is about
         writer.send_signal(signal.SIGSTOP)
         time.sleep(deadline)
         writer.send_signal(signal.SIGCONT)

@@ -23,12 +23,12 @@ def _run(*words: str) -> Any:
 def test_a_forked_child_has_no_fabric_and_the_parent_keeps_its_own(rail: str) -> None:
     """The child has none of the engine's threads: its calls hung, or moved what the parent and its peers share."""
     need(rail)
-    told = _run("tight.py", "fork", rail)
-    assert told["status"] == 0, told
-    assert told["child"] and all(
-        text.startswith("ClosedError") and "forked" in text for text in told["child"].values()
-    ), told["child"]
-    assert told["arrived"] == 1, told
+    reported = _run("tight.py", "fork", rail)
+    assert reported["status"] == 0, reported
+    assert reported["child"] and all(
+        text.startswith("ClosedError") and "forked" in text for text in reported["child"].values()
+    ), reported["child"]
+    assert reported["arrived"] == 1, reported
 
 
 @pytest.mark.parametrize("rail", ["local", "tcp"])

@@ -43,22 +43,22 @@ def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> Non
     ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout)
-    assert told == json.loads(file.read_text())
-    assert [each["fitted"] for each in told["judged"]] == [True, True, False]
-    for each in told["judged"]:
+    reported = json.loads(run.stdout)
+    assert reported == json.loads(file.read_text())
+    assert [each["fitted"] for each in reported["judged"]] == [True, True, False]
+    for each in reported["judged"]:
         assert each["measured_s"] > 0 and each["predicted_s"] > 0 and each["cores"] > 0
-    costs = told["costs"]
-    assert all(value >= 0 for value in costs.values()) and told["op_us"] is None
+    costs = reported["costs"]
+    assert all(value >= 0 for value in costs.values()) and reported["op_us"] is None
     begin_ms = [words * costs["begin_word_ms"] for words in (2 * 1 + 3 * 1, 2 * 4 + 3 * 4)]
     assert 0 < begin_ms[0] < begin_ms[1] and costs["update_ms"] + costs["end_word_ms"] > 0
-    assert costs["fp8_s_per_gb"] == 0 and told["standard_errors"]["fp8_s_per_gb"] is None
+    assert costs["fp8_s_per_gb"] == 0 and reported["standard_errors"]["fp8_s_per_gb"] is None
 
     plain, used = (
         json.loads(CliRunner().invoke(plan, arguments).stdout.splitlines()[-1])
         for arguments in (TINY, [*TINY, "--calibration", str(file)])
     )
     assert plain["calibration"] is None
-    assert used["assumptions"]["commit_s"] == told["wait_s"] and used["calibration"]["costs"] == costs
+    assert used["assumptions"]["commit_s"] == reported["wait_s"] and used["calibration"]["costs"] == costs
     assert used["calibration"]["held_out_runs"] == 1
     assert used["predicted_seconds"] > begin_ms[1] / 1000

@@ -57,7 +57,7 @@ def test_transfers_leave_no_memory_behind(rail: str) -> None:
 
 
 def test_memory_at_the_same_address_gets_a_key_of_its_own() -> None:
-    """Release, and register the same bytes again: the old key is dead, whatever a cache would say of the address."""
+    """Release, and register the same bytes again: the old key is dead, whatever a cache would have for the address."""
     need("local", "tcp")
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""Where descriptors, threads or shared memory run out, as in containers: an error at the call, which says what."""
+"""Where descriptors, threads or shared memory run out, as in containers: an error at the call, which names what."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def _shared_memory(size: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("rail", ["local", "tcp"])
 def test_a_low_soft_limit_of_descriptors_is_raised(rail: str) -> None:
     need(rail)
-    told = _tight("many", rail, ENOUGH, prefix=_descriptors(96, 8192))
-    assert (told["wrote"], told["error"]) == (ENOUGH, ""), told
+    reported = _tight("many", rail, ENOUGH, prefix=_descriptors(96, 8192))
+    assert (reported["wrote"], reported["error"]) == (ENOUGH, ""), reported
 
 
 @pytest.mark.parametrize("soft", [32, 64, 96, 128])
 @pytest.mark.parametrize("rail", ["local", "tcp"])
-def test_who_has_no_descriptor_left_is_told_so(rail: str, soft: int) -> None:
+def test_who_has_no_descriptor_left_is_informed(rail: str, soft: int) -> None:
     """Whichever call meets the end of them: it is no defect of ours, and no transport's."""
     need(rail)
-    told = _tight("many", rail, ENOUGH, prefix=_descriptors(soft, soft))
-    assert told["error"] in {"DeviceError", "PeerError"} and "file descriptor" in told["text"], told
+    reported = _tight("many", rail, ENOUGH, prefix=_descriptors(soft, soft))
+    assert reported["error"] in {"DeviceError", "PeerError"} and "file descriptor" in reported["text"], reported
 
 
 @pytest.mark.skipif(
     os.getuid() != 0, reason="the bound counts all that this user runs; root becomes a user who runs nothing"
 )
 @pytest.mark.parametrize("rail", ["local", "tcp"])
-def test_who_may_have_no_more_threads_is_told_so(rail: str) -> None:
+def test_who_may_have_no_more_threads_is_informed(rail: str) -> None:
     need(rail)
     *refused, opened = _tight("threads", rail)
     assert refused and opened["error"] == "", (refused, opened)
-    for told in refused:
-        assert told["error"] == "DeviceError" and "no thread can be started" in told["text"], told
+    for reported in refused:
+        assert reported["error"] == "DeviceError" and "no thread can be started" in reported["text"], reported
 
 
 @pytest.mark.skipif(bool(namespaces_missing()), reason="no namespaces here")

@@ -63,14 +63,14 @@ def test_columns_in_one_pass(source: str) -> None:
         writer.ask("expose", length=length, name="source", memory=source, seed=9)
         key = target.ask("expose", length=length, memory="allocated")["key"]
         imm = target.ask("counter")["imm"]
-        told = writer.ask("columns", key=key, rows=rows, row_bytes=row_bytes, imm=imm)
+        reported = writer.ask("columns", key=key, rows=rows, row_bytes=row_bytes, imm=imm)
         assert target.ask("wait", imm=imm, value=2)["value"] == 2
         content, half = random.Random(9).randbytes(length), row_bytes // 2
         sides = [
             b"".join(content[at + side * half : at + side * half + half] for at in range(0, length, row_bytes))
             for side in range(2)
         ]
-        assert told == told | {"bytes": length, "sums": [xxhash.xxh3_64_intdigest(side) for side in sides]}
+        assert reported == reported | {"bytes": length, "sums": [xxhash.xxh3_64_intdigest(side) for side in sides]}
         assert target.ask("digest")["sha"] == hashlib.sha256(b"".join(sides)).hexdigest()
         foreign = target.ask("expose", length=length, name="foreign", memory="foreign")["key"]
         error = writer.fail("columns", key=foreign, rows=rows, row_bytes=row_bytes, imm=imm)

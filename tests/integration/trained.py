@@ -84,11 +84,11 @@ Version = tuple[Arrays, Mapping[str, torch.Tensor]]
 class Filled:
     """A plan between trainers that hold this, and one replica of a layout; `fill` carries it out in numpy."""
 
-    def __init__(self, kind: str, told: Sequence[Sequence[Holding]], layout: ReplicaLayout) -> None:
+    def __init__(self, kind: str, reported: Sequence[Sequence[Holding]], layout: ReplicaLayout) -> None:
         self.config = config_of(kind)
         self.layout = layout
-        self.moves: list[Move] = causal_moves(held_by(told), card_of(self.config), layout)
-        self.plan: Plan = plan_weights(self.moves, trainers=len(told), receivers=layout.ranks, replicas=["a"])
+        self.moves: list[Move] = causal_moves(held_by(reported), card_of(self.config), layout)
+        self.plan: Plan = plan_weights(self.moves, trainers=len(reported), receivers=layout.ranks, replicas=["a"])
         self.locals = [local_tensors(self.moves, rank) for rank in range(layout.ranks)]
         self.model = FusedModel(self.config, layout)
 

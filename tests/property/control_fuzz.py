@@ -158,7 +158,7 @@ class Fuzz:
                 self.tried["no address"] += 1
 
     def step(self, call: Callable[[], object], data: bytes) -> object:
-        """Call, and tell the bytes when it raises."""
+        """Call, and report the bytes when it raises."""
         try:
             return call()
         except Exception:

@@ -47,7 +47,7 @@ class Queue:
 
 
 class Process:
-    """One table, what it delivered, and what it was told about its peers."""
+    """One table, what it delivered, and what was reported to it about its peers."""
 
     def __init__(self, number: int, identity: Identity, nonces: itertools.count[int]) -> None:
         self.number = number
@@ -104,7 +104,7 @@ class World:
         return True
 
     def feed(self, number: int, event: Event) -> None:
-        """Feed one table and do what it says."""
+        """Feed one table and do what it orders."""
         process = self.processes[number]
         for action in process.table.feed(event, self.now_ns):
             match action:
@@ -147,19 +147,19 @@ class World:
         assert posted > last, f"CS-1: {posted} of {sender} came after {last}"
         sent = next(other for other in self.processes if other.identity == sender).sent_to[process.identity]
         skipped = [number for number in sent if last < number < posted]
-        assert not skipped or sender in process.broken, f"CS-1: {skipped} of {sender} vanished and nobody was told"
+        assert not skipped or sender in process.broken, f"CS-1: {skipped} of {sender} vanished and nobody was reported"
         process.broken.discard(sender)
         process.last[sender] = posted
         process.delivered[sender].append(posted)
         process.untaken.append(taken)
 
     def check(self, process: Process) -> None:
-        """CS-2, and agreement of what was told with what is."""
+        """CS-2, and agreement of what was reported with what is."""
         peers = process.table.names.peers
         names = [identity.name for identity in peers]
         assert len(set(names)) == len(names), f"CS-2: {sorted(map(str, peers))}"
-        told = {identity: state for identity, state in process.states.items() if state != "lost"}
-        assert told == {identity: peer.state for identity, peer in peers.items()}
+        reported = {identity: state for identity, state in process.states.items() if state != "lost"}
+        assert reported == {identity: peer.state for identity, peer in peers.items()}
         for identity in process.states:
             newer = any(other.name == identity.name and other.incarnation > identity.incarnation for other in peers)
             assert not (newer and identity in peers), f"CS-2: {identity} lives beside its successor"

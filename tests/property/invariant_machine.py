@@ -162,9 +162,9 @@ class Machine:
     def check_counts(self) -> None:
         """INV-1: the value is read first, so the bytes of so many arrivals are there now."""
         value = self.counter.value
-        if not self.void:  # after a revocation the model cannot tell which of the old ones were counted
+        if not self.void:  # after a revocation the model cannot know which of the old ones were counted
             there = present(self.memory, self.pieces)
-            assert value <= there, f"the counter says {value}, but {there} arrivals are complete"
+            assert value <= there, f"the counter states {value}, but {there} arrivals are complete"
 
     def check_memory(self) -> None:
         memory = bytes(self.target_memory)
@@ -183,7 +183,7 @@ class Machine:
                 len(piece.content) - memory[piece.offset : piece.offset + len(piece.content)].count(POISON)
                 for piece in planned.pieces
             )
-            assert landed <= transfer.bytes, f"{landed} bytes landed, {transfer.bytes} are said to have left"
+            assert landed <= transfer.bytes, f"{landed} bytes landed, {transfer.bytes} are stated to have left"
 
 
 async def run_program(open_writer: OpenFabric, open_target: OpenFabric, program: list[Step], seed: int) -> None:

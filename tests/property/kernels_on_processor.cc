@@ -38,8 +38,8 @@ static void launch(uint32_t wide, uint32_t high, Kernel kernel) {
   }
 }
 
-extern "C" void run_sums(const weights::Stretches* told, unsigned long long* totals, uint32_t wide, uint32_t high) {
-  launch(wide, high, [&] { weights_sums(*told, totals); });
+extern "C" void run_sums(const weights::Stretches* reported, unsigned long long* totals, uint32_t wide, uint32_t high) {
+  launch(wide, high, [&] { weights_sums(*reported, totals); });
 }
 
 extern "C" void run_bring(unsigned long long* totals, unsigned long long* out, uint32_t count, uint32_t wide) {
@@ -58,11 +58,11 @@ RUN(quantise_float16)
 RUN(quantise_float32)
 
 template <typename Form>
-static void whole(const weights::Wholes* told, uint32_t count, uint32_t tiles) {
+static void whole(const weights::Wholes* reported, uint32_t count, uint32_t tiles) {
   std::vector<weights::Held<Form>> held(weights::kThreads);
   std::vector<uint8_t> turned(weights::kBlock * weights::kPitch);
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    const weights::Whole& box = told->each[weights::box_of(*told, count, tile)];
+    const weights::Whole& box = reported->each[weights::box_of(*reported, count, tile)];
     const weights::Spot spot = weights::spot_of(box, tile);
     const bool turns = box.out_strides[2] != 1;
     uint32_t most = 0;
@@ -77,19 +77,19 @@ static void whole(const weights::Wholes* told, uint32_t count, uint32_t tiles) {
 }
 
 #define RUN_WHOLE(name, form)                                                                     \
-  extern "C" void run_whole_##name(const weights::Wholes* told, uint32_t count, uint32_t tiles) { \
-    whole<weights::form>(told, count, tiles);                                                     \
+  extern "C" void run_whole_##name(const weights::Wholes* reported, uint32_t count, uint32_t tiles) { \
+    whole<weights::form>(reported, count, tiles);                                                     \
   }
 RUN_WHOLE(bfloat16, Bfloat16)
 RUN_WHOLE(float16, Float16)
 RUN_WHOLE(float32, Float32)
 
 template <typename From, typename To>
-static void lay(const weights::Wholes* told, uint32_t count, uint32_t tiles) {
+static void lay(const weights::Wholes* reported, uint32_t count, uint32_t tiles) {
   using Bits = typename To::Bits;
   std::vector<Bits> turned(weights::kSide * weights::kTilePitch);
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    const weights::Whole& box = told->each[weights::box_of(*told, count, tile)];
+    const weights::Whole& box = reported->each[weights::box_of(*reported, count, tile)];
     const weights::Spot spot = weights::spot_of(box, tile);
     Bits* turns = box.out_strides[2] != sizeof(Bits) ? turned.data() : nullptr;
     for (uint32_t one = 0; one < weights::kThreads; ++one) weights::bring<From, To>(box, spot, one, turns);
@@ -98,8 +98,8 @@ static void lay(const weights::Wholes* told, uint32_t count, uint32_t tiles) {
 }
 
 #define RUN_LAY(name, from, to)                                                                 \
-  extern "C" void run_lay_##name(const weights::Wholes* told, uint32_t count, uint32_t tiles) { \
-    lay<weights::from, weights::to>(told, count, tiles);                                        \
+  extern "C" void run_lay_##name(const weights::Wholes* reported, uint32_t count, uint32_t tiles) { \
+    lay<weights::from, weights::to>(reported, count, tiles);                                        \
   }
 RUN_LAY(16, Bits16, Bits16)
 RUN_LAY(32, Bits32, Bits32)

@@ -1,6 +1,6 @@
 """Random programs of transfers and the model they are held against.
 
-Each arrival has a target range of its own, so the model can say at any moment which arrivals are completely there; each
+Each arrival has a target range of its own, so the model knows at any moment which arrivals are completely there; each
 transfer has a source range of its own, so it can be scorched the moment its await ended. Nothing here opens a fabric.
 """
 
@@ -95,7 +95,7 @@ class Planned:
 
 
 class Plan:
-    """Gives each transfer ranges of its own until the memory is used up, then says so with None."""
+    """Gives each transfer ranges of its own until the memory is used up, then returns None."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content

@@ -82,7 +82,7 @@ def load_order(kernel: Kernel) -> list[tuple[Path, bytes]]:
 
 
 def without(name: str, kernel: Kernel) -> str:
-    """Say what a kernel lacks."""
+    """Print what a kernel lacks."""
     what = "soft-RoCE (the module rdma_rxe)" if name == "rdma_rxe" else f"the module {name}"
     return f"the kernel {kernel.release} has no {what}"
 

@@ -18,7 +18,7 @@ META_PACKAGE = "linux-image-amd64"  # not linux-image-cloud-amd64, which has nei
 
 
 class CannotRunError(Exception):
-    """This machine cannot run the ring; the text says what is missing and what to do."""
+    """This machine cannot run the ring; the text names what is missing and what to do."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A writer and a target over named rails, and writes that can be told apart: each has a slot and bytes of its own.
+"""A writer and a target over named rails, and writes that can be distinguished: each has a slot and bytes of its own.
 
 What a test of failures must know afterwards: which writes succeeded, which failed and how, what was counted.
 """

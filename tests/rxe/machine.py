@@ -40,7 +40,7 @@ class Machine:
     cpus: int = 2
     limit_s: float = 540.0
 
-    def run(self, command: str, cache: Path, hear: Callable[[str], None]) -> int:
+    def run(self, command: str, cache: Path, print_line: Callable[[str], None]) -> int:
         """Run a command of bash in a new machine; each of its lines goes to `hear`."""
         emulator = shutil.which("qemu-system-x86_64")
         if emulator is None:
@@ -50,18 +50,18 @@ class Machine:
             for script in ("start", "network"):
                 shutil.copy(GUEST / script, share / script)
             (share / "command").write_text(command + "\n")
-            if not self._boot(emulator, share, hear):
-                hear(f"rxe: the limit of {self.limit_s:.0f} s is over")
-                _last_words(share, hear)
+            if not self._boot(emulator, share, print_line):
+                print_line(f"rxe: the limit of {self.limit_s:.0f} s is over")
+                _last_words(share, print_line)
                 return STATUS_LIMIT
             status = share / "status"
             if not status.exists():
-                hear("rxe: the machine ended without a status")
-                _last_words(share, hear)
+                print_line("rxe: the machine ended without a status")
+                _last_words(share, print_line)
                 return STATUS_DIED
             return int(status.read_text())
 
-    def _boot(self, emulator: str, share: Path, hear: Callable[[str], None]) -> bool:
+    def _boot(self, emulator: str, share: Path, print_line: Callable[[str], None]) -> bool:
         """Run the machine to its end; false when the limit came first."""
         with (share / "emulator").open("wb") as errors:
             child = subprocess.Popen(
@@ -72,7 +72,7 @@ class Machine:
                 preexec_fn=_die_with_parent,  # noqa: PLW1509  # no threads here
             )
         try:
-            return _stream(child, time.monotonic() + self.limit_s, hear)
+            return _stream(child, time.monotonic() + self.limit_s, print_line)
         finally:
             child.kill()
             child.wait()
@@ -123,7 +123,7 @@ class Machine:
         ]
 
 
-def _stream(child: subprocess.Popen[bytes], deadline: float, hear: Callable[[str], None]) -> bool:
+def _stream(child: subprocess.Popen[bytes], deadline: float, print_line: Callable[[str], None]) -> bool:
     """Pass lines on until the machine ends; false when the deadline came first."""
     assert child.stdout is not None
     descriptor = child.stdout.fileno()
@@ -138,15 +138,15 @@ def _stream(child: subprocess.Popen[bytes], deadline: float, hear: Callable[[str
                 return True
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                hear(line.decode(errors="replace").rstrip("\r"))
+                print_line(line.decode(errors="replace").rstrip("\r"))
     return False
 
 
-def _last_words(share: Path, hear: Callable[[str], None]) -> None:
+def _last_words(share: Path, print_line: Callable[[str], None]) -> None:
     for name in ("emulator", "console"):
         path = share / name
         for line in path.read_text(errors="replace").splitlines()[-20:] if path.exists() else ():
-            hear(f"rxe: {name}: {line}")
+            print_line(f"rxe: {name}: {line}")
 
 
 def _die_with_parent() -> None:

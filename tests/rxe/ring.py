@@ -39,7 +39,7 @@ def main() -> int:
     started = time.monotonic()
     closings: list[str] = []
 
-    def hear(line: str) -> None:
+    def print_line(line: str) -> None:
         print(line, flush=True)
         if CLOSING.match(line):
             closings.append(line)
@@ -51,7 +51,7 @@ def main() -> int:
             return 0
         machine = Machine(kernel, initramfs, options.memory, options.cpus, options.limit)
         command = options.shell or f"tests/rxe/ring.sh {shlex.join(rest)}"
-        status = machine.run(f"cd {shlex.quote(str(ROOT))} && {command}", options.cache, hear)
+        status = machine.run(f"cd {shlex.quote(str(ROOT))} && {command}", options.cache, print_line)
     except CannotRunError as error:
         print(f"rxe: cannot run here: {error}", file=sys.stderr)
         return CANNOT_RUN

@@ -17,7 +17,7 @@ RING = Path(__file__).with_name("ring.py")
 
 
 def _kernel(tree: Path, modules: dict[str, str], built_in: tuple[str, ...] = ()) -> Kernel:
-    """Make a kernel tree whose modules say only what they depend on."""
+    """Make a kernel tree whose modules name only what they depend on."""
     folder = tree / "lib" / "modules" / "6.1.0-test"
     (folder / "kernel").mkdir(parents=True)
     for name, needs in modules.items():

@@ -17,7 +17,7 @@ PATIENT = {"connect_deadline": 120.0, "peer_deadline_network": 120.0, "peer_dead
 
 
 def test_many_immediates_and_few_receives() -> None:
-    """The target has four receives for counts: senders are told to come again, and no count is lost."""
+    """The target has four receives for counts: senders are asked to come again, and no count is lost."""
 
     async def check() -> None:
         with anyio.fail_after(100):

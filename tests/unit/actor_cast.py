@@ -76,7 +76,7 @@ class Hand(Actor):
 
 
 class Worker(Hand):
-    """Tells its log when it starts and stops."""
+    """Reports its log when it starts and stops."""
 
     async def on_start(self) -> None:
         self.log.append("start")

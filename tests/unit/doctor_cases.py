@@ -79,18 +79,18 @@ def _trial(name: str, **changes: Any) -> TrialFacts:
 
 @dataclass(frozen=True)
 class Case:
-    """With these facts, and these providers asked for, this check says this."""
+    """With these facts, and these providers asked for, this check finds this."""
 
     group: str
     facts: Any
     check: str
     verdict: str
     asked: frozenset[str] = frozenset()
-    says: str = ""
+    states: str = ""
 
 
-def _case(group: str, facts: Any, check: str, verdict: str, says: str = "", *asked: str) -> Case:
-    return Case(group, facts, check, verdict, frozenset(asked), says)
+def _case(group: str, facts: Any, check: str, verdict: str, states: str = "", *asked: str) -> Case:
+    return Case(group, facts, check, verdict, frozenset(asked), states)
 
 
 CASES = [

@@ -42,7 +42,7 @@ class Stage:
         return self.reader.bytes_of(self.target).count(b"x")
 
     def codes(self) -> dict[int, int]:
-        """What the writer's completions say, by cookie."""
+        """What the writer's completions report, by cookie."""
         self.writer.gather()
         return {one.cookie: one.code for one in self.writer.seen if one.kind == CompletionKind.OP}
 

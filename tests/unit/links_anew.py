@@ -20,8 +20,8 @@ def begin_anew(dialer: Link, listener: Link) -> None:
         there.wire.drain()
 
 
-def say_at_once(dialer: Link, listener: Link, channel: str, body: bytes) -> None:
-    """Say something in the session that has just begun; return when the listener has it, and no task has run."""
+def send_at_once(dialer: Link, listener: Link, channel: str, body: bytes) -> None:
+    """Send something in the session that has just begun; return when the listener has it, and no task has run."""
     here: Any = dialer._board
     there: Any = listener._board
     while not any(peer.identity == listener.identity for peer in dialer.peers()):

@@ -126,7 +126,7 @@ class Party:
 
 
 def settles(party: Party, name: str, value: int) -> bool:
-    """Wait until a statistic has a value; the engine may note what happened after it told what happened."""
+    """Wait until a statistic has a value; the engine may note what happened after it reported what happened."""
     deadline = time.monotonic() + PATIENCE_S
     while party.engine.statistics()[name] < value and time.monotonic() < deadline:
         party.gather()

@@ -165,7 +165,7 @@ class KernelText:
     def met_before(
         self, at: int, known: dict[str, bool], stop: Callable[[Instruction], bool], look: Callable[[Instruction], bool]
     ) -> list[Instruction]:
-        """Return what `look` finds on ways that lead to an instruction, each followed back to where `stop` says so.
+        """Return what `look` finds on ways that lead to an instruction, each followed back to where `stop` asks for it.
 
         Ways on which a predicate would have two values are none: `known` holds everywhere, others until defined.
         """

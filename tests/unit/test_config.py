@@ -140,7 +140,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         FabricConfig().max_ops = 3  # type: ignore[misc]
 
 
-def test_a_requirement_that_no_rail_meets_is_told_at_once() -> None:
+def test_a_requirement_that_no_rail_meets_is_reported_at_once() -> None:
     with pytest.raises(ValueError, match=r"require permits \['efa'\], but rails are of \['tcp', 'local'\]"):
         FabricConfig(rails=("tcp:lo", "local"), require=("efa",))
     assert FabricConfig(rails=("tcp", "local"), require=("efa", "tcp")).require == ("efa", "tcp")

@@ -75,7 +75,7 @@ def test_one_coordinator_at_a_time(tmp_path: Path) -> None:
     DecisionLog(tmp_path / "log").close()
 
 
-def test_a_full_disk_is_told_and_leaves_no_part_of_a_decision(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_part_of_a_decision(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with DecisionLog(path) as log:
         log.begin(1, "m")

@@ -83,22 +83,22 @@ def test_an_open_imm_is_not_opened_twice(pair: Pair) -> None:
     assert caught.value.status_kind == StatusKind.BUSY
 
 
-def test_arming_tells_once_and_the_newest_arming_wins(pair: Pair) -> None:
+def test_arming_reports_once_and_the_newest_arming_wins(pair: Pair) -> None:
     writer, reader = pair
     peer = writer.connect(reader)
     counter, imm = reader.engine.open_counter(-1)
     reader.engine.arm_counter(counter, 11, 1)
     reader.engine.arm_counter(counter, 12, 2)
     signal(writer, peer, imm, times=3)
-    told = reader.take(12)
-    assert (told.kind, told.code) == (CompletionKind.COUNTER, StatusCode.OK)
-    assert told.value >= 2
+    reported = reader.take(12)
+    assert (reported.kind, reported.code) == (CompletionKind.COUNTER, StatusCode.OK)
+    assert reported.value >= 2
     assert reader.count_to(counter, 3) == 3
     reader.gather()
     assert not [one for one in reader.seen if one.kind == CompletionKind.COUNTER]
 
 
-def test_a_closed_counter_is_not_told(pair: Pair) -> None:
+def test_a_closed_counter_is_not_reported(pair: Pair) -> None:
     writer, reader = pair
     peer = writer.connect(reader)
     counter, imm = reader.engine.open_counter(-1)
@@ -172,17 +172,17 @@ def test_many_threads_count_exactly(pair: Pair) -> None:
     assert reader.count_to(counter, 400) == 400
 
 
-def test_a_watch_tells_every_kind_of_store(make_parties: MakeParties) -> None:
+def test_a_watch_reports_every_kind_of_store(make_parties: MakeParties) -> None:
     (party,) = make_parties(1)
     watch, address = party.engine.open_watch()
     word = ctypes.c_uint64.from_address(address)
     assert party.engine.watch_load(watch) == word.value == 0
     party.engine.arm_watch(watch, 51, 0)
     party.engine.watch_store(watch, 2**64 - 1)
-    told = party.take(51)
-    assert (told.kind, told.value, word.value) == (CompletionKind.WATCH, 2**64 - 1, 2**64 - 1)
+    reported = party.take(51)
+    assert (reported.kind, reported.value, word.value) == (CompletionKind.WATCH, 2**64 - 1, 2**64 - 1)
     party.engine.arm_watch(watch, 52, 2**64 - 1)
-    word.value = 7  # as a GPU kernel would: nobody is told
+    word.value = 7  # as a GPU kernel would: nobody is reported
     assert party.take(52).value == 7
     party.engine.arm_watch(watch, 53, 1)  # differs already
     assert party.take(53).value == 7
@@ -194,7 +194,7 @@ def test_a_watch_tells_every_kind_of_store(make_parties: MakeParties) -> None:
         assert caught.value.status_kind == StatusKind.CLOSED
 
 
-def test_a_closed_watch_is_not_told(make_parties: MakeParties) -> None:
+def test_a_closed_watch_is_not_reported(make_parties: MakeParties) -> None:
     (party,) = make_parties(1)
     first, _ = party.engine.open_watch()
     second, _ = party.engine.open_watch()

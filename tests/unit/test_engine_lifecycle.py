@@ -30,7 +30,7 @@ def refused(call: Callable[[], object], kind: StatusKind) -> None:
     assert caught.value.status_kind == kind, caught.value.args
 
 
-def test_addresses_say_who_and_which_run(make_parties: MakeParties) -> None:
+def test_addresses_state_who_and_which_run(make_parties: MakeParties) -> None:
     parties = make_parties(3)
     assert len({party.engine.incarnation() for party in parties}) == 3
     for party in parties:
@@ -174,7 +174,7 @@ def test_cancelled_before_the_first_post_means_that_nothing_left(make_parties: M
     assert settles(writer, "ops_cancelled", 1)
 
 
-def test_a_full_queue_is_busy_and_says_when_it_is_writable(make_parties: MakeParties) -> None:
+def test_a_full_queue_is_busy_and_states_when_it_is_writable(make_parties: MakeParties) -> None:
     writer, reader = make_parties(2, config=MANUAL)
     source, target = writer.allocate(64), reader.allocate(64)
     key = writer.key_of(reader, target)
@@ -296,7 +296,7 @@ def test_closing_drains_and_refuses_what_comes_later(pair: Pair) -> None:
         refused(call, StatusKind.CLOSED)
 
 
-def test_a_peer_that_closed_is_told_and_ops_to_it_fail(pair: Pair) -> None:
+def test_a_peer_that_closed_is_reported_and_ops_to_it_fail(pair: Pair) -> None:
     writer, reader = pair
     source, target = writer.allocate(64), reader.allocate(64)
     key, peer = writer.key_of(reader, target), writer.connect(reader)

@@ -45,7 +45,7 @@ def test_every_error_has_its_bases_and_carries_remedy_and_number(error: type[err
 
 
 @pytest.mark.parametrize("error", [errors.TransferError, errors.PeerError])
-def test_broken_transfers_say_how_much_had_left(error: type[errors.TransferError]) -> None:
+def test_broken_transfers_state_how_much_had_left(error: type[errors.TransferError]) -> None:
     assert error("it broke", bytes=4096).bytes == 4096
     assert error("it broke").bytes == 0
 

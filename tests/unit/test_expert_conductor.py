@@ -1,4 +1,4 @@
-"""The conductor of expert nodes: how long it waits for whom, and whom it leaves out. Experts say what a test wants.
+"""The conductor of expert nodes: how long it waits for whom, and whom it leaves out. Experts state what a test wants.
 
 Nodes, actors and links are the real ones, the network is the fake link and time is a mock clock, so each wait is known.
 """
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.trio
 PATIENCE_S = 40.0
 PROMPTS = [[1], [2], [3]]
 NAMES = ("a", "b", "c")
-Says = Callable[[int, Speak], Spoken | float]
-"""(how often it was asked, what) -> what it says; a number: says nothing for so many seconds."""
+States = Callable[[int, Speak], Spoken | float]
+"""(how often it was asked, what) -> what it states; a number: sends nothing for so many seconds."""
 
 
 class ScriptedExpert(Actor):
-    """Answers each prompt with itself, unless its script says something else."""
+    """Answers each prompt with itself, unless its script states something else."""
 
     mailbox_capacity: ClassVar[int] = 64
 
-    def __init__(self, says: Says) -> None:
+    def __init__(self, states: States) -> None:
         self.asked: list[Speak] = []
         self.left_out: list[list[int]] = []
-        self._says = says
+        self._states = states
 
     @handles(Seat)
     async def sit(self, message: Seat) -> Seated:
@@ -44,10 +44,10 @@ class ScriptedExpert(Actor):
     @handles(Speak)
     async def speak(self, message: Speak) -> Spoken:
         self.asked.append(message)
-        said = self._says(len(self.asked), message)
-        if isinstance(said, Spoken):
-            return said
-        await trio.sleep(said)
+        stated = self._states(len(self.asked), message)
+        if isinstance(stated, Spoken):
+            return stated
+        await trio.sleep(stated)
         return Spoken(tokens=message.prompt)
 
     @handles(LeaveOut)
@@ -60,24 +60,24 @@ def well(_: int, message: Speak) -> Spoken:
     return Spoken(tokens=message.prompt)
 
 
-def missing(*ranks: int) -> Says:
+def missing(*ranks: int) -> States:
     """Miss ranks the first time."""
     return lambda times, message: Spoken(missing=list(ranks), because="late") if times == 1 else well(times, message)
 
 
-def silent(seconds: float) -> Says:
-    """Say nothing for so long the first time."""
+def silent(seconds: float) -> States:
+    """State nothing for so long the first time."""
     return lambda times, message: seconds if times == 1 else well(times, message)
 
 
 @asynccontextmanager
-async def conducted(folder: Path, *says: Says) -> AsyncIterator[tuple[Conductor, list[ScriptedExpert]]]:
+async def conducted(folder: Path, *states: States) -> AsyncIterator[tuple[Conductor, list[ScriptedExpert]]]:
     opener = link_opener("fake", folder)
     async with AsyncExitStack() as stack:
         link = await stack.enter_async_context(opener("conductor"))
         node = await stack.enter_async_context(open_node("conductor", link))
         members, experts = [], []
-        for name, script in zip(NAMES, says, strict=True):
+        for name, script in zip(NAMES, states, strict=True):
             own = await stack.enter_async_context(opener(name))
             home = await stack.enter_async_context(open_node(name, own))
             expert = ScriptedExpert(script)
@@ -92,7 +92,7 @@ async def conducted(folder: Path, *says: Says) -> AsyncIterator[tuple[Conductor,
         nursery.cancel_scope.cancel()
 
 
-async def test_who_is_missed_by_all_others_has_the_patience_to_say_that_it_lives(
+async def test_who_is_missed_by_all_others_has_the_patience_to_state_that_it_lives(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """It is alive and stands still: its link is never lost, and nothing but `patience` ends the wait for it."""
@@ -104,7 +104,7 @@ async def test_who_is_missed_by_all_others_has_the_patience_to_say_that_it_lives
         assert conductor.departures[0].seconds == pytest.approx(PATIENCE_S, abs=0.5)
         assert [expert.left_out for expert in experts] == [[[2]], [[2]], []]
         assert {message.patience_s for expert in experts for message in expert.asked} == {PATIENCE_S}
-        await trio.sleep(20 * PATIENCE_S)  # it says something at last, and nobody listens any more
+        await trio.sleep(20 * PATIENCE_S)  # it states something at last, and nobody listens any more
         assert await conductor.generate(PROMPTS, 1) == PROMPTS
         assert conductor.present == [0, 1] and len(experts[2].asked) == 1
 

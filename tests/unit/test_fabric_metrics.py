@@ -1,4 +1,4 @@
-"""Metrics of a fabric: every counter of the engine has one, they say what happened, and a closed fabric is silent."""
+"""Metrics of a fabric: every counter of the engine has one, they state what happened, and a closed fabric is silent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 
 @pytest.mark.anyio
-async def test_what_was_written_is_told() -> None:
+async def test_what_was_written_is_reported() -> None:
     registry = CollectorRegistry()
     async with open_pair() as p:
         FabricCollector(p.writer, registry)
@@ -38,8 +38,8 @@ async def test_what_was_written_is_told() -> None:
 @pytest.mark.anyio
 async def test_each_counter_of_the_engine_has_a_metric() -> None:
     async with open_pair() as p:
-        told = set(COUNTERS) | set(GAUGES) | {"peers"}
-        assert set(p.writer.statistics().counters) <= told
+        reported = set(COUNTERS) | set(GAUGES) | {"peers"}
+        assert set(p.writer.statistics().counters) <= reported
 
 
 @pytest.mark.anyio
@@ -52,7 +52,7 @@ async def test_two_fabrics_share_a_registry_and_a_closed_one_is_silent() -> None
         reader = FabricCollector(p.reader, registry, "reader")
         text = generate_latest(registry).decode()
         types = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
-        assert len(types) == len(set(types)), "a family was told twice, which is no valid exposition"
+        assert len(types) == len(set(types)), "a family was reported twice, which is no valid exposition"
         names = {sample.labels["fabric"] for family in registry.collect() for sample in family.samples}
         assert names == {"writer", "reader"}
         reader.leave()

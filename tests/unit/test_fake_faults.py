@@ -1,4 +1,4 @@
-"""What only the fake can be told: hold, reorder, fail. INV-2 is seen with work in flight, deterministically."""
+"""What only the fake can be reported: hold, reorder, fail. INV-2 is seen with work in flight, deterministically."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_pages_arrive_in_batches_that_count_what_they_carry(stages: list[Stage])
     assert stage.value == 600
 
 
-def test_rails_that_cannot_read_say_so(stages: list[Stage]) -> None:
+def test_rails_that_cannot_read_report_it(stages: list[Stage]) -> None:
     stage = set_up(stages, FakeNetwork(can_read=False))
     assert not stage.writer.engine.rails()[0]["can_read"]
     key = stage.writer.key_of(stage.reader, stage.target)

@@ -62,7 +62,7 @@ def test_what_is_only_asked_raises_nothing() -> None:
 
 
 @pytest.mark.skipif(bool(ctypes.util.find_library("cuda")), reason="this machine has a driver")
-def test_a_machine_without_a_driver_says_so() -> None:
+def test_a_machine_without_a_driver_reports_it() -> None:
     with pytest.raises(DeviceError, match=r"libcuda\.so\.1.*comes with the driver"):
         open_driver()
 

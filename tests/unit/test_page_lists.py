@@ -55,7 +55,7 @@ def test_what_is_int64_already_is_not_copied(pages: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "error", "says"),
+    ("pages", "error", "states"),
     [
         ([1, 2.0], TypeError, r"pages\[1\] must be an integer, got float 2.0"),
         ([True], TypeError, r"pages\[0\] must be an integer, got the bool True"),
@@ -79,8 +79,8 @@ def test_what_is_int64_already_is_not_copied(pages: Any) -> None:
         (memoryview(array("d", [1.0])), TypeError, "float"),
     ],
 )
-def test_other_things_are_refused_by_name(pages: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says) as caught:
+def test_other_things_are_refused_by_name(pages: Any, error: type[Exception], states: str) -> None:
+    with pytest.raises(error, match=states) as caught:
         page_array("pages", pages)
     assert str(caught.value).startswith("pages")
 

@@ -198,7 +198,7 @@ class CudaLibrary:
         self.active, self.current, self.initialised = active, current, initialised
         self.made = 0
 
-    def _say(self, **values: tuple[Any, Any]) -> int:
+    def _answer(self, **values: tuple[Any, Any]) -> int:
         if not self.initialised:
             return 3
         for pointer, value in values.values():
@@ -209,16 +209,16 @@ class CudaLibrary:
         return 1  # as for a code that the driver does not know
 
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802, named as the driver names it
-        return self._say(count=(count, len(self.active)))
+        return self._answer(count=(count, len(self.active)))
 
     def cuCtxGetCurrent(self, context: Any) -> int:  # noqa: N802
-        return self._say(context=(context, None if self.current is None else 0xC0))
+        return self._answer(context=(context, None if self.current is None else 0xC0))
 
     def cuCtxGetDevice(self, device: Any) -> int:  # noqa: N802
-        return self._say(device=(device, self.current))
+        return self._answer(device=(device, self.current))
 
     def cuDevicePrimaryCtxGetState(self, device: ctypes.c_int, flags: Any, active: Any) -> int:  # noqa: N802
-        return self._say(flags=(flags, 0), active=(active, int(self.active[device.value])))
+        return self._answer(flags=(flags, 0), active=(active, int(self.active[device.value])))
 
     def cuDeviceGetPCIBusId(self, text: Any, length: int, device: ctypes.c_int) -> int:  # noqa: N802
         text.value = f"0000:{0xAB + device.value:02X}:00.0".encode()

@@ -12,11 +12,11 @@ import asyncfabric as af
 from asyncfabric.observe import format_waiting
 
 
-def test_an_idle_fabric_says_so() -> None:
+def test_an_idle_fabric_reports_it() -> None:
     assert format_waiting([]) == "nobody waits for anything"
 
 
-def test_a_line_says_what_have_need_whom_and_how_long() -> None:
+def test_a_line_states_what_have_need_whom_and_how_long() -> None:
     line = af.Waiting("wait(<ImmCounter 5>)", "arrivals of imm 5", 3, 8, ("peer 1", "peer 2"), monotonic() - 2)
     text = format_waiting([line, af.Waiting("send", "room", 0, 1)])
     first, second = text.splitlines()

@@ -1,4 +1,4 @@
-"""An installation without extras: what needs no torch works, what does says what to install, in one line."""
+"""An installation without extras: what needs no torch works, what does states what to install, in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_updates_of_weights_are_planned_and_predicted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("plan", "moe"), ("bench", "moe"), ("bench", "coding")], ids=" ".join)
-def test_what_needs_torch_says_so(arguments: tuple[str, ...]) -> None:
+def test_what_needs_torch_reports_it(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr

@@ -28,7 +28,7 @@ SAMPLE_BYTES = 4 << 20
 
 
 class Coding(Enum):
-    """How weights travel. The values are what ends tell each other."""
+    """How weights travel. The values are what ends send each other."""
 
     FULL = "full"
     DELTA = "delta"
@@ -36,7 +36,7 @@ class Coding(Enum):
 
 
 KNOWN = tuple(one.value for one in Coding)
-"""What this version of the package reads and writes, to be told to the other end."""
+"""What this version of the package reads and writes, to be sent to the other end."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def common(*known: Iterable[str]) -> tuple[Coding, ...]:
-    """Return the codings that all of these ends know; FULL is always among them, whatever else they said."""
+    """Return the codings that all of these ends know; FULL is always among them, whatever else they sent."""
     shared = set(KNOWN).intersection(*known) | {Coding.FULL.value}
     return tuple(one for one in Coding if one.value in shared)
 

@@ -17,7 +17,7 @@ Bytes = NDArray[np.uint8]
 LEVEL = 1
 """Higher levels look for repetitions, which weights have none of: they cost twice the time for the same bytes."""
 
-_LENGTHS = struct.Struct("<QQ")  # of the stream, and of what stands for it; equal lengths say that it is raw
+_LENGTHS = struct.Struct("<QQ")  # of the stream, and of what stands for it; equal lengths mean that it is raw
 
 
 def packed(stream: NDArray[Any]) -> bytes:
@@ -39,7 +39,7 @@ def unpacked(message: memoryview, at: int, length_bytes: int) -> tuple[Bytes, in
     raw, stored = _LENGTHS.unpack_from(message, at)
     begin = at + _LENGTHS.size
     if raw != length_bytes or stored > raw or begin + stored > len(message):
-        raise ValueError(f"the stream at {at} says {raw} bytes in {stored}, expected {length_bytes}")
+        raise ValueError(f"the stream at {at} states {raw} bytes in {stored}, expected {length_bytes}")
     body = message[begin : begin + stored]
     if stored == raw:
         return np.frombuffer(body, np.uint8), begin + stored
@@ -91,7 +91,7 @@ def words(memory: Bytes, item_bytes: int) -> NDArray[Any]:
 
 _DELTA_HEADER = struct.Struct("<QQQ")
 
-_MORE = 255  # a gap byte that says: 255 unchanged elements, and the gap goes on
+_MORE = 255  # a gap byte that states: 255 unchanged elements, and the gap goes on
 
 
 def encode_delta(old: Bytes, new: Bytes, item_bytes: int) -> bytes | None:
@@ -126,7 +126,7 @@ def apply_delta(memory: Bytes, message: bytes | memoryview, item_bytes: int) -> 
         item_bytes: of an element, as when encoding.
 
     Raises ValueError when the message is damaged or not for memory of this length; `memory` is unchanged then. A
-    message for another old version of the same length cannot be told from a right one: checksums are for that.
+    message for another old version of the same length cannot be distinguished from a right one: checksums are for that.
     """
     held = words(memory, item_bytes)
     view = memoryview(message)
@@ -139,7 +139,7 @@ def apply_delta(memory: Bytes, message: bytes | memoryview, item_bytes: int) -> 
     parts = last_planes(view, at, changed, item_bytes)
     where = _positions(gaps)
     if where.size != changed or (changed and where[-1] >= elements):
-        raise ValueError(f"a delta says {changed} changed elements of {elements}, its gaps say otherwise")
+        raise ValueError(f"a delta states {changed} changed elements of {elements}, its gaps state otherwise")
     held[where] += _unzigzag(from_planes(parts).view(held.dtype))
     return int(changed)
 

@@ -96,7 +96,7 @@ class WeightCoordinator:
         Raises:
             ValueError: the version is not later than all that were begun.
             BusyError: an update is open.
-            BrokenError: the update was aborted, and the text says why; replicas serve what they served.
+            BrokenError: the update was aborted, and the text states why; replicas serve what they served.
 
         Cancellation: the update is aborted, unless it is being decided.
         """

@@ -260,9 +260,9 @@ class Coordinator:
         update = self._update
         assert update is not None
         self._update, self.phase, self.failure = None, Phase.IDLE, reason[:2000]
-        told = [*sorted(update.senders), *(name for name in update.ready if name in self._receivers)]
+        reported = [*sorted(update.senders), *(name for name in update.ready if name in self._receivers)]
         abort = Abort(update.version, self.failure)
-        effects: list[Effect] = [Send(name, abort) for name in told]
+        effects: list[Effect] = [Send(name, abort) for name in reported]
         return effects + self._send_elsewhere()
 
     def _fetched(self, name: str, fetched: Fetched) -> list[Effect]:

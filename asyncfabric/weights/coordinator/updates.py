@@ -148,7 +148,7 @@ class Updates:
     # ---- one update
 
     def _begin(self, update: Progress, *, logged: bool) -> None:
-        """Say who takes part, and open the update; nothing waits between the two."""
+        """State who takes part, and open the update; nothing waits between the two."""
         if self.proposals.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
         present = list(self.machine.receivers)
@@ -317,7 +317,7 @@ class Updates:
 
     @contextmanager
     def _deciding(self, version: int) -> Iterator[None]:
-        """Tell the machine how putting the decision on the disk ends."""
+        """Report to the machine how putting the decision on the disk ends."""
         try:
             yield
         except FabricError as error:

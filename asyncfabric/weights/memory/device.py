@@ -90,7 +90,7 @@ class Measured(NamedTuple):
 
 
 class PlacedBox(NamedTuple):
-    """A box that a device was told of once: how it lays it, and where in a memory it and its scales begin."""
+    """A box that a device has a description of: how it lays it, and where in a memory it and its scales begin."""
 
     how: Any
     memory: Memory
@@ -186,15 +186,15 @@ class Device(Protocol):
     ) -> None:
         """Cast, quantise or put in order a box, into contiguous memory.
 
-        `out` has exactly the bytes, `sizes` says how the elements lie in it, and `axes` which of those the dimensions
+        `out` has exactly the bytes, `sizes` states how the elements lie in it, and `axes` which of those the dimensions
         of the box are. The others are as in `tiles.convert_into`.
         """
         ...
 
-    def told(
+    def described(
         self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> Any:
-        """Return how it lays a box, many of them at once and without being told maxima; None if it cannot.
+        """Return how it lays a box, many of them at once and without maxima; None if it cannot.
 
         A box that is quantised holds all of its blocks. `sizes` and `axes` are as in `convert`; the scales lie in the
         order of `scale_axes`, outermost first.
@@ -202,7 +202,7 @@ class Device(Protocol):
         ...
 
     def laying(self, boxes: Sequence[PlacedBox]) -> Callable[[], None]:
-        """Return what does as `convert` does, each time, for boxes that `told` said it can.
+        """Return what does as `convert` does, each time, for boxes that `described` returned.
 
         It writes their scales too, as `scales_of`. Everything stays where it is as long as that is used.
         """

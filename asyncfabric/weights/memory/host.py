@@ -240,7 +240,7 @@ class HostDevice:
         target = out.view(STORED_AS[kind.to]).reshape(sizes).transpose(axes)
         convert_into(target, box, kind, maxima, start, origin)
 
-    def told(
+    def described(
         self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> Any:
         """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""

@@ -253,7 +253,7 @@ def orders(lies: Strided) -> bool:
 
 
 def order_and_sum(lies: Strided, memory: Bytes, at: int, out: Bytes, past: bool) -> int | None:
-    """Put a box that `orders` says yes to in order, into contiguous memory; return the XXH3 of it.
+    """Put a box that `orders` accepts in order, into contiguous memory; return the XXH3 of it.
 
     With `past` it is written past the caches, for memory that is read much later. None: nothing was compiled, and
     nothing was done.

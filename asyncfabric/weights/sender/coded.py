@@ -63,7 +63,7 @@ class Bases:
             self._next[key] = held if held is not None and np.array_equal(held, sent) else sent.copy()
 
     def end(self, version: int) -> None:
-        """What was collected is this version, which is decided; 0 says that it was not, and the base stays."""
+        """What was collected is this version, which is decided; 0 means that it was not, and the base stays."""
         if version:
             self.version = version if self._wanted is None else 0
             self._held = self._next

@@ -45,7 +45,7 @@ class Part:
 
 
 class Exchange:
-    """What one trainer measures, tells and is told, for all versions."""
+    """What one trainer measures, sends and receives, for all versions."""
 
     def __init__(self, plan: Plan, rank: int, shards: Shards, sent: Iterable[Key]) -> None:
         """Work out which maxima go between which ranks.
@@ -67,26 +67,26 @@ class Exchange:
         self._missing: dict[Key, set[int]] = {}
         self._waiting: dict[Key, list[tuple[int, Maxima]]] = defaultdict(list)
         self._changed = Notice()
-        told = {number: shares(plan.sources[kind.source]) for number, kind in enumerate(plan.kinds) if kind.block}
+        reported = {number: shares(plan.sources[kind.source]) for number, kind in enumerate(plan.kinds) if kind.block}
         mine = [
             key
             for key in dict.fromkeys(zip(plan.move_parameter.tolist(), plan.move_kind.tolist(), strict=True))
-            if key[1] in told and rank in plan.sources[plan.kinds[key[1]].source].ranks
+            if key[1] in reported and rank in plan.sources[plan.kinds[key[1]].source].ranks
         ]
         wanted = set(sent)
         for key in mine:
-            placement, say = plan.sources[plan.kinds[key[1]].source], told[key[1]]
+            placement, state = plan.sources[plan.kinds[key[1]].source], reported[key[1]]
             pad = shards.dims - len(placement.shape)
             origin = np.concatenate([np.zeros(pad, np.int64), placement.starts[placement.row_of(rank)]])
             self._origins[key] = origin
             gives: dict[int, list[Part]] = defaultdict(list)
             takes: dict[int, list[Part]] = defaultdict(list)
-            for row in np.flatnonzero((say.to == rank) | (say.source == rank)).tolist():
-                start = np.concatenate([np.zeros(pad, np.int64), say.starts[row]])
-                size = np.concatenate([np.ones(pad, np.int64), say.sizes[row]])
+            for row in np.flatnonzero((state.to == rank) | (state.source == rank)).tolist():
+                start = np.concatenate([np.zeros(pad, np.int64), state.starts[row]])
+                size = np.concatenate([np.ones(pad, np.int64), state.sizes[row]])
                 part = Part(start, size, origin)
-                (gives if say.source[row] == rank else takes)[
-                    int(say.to[row] if say.source[row] == rank else say.source[row])
+                (gives if state.source[row] == rank else takes)[
+                    int(state.to[row] if state.source[row] == rank else state.source[row])
                 ].append(part)
             self._gives[key], self._takes[key] = gives, takes
         order = list(dict.fromkeys(key for key in sent if key in self._gives))
@@ -133,7 +133,7 @@ class Exchange:
             return
         key = (message.parameter, message.kind)
         if source not in self._takes.get(key, ()):
-            raise RemoteProtocolError(f"trainer {source} tells maxima of {key} that it does not share with this one")
+            raise RemoteProtocolError(f"trainer {source} reports maxima of {key} that it does not share with this one")
         if message.version < self._version or source not in self._missing.get(key, ()):
             return  # of a version that is over, twice, or of a shard that this rank holds and does not send
         if key in self._found:
@@ -153,8 +153,8 @@ class Exchange:
 
     def awaited(self, version: int) -> set[str]:
         """Return the trainers that still have to send maxima of a version, which may be one that is not begun yet."""
-        told = self._missing if version == self._version else self._takes
-        return {trainer_name(rank) for ranks in told.values() for rank in ranks}
+        reported = self._missing if version == self._version else self._takes
+        return {trainer_name(rank) for ranks in reported.values() for rank in ranks}
 
     def _batched(self) -> Iterator[list[Key]]:
         """Yield what is measured in one go: ever more, so that the first is soon there; what is brought, one by one."""
@@ -186,7 +186,7 @@ class Exchange:
         values = np.frombuffer(message.values, "<f4")
         if len(values) != sum(part.count for part in parts):
             raise RemoteProtocolError(
-                f"trainer {source} tells {len(values)} maxima, {sum(part.count for part in parts)} are shared"
+                f"trainer {source} reports {len(values)} maxima, {sum(part.count for part in parts)} are shared"
             )
         found, at = self._found[key], 0
         for part in parts:

@@ -97,13 +97,13 @@ class Filler:
         with device.working():
             marks = [device.mark()]
             filled = []
-            told: list[PlacedBox] = []
+            reported: list[PlacedBox] = []
             for box, found in zip(unit.boxes, maxima, strict=True):
                 begin, at = at, at + box.staged_bytes
                 if self._left(box, sums) or self._ordered(box, begin, sums):
                     marks += [device.mark()] * 2
                     continue
-                parts = self._parts(box, begin, found, told)
+                parts = self._parts(box, begin, found, reported)
                 if device.queues:
                     filled.append(parts)
                     continue
@@ -111,7 +111,7 @@ class Filler:
                 sums.add(parts)
                 marks.append(device.mark())
             if device.queues:
-                device.laying(told)()
+                device.laying(reported)()
                 marks.append(device.mark())
                 for parts in filled:
                     sums.add(parts)
@@ -143,12 +143,12 @@ class Filler:
         part = Stretch(self._shards.memory(region), box.lies, base)
         return sums.order(self.memory[at : at + box.weight_bytes], part, len(self.memory) >= PAST_CACHES_BYTES)
 
-    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, told: list[PlacedBox]) -> list[Stretch]:
-        """Return where a box is as it is written, once what is added to `told` is laid."""
+    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, reported: list[PlacedBox]) -> list[Stretch]:
+        """Return where a box is as it is written, once what is added to `reported` is laid."""
         if box.how is not None:
             assert self.memory is not None
             scales_at = at + box.scales_staged_at
-            told.append(PlacedBox(box.how, self.memory, at, scales_at))
+            reported.append(PlacedBox(box.how, self.memory, at, scales_at))
             weights = stretch(self.memory, at, box.weight_bytes)
             return [weights, stretch(self.memory, scales_at, box.scale_bytes)] if box.scale_bytes else [weights]
         parts = [self._weights(box, at, found)]
@@ -187,12 +187,12 @@ class Filler:
         key = at, self._kind, None if self._staging is None else self._staging.region.id
         found: _Ready | None = unit.ready.get(key)
         if found is None:
-            told: list[PlacedBox] = []
+            reported: list[PlacedBox] = []
             parts, begin = [], at
             for box in unit.boxes:
-                parts.append(self._parts(box, begin, None, told))
+                parts.append(self._parts(box, begin, None, reported))
                 begin += box.staged_bytes
-            lay, add = self.device.laying(told), self.device.summing(self._kind, parts)
+            lay, add = self.device.laying(reported), self.device.summing(self._kind, parts)
             found = unit.ready[key] = _Ready(lay, add, self._runs(unit, at))
         return found
 

@@ -55,7 +55,7 @@ UNITS_AHEAD = 2
 
 @dataclass(slots=True)
 class _Ready:
-    """A unit that is filled, or will be by what its device was told: where it is staged."""
+    """A unit that is filled, or will be by what its device was given: where it is staged."""
 
     unit: Unit
     at: int

@@ -69,7 +69,7 @@ class Box:
         scales_staged_at: where the scales begin in its place in the staging memory: behind the weights, if they are
             there.
         lies: how it lies in the shard, when that is in memory and only has to be put in order.
-        how: the device lays it, many at once and without being told maxima; None when one by one, with maxima.
+        how: the device lays it, many at once and without maxima; None when one by one, with maxima.
         staged_bytes: what it takes of the staging memory: weights unless they are written from the shard, then scales.
     """
 
@@ -117,7 +117,7 @@ class Box:
         return self.kind.block > 0 and self.how is None
 
     def tell(self, shards: Shards, shape: Sequence[int]) -> None:
-        """Tell the device of it, if it is converted and no quantisation block is cut; `shape` is of the parameter."""
+        """Describe it to the device, if it is converted and no quantisation block is cut; `shape`: of the parameter."""
         if self.direct is not None or shards.place(self.parameter) is None:
             return
         axes: list[int] = []
@@ -130,7 +130,7 @@ class Box:
             order = self.rows[0].shape.scale_order
             axes = [dim for dim in range(len(blocks)) if dim not in order] + order
         box = shards.box(self.parameter, self.local_start, self.size)
-        self.how = shards.device.told(box, self.kind, self.sizes, self.axes, axes)
+        self.how = shards.device.described(box, self.kind, self.sizes, self.axes, axes)
 
     def source(self, shards: Shards) -> tuple[Region, int]:
         """Return where it begins, when it is written from the shard: the region, and a byte of it."""
@@ -172,7 +172,7 @@ class Program:
     """
 
     def __init__(self, plan: Plan, rank: int, shards: Shards, gathers: bool = False) -> None:
-        """Work it out for a plan with its replicas; `gathers` says that the rail does."""
+        """Work it out for a plan with its replicas; `gathers`: the rail does."""
         batch = sent_by(plan, rank)
         self.boxes: list[Box] = list(_boxes(plan, batch, shards, gathers))
         self.receivers: tuple[str, ...] = tuple(sorted({row.receiver for box in self.boxes for row in box.rows}))

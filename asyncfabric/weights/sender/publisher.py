@@ -110,7 +110,7 @@ class WeightPublisher:
             RuntimeError: called in another thread than that of the event loop it was opened in.
             ValueError: the scratch is too small for one piece.
             BrokenError: the version was aborted, as when weights changed meanwhile, or the coordinator is lost; the
-                text says why. Replicas serve what they served; publish a later version.
+                text states why. Replicas serve what they served; publish a later version.
 
         Cancellation: what was posted drains, then the coordinator receives that and aborts the version.
         """
@@ -132,7 +132,7 @@ class WeightPublisher:
             named = isinstance(error, Exception)
             reason = f"{type(error).__name__}: {error}" if named else "its publish was cancelled before it was decided"
             with anyio.CancelScope(shield=True):
-                await self._say(COORDINATOR, Failed(version, reason[:2000]))
+                await self._post(COORDINATOR, Failed(version, reason[:2000]))
             raise
         finally:
             self._publication = None
@@ -154,7 +154,7 @@ class WeightPublisher:
                 program, exchange, scratch = await self._preparation.begin(one.version)
                 with unwrapped():
                     async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(exchange.run, self._tell)
+                        tasks.start_soon(exchange.run, self._send_maxima)
                         sending, started = await self._send(one, program, exchange, scratch)
                         ended = monotonic()
                         if self._codings is not None:
@@ -202,7 +202,7 @@ class WeightPublisher:
         """Write everything; return with what, and when receivers had opened their memory."""
 
         def begun(kind: ChecksumKind) -> Sending:
-            return Sending(self._fabric, self._shards, scratch.staging, exchange, one.version, self._say, kind)
+            return Sending(self._fabric, self._shards, scratch.staging, exchange, one.version, self._post, kind)
 
         device = self._shards.device
         early_kind = device.checksum if device.queues else self._kind
@@ -234,7 +234,7 @@ class WeightPublisher:
     async def _coded(self, one: Publication, program: Program) -> CodedSending | None:
         if self._codings is None:
             return None
-        return await self._codings.begin(one.version, program, one.offered_slots, self._say, one.kind)
+        return await self._codings.begin(one.version, program, one.offered_slots, self._post, one.kind)
 
     # ---- messages
 
@@ -255,7 +255,7 @@ class WeightPublisher:
             except RemoteProtocolError as error:
                 logger.warning("trainer %d: %s", self.rank, error)
                 if self._publication is not None:
-                    await self._say(COORDINATOR, Failed(self._publication.version, str(error)[:2000]))
+                    await self._post(COORDINATOR, Failed(self._publication.version, str(error)[:2000]))
             self._changed.tell()
             if self._closed:
                 return
@@ -312,18 +312,18 @@ class WeightPublisher:
         if one is None or one.outcome is not None or not self._preparation.needs(name, one.version):
             return
         if "/" in name:
-            await self._say(COORDINATOR, Unreachable(one.version, name, f"its session broke: {reason}"[:2000]))
+            await self._post(COORDINATOR, Unreachable(one.version, name, f"its session broke: {reason}"[:2000]))
         elif one.seated:
-            await self._say(COORDINATOR, Failed(one.version, f"the session with {name} broke: {reason}"[:2000]))
+            await self._post(COORDINATOR, Failed(one.version, f"the session with {name} broke: {reason}"[:2000]))
 
-    async def _tell(self, to: int, message: Maxima) -> None:
+    async def _send_maxima(self, to: int, message: Maxima) -> None:
         while True:  # until the version is over, if there is never a session
             try:
                 return await self._channel.send(trainer_name(to), message)
             except PeerError:
                 await anyio.sleep(AGAIN_S)
 
-    async def _say(self, to: str, message: WeightMessage) -> None:
+    async def _post(self, to: str, message: WeightMessage) -> None:
         try:
             await self._channel.send(to, message)
         except FabricError as error:  # the coordinator knows of the loss, or will notice it
@@ -356,7 +356,7 @@ async def open_publisher(
         coding: "auto" uses one where it was measured to be faster than plain bytes; "always" wherever both ends can.
 
     Raises:
-        ValueError: a shard is missing or is not what the plan says; a coding is not known, or wanted for shards on a
+        ValueError: a shard is missing or is not what the plan states; a coding is not known, or wanted for shards on a
             GPU.
         DeviceError: memory cannot be registered.
 

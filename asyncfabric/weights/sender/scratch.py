@@ -127,7 +127,7 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int, dev
     """Allocate the staging memory on the device of the shards; released on leaving.
 
     Raises:
-        ValueError: too little for the largest box; the text says how much is needed.
+        ValueError: too little for the largest box; the text states how much is needed.
         DeviceError: no memory left.
 
     Cancellation: shielded while memory is released; then it goes on.

@@ -36,7 +36,7 @@ Bring = Callable[[tuple[slice, ...]], Elements]
 
 ShardMap = Mapping[str, "NDArray[Any] | Tensor | Bring"]
 """By parameter: the rank's shard, C-contiguous, the same memory in each version: an array of numpy as
-`formats.STORED_AS` says; or a tensor of torch. All tensors of a rank are in host memory or on one GPU.
+`formats.STORED_AS` states; or a tensor of torch. All tensors of a rank are in host memory or on one GPU.
 """
 
 
@@ -47,7 +47,7 @@ class Shards:
         """Check shapes and types.
 
         Raises:
-            ValueError: a shard is missing, is not what the plan says, is elsewhere than the others, or is of no
+            ValueError: a shard is missing, is not what the plan states, is elsewhere than the others, or is of no
                 parameter of the plan.
             TypeError: a shard is neither an array, nor a tensor, nor a function.
         """
@@ -121,7 +121,7 @@ class Shards:
             self._places[name] = (region, at)
 
     def memory(self, region: Region) -> Memory:
-        """Return the bytes of a region that `place` told."""
+        """Return the bytes of a region that `place` returned."""
         return self._views[region.id]
 
     def samples(self) -> list[NDArray[np.uint64]]:
@@ -173,7 +173,7 @@ async def open_shards(fabric: Fabric, plan: Plan, rank: int, given: ShardMap) ->
     """Check and register what a trainer holds; deregistered on leaving.
 
     Raises:
-        ValueError: a shard is missing, or is not what the plan says.
+        ValueError: a shard is missing, or is not what the plan states.
         DeviceError: memory cannot be registered.
 
     Cancellation: shielded while memory is released; then it goes on.

@@ -162,7 +162,7 @@ class Preparation:
         """
         plan = self._plan
         if plan is None:
-            raise RemoteProtocolError("the coordinator says Write before it says who takes part")
+            raise RemoteProtocolError("the coordinator sends Write before it names who takes part")
         if self._made is None or self._made[0] is not plan:
             program = Program(plan, self._rank, self._shards, self._gathers)
             sent = [(box.parameter_number, box.kind_number) for box in program.boxes if box.measured]

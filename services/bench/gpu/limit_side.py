@@ -22,7 +22,7 @@ class GpuLimitSide:
         self._gpus = self._call("memory", length_bytes=self._large)
 
     def core_distance(self) -> dict[str, Any]:
-        """Say what the machine is, as keys of a row."""
+        """State what the machine is, as keys of a row."""
         return {"gpus": self._gpus}
 
     def write_limits(self, op_bytes: int, _window: int) -> list[Contender]:

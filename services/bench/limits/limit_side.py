@@ -33,7 +33,7 @@ class LimitSide:
         self.libfabric_facts: dict[str, Any] = {}
 
     def core_distance(self) -> dict[str, Any]:
-        """Say in which of its modes the machine is now, as keys of a row."""
+        """State in which of its modes the machine is now, as keys of a row."""
         cores, round_trip = self._pair.initiator.call("core_distance")
         return {"cores": cores, "core_round_trip_us": round_trip}
 

@@ -47,7 +47,7 @@ class LimitWorker(BenchWorker):
         self._mirror = np.zeros(self.memory.size, dtype=np.uint8)
 
     async def do_core_distance(self) -> tuple[str, float]:
-        """Say whether two threads are near or far now."""
+        """State whether two threads are near or far now."""
         return limits.core_distance()
 
     async def do_non_temporal_kind(self) -> str:

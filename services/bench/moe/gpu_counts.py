@@ -1,4 +1,4 @@
-"""What a step of an exchange among GPUs moved, read from what its kernels left behind, and what routes say it must be.
+"""What a step of an exchange among GPUs moved, read from what its kernels left, and what it must be by the routes.
 
 Pure functions over tensors, any thread. Behind a proxy the engine counts writes and bytes itself; `carried` is what it
 must count.

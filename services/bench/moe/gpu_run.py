@@ -155,7 +155,7 @@ def _wall(walls: list[list[float]]) -> dict[str, float]:
 def _counted(
     ranks: list[Process], config: MoeConfig, plans: list[dict[str, Any]], apart: bool
 ) -> tuple[dict[str, list[float]], str]:
-    """Return what each rank moved in a step, counted, and how that differs from what its routes say; "" is good."""
+    """Return what each rank moved in a step, counted, and how that differs from what its routes state; "" is good."""
     before = all_of(ranks, "statistics")
     steps = all_of(ranks, "counted", steps=COUNTED_STEPS)
     after = all_of(ranks, "statistics")

@@ -139,17 +139,17 @@ def named(ratios: Mapping[str, float], tokens: int, processes: int, cores: int) 
 
 
 def _counted(ranks: list[Process], plans: list[dict[str, int]]) -> str:
-    """Compare what the engines count in some steps with what the protocol says; "" is good."""
+    """Compare what the engines count in some steps with what the protocol states; "" is good."""
     before = all_of(ranks, "statistics")
     all_of(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
     after = all_of(ranks, "statistics")
     for rank, plan in enumerate(plans):
-        # Immediates tell how many writes there were; a long write may be several work requests of the rail.
+        # Immediates report how many writes there were; a long write may be several work requests of the rail.
         found = after[rank]["immediates_sent"] - before[rank]["immediates_sent"]
         wanted = COUNTED_STEPS * plan["requests"]
         if found != wanted:
-            return f"rank {rank} made {found} writes, the protocol says {wanted}"
+            return f"rank {rank} made {found} writes, the protocol states {wanted}"
         written = after[rank]["bytes_written"] - before[rank]["bytes_written"]
         if written != COUNTED_STEPS * plan["bytes"]:
-            return f"rank {rank} wrote {written} bytes, the protocol says {COUNTED_STEPS * plan['bytes']}"
+            return f"rank {rank} wrote {written} bytes, the protocol states {COUNTED_STEPS * plan['bytes']}"
     return ""

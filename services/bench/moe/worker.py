@@ -44,7 +44,7 @@ class MoeWorker(FabricWorker):
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=len(addresses))
 
     async def do_shape(self, shape: dict[str, Any], tag: str, seed: int) -> dict[str, int]:
-        """Open an exchange of this shape; return what the protocol says that one step of this rank sends."""
+        """Open an exchange of this shape; return what the protocol states that one step of this rank sends."""
         config = self._config = MoeConfig(**shape)
         group = MoeGroup(self._group.rank, self._group.addresses, tag)
         self._moe = await self._stack.enter_async_context(open_moe(self._fabric, group, config))

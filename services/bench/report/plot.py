@@ -59,5 +59,5 @@ def _draw_latencies(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    # Two rows may say the same to a reader; the index keeps their bars apart.
+    # Two rows may read the same; the index keeps their bars apart.
     return [f"{index + 1}. {label(row)}" for index, row in enumerate(rows)]

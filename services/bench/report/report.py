@@ -36,11 +36,11 @@ class Report:
         self._progress.start()
 
     def expect(self, steps: int) -> None:
-        """Say that so many more steps will come."""
+        """Announce that so many more steps will come."""
         self._progress.update(self._task, total=(self._progress.tasks[0].total or 0) + steps, refresh=True)
 
     def step(self, text: str) -> None:
-        """Say that one step is done and what is measured next."""
+        """Announce that one step is done and what is measured next."""
         self._progress.update(self._task, description=text, advance=1, refresh=True)
 
     def row(self, point: Point) -> None:

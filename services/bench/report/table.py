@@ -34,7 +34,7 @@ WIDE = 150
 def row_table(title: str, rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     """Build the table; medians, with (min..max) behind them where the terminal is wide enough.
 
-    Columns in which no row says anything are left out.
+    Columns in which no row states anything are left out.
     """
     texts = [cells(row, width >= WIDE) for row in rows]
     used = [index for index in range(len(COLUMNS)) if any(line[index] not in ("-", "none") for line in texts)]

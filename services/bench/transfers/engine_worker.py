@@ -108,7 +108,7 @@ class EngineWorker(BenchWorker):
             samples,
             self._manual,
         )
-        # A million durations as JSON would take longer than the run: every n-th one says the same.
+        # A million durations as JSON would take longer than the run: every n-th one shows the same.
         some = samples[:: max(1, count // SAMPLES_KEPT)]
         return {"started_ns": started, "finished_ns": finished, "samples_ns": some.tolist()}
 

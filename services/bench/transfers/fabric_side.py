@@ -17,7 +17,7 @@ class FabricSide:
         arrivals: what the target's counter must show once everything sent so far has arrived.
         returns: the same for the initiator's counter.
         address_there: that of the target, as hexadecimal digits.
-        rail: what the first rail says it is, for rows.
+        rail: what the first rail reports it is, for rows.
         receiver: the end that bytes go to, whose memory is poisoned and checked.
     """
 

@@ -44,7 +44,7 @@ def run_write(options: Options, report: Report) -> None:
 
 
 def facts(options: Options, side: FabricSide, **more: Any) -> dict[str, Any]:
-    """Return the keys that say how a row was measured."""
+    """Return the keys that state how a row was measured."""
     level = "engine" if options.engine_level else "python"
     how = {"rails": options.rails, "memory": options.memory, "polling": options.polling, "level": level}
     return how | {name: text for name, text in side.rail.items() if text} | more

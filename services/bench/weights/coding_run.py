@@ -1,7 +1,7 @@
 """`bench coding`: what a real training run changes per step, and what the codings of weights make of it.
 
 One process trains a causal model of transformers with AdamW on text; after each step the weights are rounded to
-bfloat16, as they are sent, coded against those of the step before, decoded and compared. No fabric: the rates say on
+bfloat16, as they are sent, coded against those of the step before, decoded and compared. No fabric: the rates show on
 which wires a coding would pay, and `choose` is what an update would ask.
 """
 

@@ -61,10 +61,10 @@ def run_weights(
             if codings:
                 setup.nudge()
             before = setup.ask(started, "cpu")
-            told, parts = setup.update()
+            reported, parts = setup.update()
             after = setup.ask(started, "cpu")
             cpu_s.append({role: sum(after[name] - before[name] for name in names) for role, names in roles.items()})
-            updates.append(told)
+            updates.append(reported)
             published += parts
         setup.ask(trainers, "train", seed=1)
         setup.update()

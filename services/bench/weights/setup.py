@@ -47,13 +47,13 @@ class WeightsSetup:
         self._version += 1
         for name in (COORDINATOR, *self.trainers):
             self.started[name].start("update" if name == COORDINATOR else self._publish, version=self._version)
-        told = self.started[COORDINATOR].finish()
+        reported = self.started[COORDINATOR].finish()
         found = [self.started[name].finish() for name in self.trainers]
         parts = found if self._publish == "publish" else [part for parts in found for part in parts]
         self.ask(self.receivers, "flip", version=self._version)
         coded = sum(one["plain_bytes"] for part in parts for one in part["codings"] if one["coding"] != "full")
         self.moved = self._copies * (coded + sum(part["stages"]["bytes"] for part in parts))
-        return told, parts
+        return reported, parts
 
     def nudge(self) -> None:
         """Let every trainer take a small step."""

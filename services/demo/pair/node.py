@@ -109,7 +109,7 @@ async def run_node(
     *,
     gpu: int = 0,
 ) -> None:
-    """Load the model, open fabric and pool, meet the peer, serve, close both, say goodbye.
+    """Load the model, open fabric and pool, meet the peer, serve, close both, send goodbye.
 
     Cancellation: a forward pass ends at its next layer or token; then the fabric drains and closes.
     """

@@ -135,7 +135,7 @@ async def _next(children: Sequence[Child], inbox: Inbox) -> tuple[Child, ToParen
                 reasons[child.role] = f"{child.role} failed: {message.reason}"
                 status = message.status
             elif child not in children:
-                continue  # it has said goodbye, and leaves
+                continue  # it has sent goodbye, and leaves
             elif message is None:
                 death = await trio.to_thread.run_sync(child.death, abandon_on_cancel=True)
                 reasons.setdefault(child.role, f"{child.role} died: {death}")

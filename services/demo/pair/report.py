@@ -124,7 +124,7 @@ class TableView:
         self._tasks: dict[tuple[int, str], TaskID] = {}
 
     def hello(self, role: str, hello: Hello) -> None:
-        """Say what a child runs on."""
+        """State what a child runs on."""
         self.model = hello.model
         page_kib = hello.layout.page_bytes // 1024
         self._console.print(

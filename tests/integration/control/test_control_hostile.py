@@ -36,7 +36,7 @@ HEARTBEAT_S = 0.2
 
 
 class Stranger:
-    """A bare DEALER that says what it likes, with or without keys."""
+    """A bare DEALER that sends what it likes, with or without keys."""
 
     def __init__(self, address: str, public: str = "", secret: str = "", server: str = "") -> None:
         self.context = zmq.Context()
@@ -194,7 +194,7 @@ def test_strangers_over_tcp_reach_nothing() -> None:
                 pass  # libzmq closes the connection
         with Stranger(address, *make_keys(), keys.public) as keyed:
             keyed.greet()
-            assert keyed.events.poll(10_000), "nobody said that the key is not trusted"
+            assert keyed.events.poll(10_000), "nobody reported that the key is not trusted"
         with Stranger(address) as plain:
             plain.greet()
             before = errors(node)["unauthenticated"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a node and says where and who it is."""
+    """Return a function that starts a node and returns where and who it is."""
     pairs: dict[str, tuple[str, str]] = {}
     folder = tmp_path / "s"
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("bind", ["ipc", "tcp"])
-def test_three_processes_talk_and_the_death_of_one_is_told_to_the_others(start: Start, bind: str) -> None:
+def test_three_processes_talk_and_the_death_of_one_is_reported_to_the_others(start: Start, bind: str) -> None:
     (a, at_a), (b, at_b), (c, at_c) = (start(name, bind) for name in "abc")
     for process in (a, b, c):
         process.ask("listen", channel="x")

@@ -1,6 +1,6 @@
 """One process of the actor tests: a node with one supervised actor, over a real link; ends with its standard input.
 
-Run as `python actor_home.py NAME FOLDER`; says `{"address": ...}` when it can be asked.
+Run as `python actor_home.py NAME FOLDER`; states `{"address": ...}` when it can be asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams writes until SIGINT, overwrites the source the moment `open_fabric` was left, and says so."""
+"""Streams writes until SIGINT, overwrites the source the moment `open_fabric` was left, and prints that."""
 
 from __future__ import annotations
 

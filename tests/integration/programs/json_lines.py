@@ -12,7 +12,7 @@ import trio
 
 
 def answer(value: dict[str, Any]) -> None:
-    """Say something."""
+    """Print an answer."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

@@ -141,7 +141,7 @@ class Party:
     async def stream(
         self, key: str, piece: int, window: int = 8, imm: int | None = None, name: str = "source"
     ) -> dict[str, Any]:
-        """Write for ever with a window of transfers; says `{"streaming": true}` after the first, ends with an error."""
+        """Write for ever with a window of transfers; `{"streaming": true}` after the first, an error at the end."""
         target, region, done = self.key(key), self.regions[name], 0
         pending = [self.fabric.write(region[0:piece], target, 0, imm=imm) for _ in range(window)]
         while True:
@@ -158,7 +158,7 @@ class Party:
         return {}
 
     async def idle(self, seconds: float) -> dict[str, Any]:
-        """Do nothing for a while and say how much of a core that took."""
+        """Do nothing for a while and state how much of a core that took."""
         before, started = _cpu_seconds(), time.monotonic()
         await trio.sleep(seconds)
         return {"share": (_cpu_seconds() - before) / (time.monotonic() - started)}

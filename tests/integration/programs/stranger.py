@@ -1,4 +1,4 @@
-"""Another user of this host: connects to an abstract socket as often as it can, says nothing, and holds on.
+"""Another user of this host: connects to an abstract socket as often as it can, sends nothing, and holds on.
 
 Run as root: `python stranger.py SOCKET COUNT`. It answers how many connections it holds, and ends with standard input.
 """

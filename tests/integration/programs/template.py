@@ -1,7 +1,7 @@
 """A process that has imported what nodes take seven seconds to import, and forks them: each is a process of its own.
 
 Orders come over a socket: JSON, with the descriptors of stdout and stderr. A node becomes a child of whoever asked,
-which is the nearest subreaper, since the process between is gone; it says so itself, once that is true.
+which is the nearest subreaper, since the process between is gone; it reports it itself, once that is true.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process with little of something. `python tight.py VERB RAIL ...`; says in one JSON line how it went."""
+"""A process with little of something. `python tight.py VERB RAIL ...`; states in one JSON line how it went."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ async def one_write(writer: Any, target: Any) -> int:
 
 async def many(rail: str, most: int) -> dict[str, Any]:
     """Open fabrics that all write to the first; the error that ends this, if one does."""
-    said: dict[str, Any] = {"opened": 0, "wrote": 0, "error": "", "text": ""}
+    stated: dict[str, Any] = {"opened": 0, "wrote": 0, "error": "", "text": ""}
     async with contextlib.AsyncExitStack() as stack:
         try:
             target = await stack.enter_async_context(af.open_fabric(config(rail)))
             for _ in range(most):
                 writer = await stack.enter_async_context(af.open_fabric(config(rail)))
-                said["opened"] += 1
-                said["wrote"] += await one_write(writer, target)
+                stated["opened"] += 1
+                stated["wrote"] += await one_write(writer, target)
         except af.FabricError as error:
-            said |= {"error": type(error).__name__, "text": str(error)}
-    return said
+            stated |= {"error": type(error).__name__, "text": str(error)}
+    return stated
 
 
 async def threads(rail: str) -> list[dict[str, Any]]:
@@ -90,27 +90,27 @@ async def fork(rail: str) -> dict[str, Any]:
                 "spin": lambda: counter.spin(1, time.monotonic() + 5),
                 "key": inbox.key,
             }
-            said: dict[str, str] = {}
+            stated: dict[str, str] = {}
             for name, call in calls.items():
                 try:
-                    said[name] = repr(call())
+                    stated[name] = repr(call())
                 except Exception as error:
-                    said[name] = f"{type(error).__name__}: {error}"
+                    stated[name] = f"{type(error).__name__}: {error}"
             await writer.aclose()  # waits for nobody
-            os.write(writing, json.dumps(said).encode())
+            os.write(writing, json.dumps(stated).encode())
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])  # noqa: ASYNC222 - one task, and the engine has threads of its own
         os.close(writing)
         with os.fdopen(reading) as pipe:
-            told = pipe.read()
+            reported = pipe.read()
         await writer.write(outbox[0:64], key, 0, imm=counter.imm)
         await counter.wait(1)
-        return {"status": status, "child": json.loads(told or "{}"), "arrived": counter.value}
+        return {"status": status, "child": json.loads(reported or "{}"), "arrived": counter.value}
 
 
 def main(verb: str, rail: str, *rest: str) -> None:
-    told = trio.run({"many": many, "threads": threads, "fork": fork}[verb], rail, *map(int, rest))
-    print(json.dumps(told))
+    reported = trio.run({"many": many, "threads": threads, "fork": fork}[verb], rail, *map(int, rest))
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_every_call_ends_and_nothing_is_left(
 ) -> None:
     outcomes: list[str] = []
     noted: list[int] = []
-    told: list[int] = []
+    reported: list[int] = []
     running = 0
 
     class Far(Actor):
@@ -64,7 +64,7 @@ def test_every_call_ends_and_nothing_is_left(
                     assert await to.ask(Double(number)) == 2 * number
                 elif what == "tell":
                     await to.tell(Note(number))
-                    told.append(number)
+                    reported.append(number)
                 else:
                     assert await near.lookup(to.node, to.name) == to
             except ActorDied:
@@ -99,8 +99,8 @@ def test_every_call_ends_and_nothing_is_left(
 
     run_example(seed, example)
     assert len(outcomes) == len(calls), "a call was left alone"
-    assert set(told) <= set(noted), "a told message was dropped"
-    assert len(set(noted)) == len(noted), "a told message came twice"
+    assert set(reported) <= set(noted), "a reported message was dropped"
+    assert len(set(noted)) == len(noted), "a reported message came twice"
 
 
 async def _cut(network: FakeLinkNetwork, near: object, far: object, cuts: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""SV-3: a full mailbox pushes back, it never drops; what was told is handled once and in order, here and from afar."""
+"""SV-3: a full mailbox pushes back, it never drops; what was put in is handled once, in order, here and from afar."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Ask(Message[int]):
     number: int
 
 
-def told_alright(
-    handled: list[tuple[int, int]], told: list[tuple[int, int]], given_up: list[tuple[int, int]], *, certain: bool
+def handled_right(
+    handled: list[tuple[int, int]], reported: list[tuple[int, int]], given_up: list[tuple[int, int]], *, certain: bool
 ) -> None:
-    """Check that what was told was handled once and in order, and what was given up not at all."""
+    """Check that what was put in was handled once and in order, and what was given up not at all."""
     assert len(set(handled)) == len(handled), "handled twice"
-    assert set(told) <= set(handled), "dropped"
+    assert set(reported) <= set(handled), "dropped"
     if certain:
-        assert not set(given_up) & set(handled), "handled although its telling was cancelled"
+        assert not set(given_up) & set(handled), "handled although its reporting was cancelled"
     for sender in {one for one, _ in handled}:
         numbers = [number for one, number in handled if one == sender]
         assert numbers == sorted(numbers), "out of order"
@@ -48,7 +48,7 @@ def told_alright(
 def test_sv3_a_mailbox_drops_nothing(
     seed: int, capacity: int, senders: list[list[tuple[float, float | None]]], pauses: list[float]
 ) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     given_up: list[tuple[int, int]] = []
     taken: list[tuple[int, int]] = []
 
@@ -61,7 +61,7 @@ def test_sv3_a_mailbox_drops_nothing(
                 with trio.move_on_after(float("inf") if patience is None else patience) as scope:
                     await mailbox.put((sender, number))
                     assert len(mailbox) <= capacity
-                (given_up if scope.cancelled_caught else told).append((sender, number))
+                (given_up if scope.cancelled_caught else reported).append((sender, number))
 
         async def take() -> None:
             for pause in _cycle(pauses):
@@ -80,7 +80,7 @@ def test_sv3_a_mailbox_drops_nothing(
             assert mailbox.seal(lambda: RuntimeError("sealed")) == []
 
     run_example(seed, example)
-    told_alright(taken, told, given_up, certain=True)
+    handled_right(taken, reported, given_up, certain=True)
 
 
 @given(
@@ -129,7 +129,7 @@ def test_sv3_an_actor_handles_what_it_was_sent(
     afar: bool,
     asked: bool,
 ) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     given_up: list[tuple[int, int]] = []
     handled: list[tuple[int, int]] = []
     finished: list[tuple[int, int]] = []
@@ -173,7 +173,7 @@ def test_sv3_an_actor_handles_what_it_was_sent(
                     await to.tell(Item(sender, number))
             # It may have finished in the moment of the cancel, but it does not go on behind the asker's back.
             assert not asked or (sender, number) not in running
-            (given_up if scope.cancelled_caught else told).append((sender, number))
+            (given_up if scope.cancelled_caught else reported).append((sender, number))
 
     async def example(census: TaskCensus) -> None:
         network = FakeLinkNetwork(room=2)
@@ -189,10 +189,10 @@ def test_sv3_an_actor_handles_what_it_was_sent(
 
     run_example(seed, example)
     if asked:
-        assert set(told) <= set(finished)
-        told_alright(handled, told, given_up, certain=False)
+        assert set(reported) <= set(finished)
+        handled_right(handled, reported, given_up, certain=False)
     else:
-        told_alright(handled, told, given_up, certain=not afar)
+        handled_right(handled, reported, given_up, certain=not afar)
         assert len(finished) == len(handled)
 
 
@@ -228,7 +228,7 @@ def test_sv3_a_mailbox_closes_with_its_actor(seed: int, capacity: int, afar: boo
                 await trio.sleep(when)
                 begun = trio.current_time()
                 await home.stop("slow")
-            assert trio.current_time() == begun, "an asker heard of the death late"
+            assert trio.current_time() == begun, "an asker learned of the death late"
 
     run_example(seed, example)
     assert len(outcomes) == askers, "an asker was left alone"

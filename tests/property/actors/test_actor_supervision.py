@@ -1,4 +1,4 @@
-"""SV-1 and SV-2 in random trees with random failures and cancellations: the first cause is told, no task is left."""
+"""SV-1 and SV-2 in random trees with random failures and cancellations: the first cause is reported, no task left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Boom(InternalError):
 
 
 class Fail(Message[None]):
-    """Fail as a told handler, as an asked one, or in a task beside the handlers."""
+    """Fail in a handler of `tell`, in one of `ask`, or in a task beside the handlers."""
 
     where: str
 
@@ -74,7 +74,7 @@ class World:
         elif self.booms[numbers[-1]] != error.origin:
             self.faults.append(f"{error.origin} is blamed for boom-{numbers[-1]} of {self.booms[numbers[-1]]}")
         elif self.first[error.origin] != numbers[-1]:
-            self.faults.append(f"boom-{numbers[-1]} is told, but the first of {error.origin} was another")
+            self.faults.append(f"boom-{numbers[-1]} is reported, but the first of {error.origin} was another")
 
 
 class Subject(Actor):
@@ -242,9 +242,9 @@ def leaves(group: BaseExceptionGroup[ActorDied]) -> list[ActorDied]:
     return found
 
 
-@given(seed=st.integers(0, 2**32 - 1), depth=st.integers(1, 5), told=st.booleans())
-def test_sv1_a_chain_of_deaths_names_its_first(seed: int, depth: int, told: bool) -> None:
-    """Each of a chain asks the next and dies of its death; whoever asks the first hears of the last."""
+@given(seed=st.integers(0, 2**32 - 1), depth=st.integers(1, 5), reported=st.booleans())
+def test_sv1_a_chain_of_deaths_names_its_first(seed: int, depth: int, reported: bool) -> None:
+    """Each of a chain asks the next and dies of its death; whoever asks the first learns of the last."""
     world = World()
     caught: list[ActorDied] = []
 
@@ -260,7 +260,7 @@ def test_sv1_a_chain_of_deaths_names_its_first(seed: int, depth: int, told: bool
 
     async def example(census: TaskCensus) -> None:
         try:
-            async with open_node("n", policy=Policy(restarts=depth if told else 0)) as node:
+            async with open_node("n", policy=Policy(restarts=depth if reported else 0)) as node:
                 for number in range(depth + 1):
                     await node.spawn(Link, name=f"l{number}")
                 try:

@@ -33,13 +33,13 @@ def identity(a: int, b: int) -> Identity:
 
 
 class Cluster:
-    """A table, the view of a node, and what the view has told its watchers."""
+    """A table, the view of a node, and what the view has reported to its watchers."""
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.table = DirectoryTable(LEASE_NS)
         self.view = DirectoryView()
-        self.told: dict[str, Node] = {}
+        self.reported: dict[str, Node] = {}
         self.deadlines: dict[Identity, int] = {}
 
     def do(self, step: Step) -> None:
@@ -94,17 +94,17 @@ class Cluster:
         for change in news:
             name = change.node.identity.name
             if change.kind in ("left", "lost"):
-                assert self.told.pop(name).identity == change.node.identity
+                assert self.reported.pop(name).identity == change.node.identity
             else:
-                assert (name in self.told) == (change.kind != "joined"), f"{change.kind} of {name}"
-                self.told[name] = change.node
-        assert self.told == self.view.nodes, "watchers were told something else than the view"
+                assert (name in self.reported) == (change.kind != "joined"), f"{change.kind} of {name}"
+                self.reported[name] = change.node
+        assert self.reported == self.view.nodes, "watchers were reported something else than the view"
 
 
 @pytest.mark.slow
 @given(STEPS)
 @settings(max_examples=200)
-def test_a_view_that_heard_all_equals_the_table(trace: list[Step]) -> None:
+def test_a_view_that_received_all_equals_the_table(trace: list[Step]) -> None:
     cluster = Cluster()
     for step in trace:
         cluster.do(step)

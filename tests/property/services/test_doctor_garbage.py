@@ -1,4 +1,4 @@
-"""The doctor's rooms on garbage: whatever the files of a machine say, a room answers with findings and never raises."""
+"""The doctor's rooms on garbage: whatever the files of a machine hold, a room returns findings and never raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: costs are found again from runs that the simulation made, noise is told, too few runs are refused."""
+"""Calibration: costs are found again from runs that the simulation made, noise is reported, too few runs refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KNOWN = {
     "fp8_s_per_gb": 20.0,
     "unit_ms": 0.5,
     "message_ms": 0.3,
-    "told_ms": 0.4,
+    "report_ms": 0.4,
     "opened_ms": 0.2,
     "row_us": 9.0,
     "process_ms": 3.0,
@@ -88,7 +88,7 @@ def test_the_simulations_own_runs_are_predicted() -> None:
     assert judged.error == pytest.approx(0.0, abs=1e-3) and not judged.fitted
 
 
-def test_noise_is_told() -> None:
+def test_noise_is_reported() -> None:
     known = HostCosts(**KNOWN)
     quiet, loud = fit_costs(made(known, noise=0.01)), fit_costs(made(known, noise=0.2))
     for name in ("write_s_per_gb", "checksum_s_per_gb", "fp8_s_per_gb", "begin_word_ms"):
@@ -110,7 +110,7 @@ def test_what_was_not_done_costs_nothing_and_has_no_error() -> None:
 
 def test_too_few_runs_are_refused() -> None:
     runs = made(HostCosts(**KNOWN))
-    with pytest.raises(ValueError, match=r"1 runs are too few to tell .* costs: .*write_us"):
+    with pytest.raises(ValueError, match=r"1 runs are too few for .* costs: .*write_us"):
         fit_costs(runs[:1])
     with pytest.raises(ValueError, match="measure more shapes"):
         fit_costs([runs[0]] * 3)
@@ -118,7 +118,7 @@ def test_too_few_runs_are_refused() -> None:
         fit([])
 
 
-def test_without_runs_held_out_there_is_no_error_to_tell() -> None:
+def test_without_runs_held_out_there_is_no_error_to_show() -> None:
     found = fit_costs(made(HostCosts(**KNOWN)))
     assert found.held_out == () and np.isnan(found.median_error) and np.isnan(found.worst_error)
 

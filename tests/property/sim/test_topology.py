@@ -36,7 +36,7 @@ LAYERS = {NicKind.INFINIBAND: "InfiniBand", NicKind.ROCE: "Ethernet", NicKind.EF
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU or a NIC of a random machine: host bridge, ports below it, and what it says of itself."""
+    """A GPU or a NIC of a random machine: host bridge, ports below it, and what it reports of itself."""
 
     bridge: int
     ports: tuple[int, ...]

@@ -138,7 +138,7 @@ def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> N
             before = fixture.replicas["a/0"].tensors()
             doomed = fixture.publishers.pop()
             told = 0
-            say = doomed._say
+            say = doomed._post
 
             async def die(to: str, message: Any) -> None:
                 nonlocal told
@@ -147,7 +147,7 @@ def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> N
                     fixture.post.close("trainer-1", "killed")
                 await say(to, message)
 
-            doomed._say = die  # type: ignore[method-assign]
+            doomed._post = die  # type: ignore[method-assign]
             outcomes: list[str] = []
 
             async def publish(publisher: Any) -> None:
@@ -253,7 +253,7 @@ def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as fixture:
             await begun(fixture)
             liar = fixture.publishers[0]
-            say, told, lie = liar._say, 0, ""
+            say, told, lie = liar._post, 0, ""
 
             async def lying(to: str, message: Any) -> None:
                 nonlocal told
@@ -271,7 +271,7 @@ def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -
                     message = Coded(**fields)
                 await say(to, message)
 
-            liar._say = lying  # type: ignore[method-assign]
+            liar._post = lying  # type: ignore[method-assign]
             reasons = {
                 "slot": "filled slot 2 of version 2, not its to fill",
                 "columns": "in columns of different lengths",

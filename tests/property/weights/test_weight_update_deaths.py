@@ -46,7 +46,7 @@ def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
             before = await fixture.begin()
             victim, dead = fixture.publishers[1], anyio.Event()
 
-            say = victim._say
+            say = victim._post
 
             async def die(to: str, message: WeightMessage) -> None:
                 if not isinstance(message, Written):
@@ -55,7 +55,7 @@ def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
                     dead.set()
                     fixture.post.close("trainer-1", "killed")
 
-            victim._say = die  # type: ignore[method-assign]
+            victim._post = die  # type: ignore[method-assign]
             with pytest.raises(af.BrokenError, match="sender trainer-1: killed"):
                 await fixture.update(2)
             assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}

@@ -1,4 +1,4 @@
-"""Asking and telling actors of one node: answers, errors, cancellation, full mailboxes, misuse."""
+"""Messages to actors of one node: answers, errors, cancellation, full mailboxes, misuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_failed_ask_is_the_askers_and_the_actor_lives_on() -> None:
         assert await worker.ask(Add(1, 1)) == 2
 
 
-async def test_the_first_failure_of_a_group_is_told() -> None:
+async def test_the_first_failure_of_a_group_is_reported() -> None:
     class Group(Worker):
         @handles(Fail)
         async def fail(self, message: Fail) -> None:
@@ -114,21 +114,21 @@ async def test_a_cancelled_ask_in_the_mailbox_is_taken_back() -> None:
 async def test_a_full_mailbox_makes_tellers_wait() -> None:
     log: list[object] = []
     gate = trio.Event()
-    told: list[int] = []
+    reported: list[int] = []
     async with open_node("here") as node:
         worker = await node.spawn(Worker, log, gate, name="worker")
 
-        async def teller() -> None:
+        async def sender() -> None:
             for number in range(10):
                 await worker.tell(Note(number))
-                told.append(number)
+                reported.append(number)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.ask, Wait())
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(teller)
+            nursery.start_soon(sender)
             await trio.testing.wait_all_tasks_blocked()
-            assert told == [0, 1]
+            assert reported == [0, 1]
             gate.set()
         assert await worker.ask(Add(0, 0)) == 0
     assert log == ["start", "waiting", *range(10), "stop"]

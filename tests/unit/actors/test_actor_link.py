@@ -78,7 +78,7 @@ async def test_the_unknown_and_the_lost_are_peer_errors(opener: Opener) -> None:
                 await a.send(peer, "words", b"x")
 
 
-async def test_disconnect_is_heard_on_both_sides(opener: Opener) -> None:
+async def test_disconnect_is_seen_on_both_sides(opener: Opener) -> None:
     async with opener("a") as a, opener("b") as b, a.watch() as at_a, b.watch() as at_b:
         peer = await a.connect(b.address)
         await a.disconnect(peer)
@@ -89,7 +89,7 @@ async def test_disconnect_is_heard_on_both_sides(opener: Opener) -> None:
             assert change.peer == whom.identity
 
 
-async def test_misuse_is_told_at_the_call(opener: Opener) -> None:
+async def test_misuse_is_reported_at_the_call(opener: Opener) -> None:
     async with opener("a") as a, opener("b") as b:
         peer = await a.connect(b.address)
         with pytest.raises(TypeError, match="body must be bytes"):

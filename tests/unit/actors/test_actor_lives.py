@@ -1,4 +1,4 @@
-"""How actors begin and end: starts, deaths and who hears of them, stops, tasks and children."""
+"""How actors begin and end: starts, deaths and who learns of them, stops, tasks and children."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_failed_tell_ends_the_actor_and_rises_from_the_node() -> None:
     assert log == ["start", "stop"]
 
 
-async def test_a_fatal_error_ends_the_actor_and_all_who_wait_hear_of_it_at_once() -> None:
+async def test_a_fatal_error_ends_the_actor_and_all_who_wait_learn_of_it_at_once() -> None:
     class Two(Worker):
         concurrency = 2
 
@@ -38,7 +38,7 @@ async def test_a_fatal_error_ends_the_actor_and_all_who_wait_hear_of_it_at_once(
         with pytest.raises(ActorDied, match="broken on demand") as caught:
             await worker.ask(message)
         errors.append(caught.value)
-        log.append("told")
+        log.append("reported")
 
     async with open_node("here", policy=Policy(restarts=1)) as node:
         gate = trio.Event()
@@ -47,7 +47,7 @@ async def test_a_fatal_error_ends_the_actor_and_all_who_wait_hear_of_it_at_once(
             nursery.start_soon(asker, worker, Wait())
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(asker, worker, Break())
-        assert log.count("told") == 2
+        assert log.count("reported") == 2
         assert "drained" not in log  # at once, not when the last handler is done
     assert [error.origin for error in errors] == [worker.words] * 2
     assert "drained" in log
@@ -88,10 +88,10 @@ async def test_an_actor_that_is_restarted_for_weeks_keeps_none_of_its_former_liv
         del caught
         gc.collect()
         living = [number for number, life in enumerate(lives) if life() is not None]
-        assert set(living) <= {19, 20}, living  # the present one, and the one that its predecessor's askers are told of
+        assert set(living) <= {19, 20}, living  # the present one, and the one that its predecessor's askers get
 
 
-async def test_a_failed_start_is_told_to_the_spawner_only() -> None:
+async def test_a_failed_start_is_reported_to_the_spawner_only() -> None:
     class Stillborn(Worker):
         async def on_start(self) -> None:
             raise OSError("no device")
@@ -202,7 +202,7 @@ async def test_tasks_and_children_of_an_actor_end_with_it() -> None:
     assert log.count("start") == log.count("stop") - 2 == 2
 
 
-async def test_who_would_wait_for_its_own_end_is_told() -> None:
+async def test_who_would_wait_for_its_own_end_gets_an_error() -> None:
     class Suicidal(Worker):
         @handles(Fail)
         async def fail(self, message: Fail) -> None:

@@ -36,7 +36,7 @@ async def test_members_come_drain_and_go() -> None:
     assert view.least_loaded("decode") is None
 
 
-async def test_what_is_said_about_an_earlier_life_changes_nothing() -> None:
+async def test_what_is_stated_about_an_earlier_life_changes_nothing() -> None:
     view = Membership()
     view.apply(Joined(member("a", 1)))
     view.apply(Joined(member("a", 2)))

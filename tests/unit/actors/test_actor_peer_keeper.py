@@ -17,7 +17,7 @@ A1, A2 = Identity("a", 1), Identity("a", 2)
 
 
 class Switchboard:
-    """A fabric whose peers can be reached when the test says so."""
+    """A fabric whose peers can be reached when the test allows it."""
 
     def __init__(self) -> None:
         self.reachable: set[bytes] = set()
@@ -57,7 +57,7 @@ async def test_connecting_backs_off_until_it_works(autojump_clock: trio.testing.
     assert fabric.log == ["connect a1", "disconnect a1"]
 
 
-async def test_an_address_that_is_none_is_told_to_who_waits_and_keeps_the_others() -> None:
+async def test_an_address_that_is_none_is_reported_to_who_waits_and_keeps_the_others() -> None:
     fabric = Switchboard()
     fabric.reachable.add(b"a2")
     async with open_peer_keeper(fabric) as keeper:
@@ -86,7 +86,7 @@ async def test_a_new_incarnation_is_a_new_peer(autojump_clock: trio.testing.Mock
     assert sorted(fabric.log) == ["connect a1", "connect a2", "disconnect a1", "disconnect a2"]
 
 
-async def test_who_waits_for_a_peer_that_leaves_hears_of_it() -> None:
+async def test_who_waits_for_a_peer_that_leaves_learns_of_it() -> None:
     fabric = Switchboard()
 
     async def wait() -> None:

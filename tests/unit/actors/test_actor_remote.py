@@ -58,7 +58,7 @@ async def test_a_reference_in_a_message_leads_back(opener: Opener) -> None:
             await two.worker.ask(Relay(home, 20, 3))
 
 
-async def test_a_death_tells_all_who_wait_and_later_ones(opener: Opener) -> None:
+async def test_a_death_notifies_all_who_wait_and_later_ones(opener: Opener) -> None:
     errors: list[ActorDied] = []
 
     async def asker(message: Message[object]) -> None:
@@ -146,22 +146,22 @@ async def test_cancelled_messages_that_wait_are_taken_back(opener: Opener) -> No
 
 
 async def test_a_full_mailbox_makes_tellers_wait_and_keeps_their_order(opener: Opener) -> None:
-    told: list[int] = []
+    reported: list[int] = []
 
-    async def teller() -> None:
+    async def sender() -> None:
         for number in range(10):
             await two.worker.tell(Note(number))
-            told.append(number)
+            reported.append(number)
 
     async with two_nodes(opener) as two:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(two.worker.ask, Wait())
             await until(two.log, "waiting")
-            nursery.start_soon(teller)
-            while len(told) < 2:
+            nursery.start_soon(sender)
+            while len(reported) < 2:
                 await trio.testing.wait_all_tasks_blocked(0.001)
             await trio.testing.wait_all_tasks_blocked(0.02)
-            assert told == [0, 1]
+            assert reported == [0, 1]
             two.gate.set()
         assert await two.worker.ask(Add(0, 0)) == 0
         assert two.log == ["waiting", *range(10)]
@@ -224,12 +224,12 @@ async def test_a_lost_node_fails_its_askers_and_frees_what_it_asked_for(opener: 
             with pytest.raises(ActorDied, match=r"worker#1 on far died: .*far") as caught:
                 await two.worker.ask(Wait())
             assert isinstance(caught.value.__cause__, PeerError)
-            two.log.append("told")
+            two.log.append("reported")
 
         nursery.start_soon(asker)
         await until(two.log, "waiting")
         await two.near_link.disconnect(two.far.identity)
-        await until(two.log, "told")
+        await until(two.log, "reported")
         await until(two.log, "drained")
         with pytest.raises(ActorDied):
             await two.worker.ask(Add(1, 1))
@@ -239,7 +239,7 @@ class Provoke(Message[None]):
     to: Reference
 
 
-async def test_the_first_cause_is_told_across_nodes(opener: Opener) -> None:
+async def test_the_first_cause_is_reported_across_nodes(opener: Opener) -> None:
     class Middle(FarWorker):
         @handles(Provoke)
         async def provoke(self, message: Provoke) -> None:

@@ -101,12 +101,12 @@ def only_peer(p: Pair) -> af.Peer:
     return p.writer._peers.by_id(p.writer.statistics().peers[0].id)
 
 
-@pytest.mark.parametrize(("error", "says", "call"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(("error", "states", "call"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 async def test_bad_arguments_are_refused_at_the_call(
-    error: type[Exception], says: str, call: Callable[[Pair], Any]
+    error: type[Exception], states: str, call: Callable[[Pair], Any]
 ) -> None:
     async with open_pair() as p:
-        with pytest.raises(error, match=says if says != "registered" else "access must be"):
+        with pytest.raises(error, match=states if states != "registered" else "access must be"):
             call(p)
         assert p.writer.statistics().ops_submitted == 0
         assert p.writer.why() == []
@@ -129,10 +129,12 @@ AWAITED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "says", "call"), [row[1:] for row in AWAITED], ids=[row[0] for row in AWAITED])
-async def test_bad_arguments_of_what_is_awaited(error: type[Exception], says: str, call: Callable[[Pair], Any]) -> None:
+@pytest.mark.parametrize(("error", "states", "call"), [row[1:] for row in AWAITED], ids=[row[0] for row in AWAITED])
+async def test_bad_arguments_of_what_is_awaited(
+    error: type[Exception], states: str, call: Callable[[Pair], Any]
+) -> None:
     async with open_pair() as p:
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=states):
             await call(p)
         assert p.writer.why() == p.reader.why() == []
 
@@ -162,7 +164,7 @@ async def test_a_fabric_is_opened_by_async_with_alone() -> None:
         await opening
 
 
-async def test_who_waits_in_another_loop_is_told() -> None:
+async def test_who_waits_in_another_loop_gets_an_error() -> None:
     """In a thread with a loop of its own, of either kind, while the fabric's loop runs on."""
 
     async def wait(counter: af.ImmCounter) -> None:
@@ -207,7 +209,7 @@ async def test_a_frame_that_disagrees_with_its_engine_bytes_is_damaged() -> None
             await p.writer.connect(af.FabricAddress(address.incarnation + 1, address.engine_bytes))
 
 
-async def test_gpu_memory_says_what_is_missing() -> None:
+async def test_gpu_memory_states_what_is_missing() -> None:
     async with open_fake(FakeNetwork()) as fabric:
         for device in ("cuda:0", "cuda", 0):
             with pytest.raises((af.DeviceError, ValueError)):

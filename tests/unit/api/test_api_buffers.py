@@ -1,4 +1,4 @@
-"""Both resolvers, the one in Python and the compiled one, say the same about the same memory."""
+"""Both resolvers, the one in Python and the compiled one, state the same about the same memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each native status becomes the exception whose class says how much is broken, with context and a remedy."""
+"""Each native status becomes the exception whose class states how much is broken, with context and a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_code_is_translated() -> None:
 
 
 @pytest.mark.parametrize(("code", "kind"), EXPECTED.items(), ids=lambda value: getattr(value, "name", ""))
-def test_a_refused_call_and_a_failed_completion_say_the_same(code: StatusCode, kind: type[Exception]) -> None:
+def test_a_refused_call_and_a_failed_completion_state_the_same(code: StatusCode, kind: type[Exception]) -> None:
     completion = Completion(1, CompletionKind.OP, code, code.kind, 110, 0, 16, 0, 0, 3)
     for error in (
         faults.refused(refusal(code, "the detail", 110), FIXTURE),

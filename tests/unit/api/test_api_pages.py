@@ -69,7 +69,7 @@ def test_int64_arrays_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "error", "says"),
+    ("pages", "error", "states"),
     [
         ([1.0], TypeError, r"pages\[0\].*float 1\.0"),
         ([0, True], TypeError, r"pages\[1\].*bool"),
@@ -93,8 +93,8 @@ def test_int64_arrays_are_taken_as_they_are() -> None:
         ([-(1 << 63) - 1], ValueError, "64 bits"),
     ],
 )
-def test_other_things_are_refused(pages: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_other_things_are_refused(pages: Any, error: type[Exception], states: str) -> None:
+    with pytest.raises(error, match=states):
         page_array("pages", pages)
 
 

@@ -63,7 +63,7 @@ async def test_memory_of_all_kinds_is_registered_in_place(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "error", "says"),
+    ("buffer", "error", "states"),
     [
         (bytearray(), ValueError, "empty bytearray"),
         (torch.empty(0), ValueError, "empty Tensor"),
@@ -78,9 +78,9 @@ async def test_memory_of_all_kinds_is_registered_in_place(make: Any) -> None:
         (b"constant", ValueError, "read-only bytes may be registered"),
     ],
 )
-async def test_other_things_are_refused(buffer: Any, error: Any, says: str) -> None:
+async def test_other_things_are_refused(buffer: Any, error: Any, states: str) -> None:
     async with open_fake(FakeNetwork()) as fabric:
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=states):
             await fabric.register(buffer)
         assert fabric.statistics().regions == 0
 
@@ -114,13 +114,13 @@ async def test_views_share_the_memory() -> None:
         assert np.frombuffer(region, np.float32, count=8, offset=16).tolist() == [1.5] * 8
         assert (np.asarray(region)[48:80] == 0).all()
         assert region.tensor(torch.uint8, 5).shape == (5,) and region.tensor(torch.uint8, [0, 3]).shape == (0, 3)
-        for call, says in (
+        for call, states in (
             (lambda: region.tensor(torch.float64, (513,)), "needs 4104 bytes"),
             (lambda: region[1:9].tensor(torch.float64), "not aligned"),
             (lambda: region[0:7].tensor(torch.float32), "no whole number"),
             (lambda: region.tensor(torch.int8, (-1,)), "shape must be >= 0"),
         ):
-            with pytest.raises(ValueError, match=says):
+            with pytest.raises(ValueError, match=states):
                 call()
         with pytest.raises(TypeError, match=r"torch\.dtype"):
             region.tensor("float32")
@@ -204,7 +204,7 @@ async def test_memory_lives_until_release_or_close_even_without_a_reference() ->
     assert second() is None
 
 
-async def test_a_quarantined_region_stays_pinned_and_release_says_so() -> None:
+async def test_a_quarantined_region_stays_pinned_and_release_reports_it() -> None:
     config = af.FabricConfig(drain_deadline=0.05)
     async with open_pair(config, hold=True, can_flush=False) as p:
         buffer, pinned_before = bytearray(64), len(pinned())
@@ -224,7 +224,7 @@ async def test_a_quarantined_region_stays_pinned_and_release_says_so() -> None:
     assert len(pinned()) == pinned_before + 1
 
 
-async def test_a_failing_registration_says_why() -> None:
+async def test_a_failing_registration_states_why() -> None:
     network = FakeNetwork()
     async with open_fake(network) as fabric:
         network.fail_next_control(StatusCode.NO_MEMORY, raw=12)

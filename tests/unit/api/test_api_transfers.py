@@ -15,7 +15,7 @@ from asyncfabric._bridge.status import StatusCode
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_write_arrives_and_tells_what_it_did() -> None:
+async def test_a_write_arrives_and_reports_what_it_did() -> None:
     async with open_pair() as p:
         transfer = p.writer.write(p.source[3:103], p.key, 7)
         result = await transfer
@@ -247,7 +247,7 @@ async def test_a_full_queue_is_busy_and_wait_writable_ends_when_there_is_room() 
         await p.writer.wait_writable()
 
 
-async def test_reads_bring_bytes_and_say_when_no_rail_can() -> None:
+async def test_reads_bring_bytes_and_state_when_no_rail_can() -> None:
     async with open_pair() as p:
         p.target.memory[10:14] = b"data"
         await p.writer.read(p.key, 10, p.source[0:4])
@@ -311,7 +311,7 @@ async def test_keys_that_nobody_holds_are_closed_in_the_engine() -> None:
         assert len(set(closed)) == len(closed) == 20
 
 
-async def test_transfers_and_fabrics_say_what_they_are() -> None:
+async def test_transfers_and_fabrics_state_what_they_are() -> None:
     async with open_pair(hold=True) as p:
         transfer = p.writer.write(p.source[:100], p.key, 0)
         assert repr(transfer).startswith("<Transfer pending: write of 100 bytes (<RegionSlice [0:100] of region 1>")

@@ -27,7 +27,7 @@ def test_an_address_goes_round_as_bytes_and_as_text() -> None:
     assert address != "text"
 
 
-def test_a_key_goes_round_and_tells_what_it_is() -> None:
+def test_a_key_goes_round_and_reports_what_it_is() -> None:
     key = a_key(access=1)
     again = af.RegionKey.from_bytes(memoryview(bytes(key)))
     assert again == key and hash(again) == hash(key)
@@ -43,7 +43,7 @@ def test_a_key_goes_round_and_tells_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "states"),
     [
         ("nonsense", "begins with"),
         ("af1-!!!!", "damaged"),
@@ -51,8 +51,8 @@ def test_a_key_goes_round_and_tells_what_it_is() -> None:
         ("af1-" + "A" * 80, "not a fabric"),
     ],
 )
-def test_damaged_address_text_is_refused(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_damaged_address_text_is_refused(text: str, states: str) -> None:
+    with pytest.raises(ValueError, match=states):
         af.FabricAddress.parse(text)
 
 

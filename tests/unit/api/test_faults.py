@@ -1,4 +1,4 @@
-"""From a status to an exception: the class follows the kind, the text says what, to whom, how much and what to do."""
+"""From a status to an exception: the class follows the kind, the text states what, to whom, how much and what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_kind_decides_the_class(code: StatusCode) -> None:
         assert str(error).startswith("write of 8 bytes to peer 3: ")
         assert "at least 4 of 8 bytes had left" in str(error)
         if isinstance(error, errors.FabricError):
-            assert error.remedy, f"{code.name} tells nobody what to do"
+            assert error.remedy, f"{code.name} reports nobody what to do"
         if isinstance(error, (errors.TransferError, errors.PeerError)):
             assert error.bytes == 4
 
@@ -80,18 +80,18 @@ def test_a_refusal_without_a_text_still_speaks() -> None:
     assert "full" in str(error)
 
 
-@pytest.mark.parametrize(("imm", "says"), [(None, "every immediate"), (5, "imm 5 is open already")])
-def test_busy_counters_have_their_own_words(imm: int | None, says: str) -> None:
+@pytest.mark.parametrize(("imm", "states"), [(None, "every immediate"), (5, "imm 5 is open already")])
+def test_busy_counters_have_their_own_words(imm: int | None, states: str) -> None:
     error = faults.counter_refused(refusal(StatusCode.BUSY), imm)
     assert isinstance(error, errors.BusyError)
-    assert says in str(error)
+    assert states in str(error)
 
 
-@pytest.mark.parametrize(("imm", "says"), [(None, "or one whose close"), (5, "of imm 5")])
-def test_a_counter_that_waits_for_a_peer_is_not_told_as_open(imm: int | None, says: str) -> None:
+@pytest.mark.parametrize(("imm", "states"), [(None, "or one whose close"), (5, "of imm 5")])
+def test_a_counter_that_waits_for_a_peer_is_not_reported_as_open(imm: int | None, states: str) -> None:
     error = faults.counter_refused(refusal(StatusCode.UNCONFIRMED), imm)
     assert isinstance(error, errors.BusyError)
-    assert says in str(error) and "not confirmed" in str(error) and "open already" not in str(error)
+    assert states in str(error) and "not confirmed" in str(error) and "open already" not in str(error)
 
 
 def test_other_refused_counters_are_refusals_like_any() -> None:
@@ -100,10 +100,10 @@ def test_other_refused_counters_are_refusals_like_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "says"), [(None, "the peer is lost"), (ended(12, 7, -104), "died or stopped answering")]
+    ("completion", "states"), [(None, "the peer is lost"), (ended(12, 7, -104), "died or stopped answering")]
 )
-def test_a_lost_peer_is_named_with_what_waited(completion: Completion | None, says: str) -> None:
+def test_a_lost_peer_is_named_with_what_waited(completion: Completion | None, states: str) -> None:
     error = faults.peer_lost("wait for 5", "<Peer 3>", completion)
     assert str(error).startswith("wait for 5, and <Peer 3> ")
-    assert says in str(error)
+    assert states in str(error)
     assert error.raw == (completion.raw if completion else 0)

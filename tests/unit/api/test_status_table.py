@@ -1,4 +1,4 @@
-"""The Python twins of native tables and enums say what the headers say."""
+"""The Python twins of native tables and enums state what the headers state."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from links_anew import begin_anew, say_at_once
+from links_anew import begin_anew, send_at_once
 
 from asyncfabric.control import DirectoryClient, LinkConfig, open_link, serve_directory
 from asyncfabric.control.directory_messages import (
@@ -118,7 +118,7 @@ async def test_who_came_back_before_the_directory_looked_is_told_on(config: Link
             await n.send(d.identity, TO_DIRECTORY, watch)
             await told.receive()
             begin_anew(n, d)
-            say_at_once(n, d, TO_DIRECTORY, watch)
+            send_at_once(n, d, TO_DIRECTORY, watch)
             await embedded.register("directory", d.address, {"number": str(number)})
             with anyio.fail_after(PATIENCE_S):
                 while f'"{number}"' not in named(decode_news((await told.receive()).body)):
@@ -139,7 +139,7 @@ async def test_who_was_in_and_came_back_before_the_directory_looked_is_asked_to_
         await n.send(d.identity, TO_DIRECTORY, request)
         assert isinstance(decode_news((await told.receive()).body), Registered)
         begin_anew(n, d)
-        say_at_once(n, d, TO_DIRECTORY, request)
+        send_at_once(n, d, TO_DIRECTORY, request)
         with anyio.fail_after(PATIENCE_S):
             while not isinstance(news := decode_news((await told.receive()).body), Unregistered):
                 pass

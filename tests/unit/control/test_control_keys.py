@@ -42,16 +42,16 @@ def test_a_secret_that_others_can_read_is_refused(file: Path, mode: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [("", "no line 'public'"), ("public abc\nsecret abc\n", "64 hex digits"), ("\x00\xff garbage", "no line 'public'")],
 )
-def test_a_broken_key_file_is_told_apart(file: Path, text: str, told: str) -> None:
+def test_a_broken_key_file_is_distinguished(file: Path, text: str, reported: str) -> None:
     file.write_text(text)
-    with pytest.raises(DeviceError, match=told):
+    with pytest.raises(DeviceError, match=reported):
         read_keys(file)
 
 
-def test_a_missing_key_file_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_missing_key_file_states_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"no key file .*asyncfabric keys new"):
         read_keys(tmp_path / "none")
 
@@ -129,7 +129,7 @@ def test_a_trust_list_that_others_can_write_is_refused(file: Path, mode: int) ->
         read_keys(file)
 
 
-def test_a_trust_list_that_is_no_text_is_told_apart_from_the_key(file: Path) -> None:
+def test_a_trust_list_that_is_no_text_is_distinguished_from_the_key(file: Path) -> None:
     trust_file(file).write_bytes(b"\xff\xfe\n")
     with pytest.raises(DeviceError, match=r"trusted, line 1"):
         read_keys(file)

@@ -83,8 +83,8 @@ class Bench:
         return self.feed(Received(path, encode(Envelope(sender, session, sequence, None, message)), key))
 
     def ready(self) -> Bench:
-        said = spoken(self.hear(HELLO))
-        assert [type(message) for message in said] == [Welcome]
+        stated = spoken(self.hear(HELLO))
+        assert [type(message) for message in stated] == [Welcome]
         return self
 
     def count(self, reason: str) -> int:
@@ -111,11 +111,11 @@ def codes(actions: list[Any]) -> list[str]:
 def test_a_welcome_for_each_hello_is_no_replay_and_one_more_is() -> None:
     """A listener that starts late finds all the Hellos that waited for it."""
     bench = Bench()
-    said = spoken(bench.feed(Dial(1, "ipc:///peer")))
+    stated = spoken(bench.feed(Dial(1, "ipc:///peer")))
     for _ in range(2):
         bench.now_ns += bench.table.config.heartbeat_ns
-        said += spoken(bench.feed(Tick()))
-    assert [type(message) for message in said] == [Hello] * 3
+        stated += spoken(bench.feed(Tick()))
+    assert [type(message) for message in stated] == [Hello] * 3
     for _ in range(3):
         bench.hear(WELCOME, session=100, path=1)
     assert (bench.peers, bench.count("replayed")) == ([PEER], 0)
@@ -324,12 +324,12 @@ def test_memories_of_the_dead_are_bounded() -> None:
     assert not names.opens(PEER, REMEMBERED + 9)
 
 
-def test_bounds_of_the_configuration_say_which_value_is_wrong() -> None:
-    for changed, told in (
+def test_bounds_of_the_configuration_state_which_value_is_wrong() -> None:
+    for changed, reported in (
         ({"heartbeat_ns": 0}, "heartbeat_ns"),
         ({"peer_deadline_ns": SECOND_NS // 2}, "two heartbeats"),
         ({"max_frame_bytes": 100}, "max_frame_bytes"),
         ({"window_bytes": MAX_FRAME_BYTES}, "window_bytes"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reported):
             SessionConfig(**changed)

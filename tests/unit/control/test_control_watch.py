@@ -1,4 +1,4 @@
-"""A watcher hears of each session that ended, also when the next one with the same peer began before it looked."""
+"""A watcher learns of each session that ended, also when the next one with the same peer began before it looked."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def config(tmp_path: Path) -> LinkConfig:
 
 
 @pytest.mark.anyio
-async def test_a_loss_is_told_before_the_session_that_follows_it(config: LinkConfig) -> None:
+async def test_a_loss_is_reported_before_the_session_that_follows_it(config: LinkConfig) -> None:
     async with open_link("a", config=config) as a, open_link("b", config=config) as b, b.watch() as changes:
         await a.connect(b.address)
         with anyio.fail_after(PATIENCE_S):
             states = [(await changes.receive()).state]
-            for _ in range(3):  # as often as they like: what was not seen is told once
+            for _ in range(3):  # as often as they like: what was not seen is reported once
                 begin_anew(a, b)
             states += [(await changes.receive()).state, (await changes.receive()).state]
         assert states == ["ready", "lost", "ready"]
@@ -50,24 +50,24 @@ class Waiter(Actor):
 
 
 @pytest.mark.trio
-async def test_who_asked_in_a_session_that_ended_is_told_so(config: LinkConfig) -> None:
+async def test_who_asked_in_a_session_that_ended_is_informed(config: LinkConfig) -> None:
     """The listener stood still while its peer lost it and came back: it waited for the answer for ever."""
     async with open_link("a", config=config) as a, open_link("b", config=config) as b:
         await a.connect(b.address)
         async with open_node("a", a) as far, open_node("b", b) as near, trio.open_nursery() as nursery:
-            begun, told = trio.Event(), trio.Event()
+            begun, reported = trio.Event(), trio.Event()
             await far.spawn(Waiter, begun, name="waiter")
             waiter = await near.lookup(far.identity, "waiter")
 
             async def ask() -> None:
                 with pytest.raises(ActorDied, match="was lost"):
                     await waiter.ask(Wait())
-                told.set()
+                reported.set()
 
             nursery.start_soon(ask)
             await begun.wait()
             begin_anew(a, b)
             with trio.move_on_after(PATIENCE_S):
-                await told.wait()
+                await reported.wait()
             nursery.cancel_scope.cancel()
-        assert told.is_set()
+        assert reported.is_set()

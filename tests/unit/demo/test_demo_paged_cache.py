@@ -106,7 +106,7 @@ def test_two_swapped_pages_are_seen() -> None:
     assert not compare(streamed, expected, pages_equal=True).identical
 
 
-def test_the_random_model_says_something_else_for_each_prompt() -> None:
+def test_the_random_model_states_something_else_for_each_prompt() -> None:
     loaded = load(16)
     answers = {reference(loaded, PROMPT[:length], 0)[0].tokens for length in (1, 7, 48, 70)}
     assert len(answers) == 4

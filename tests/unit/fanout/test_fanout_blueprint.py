@@ -26,13 +26,13 @@ def parts(made: Blueprint, size: int = 16) -> list[BlueprintPart]:
 
 def test_a_blueprint_comes_in_parts_and_is_kept(tmp_path: Path) -> None:
     store, path = BlueprintStore(tmp_path / "x"), tmp_path / "x"
-    told = parts(blueprint())
-    assert [store.take(part) for part in told] == [False] * (len(told) - 1) + [True]
+    reported = parts(blueprint())
+    assert [store.take(part) for part in reported] == [False] * (len(reported) - 1) + [True]
     assert trio.run(store.blueprint) == blueprint()
     again = BlueprintStore(path)
     assert trio.run(again.blueprint) == blueprint(), "a coordinator that was restarted has it"
     assert trio.run(again.part, 5) == path.read_bytes()[5:]
-    assert [again.take(part) for part in told][-1], "the same one is welcome"
+    assert [again.take(part) for part in reported][-1], "the same one is welcome"
 
 
 def test_another_one_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of coordinator and trainer: folders are made, and what cannot be written is told before they listen."""
+"""Files of coordinator and trainer: folders are made, and what cannot be written is reported before they listen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_folder_is_made(tmp_path: Path) -> None:
     assert found(wanted) == wanted, "a folder that is there is taken"
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
     for path, text in [
@@ -38,7 +38,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
             found(path)
 
 
-def test_a_folder_of_checkpoints_is_made_or_told(tmp_path: Path) -> None:
+def test_a_folder_of_checkpoints_is_made_or_reported(tmp_path: Path) -> None:
     wanted = tmp_path / "lib" / "checkpoints"
     assert fault_of(wanted) == "" and wanted.is_dir()
     taken = tmp_path / "taken"

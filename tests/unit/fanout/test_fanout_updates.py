@@ -1,4 +1,4 @@
-"""What a coordinator tells of updates: rows with their ages, metrics of the last one, reasons, and who is not there."""
+"""What a coordinator reports of updates: rows with their ages, metrics of the last one, reasons, who is not there."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from asyncfabric_services.runner.scheduler import Scheduler  # noqa: E402
 
 
 class GatedRunner(Runner):
-    """A runner whose passes wait for a permit while the gate is shut, and tell that they began."""
+    """A runner whose passes wait for a permit while the gate is shut, and report that they began."""
 
     def __init__(self, inner: Runner) -> None:
         self.__dict__.update(inner.__dict__)

@@ -79,7 +79,7 @@ def test_a_machine_that_keeps_no_bits_gets_strict_tiles(monkeypatch: pytest.Monk
     assert measure_rule([torch.ones(8, 8)], 2, 8) == RowRule(16, 16)
 
 
-def test_products_are_padded_and_cut_as_the_rule_says() -> None:
+def test_products_are_padded_and_cut_as_the_rule_states() -> None:
     rows, weight = torch.randn(37, 8), torch.randn(5, 8)
     for rule in (RowRule(4, 8), RowRule(16, 16), RowRule(4, 512)):
         assert torch.allclose(rule.linear(rows, weight), rows @ weight.T, atol=1e-6)

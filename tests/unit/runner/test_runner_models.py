@@ -95,10 +95,10 @@ def runner_over(loaded: LoadedModel) -> Runner:
 
 def answer(runner: Runner, prompt: list[int]) -> list[int]:
     table = table_of(len(prompt) + ANSWER, 16, pages=64)
-    said = [int(runner.prefill(prompt, table, chunk_tokens=20).argmax())]
-    while len(said) < ANSWER:
-        said.append(int(runner.step([Span(said[-1:], len(prompt) + len(said) - 1, table)])[0].argmax()))
-    return said
+    stated = [int(runner.prefill(prompt, table, chunk_tokens=20).argmax())]
+    while len(stated) < ANSWER:
+        stated.append(int(runner.step([Span(stated[-1:], len(prompt) + len(stated) - 1, table)])[0].argmax()))
+    return stated
 
 
 @pytest.mark.parametrize(("kind", "windowed"), CASES)

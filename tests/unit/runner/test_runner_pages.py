@@ -49,37 +49,37 @@ def test_pages_copied_elsewhere_decode_the_same(page_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("chunk_tokens", [5, 16, 64, 100])
-def test_the_hook_tells_each_layer_of_each_chunk_once_its_pages_are_written(chunk_tokens: int) -> None:
-    told: list[tuple[int, range]] = []
+def test_the_hook_reports_each_layer_of_each_chunk_once_its_pages_are_written(chunk_tokens: int) -> None:
+    reported: list[tuple[int, range]] = []
     runner, reference = make_runner(), make_runner()
     table = table_of(len(PROMPT), 16)
     reference.prefill(PROMPT, table, chunk_tokens=chunk_tokens)
 
     def after_layer(layer: int, positions: range) -> None:
-        told.append((layer, positions))
+        reported.append((layer, positions))
         for position in positions:
             place = (layer, table[position // 16], slice(None), slice(None), position % 16)
             assert torch.equal(runner.pool[place], reference.pool[place])
 
     runner.prefill(PROMPT, table, chunk_tokens=chunk_tokens, after_layer=after_layer)
     expected = [(layer, range(*chunk)) for chunk in chunks(len(PROMPT), chunk_tokens) for layer in range(3)]
-    assert told == expected
+    assert reported == expected
 
 
 def test_what_the_hook_raises_ends_the_prefill() -> None:
     class Stop(Exception):
         pass
 
-    told = []
+    reported = []
 
     def after_layer(layer: int, positions: range) -> None:
-        told.append(layer)
-        if len(told) == 5:
+        reported.append(layer)
+        if len(reported) == 5:
             raise Stop
 
     with pytest.raises(Stop):
         make_runner().prefill(PROMPT, table_of(70, 16), chunk_tokens=16, after_layer=after_layer)
-    assert told == [0, 1, 2, 0, 1]
+    assert reported == [0, 1, 2, 0, 1]
 
 
 def test_a_prefill_can_start_behind_pages_that_are_there() -> None:

@@ -1,4 +1,4 @@
-"""Each check of `asyncfabric doctor` on planted facts: what it says, that it can complain, and then with a fix."""
+"""Each check of `asyncfabric doctor` on planted facts: what it states, that it can complain, and then with a fix."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def finding_of(case: Case) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check}-{case.verdict}-{case.says}")
-def test_a_check_says_what_its_facts_mean(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check}-{case.verdict}-{case.states}")
+def test_a_check_states_what_its_facts_mean(case: Case) -> None:
     finding = finding_of(case)
     assert finding.verdict == case.verdict, finding
-    assert case.says in finding.detail
+    assert case.states in finding.detail
     assert finding.verdict == "ok" or finding.fix
 
 
@@ -54,12 +54,12 @@ def test_only_failures_change_the_status(verdicts: str, status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said", "detail"),
+    ("verdict", "stated", "detail"),
     [("ok", "ok", "b"), ("warn", "warn", "b"), ("fail", "fail", "b"), ("n.a.", "ok", "not here: b")],
 )
-def test_scripts_read_three_verdicts(verdict: str, said: str, detail: str) -> None:
+def test_scripts_read_three_verdicts(verdict: str, stated: str, detail: str) -> None:
     row = plain(Finding("a", Verdict(verdict), "b", "c"))
-    assert (row["check"], row["verdict"], row["detail"]) == ("a", said, detail)
+    assert (row["check"], row["verdict"], row["detail"]) == ("a", stated, detail)
     assert (row["fix"] == "c") == (verdict != "n.a.")
 
 

@@ -63,13 +63,13 @@ def test_the_key_file_of_the_settings_is_looked_at_and_else_the_user_s_own(
     assert (facts.file, facts.named, facts.there) == ("/home/me/c/asyncfabric/link.key", False, False)
 
 
-@pytest.mark.parametrize(("relaxed", "length", "says"), [(True, 4096, True), (False, 256, False), (True, 64, None)])
-def test_relaxed_ordering_is_a_bit_of_device_control(relaxed: bool, length: int, says: bool | None) -> None:
-    assert relaxed_ordering(config_space(relaxed=relaxed, length=length)) is says
+@pytest.mark.parametrize(("relaxed", "length", "states"), [(True, 4096, True), (False, 256, False), (True, 64, None)])
+def test_relaxed_ordering_is_a_bit_of_device_control(relaxed: bool, length: int, states: bool | None) -> None:
+    assert relaxed_ordering(config_space(relaxed=relaxed, length=length)) is states
 
 
 @pytest.mark.parametrize(
-    ("control", "length", "says"),
+    ("control", "length", "states"),
     [
         (0, 4096, False),
         (0x1D, 4096, True),
@@ -79,8 +79,8 @@ def test_relaxed_ordering_is_a_bit_of_device_control(relaxed: bool, length: int,
         (0x1D, 256, None),
     ],
 )
-def test_acs_redirects_by_its_control_word(control: int | None, length: int, says: bool | None) -> None:
-    assert redirects_peers(config_space(acs_control=control, length=length)) is says
+def test_acs_redirects_by_its_control_word(control: int | None, length: int, states: bool | None) -> None:
+    assert redirects_peers(config_space(acs_control=control, length=length)) is states
 
 
 def test_broken_capability_lists_end() -> None:
@@ -202,7 +202,7 @@ def test_what_the_driver_was_asked() -> None:
     assert asking_of({"gpus": [gpu], "reach": [[True]], "error": "cuMemCreate: no"}).error == "cuMemCreate: no"
 
 
-def test_the_child_that_asks_says_why_it_cannot() -> None:
+def test_the_child_that_asks_states_why_it_cannot() -> None:
     if os.path.exists("/proc/driver/nvidia/version"):
         pytest.skip("this machine has a driver: tests/gpu sees the child at work")
     assert "libcuda" in ask_child("asyncfabric_services.doctor.gpu_trial")["error"]
@@ -243,7 +243,7 @@ def test_a_child_really_writes_here() -> None:
     assert read_ptrace(Path("/")).error == ""
 
 
-def test_a_child_that_cannot_write_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_write_states_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncfabric_services.doctor.ptrace.TRIAL", "json.tool")  # it reads the line and complains
     assert "Extra data" in read_ptrace(Path("/")).error
 

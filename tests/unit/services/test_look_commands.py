@@ -60,23 +60,23 @@ def dead_url() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_why_says_who_waits_for_what_and_from_whom() -> None:
+def test_why_states_who_waits_for_what_and_from_whom() -> None:
     with site(why=DECODE) as node:
         shown = run("why", "--node", node.url)
         rows = run("why", "--node", node.url, "--json")
     assert status_of(shown) == status_of(rows) == 0
-    for said in ("decode-1", "r7/1, lease 3", "arrivals of imm 5", "3 of 115", "prefill-1", "2.5 s"):
-        assert said in shown.stdout
+    for stated in ("decode-1", "r7/1, lease 3", "arrivals of imm 5", "3 of 115", "prefill-1", "2.5 s"):
+        assert stated in shown.stdout
     assert [json.loads(line) for line in rows.stdout.splitlines()] == [{"node": "decode-1", "role": "decode", **WAIT}]
 
 
-def test_nobody_waits_is_said_and_is_no_row() -> None:
+def test_nobody_waits_is_stated_and_is_no_row() -> None:
     with site(why=DECODE | {"why": []}) as node:
         assert run("why", "--node", node.url).stdout == "nobody waits for anything\n"
         assert run("why", "--node", node.url, "--json").stdout == ""
 
 
-def test_a_directory_names_all_nodes_and_a_silent_one_is_told_by_name() -> None:
+def test_a_directory_names_all_nodes_and_a_silent_one_is_reported_by_name() -> None:
     dead = dead_url()
     with site(why=DECODE) as first, site(why=DECODE | {"node": "decode-2"}) as second, site() as directory:
         rows = [("decode-1", first.url), ("decode-2", second.url), ("prefill-9", dead), ("old", "")]
@@ -94,10 +94,10 @@ def test_peers_and_regions_have_their_tables() -> None:
     ) as one:
         peers, regions = run("peers", "ls", "--node", one.url), run("mr", "ls", "--node", one.url)
         as_json = run("mr", "ls", "--node", one.url, "--json")
-    for said in ("p[red]1", "lost", "local", "25.6 kB"):
-        assert said in peers.stdout
-    for said in ("pages", "4,096", "1.02 min", "3.5 ms", "yes"):
-        assert said in regions.stdout
+    for stated in ("p[red]1", "lost", "local", "25.6 kB"):
+        assert stated in peers.stdout
+    for stated in ("pages", "4,096", "1.02 min", "3.5 ms", "yes"):
+        assert stated in regions.stdout
     assert json.loads(as_json.stdout) == {"node": "d", "role": "", **REGION}
 
 
@@ -134,7 +134,7 @@ def test_what_is_no_directory_is_wrong_use() -> None:
 
 
 @pytest.mark.parametrize("body", [b"no JSON", (500, b"broken"), (503, {"error": "closed"})])
-def test_strange_answers_are_told_and_are_no_answers(body: Any) -> None:
+def test_strange_answers_are_reported_and_are_no_answers(body: Any) -> None:
     with site(why=body) as node:
         result = run("why", "--node", node.url)
     assert status_of(result) == 3

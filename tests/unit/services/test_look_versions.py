@@ -59,23 +59,23 @@ def test_each_node_has_its_version_and_what_it_lacks() -> None:
     assert rows["rollout"]["tokens_per_s"] == 0 and rows["trainer"]["tokens_per_s"] is None
 
 
-def test_the_last_updates_are_told_in_a_line_each() -> None:
+def test_the_last_updates_are_reported_in_a_line_each() -> None:
     older = [COMMITTED | {"version": 5}, ABORTED | {"version": 6}]
-    said = " ".join(top([*older, COMMITTED, ABORTED]).split())
+    stated = " ".join(top([*older, COMMITTED, ABORTED]).split())
     assert (
         "the coordinator: version 7 was committed 1.02 min ago: 2 receivers in 500 ms (prepare 125 ms, write 250 ms, "
         "verify 300 ms, decide 62.5 ms), 8.92 MB sent the coordinator: version 8 was aborted 2 s ago: "
         "rollout-3/0 is [gone]"
-    ) in said
-    assert "behind" in said and "pages held" not in said, "no node has pages"
-    assert "version 5" not in said and "version 6" not in said
+    ) in stated
+    assert "behind" in stated and "pages held" not in stated, "no node has pages"
+    assert "version 5" not in stated and "version 6" not in stated
     assert ", 8.92 MB sent, 3 kB saved by codings" in " ".join(top([COMMITTED | {"saved_bytes": 3000}]).split())
     rows = [json.loads(line) for line in top([COMMITTED, ABORTED], "--json").splitlines()]
-    told = [row["last_updates"] for row in rows if row["role"] == "coordinator"]
-    assert told == [[{name: value for name, value in COMMITTED.items() if name != "links"}, ABORTED]]
+    reported = [row["last_updates"] for row in rows if row["role"] == "coordinator"]
+    assert reported == [[{name: value for name, value in COMMITTED.items() if name != "links"}, ABORTED]]
 
 
-def test_who_is_behind_is_not_said_beside_two_trainings() -> None:
+def test_who_is_behind_is_not_stated_beside_two_trainings() -> None:
     def row(role: str, version: float) -> dict[str, Any]:
         names = {"coordinator": "weights_committed_version", "rollout": "rollout_version"}
         return row_of(None, Sample(1.0, {"role": role}, {f"asyncfabric_{names[role]}": version}))

@@ -25,7 +25,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("command", WRITERS.values(), ids=WRITERS)
-def test_a_folder_that_is_not_there_is_told_before_anything_is_done(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_anything_is_done(command: tuple[str, ...], tmp_path: Path) -> None:
     wanted = tmp_path / "nowhere" / "file.json"
     run = CliRunner().invoke(asyncfabric, [*command, str(wanted)])
     assert run.exit_code == 2, run.output
@@ -46,7 +46,7 @@ def test_what_is_there_is_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("topo",), ("config", "show")], ids=" ".join)
-def test_a_disk_that_is_full_is_told_in_a_line(command: tuple[str, ...]) -> None:
+def test_a_disk_that_is_full_is_reported_in_a_line(command: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         run = subprocess.run(
             [sys.executable, "-P", "-m", "asyncfabric_services", *command],

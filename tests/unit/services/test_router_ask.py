@@ -57,7 +57,7 @@ def test_a_full_request_is_read() -> None:
     assert (ask.stops, ask.stream, ask.usage_at_end, ask.chat) == (("a", "bc"), True, True, False)
 
 
-def test_what_is_not_said_has_the_defaults_of_the_api() -> None:
+def test_what_is_not_stated_has_the_defaults_of_the_api() -> None:
     first, second = read(completion()), read(completion())
     assert first.request.sampling.temperature == 1
     assert first.request.max_tokens == 16
@@ -121,7 +121,7 @@ def test_chats_come_as_text_and_as_parts() -> None:
         (completion(messages=[]), 400, "messages", "unknown_parameter"),
     ],
 )
-def test_bad_requests_are_told_by_field(body: Any, status: int, param: str | None, code: str) -> None:
+def test_bad_requests_are_reported_by_field(body: Any, status: int, param: str | None, code: str) -> None:
     with pytest.raises(ApiFault) as caught:
         read(body)
     fault = caught.value
@@ -130,7 +130,7 @@ def test_bad_requests_are_told_by_field(body: Any, status: int, param: str | Non
     assert param is None or param in str(fault) or status == 404 or code == "context_length_exceeded"
 
 
-def test_fields_of_an_engine_are_passed_where_the_card_says_so() -> None:
+def test_fields_of_an_engine_are_passed_where_the_card_reports_it() -> None:
     """Those that change the form of the answer, and those of the other endpoint, stay refused by name."""
     cards = [replace(CARDS[0], passes_fields=True)]
 
@@ -169,7 +169,7 @@ def test_fields_of_an_engine_are_passed_where_the_card_says_so() -> None:
         ([{"role": "\ud800", "content": "x"}], "messages[0]"),
     ],
 )
-def test_bad_chats_are_told_by_message(messages: Any, param: str) -> None:
+def test_bad_chats_are_reported_by_message(messages: Any, param: str) -> None:
     with pytest.raises(ApiFault) as caught:
         read(talk(messages=messages), chat=True)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -186,7 +186,7 @@ def test_bad_chats_are_told_by_message(messages: Any, param: str) -> None:
     ],
     ids=["half a pair", "field", "model", "token", "number"],
 )
-def test_what_a_request_said_is_quoted_so_that_it_can_be_sent(body: Any) -> None:
+def test_what_a_request_stated_is_quoted_so_that_it_can_be_sent(body: Any) -> None:
     with pytest.raises(ApiFault) as caught:
         read(body)
     assert len(json.dumps(caught.value.plain(), ensure_ascii=False).encode()) < 3000
@@ -281,7 +281,7 @@ def speak(text: str, *stops: str) -> tuple[list[str], bool]:
 
 
 @pytest.mark.parametrize(
-    ("text", "stops", "said", "stopped"),
+    ("text", "stops", "stated", "stopped"),
     [
         ("hello world", ("wor",), "hello ", True),
         ("hello world", ("worx",), "hello world", False),
@@ -292,12 +292,12 @@ def speak(text: str, *stops: str) -> tuple[list[str], bool]:
         ("x€y", ("€",), "x", True),
     ],
 )
-def test_stop_strings_end_the_text_before_them(text: str, stops: tuple[str, ...], said: str, stopped: bool) -> None:
+def test_stop_strings_end_the_text_before_them(text: str, stops: tuple[str, ...], stated: str, stopped: bool) -> None:
     parts, found = speak(text, *stops)
-    assert ("".join(parts), found) == (said, stopped)
+    assert ("".join(parts), found) == (stated, stopped)
 
 
-def test_no_part_of_a_stop_string_is_ever_said() -> None:
+def test_no_part_of_a_stop_string_is_ever_stated() -> None:
     draws = random.Random(7)
     for _ in range(500):
         text = "".join(draws.choices("ab", k=draws.randint(0, 12)))

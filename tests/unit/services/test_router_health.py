@@ -1,4 +1,4 @@
-"""Admission, metrics, health and logs: what a node tells about itself, and whom it lets in."""
+"""Admission, metrics, health and logs: what a node reports about itself, and whom it lets in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: file < environment < flags, each with its origin; mistakes are told by name, with the nearest key."""
+"""Settings: file < environment < flags, each with its origin; mistakes are reported by name, with the nearest key."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def test_the_environment_can_name_the_file(file: Path, tmp_path: Path) -> None:
         ("[http]\nhost = 5\n", "expected a string, got 5"),
     ],
 )
-def test_mistakes_in_a_file_are_told(tmp_path: Path, text: str, message: str) -> None:
+def test_mistakes_in_a_file_are_reported(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=message):
         load_settings(file=path)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         load_settings(environment={"ASYNCFABRIC_CONFIG": str(tmp_path / "none.toml")})
 
 
-def test_mistakes_in_the_environment_and_in_flags_are_told() -> None:
+def test_mistakes_in_the_environment_and_in_flags_are_reported() -> None:
     with pytest.raises(SettingsError, match=r"ASYNCFABRIC_HTTP__PROT .* did you mean ASYNCFABRIC_HTTP__PORT\?"):
         load_settings(environment={"ASYNCFABRIC_HTTP__PROT": "1"})
     with pytest.raises(SettingsError, match=r"ASYNCFABRIC_HTTP_PORT .* did you mean ASYNCFABRIC_HTTP__PORT\?"):
@@ -108,7 +108,7 @@ def test_there_are_few_keys_and_each_is_explained_once() -> None:
             assert key.read(str(key.default)) == key.default
 
 
-def test_config_show_tells_values_and_origins(file: Path) -> None:
+def test_config_show_reports_values_and_origins(file: Path) -> None:
     run = CliRunner().invoke(config, ["show", "--origin", "--config", str(file), "--http-host", "::1"])
     assert run.exit_code == 0, run.output
     lines = {line.split()[0]: line.split(None, 2) for line in run.output.splitlines()}

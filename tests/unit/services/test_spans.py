@@ -41,7 +41,7 @@ def test_spans_are_children_of_those_that_they_were_opened_in() -> None:
     assert (stream.begin_ns, ring.take()) == (5, [])
 
 
-def test_what_failed_and_what_still_runs_says_so() -> None:
+def test_what_failed_and_what_still_runs_reports_it() -> None:
     ring = SpanRing()
     ring.on = True
     with pytest.raises(KeyError), ring.open("bad"):

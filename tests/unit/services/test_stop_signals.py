@@ -16,7 +16,7 @@ from asyncfabric_services.router.server import set_on_signals
 
 @pytest.mark.parametrize("stopping", [False, True])
 def test_only_the_second_signal_ends_a_node_at_once(stopping: bool) -> None:
-    """A trainer rank stops when another one was told to: a SIGTERM that comes then is its first."""
+    """A trainer rank stops when another one was ordered to: a SIGTERM that comes then is its first."""
 
     async def main() -> None:
         stop, scope = trio.Event(), trio.CancelScope()

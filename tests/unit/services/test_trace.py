@@ -35,7 +35,7 @@ def test_a_transfer_goes_from_start_to_finish() -> None:
     assert json.loads(json.dumps(picture)) == picture
 
 
-def test_what_had_not_ended_says_so_and_what_began_too_early_is_left_out() -> None:
+def test_what_had_not_ended_reports_it_and_what_began_too_early_is_left_out() -> None:
     events = (TraceEvent(10, "finish", 1, 0), TraceEvent(20, "start", 2, 8), TraceEvent(90, "post", 0, 3))
     picture = merge([_recording(*events)])
     (begin,), (end,) = _drawn(picture, "b"), _drawn(picture, "e")
@@ -45,8 +45,8 @@ def test_what_had_not_ended_says_so_and_what_began_too_early_is_left_out() -> No
 
 
 def test_arrivals_add_up_for_each_imm_and_sleep_has_a_length() -> None:
-    told = [TraceEvent(1, "arrival", 5, 2), TraceEvent(2, "arrival", 6, 1), TraceEvent(3, "arrival", 5, 3)]
-    picture = merge([_recording(*told, TraceEvent(4000, "sleep", 0, 10), TraceEvent(9000, "wake", 0, 0))])
+    reported = [TraceEvent(1, "arrival", 5, 2), TraceEvent(2, "arrival", 6, 1), TraceEvent(3, "arrival", 5, 3)]
+    picture = merge([_recording(*reported, TraceEvent(4000, "sleep", 0, 10), TraceEvent(9000, "wake", 0, 0))])
     counted = [(event["name"], event["args"]["counted"]) for event in _drawn(picture, "C")]
     assert counted == [("imm 5", 2), ("imm 6", 1), ("imm 5", 5)]
     (asleep,) = _drawn(picture, "X")

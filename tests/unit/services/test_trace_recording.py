@@ -81,7 +81,7 @@ def test_what_a_short_ring_lost_is_a_gap(steps: list[tuple[int, bool]], ring: in
 
 
 @given(st.integers(-(10**12), 10**12), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1))
-def test_an_offset_is_never_more_wrong_than_it_says(true_ns: int, ways: list[tuple[int, int]]) -> None:
+def test_an_offset_is_never_more_wrong_than_it_states(true_ns: int, ways: list[tuple[int, int]]) -> None:
     """`ways` are the times to the node and back; the node is ahead of us by `true_ns`."""
     now, readings = 1000, []
     for there, back in ways:
@@ -173,8 +173,8 @@ async def test_what_a_node_answers_about_its_recording(autojump_clock: trio.test
             refused = await ask(wrong)
             assert (refused.status_code, "seconds: " in json.loads(refused.body)["error"]) == (400, True)
     assert (answers[0].status_code, json.loads(answers[0].body)["name"]) == (200, "router")
-    told = json.loads((await clock(None)).body)
-    assert told["host"] == boot_id() and 0 < told["monotonic_ns"] <= time.monotonic_ns()
+    reported = json.loads((await clock(None)).body)
+    assert reported["host"] == boot_id() and 0 < reported["monotonic_ns"] <= time.monotonic_ns()
 
 
 def _answer(recording: Recording) -> bytes:
@@ -213,13 +213,13 @@ def _picture(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("clock", "trace", "reason"),
     [
-        ({"host": 1}, b"{}", "does not tell its clock"),
-        ([1], b"{}", "does not tell its clock"),
+        ({"host": 1}, b"{}", "does not report its clock"),
+        ([1], b"{}", "does not report its clock"),
         ({"host": "h", "monotonic_ns": 5}, b"{}", "no recording"),
         ({"host": "h", "monotonic_ns": 5}, (409, {"error": "another recording"}), "another recording"),
     ],
 )
-def test_a_node_without_a_recording_is_told(tmp_path: Path, clock: Any, trace: Any, reason: str) -> None:
+def test_a_node_without_a_recording_is_reported(tmp_path: Path, clock: Any, trace: Any, reason: str) -> None:
     with site(clock=clock if isinstance(clock, dict) else [clock], trace=trace) as node:
         arguments = ["trace", "record", "--node", node.url, "--seconds", "1ms", "-o", str(tmp_path / "t.json")]
         ended = CliRunner().invoke(asyncfabric, arguments, standalone_mode=False)

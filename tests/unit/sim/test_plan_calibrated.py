@@ -1,4 +1,4 @@
-"""Predictions with a calibration file: what it changes, how that is said, and what is refused."""
+"""Predictions with a calibration file: what it changes, how that is stated, and what is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def file_of(folder: Path, wait_s: float = 0.25, **costs: float) -> Path:
     return path
 
 
-def test_without_a_file_the_output_says_so() -> None:
+def test_without_a_file_the_output_reports_it() -> None:
     for command in (TINY, MOE):
         text = run(*command).output
         assert "not calibrated" in text and "measured over" not in text
@@ -63,7 +63,7 @@ def test_what_was_measured_is_marked_and_the_error_stands_beside_it(command: lis
     assert "not calibrated" not in text
 
 
-def test_what_the_user_says_wins_and_is_not_called_measured(tmp_path: Path) -> None:
+def test_what_the_user_states_wins_and_is_not_called_measured(tmp_path: Path) -> None:
     text = run(*TINY, "--calibration", str(file_of(tmp_path)), "--assume", "message_us=0.75").output
     (line,) = [line for line in text.splitlines() if line.strip().startswith("message_us")]
     assert line.split() == ["message_us", "0.75"]
@@ -82,13 +82,13 @@ def test_event_loops_cost_time_beside_devices_and_bytes_do_not(tmp_path: Path) -
         wanted = pytest.approx(free + words * 0.05, abs=0.01)
         assert seconds("--calibration", str(file_of(tmp_path, **{name: 50.0}))) == wanted
     opened = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0))) - free
-    assert opened > 0.2, "a receiver tells each of its senders the key"
+    assert opened > 0.2, "a receiver sends each of its senders the key"
     both = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0, begin_word_ms=50.0)))
     assert both == pytest.approx(free + begins * 0.05 + opened - 4 * 0.05, abs=0.01), (
-        "while trainers hear who takes part"
+        "while trainers learn who takes part"
     )
     assert seconds("--calibration", str(file_of(tmp_path, update_ms=100.0))) == pytest.approx(free + 0.1, abs=0.01)
-    assert seconds("--calibration", str(file_of(tmp_path, told_ms=50.0))) > free + 0.04
+    assert seconds("--calibration", str(file_of(tmp_path, report_ms=50.0))) > free + 0.04
 
 
 def test_cores_make_bytes_cost_time(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def test_writes_are_those_that_senders_make() -> None:
 
 
 def test_units_and_messages() -> None:
-    # One unit: each trainer tells both receivers. A unit for each box: rows go to one receiver, columns to both.
+    # One unit: each trainer reports to both receivers. A unit for each box: rows go to one receiver, columns to both.
     assert counted("unit_ms", "trainer loop") == pytest.approx(2e-3)
     assert counted("message_ms", "trainer loop") == pytest.approx(4e-3)
     assert counted("message_ms", "trainer loop", unit_bytes=1 << 14) == pytest.approx(6e-3)
-    assert counted("told_ms", "receiver loop", unit_bytes=1 << 14) == pytest.approx(6e-3)
+    assert counted("report_ms", "receiver loop", unit_bytes=1 << 14) == pytest.approx(6e-3)
     assert counted("process_ms", "trainer loop") == counted("process_ms", "receiver loop") == pytest.approx(2e-3)
     assert counted("begin_word_ms", "coordinator begins", replicas=2) == pytest.approx((2 * 2 + 4 * 3) / 1e3)
     assert counted("end_word_ms", "coordinator", replicas=2) == pytest.approx((2 * 3 + 4 * 2) / 1e3)

@@ -34,26 +34,26 @@ def test_words_are_those_of_the_rule(units: list[tuple[int, int, int]], share: i
         fed=np.full(RECEIVERS, float(share * SHARES)),
         gets=np.zeros(RECEIVERS),
     )
-    said, heard = np.zeros(TRAINERS, int), np.zeros(RECEIVERS, int)
+    stated, received = np.zeros(TRAINERS, int), np.zeros(RECEIVERS, int)
     for one in range(TRAINERS):
         for other in range(RECEIVERS):
             sizes = size[(sender == one) & (receiver == other)].tolist()
-            rule, words, told = Share(sum(sizes), share, begin_of(one)), 0, True
+            rule, words, reported = Share(sum(sizes), share, begin_of(one)), 0, True
             for each in sizes:
-                told = rule.add(each)
-                words += told
-            said[one] += words + (not told)
-            heard[other] += words + (not told)
-    assert words_of(work)[0].tolist() == said.tolist() and words_of(work)[1].tolist() == heard.tolist()
+                reported = rule.add(each)
+                words += reported
+            stated[one] += words + (not reported)
+            received[other] += words + (not reported)
+    assert words_of(work)[0].tolist() == stated.tolist() and words_of(work)[1].tolist() == received.tolist()
 
 
-def test_a_chain_says_again_what_it_passes_on_and_others_say_nothing() -> None:
-    for chain, said in ((False, 0), (True, 3)):
+def test_a_chain_states_again_what_it_passes_on_and_others_state_nothing() -> None:
+    for chain, stated in ((False, 0), (True, 3)):
         plan = plan_of(2, 1, 2, 2, 256, "copy", chain=chain)
         work = workload_of(plan, Assumptions())
-        passed_on, retold = forwarded_words(plan, work)
-        assert passed_on[1] == retold[0] == 0 and passed_on[0] == retold[1]
-        assert bool(passed_on[0] >= said) and (chain or not passed_on[0])
+        passed_on, received_on = forwarded_words(plan, work)
+        assert passed_on[1] == received_on[0] == 0 and passed_on[0] == received_on[1]
+        assert bool(passed_on[0] >= stated) and (chain or not passed_on[0])
 
 
 @pytest.mark.parametrize("units", [1, 20])

@@ -30,20 +30,20 @@ def svg_of(root: Path) -> str:
     return draw_svg(read_topology(root), read_nvlinks(root))
 
 
-def said_of(address: str, peers: list[str], up: int = 18) -> dict[str, Any]:
-    """Return what NVML says of a GPU with 18 links to switches."""
+def text_of(address: str, peers: list[str], up: int = 18) -> dict[str, Any]:
+    """Return what NVML reports of a GPU with 18 links to switches."""
     links = [{"up": number < up, "to": "switch" if number < up else ""} for number in range(18)]
     return {"address": address, "links": links, "peers": peers}
 
 
 def inside(one: Rectangle, other: Rectangle) -> bool:
-    """Say whether a box lies in another one."""
+    """State whether a box lies in another one."""
     (x, y, w, h), (ox, oy, ow, oh) = one, other
     return x >= ox and y >= oy and x + w <= ox + ow and y + h <= oy + oh
 
 
 def apart(one: Rectangle, other: Rectangle) -> bool:
-    """Say whether two boxes do not touch."""
+    """State whether two boxes do not touch."""
     (x, y, w, h), (ox, oy, ow, oh) = one, other
     return x + w <= ox or ox + ow <= x or y + h <= oy or oy + oh <= y
 
@@ -91,7 +91,7 @@ def test_a_saved_tree_looks_the_same_and_keeps_secrets(name: str, tmp_path: Path
         save_tree(tree.root, copy)
 
 
-def test_the_text_says_what_is_unusual(tmp_path: Path) -> None:
+def test_the_text_states_what_is_unusual(tmp_path: Path) -> None:
     tree = dgx_h100(tmp_path)
     tree.allow("0-9")
     text = draw_text(read_topology(tree.root), read_nvlinks(tree.root))
@@ -111,11 +111,11 @@ def test_cpu_lists_as_linux_writes_them(cpus: tuple[int, ...], text: str) -> Non
 def test_nvlinks_are_drawn_counted_and_saved(tmp_path: Path) -> None:
     tree = dgx_h100(tmp_path / "tree")
     addresses = [gpu.place.address for gpu in read_topology(tree.root).gpus]
-    said = [
-        said_of(address, [other for other in addresses if other != address], up=17 if index == 3 else 18)
+    stated = [
+        text_of(address, [other for other in addresses if other != address], up=17 if index == 3 else 18)
         for index, address in enumerate(addresses)
     ]
-    tree.write(SAVED_AS, json.dumps(said))
+    tree.write(SAVED_AS, json.dumps(stated))
     text = draw_text(read_topology(tree.root), read_nvlinks(tree.root))
     assert "NVLink 17 of 18 up  <-> mlx5_5" in text
     assert "  GPU 0   17 to GPU 3; 18 to GPU 1 2 4 5 6 7 over switches" in text
@@ -139,7 +139,7 @@ def test_nvlinks_without_a_switch_lead_where_they_lead() -> None:
 
 
 def test_a_switch_that_the_driver_denies_leads_nowhere() -> None:
-    links = links_of([said_of("0000:1b:00.0", []), said_of("0000:43:00.0", ["0000:1b:00.0"])])
+    links = links_of([text_of("0000:1b:00.0", []), text_of("0000:43:00.0", ["0000:1b:00.0"])])
     assert links.between == ((0, 0), (18, 0))
 
 
@@ -154,8 +154,8 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, max_size=5))
-def test_links_of_anything_are_counted_or_left_out(said: list[Any]) -> None:
-    links = links_of(said)
+def test_links_of_anything_are_counted_or_left_out(stated: list[Any]) -> None:
+    links = links_of(stated)
     assert len(links.between) == len(links.gpus) and all(len(row) == len(links.gpus) for row in links.between)
     assert all(0 <= gpu.up <= gpu.links for gpu in links.gpus)
 

@@ -130,7 +130,7 @@ def test_without_gpus_the_host_uses_all_nics_of_the_pool(tmp_path: Path) -> None
     assert (host.gpu, len(host.nics), host.numa_node) == (-1, 16, 0)
 
 
-def test_cpuset_on_the_far_node_only_is_said(tmp_path: Path) -> None:
+def test_cpuset_on_the_far_node_only_is_stated(tmp_path: Path) -> None:
     tree = p5en_48xlarge(tmp_path)
     tree.allow("48-79")
     topology = read_topology(tree.root)
@@ -182,7 +182,7 @@ def test_numa_minus_one_is_read_from_the_local_cpus(tmp_path: Path) -> None:
     assert [gpu.place.numa_node for gpu in topology.gpus] == [1, -1, -1, -1]
 
 
-def test_a_node_that_does_not_exist_is_not_told(tmp_path: Path) -> None:
+def test_a_node_that_does_not_exist_is_not_reported(tmp_path: Path) -> None:
     tree = flat_vm(tmp_path)
     tree.write("sys/bus/pci/devices/0000:00:04.0/numa_node", "7")
     topology = read_topology(tree.root)
@@ -252,6 +252,6 @@ def test_host_buffers_prefer_the_nics_of_their_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_reading_twice_says_the_same(name: str, tmp_path: Path) -> None:
+def test_reading_twice_states_the_same(name: str, tmp_path: Path) -> None:
     tree = MACHINES[name](tmp_path)
     assert read_topology(tree.root) == read_topology(str(tree.root) + "/")

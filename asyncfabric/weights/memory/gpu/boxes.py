@@ -32,8 +32,8 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
-class ToldBox(NamedTuple):
-    """How a box is told to a kernel: the same for all versions.
+class KernelBox(NamedTuple):
+    """How a box is described to a kernel: the same for all versions.
 
     Attributes:
         kernel: its name.
@@ -46,10 +46,10 @@ class ToldBox(NamedTuple):
     tiles: int
 
 
-def told_box(
+def kernel_box(
     box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
-) -> ToldBox | None:
-    """Return how a box is told, None for one that no kernel takes: whose rows are no vectors, or of single bytes.
+) -> KernelBox | None:
+    """Return how a box is described, None for one that no kernel takes: whose rows are no vectors, or of single bytes.
 
     Args:
         box: bits, (..., rows, columns). One that is quantised begins with a block, and ends with one or with the
@@ -81,11 +81,11 @@ def told_box(
                 (scales[-3] if lead else 0, *scales[-2:], rows, columns, *tiles[-2:]),
             )
         )
-    return ToldBox(_kernel(kind), tuple(parts), len(places) * each)
+    return KernelBox(_kernel(kind), tuple(parts), len(places) * each)
 
 
 def laying_boxes(kernels: Kernels, boxes: Sequence[PlacedBox]) -> list[Callable[[], None]]:
-    """Return the launches that lay boxes that `told_box` told, for as long as all stays where it is."""
+    """Return the launches that lay boxes that `kernel_box` described, for as long as all stays where it is."""
     found: list[Callable[[], None]] = []
     alike: dict[str, list[tuple[Part, int, int, int]]] = defaultdict(list)
     for how, memory, at, scales_at in boxes:
@@ -95,11 +95,11 @@ def laying_boxes(kernels: Kernels, boxes: Sequence[PlacedBox]) -> list[Callable[
         ]
     for kernel, parts in alike.items():
         for low in range(0, len(parts), WHOLES):
-            told, first = [], 0
+            reported, first = [], 0
             for part, to, scales_at, tiles in parts[low : low + WHOLES]:
-                told.append(WHOLE.pack(*part.source, to, *part.out_strides, scales_at, *part.shape, first, 0))
+                reported.append(WHOLE.pack(*part.source, to, *part.out_strides, scales_at, *part.shape, first, 0))
                 first += tiles
-            found.append(kernels.laying(kernel, told, first))
+            found.append(kernels.laying(kernel, reported, first))
     return found
 
 
@@ -131,6 +131,6 @@ def _in_vectors(box: Tensor, kind: Kind, strides: Sequence[int]) -> bool:
 
 
 def _strides(sizes: Sequence[int], axes: Sequence[int], item: int) -> list[int]:
-    """Return the strides of contiguous elements in bytes, by the dimensions that `axes` says."""
+    """Return the strides of contiguous elements in bytes, by the dimensions that `axes` states."""
     found = item * np.concatenate([np.cumprod(np.array(sizes[::-1], np.int64))[::-1][1:], [1]])
     return [int(found[axis]) for axis in axes]

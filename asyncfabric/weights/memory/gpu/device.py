@@ -22,7 +22,7 @@ from asyncfabric import Region
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Measured, PlacedBox, Root, Stretch, Summing, Sums, added
 from asyncfabric.weights.memory.gpu.arithmetic import BITS, BY_BYTES, block_maxima, box_scales, convert, sizes_of
-from asyncfabric.weights.memory.gpu.boxes import ToldBox, laying_boxes, told_box
+from asyncfabric.weights.memory.gpu.boxes import KernelBox, kernel_box, laying_boxes
 from asyncfabric.weights.memory.gpu.kernels import Kernels
 from asyncfabric.weights.memory.gpu.sums import BroughtSums, KernelSums, PackedSums, TorchSums, packed
 from asyncfabric.weights.memory.tiles import Floats
@@ -37,7 +37,7 @@ class TorchDevice:
     checksum: ChecksumKind = "words"
     unit_bytes: int = 264 << 20  # four boxes of 64 MiB, and their scales
     first_unit_bytes: int | None = 32 << 20
-    last_unit_bytes: int | None = None  # receivers are told ahead, and check at the speed of their memory
+    last_unit_bytes: int | None = None  # receivers are notified ahead, and check at the speed of their memory
     fills: int = 2  # while one waits for the GPU another one is made ready
     checks: int = 4  # they are queued behind each other
     measures: int = 32
@@ -115,11 +115,11 @@ class TorchDevice:
             else:
                 convert(target, box, kind, scales, start)
 
-    def told(
+    def described(
         self, box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
-    ) -> ToldBox | None:
+    ) -> KernelBox | None:
         """Return how a kernel takes a box; it is by its addresses, so the box stays where it is."""
-        return None if self._kernels is None else told_box(box, kind, sizes, axes, scale_axes)
+        return None if self._kernels is None else kernel_box(box, kind, sizes, axes, scale_axes)
 
     def laying(self, boxes: Sequence[PlacedBox]) -> Callable[[], None]:
         """Return what launches once for all boxes of a kind."""
@@ -133,7 +133,7 @@ class TorchDevice:
         return lay
 
     def summing(self, kind: ChecksumKind, stretches: Sequence[Sequence[Stretch]]) -> Summing:
-        """Return what works out checksums, told to the kernel once; one by one where it cannot read some."""
+        """Return what works out checksums, described to the kernel once; one by one where it cannot read some."""
         if kind == "words" and self._kernels is not None:
             table = packed(stretches)
             if table is not None:

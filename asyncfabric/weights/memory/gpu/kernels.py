@@ -101,7 +101,7 @@ class Kernels:
         """Begin checksums.
 
         Args:
-            stretches: of STRETCH, one behind the other; each says which checksum it is a part of.
+            stretches: of STRETCH, one behind the other; each names the checksum that it is a part of.
             most_words: of a stretch.
             count: of the checksums.
 
@@ -112,8 +112,8 @@ class Kernels:
         whole = STRETCHES * STRETCH.size
         for low in range(0, len(stretches), whole):
             part = stretches[low : low + whole]
-            told = ctypes.create_string_buffer(part, whole)
-            self._launch("sums", (blocks, len(part) // STRETCH.size), [told, c_uint64(totals.data_ptr())])
+            reported = ctypes.create_string_buffer(part, whole)
+            self._launch("sums", (blocks, len(part) // STRETCH.size), [reported, c_uint64(totals.data_ptr())])
         on_gpu = self._device.type == "cuda"
         out = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
         numbers = [c_uint64(totals.data_ptr()), c_uint64(out.data_ptr()), c_uint32(count)]
@@ -127,8 +127,8 @@ class Kernels:
 
     def laying(self, kernel: str, boxes: Sequence[bytes], tiles: int) -> Callable[[], None]:
         """Return what begins to lay at most WHOLES boxes, of WHOLE and of so many tiles: "whole_..." or "lay_..."."""
-        told = [ctypes.create_string_buffer(b"".join(boxes), WHOLES * WHOLE.size), c_uint32(len(boxes))]
-        return partial(self._launch, kernel, (tiles, 1), told)
+        reported = [ctypes.create_string_buffer(b"".join(boxes), WHOLES * WHOLE.size), c_uint32(len(boxes))]
+        return partial(self._launch, kernel, (tiles, 1), reported)
 
     def maxima(self, shard: Tensor, dtype: str, row: int, column: int, blocks: tuple[int, int]) -> Tensor:
         """Begin to find the largest number of each block, as bits without a sign.
@@ -148,7 +148,7 @@ class Kernels:
         return found
 
     def quantise(self, box: Tensor, dtype: str, row: int, column: int, scales: Tensor, out: Tensor) -> None:
-        """Begin to quantise a box, which is told as in `maxima`.
+        """Begin to quantise a box, which is described as in `maxima`.
 
         `scales` are float32 (leads, block rows, block columns), contiguous, of the blocks that the box touches; `out`
         is uint8, contiguous, in the shape of the box.

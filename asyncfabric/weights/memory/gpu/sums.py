@@ -112,13 +112,13 @@ class KernelSums(LaunchedSums):
         place = whole = 0
         for memory, lies, at in parts:
             length, address, kept = lies.nbytes, memory.data_ptr() + at, memory
-            told = lies_for_kernel(lies, address % 16)
-            if told is None:
+            reported = lies_for_kernel(lies, address % 16)
+            if reported is None:
                 kept = self._gathered(Stretch(memory, lies, at))
                 kept = kept if kept.data_ptr() % 4 == 0 else kept.clone()
                 address = kept.data_ptr()
-                told = _in_one_run(length, address % 16)
-            strides, sizes, run_words, vector = told
+                reported = _in_one_run(length, address % 16)
+            strides, sizes, run_words, vector = reported
             words, tail = divmod(length, 4)
             self._kept.append(kept)
             self._stretches.append(
@@ -253,10 +253,10 @@ def packed(stretches: Sequence[Sequence[Stretch]]) -> Packed | None:
         place = whole = most = 0
         for memory, lies, at in parts:
             address = memory.data_ptr() + at
-            told = lies_for_kernel(lies, address % 16)
-            if told is None:
+            reported = lies_for_kernel(lies, address % 16)
+            if reported is None:
                 return None
-            strides, sizes, run_words, vector = told
+            strides, sizes, run_words, vector = reported
             words, tail = divmod(lies.nbytes, 4)
             entries.append(STRETCH.pack(address, words, place, *strides, *sizes, run_words, 0, tail, vector))
             place += -(-lies.nbytes // 4)
@@ -284,7 +284,7 @@ class PackedSums(LaunchedSums):
         entries = table.entries[np.repeat(table.first[wanted], count) + within]
         which = np.repeat(np.arange(len(wanted), dtype="<u4"), count)
         entries[:, _WHICH] = which.view(np.uint8).reshape(-1, 4)
-        self._told = entries.tobytes()
+        self._reported = entries.tobytes()
         self._most_words = int(table.words[wanted].max(initial=0))
 
     def add(self, parts: Sequence[Stretch]) -> None:
@@ -294,4 +294,4 @@ class PackedSums(LaunchedSums):
     def begin(self) -> None:
         """Launch, and let what it finds come to the host."""
         if self._lengths:
-            self._totals = self._kernels.sums(self._told, self._most_words, len(self._lengths))
+            self._totals = self._kernels.sums(self._reported, self._most_words, len(self._lengths))
