@@ -19,7 +19,7 @@ from asyncfabric.control.channels import (
 )
 from asyncfabric.control.directory import DirectoryTable, Node, NodeChange
 from asyncfabric.control.directory_client import DirectoryClient
-from asyncfabric.control.directory_server import Directory, serve_directory
+from asyncfabric.control.directory_server import Directory, SecretGrant, serve_directory
 from asyncfabric.control.events import Arrival, SessionChange
 from asyncfabric.control.keys import LinkKeys, read_keys
 from asyncfabric.control.link import Link
@@ -52,6 +52,7 @@ __all__ = [
     "NodeChange",
     "PeerFound",
     "PeerLost",
+    "SecretGrant",
     "SessionChange",
     "StoreChannels",
     "make_keys",

@@ -20,7 +20,9 @@ from asyncfabric.control.directory import LEASE_NS, MAX_LABELS, DirectoryView, N
 from asyncfabric.control.directory_messages import (
     FROM_DIRECTORY,
     TO_DIRECTORY,
+    AskSecret,
     Changes,
+    ClusterSecret,
     DrainMe,
     LeaveMe,
     News,
@@ -69,6 +71,9 @@ class DirectoryClient:
         self._lease_changed = anyio.Event()
         self._registered = anyio.Event()
         self._is_in = False
+        self._asks_secret = False
+        self._secret: ClusterSecret | None = None
+        self._answered = anyio.Event()
         self._was_in_session = False
         self._trouble = "it did not answer yet"
         self._refused = ""
@@ -135,6 +140,28 @@ class DirectoryClient:
             await self._registered.wait()
         if self._refused:
             raise PeerError(f"the directory refused {self._link.identity}: {self._refused}")
+
+    async def fabric_secret(self) -> bytes:
+        """Return the secret that the fabrics of this cluster prove to each other, for `FabricConfig.secret`.
+
+        Waits for the directory; a directory that comes back is asked again, and a change of the secret is logged.
+
+        Raises:
+            PeerError: the directory has none, gives none to this role, or refused this node for good.
+
+        Cancellation: only this wait ends.
+        """
+        if not self._asks_secret:
+            self._asks_secret = True
+            await self._send(AskSecret())
+        if not self._refused:
+            await self._answered.wait()
+        if self._refused:
+            raise PeerError(f"the directory refused {self._link.identity}: {self._refused}")
+        assert self._secret is not None
+        if not self._secret.secret:
+            raise PeerError(f"no secret for the fabric of {self._link.identity}: {self._secret.reason}")
+        return self._secret.secret
 
     async def drain(self) -> None:
         """Notify all that this node takes no new work; sent again to a directory that comes back.
@@ -267,6 +294,8 @@ class DirectoryClient:
             speaking.cancel()  # the session was lost, maybe before we began to watch
 
     async def _send_all(self, server: Identity) -> None:
+        if self._asks_secret:
+            await self._link.send(server, TO_DIRECTORY, encode(AskSecret()))
         if self._wanted is not None:
             await self._link.send(server, TO_DIRECTORY, encode(self._wanted))
             if self._draining:
@@ -298,11 +327,17 @@ class DirectoryClient:
                     self._publish(applied)
             case Settled():
                 self._publish(self._view.settle())
+            case ClusterSecret():
+                if self._secret not in (None, news):
+                    log.error("directory %s has another secret for fabrics: start the nodes again", server)
+                self._secret = news
+                self._answered.set()
 
     def _refuse(self, reason: str) -> None:
         """The directory will not take this node: let those know that wait for it."""
         self._refused, self._wanted = reason, None
         self._registered.set()
+        self._answered.set()
         self._ended.set()
 
     def _publish(self, news: Iterable[NodeChange]) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncfabric.config import MOST_SECRET_BYTES
 from asyncfabric.control.directory import MAX_LABELS, Node, NodeChange
 from asyncfabric.control.messages import Name, NodeName, Number, Text
 from asyncfabric.unreadable import UNREADABLE
@@ -46,6 +47,10 @@ class WatchFrom(Struct, frozen=True, tag="watch"):
     epoch: Number
 
 
+class AskSecret(Struct, frozen=True, tag="ask_secret"):
+    """Give me the secret of the cluster's fabrics."""
+
+
 class Registered(Struct, frozen=True, tag="registered"):
     """You are in, and have to renew within `lease_ns`."""
 
@@ -77,8 +82,19 @@ class Settled(Struct, frozen=True, tag="settled"):
     """A full lease has passed since this directory began: who has not registered is gone."""
 
 
-Request = Register | Renew | DrainMe | LeaveMe | WatchFrom
-News = Registered | Unregistered | Snapshot | Changes | Settled
+class ClusterSecret(Struct, frozen=True, tag="secret"):
+    """The secret of the cluster's fabrics; empty, with the reason, where there is none for this peer."""
+
+    secret: Annotated[bytes, Meta(max_length=MOST_SECRET_BYTES)]
+    reason: Text = ""
+
+    def __repr__(self) -> str:
+        """Return a text without the secret: messages are logged."""
+        return f"ClusterSecret(reason={self.reason!r})"
+
+
+Request = Register | Renew | DrainMe | LeaveMe | WatchFrom | AskSecret
+News = Registered | Unregistered | Snapshot | Changes | Settled | ClusterSecret
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -7,18 +7,22 @@ empty under a new incarnation, and the nodes register again by themselves.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Set
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from math import inf
 
 import anyio
 from anyio.abc import TaskGroup
 
+from asyncfabric.control.address import LinkAddress
 from asyncfabric.control.directory import LEASE_NS, DirectoryTable, NodeChange
 from asyncfabric.control.directory_messages import (
     FROM_DIRECTORY,
     TO_DIRECTORY,
+    AskSecret,
     Changes,
+    ClusterSecret,
     DrainMe,
     LeaveMe,
     News,
@@ -41,11 +45,25 @@ from asyncfabric.errors import ClosedError, PeerError
 log: logging.Logger = logging.getLogger("asyncfabric.control")
 
 
+@dataclass(frozen=True, slots=True)
+class SecretGrant:
+    """The secret that a directory gives to nodes for their fabrics, and to which.
+
+    Attributes:
+        secret: of the fabrics; never printed.
+        roles: of the peers that get it; others have no fabric, so they have no use for it.
+    """
+
+    secret: bytes = field(repr=False)
+    roles: Set[str]
+
+
 class Directory:
     """A directory that serves; made by `serve_directory`."""
 
-    def __init__(self, link: Link, lease_ns: int, tasks: TaskGroup) -> None:
+    def __init__(self, link: Link, lease_ns: int, tasks: TaskGroup, grant: SecretGrant | None = None) -> None:
         """Not for users: use `serve_directory`."""
+        self._grant = grant
         self.table: DirectoryTable = DirectoryTable(lease_ns, now_ns=_now_ns())
         self.unreadable: int = 0
         self._link = link
@@ -85,6 +103,16 @@ class Directory:
                 self._publish(self.table.leave(sender))
             case WatchFrom(epoch):
                 watcher.watch(epoch)
+            case AskSecret():
+                watcher.say(self._secret_for(sender))
+
+    def _secret_for(self, peer: Identity) -> ClusterSecret:
+        if self._grant is None:
+            return ClusterSecret(b"", "the directory has no keys, so its cluster has no secret")
+        role = self._link.role_of(peer)
+        if role not in self._grant.roles:
+            return ClusterSecret(b"", f"the role {role or 'of no node'} has no fabric")
+        return ClusterSecret(self._grant.secret)
 
     def _watcher_of(self, peer: Identity) -> _Watcher:
         if peer not in self._watchers:
@@ -195,23 +223,29 @@ class _Watcher:
 
 
 @asynccontextmanager
-async def serve_directory(link: Link, *, lease_ns: int = LEASE_NS) -> AsyncIterator[Directory]:
+async def serve_directory(
+    link: Link, *, lease_ns: int = LEASE_NS, grant: SecretGrant | None = None
+) -> AsyncIterator[Directory]:
     """Serve the directory on this link until the block is left. Nodes find it by the link's address.
 
     Args:
         link: an open link; its channel "directory" is used.
         lease_ns: how long a registration holds without being renewed.
+        grant: the secret of the cluster's fabrics, for peers of its roles that ask; None: there is none.
 
     Raises:
-        ValueError: the lease is not in 10 ms .. 1 h.
+        ValueError: the lease is not in 10 ms .. 1 h, or the link is plain TCP, where everybody reads a secret.
 
     Cancellation: ends the serving; the nodes keep their views.
     """
     if not 10_000_000 <= lease_ns <= 3_600_000_000_000:
         raise ValueError(f"lease_ns must be in 10 ms .. 1 h, got {lease_ns}")
+    address = LinkAddress.parse(link.address)
+    if grant is not None and address.is_tcp and not address.key:
+        raise ValueError(f"a directory at {address} gives no secret away: open its link with keys")
     try:
         async with anyio.create_task_group() as tasks:
-            directory = Directory(link, lease_ns, tasks)
+            directory = Directory(link, lease_ns, tasks, grant)
             tasks.start_soon(directory._answer)
             tasks.start_soon(directory._follow_sessions)
             tasks.start_soon(directory._end_leases)

@@ -4,10 +4,12 @@ A key may be bound to roles: then a link that has it states one of them, or is r
 to none may state any role, and `unbound` names it.
 Blocking file calls: for programs that start, not for tasks. Making a key pair needs libsodium's arithmetic, so it is in
 `zmq_wire`, the only importer of zmq. Secret files have mode 0600; others are refused.
+The secret of a cluster's fabrics follows from the key of its directory, which gives it to the nodes over their links.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import stat
@@ -21,6 +23,7 @@ from asyncfabric.control.messages import checked_name
 from asyncfabric.errors import DeviceError
 
 SECRET_MODE: Final = 0o600
+_FABRIC_SECRET: Final = b"asyncfabric fabric secret 1"
 Roles = frozenset[str]
 """Roles that a key is bound to; empty for a key that may state any."""
 ANY_ROLE: Final[Roles] = frozenset()
@@ -55,6 +58,15 @@ class LinkKeys:
     def roles(self) -> Roles:
         """The roles that our own key is bound to."""
         return self.trusted[self.public]
+
+    @property
+    def fabric_secret(self) -> bytes:
+        """The secret that the fabrics of a cluster prove to each other, where this is the key of its directory.
+
+        32 bytes, HMAC-SHA256 of a fixed text under the secret key: the same after each restart of the directory, and
+        of no use to find the key (RFC 5869 derives keys in this way).
+        """
+        return hmac.digest(bytes.fromhex(self.secret), _FABRIC_SECRET, "sha256")
 
     @property
     def unbound(self) -> list[str]:
