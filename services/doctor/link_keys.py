@@ -1,5 +1,6 @@
-"""The key file of this machine's nodes: whether it can be used, and which trusted keys are bound to no role.
+"""The key file of this machine's nodes: whether it can be used, which of its keys have no role, who may join transfers.
 
+Fabrics of nodes have a secret where the settings name keys.
 The file is the one of `cluster.keys` in the environment or its settings file, else the default of `asyncfabric keys`.
 """
 
@@ -33,6 +34,11 @@ class LinkKeyFacts:
     error: str = ""
     remedy: str = ""
 
+    @property
+    def admission(self) -> str:
+        """What the rails of nodes on this machine are: "secret" or "open", as in `RailInfo.admission`."""
+        return "secret" if self.named and self.there and not self.error else "open"
+
 
 def read_link_keys(root: Path) -> LinkKeyFacts:
     """Read the key file and its trust list; secret keys stay where they are."""
@@ -61,8 +67,23 @@ def _default() -> Path:
 
 
 def check_link_keys(facts: LinkKeyFacts, asked: Asked) -> list[Finding]:
-    """Return whether nodes can use the keys, and which of them may register as anything."""
+    """Return whether nodes can use the keys, which of them may register as anything, and who may join transfers."""
     del asked  # which rails are used changes nothing: links go over tcp beside each of them
+    return [*_check_keys(facts), _check_admission(facts)]
+
+
+def _check_admission(facts: LinkKeyFacts) -> Finding:
+    name = "fabrics of nodes"
+    if facts.admission == "secret":
+        return Finding(name, Verdict.OK, "secret: peers prove the one that the directory gives to nodes with its keys")
+    if facts.there and not facts.named and not facts.error:
+        fix = f"set cluster.keys (ASYNCFABRIC_CLUSTER__KEYS) to {facts.file} for all nodes"
+    else:
+        fix = f"asyncfabric keys new {facts.file or 'FILE'}, and name it as cluster.keys of all nodes"
+    return Finding(name, Verdict.WARN, "open: no cluster.keys, so whoever reaches a rail of a node is its peer", fix)
+
+
+def _check_keys(facts: LinkKeyFacts) -> list[Finding]:
     name = "link keys"
     if not facts.there:
         fix = f"make one: asyncfabric keys new {facts.file}"

@@ -15,6 +15,7 @@ from asyncfabric.observe.build import built_providers
 from asyncfabric.observe.topology import NicKind, Topology, read_topology
 from asyncfabric_services.doctor.child import ask_child
 from asyncfabric_services.doctor.finding import PROVIDERS, Asked, Finding, Verdict
+from asyncfabric_services.doctor.link_keys import read_link_keys
 
 VERBS_KINDS = frozenset({NicKind.INFINIBAND, NicKind.ROCE})
 PROGRAM = "asyncfabric_services.doctor.rail_trial"
@@ -31,7 +32,8 @@ ABSENT_FIXES = {
 class Trial:
     """What became of one rail. `built`: in this build. `device`: what it needs is here. `error`: "" if it worked.
 
-    `chosen`: the device that was named to the rail, "" when the rail chose.
+    `chosen`: the device that was named to the rail, "" when the rail chose. `admission`: of its two fabrics, "open" or
+    "secret", as of nodes on this machine.
     """
 
     provider: str
@@ -43,6 +45,7 @@ class Trial:
     library: str = ""
     version: str = ""
     rail_device: str = ""
+    admission: str = ""
     imm_arrived: bool = False
     seconds: float = 0.0
 
@@ -61,8 +64,10 @@ class TrialFacts:
 
 def read_trials(root: Path, providers: tuple[str, ...] = PROVIDERS) -> TrialFacts:
     """Try the rails, two at a time: each is mostly the start of a Python."""
+    admission = read_link_keys(root).admission
     with ThreadPoolExecutor(2) as pool:
-        return TrialFacts(tuple(pool.map(try_rail, planned(read_topology(root), built_providers(), providers))))
+        trials = planned(read_topology(root), built_providers(), providers)
+        return TrialFacts(tuple(pool.map(lambda trial: try_rail(trial, admission), trials)))
 
 
 def planned(topology: Topology, built: frozenset[str], providers: tuple[str, ...]) -> list[Trial]:
@@ -75,11 +80,11 @@ def planned(topology: Topology, built: frozenset[str], providers: tuple[str, ...
     return sorted(trials, key=lambda trial: PROVIDERS.index(trial.provider))
 
 
-def try_rail(trial: Trial) -> Trial:
-    """Run one trial."""
+def try_rail(trial: Trial, admission: str) -> Trial:
+    """Run one trial, of fabrics with a secret or open ones."""
     if not trial.tried:
         return trial
-    stated = ask_child(PROGRAM, f"{trial.provider}:{trial.chosen}" if trial.chosen else trial.provider)
+    stated = ask_child(PROGRAM, f"{trial.provider}:{trial.chosen}" if trial.chosen else trial.provider, admission)
     known: dict[str, Any] = {name: stated[name] for name in Trial.__dataclass_fields__ if name in stated}
     return replace(trial, **known)
 
@@ -118,7 +123,7 @@ def _judged(trial: Trial, asked: Asked) -> Finding:
     error = _error(trial)
     if not error:
         over = ", ".join(part for part in (trial.rail_device, trial.library, trial.version) if part)
-        found = f"a first write with an immediate arrived in {trial.seconds * 1e3:.1f} ms"
+        found = f"{trial.admission}; a first write with an immediate arrived in {trial.seconds * 1e3:.1f} ms"
         return Finding(name, Verdict.OK, f"{found} ({over})" if over else found)
     fix = trial.remedy or "see the lines above"
     # A library that nobody installed breaks nothing that is there; where there are devices, the libraries' lines fail.

@@ -52,7 +52,7 @@ LINKS = NvLinks(NVGPUS, ((0, 18), (18, 0)))
 ASKING = Asking(((True, True), (True, True)), dmabuf=True, descriptor="", legacy="", ordering=(100, 200))
 GPU = GpuFacts(8, 8, driver=OPEN_DRIVER, kernel=(6, 8), peermem="", links=LINKS, asked=ASKING)
 UNASKED = replace(GPU, asked=None)
-GOOD_TRIAL = Trial("local", True, True, imm_arrived=True, seconds=0.001)
+GOOD_TRIAL = Trial("local", True, True, admission="secret", imm_arrived=True, seconds=0.001)
 TRIALS = TrialFacts((GOOD_TRIAL, Trial("efa", True, False)))
 LOCAL = ChosenRail(RailSpec("local"), "for the test")
 
@@ -223,10 +223,14 @@ CASES = [
         "abababab... and 1 more",
     ),
     _case("link keys", LinkKeyFacts("k", trusted=2), "link keys", "ok", "2 trusted, each bound"),
+    _case("link keys", LinkKeyFacts("k", named=True, trusted=2), "fabrics of nodes", "ok", "secret: peers prove"),
+    _case("link keys", LinkKeyFacts("k", trusted=2), "fabrics of nodes", "warn", "open: no cluster.keys"),
+    _case("link keys", LinkKeyFacts("k", there=False), "fabrics of nodes", "warn", "open: no cluster.keys"),
+    _case("link keys", LinkKeyFacts("k", named=True, error="mode"), "fabrics of nodes", "warn", "open: no"),
     _case("trials", TRIALS, "usable", "ok", "local"),
     _case("trials", TrialFacts((replace(GOOD_TRIAL, error="refused"),)), "usable", "fail", "no rail works"),
     _case("trials", TrialFacts((Trial("local", False, True),)), "usable", "fail"),
-    _case("trials", TRIALS, "rail local", "ok", "1.0 ms"),
+    _case("trials", TRIALS, "rail local", "ok", "secret; a first write with an immediate arrived in 1.0 ms"),
     _case("trials", TrialFacts((replace(GOOD_TRIAL, imm_arrived=False),)), "rail local", "fail", "never arrived"),
     _case("trials", TRIALS, "rail efa", "n.a.", "nothing here"),
     _case("trials", TRIALS, "rail efa", "fail", "nothing here", "efa"),

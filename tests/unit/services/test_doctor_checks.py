@@ -76,5 +76,5 @@ def test_a_room_that_cannot_look_fails_and_does_not_stop_the_others() -> None:
 
 def test_rails_that_are_not_built_are_not_tried() -> None:
     unbuilt = Trial("verbs", built=False, device=True, chosen="mlx5_0")
-    assert try_rail(unbuilt) == unbuilt
+    assert try_rail(unbuilt, "open") == unbuilt
     assert [finding.check for finding in check_trials(TrialFacts(()), frozenset())] == ["usable"]

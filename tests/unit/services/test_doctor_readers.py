@@ -52,6 +52,7 @@ def test_the_key_file_of_the_settings_is_looked_at_and_else_the_user_s_own(
     monkeypatch.setenv("ASYNCFABRIC_CLUSTER__KEYS", "/etc/node.key")
     facts = read_link_keys(tmp_path)
     assert (facts.file, facts.named, facts.trusted, facts.unbound) == ("/etc/node.key", True, 2, ("ab" * 32,))
+    assert facts.admission == "secret"
     (tmp_path / "etc/node.key").chmod(0o644)
     assert "others on this machine can read it" in read_link_keys(tmp_path).error
     monkeypatch.setenv("ASYNCFABRIC_CLUSTER__KEY", "x")
@@ -61,6 +62,7 @@ def test_the_key_file_of_the_settings_is_looked_at_and_else_the_user_s_own(
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/me/c")
     facts = read_link_keys(tmp_path)
     assert (facts.file, facts.named, facts.there) == ("/home/me/c/asyncfabric/link.key", False, False)
+    assert facts.admission == "open"
 
 
 @pytest.mark.parametrize(("relaxed", "length", "states"), [(True, 4096, True), (False, 256, False), (True, 64, None)])
