@@ -21,8 +21,9 @@ from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.rails import open_rails
+from asyncfabric_services.nodes.secret import open_member_link
 from asyncfabric_services.nodes.sight import fabric_peers, fabric_regions, named_waits
-from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.nodes.stage import Announce, Stage, open_directory, serve_process
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.settings.schema import ModelSection, Settings
 from asyncfabric_services.trace.recorder import Recorder
@@ -37,11 +38,14 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     settings = stage.settings
     torch.set_num_threads(settings.model.threads)
     model = await trio.to_thread.run_sync(_loaded, settings.model)
-    async with open_rails(settings) as fabric, AsyncExitStack() as stack:
+    async with (
+        open_member_link(stage) as link,
+        open_rails(settings, stage.secret) as fabric,
+        AsyncExitStack() as stack,
+    ):
         FabricCollector(fabric, stage.registry)
         expert = Expert(model, fabric, stage.admission, stack, settings.batch.chunk_tokens, stage.registry)
         async with (
-            open_control(stage) as link,
             open_node(stage.condition.name, link) as node,
             trio.open_nursery() as nursery,
         ):

@@ -17,7 +17,8 @@ from asyncfabric_services.fanout.blueprint import WEIGHT_CHANNEL
 from asyncfabric_services.health.view import Row
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.rails import open_rails
-from asyncfabric_services.nodes.stage import Stage, open_control, open_directory
+from asyncfabric_services.nodes.secret import open_member_link
+from asyncfabric_services.nodes.stage import Stage, open_directory
 
 _ROLES = ("coordinator", "trainer", "rollout")
 
@@ -64,8 +65,8 @@ async def open_participant(stage: Stage) -> AsyncIterator[Participant]:
     Cancellation: what was posted drains.
     """
     async with (
-        open_rails(stage.settings) as fabric,
-        open_control(stage) as link,
+        open_member_link(stage) as link,
+        open_rails(stage.settings, stage.secret) as fabric,
         open_node(stage.condition.name, link) as node,
         open_directory(stage, link, labels_of(bytes(fabric.address))) as directory,
         trio.open_nursery() as nursery,

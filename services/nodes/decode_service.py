@@ -16,7 +16,8 @@ from asyncfabric_services.nodes.engine_choice import open_decode_engine
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.messages import DECODER
 from asyncfabric_services.nodes.names import NodeNames
-from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.nodes.secret import open_member_link
+from asyncfabric_services.nodes.stage import Announce, Stage, open_directory, serve_process
 from asyncfabric_services.settings.schema import Settings
 from asyncfabric_services.trace.recorder import Recorder
 
@@ -28,8 +29,8 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     Cancellation: requests end, their sources are told, the pass in progress is waited for.
     """
     async with (
-        open_decode_engine(stage) as engine,  # ends last: requests that end still reach their sources
-        open_control(stage) as link,
+        open_member_link(stage) as link,
+        open_decode_engine(stage) as engine,  # ends after the actors: requests that end still reach their sources
         open_node(stage.condition.name, link) as node,
     ):
         membership, names = Membership(), NodeNames()

@@ -97,7 +97,7 @@ async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
     pages = pages_of(settings, loaded)
     contexts = settings.batch.most_running + settings.batch.most_waiting
     async with (
-        open_rails(settings) as fabric,
+        open_rails(settings, stage.secret) as fabric,
         open_pool(fabric, layout_of(loaded), pages=pages, contexts=contexts) as pool,
     ):
         FabricCollector(fabric, stage.registry)

@@ -14,7 +14,8 @@ from asyncfabric_services.nodes.engine import PrefillEngine
 from asyncfabric_services.nodes.engine_choice import open_prefill_engine
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.nodes.names import NodeNames
-from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
+from asyncfabric_services.nodes.secret import open_member_link
+from asyncfabric_services.nodes.stage import Announce, Stage, open_directory, serve_process
 from asyncfabric_services.settings.schema import Settings
 from asyncfabric_services.trace.recorder import Recorder
 
@@ -26,8 +27,8 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     Cancellation: prompts in progress are cancelled and drain, their leaseholders are told.
     """
     async with (
-        open_prefill_engine(stage) as engine,  # ends last: prompts that end still tell their leaseholders
-        open_control(stage) as link,
+        open_member_link(stage) as link,
+        open_prefill_engine(stage) as engine,  # ends after the actors: prompts that end still tell their leaseholders
         open_node(stage.condition.name, link) as node,
     ):
         await engine.join(node)

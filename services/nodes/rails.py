@@ -11,8 +11,8 @@ from asyncfabric_services.settings.schema import Settings
 
 
 @asynccontextmanager
-async def open_rails(settings: Settings) -> AsyncIterator[Fabric]:
-    """Open the fabric over `cluster.rails`.
+async def open_rails(settings: Settings, secret: bytes | None = None) -> AsyncIterator[Fabric]:
+    """Open the fabric over `cluster.rails`; with a secret, peers must prove that they have it.
 
     Raises StartError for a text that names no rail, and for a rail that this machine cannot open; what breaks later is
     raised as it is.
@@ -21,7 +21,8 @@ async def open_rails(settings: Settings) -> AsyncIterator[Fabric]:
     """
     fabric: Fabric | None = None
     try:
-        async with open_fabric(FabricConfig(rails=tuple(settings.cluster.rails.split(",")))) as fabric:
+        config = FabricConfig(rails=tuple(settings.cluster.rails.split(",")), secret=secret)
+        async with open_fabric(config) as fabric:
             yield fabric
     except (ValueError, DeviceError) as error:
         if fabric is not None:

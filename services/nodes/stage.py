@@ -50,6 +50,9 @@ class Stage:
         told: what is printed when it listens, besides the HTTP address.
         spans: what the node does for requests, while somebody records it.
         http: where others reach its HTTP endpoint, once it listens.
+        keys: of its link, once that is open; None for none.
+        secret: of its fabric, None for none; never printed. See nodes/secret.py.
+        ending: cancelled to end the process before it serves.
     """
 
     settings: Settings
@@ -61,6 +64,9 @@ class Stage:
     told: dict[str, str] = field(default_factory=dict)
     spans: SpanRing = field(default_factory=SpanRing)
     http: str = ""
+    keys: LinkKeys | None = None
+    secret: bytes | None = field(default=None, repr=False)
+    ending: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 Opened = Callable[[Stage], AbstractAsyncContextManager[Starlette]]
@@ -89,12 +95,13 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
         stage.listening.set()
         announce({"listening": address, "name": condition.name} | stage.told)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(set_on_signals, stage.stop, nursery.cancel_scope)
-        async with opened(stage) as app:
-            doorway = doorway_of(settings, api=role == "router")
-            await serve_until(app, stage.admission, condition, doorway, stage.stop, on_listening)
-        nursery.cancel_scope.cancel()
+    with stage.ending:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(set_on_signals, stage.stop, nursery.cancel_scope)
+            async with opened(stage) as app:
+                doorway = doorway_of(settings, api=role == "router")
+                await serve_until(app, stage.admission, condition, doorway, stage.stop, on_listening)
+            nursery.cancel_scope.cancel()
     if not condition.alive:
         raise EnvironmentUnfit(condition.reason)
 
@@ -115,7 +122,7 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
         bind, folder = "ipc", bind.removeprefix("ipc://")
     try:
         if cluster.keys is not None:
-            keys = read_keys(cluster.keys)
+            keys = stage.keys = read_keys(cluster.keys)
         if keys is not None and keys.unbound and stage.condition.role == "directory":
             _log.warning(
                 "keys %s are trusted without a role: a node that has one may register as any; "
@@ -151,14 +158,7 @@ async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) ->
 
     Cancellation: the node leaves, if the directory answers within a second.
     """
-    address = stage.settings.cluster.directory
-    if not address:
-        raise StartError("cluster.directory is empty: give the link address that `asyncfabric serve directory` prints")
-    try:
-        LinkAddress.parse(address)
-    except ValueError as error:
-        raise StartError(f"cluster.directory: {error}") from error
-    async with DirectoryClient(link, address) as client, trio.open_nursery() as nursery:
+    async with DirectoryClient(link, directory_address(stage.settings)) as client, trio.open_nursery() as nursery:
         stage.condition.needs["directory"] = lambda: client.missing
         nursery.start_soon(_end_refused, stage, client)
         nursery.start_soon(_be_in, stage, client, link, labels)
@@ -168,6 +168,18 @@ async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) ->
             nursery.cancel_scope.cancel()
             with trio.move_on_after(LEAVE_SECONDS, shield=True):
                 await client.leave()
+
+
+def directory_address(settings: Settings) -> str:
+    """Return where the directory is; raises StartError when the settings do not name it."""
+    address = settings.cluster.directory
+    if not address:
+        raise StartError("cluster.directory is empty: give the link address that `asyncfabric serve directory` prints")
+    try:
+        LinkAddress.parse(address)
+    except ValueError as error:
+        raise StartError(f"cluster.directory: {error}") from error
+    return address
 
 
 def reached_at(address: str, advertise: str) -> str:

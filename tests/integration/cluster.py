@@ -15,6 +15,10 @@ from typing import Any
 import processes  # pytest's conftest made it importable
 import template
 
+from asyncfabric.control import make_keys
+from asyncfabric.control.keys import write_keys
+from asyncfabric_services.settings.readers import READERS
+
 RUN = (
     "import ctypes; ctypes.CDLL(None).prctl(1, 9); "  # no orphan survives the test that started it
     "from asyncfabric_services.cli import main; main()"
@@ -114,7 +118,10 @@ class Cluster:
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self.folder = folder
-        self.settings = SMALL | {"CLUSTER__BIND": f"ipc://{folder}/ipc/"} | settings
+        keys = folder / "link.key"
+        if not keys.exists():
+            write_keys(keys, *make_keys(), frozenset(READERS))
+        self.settings = SMALL | {"CLUSTER__BIND": f"ipc://{folder}/ipc/", "CLUSTER__KEYS": str(keys)} | settings
         self.nodes: dict[str, Service] = {}
         self.started: list[Service] = []  # those of earlier lives of a name too
 

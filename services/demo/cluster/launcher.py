@@ -1,7 +1,8 @@
 """Starts, ends and kills `asyncfabric serve` processes of this machine. Runs on the event loop.
 
-A node ends with the process that started it, however that ends: it asks the kernel for it (PR_SET_PDEATHSIG, which
-means the thread that started it, so the event loop's own thread does). Logs go to files of a folder that is removed.
+All nodes share a key file of this launch, so their fabrics have a secret. A node ends with the process that started it,
+however that ends: it asks the kernel for it (PR_SET_PDEATHSIG, which means the thread that started it, so the event
+loop's own thread does). Logs go to files of a folder that is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import trio
 
+from asyncfabric.control import make_keys
+from asyncfabric.control.keys import write_keys
 from asyncfabric.errors import BrokenError
+from asyncfabric_services.settings.readers import READERS
 
 PROGRAM = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from asyncfabric_services.cli import main; main()"
 END_SECONDS = 20.0
@@ -77,10 +81,13 @@ class Launcher:
         self.nodes: dict[str, LocalNode] = {}
         self.ipc_folder = str(folder / "ipc")
         self._folder = folder
+        keys = folder / "link.key"
+        write_keys(keys, *make_keys(), frozenset(READERS) - {"local"})
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ASYNCFABRIC_CLUSTER__")},
             "ASYNCFABRIC_HTTP__PORT": "0",
             "ASYNCFABRIC_CLUSTER__BIND": f"ipc://{self.ipc_folder}/",
+            "ASYNCFABRIC_CLUSTER__KEYS": str(keys),
             **settings,
         }
 

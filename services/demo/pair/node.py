@@ -86,7 +86,7 @@ async def _child_main(serve: Serve, pipes: ParentPipes, gpu: int) -> None:
     sender, orders = trio.open_memory_channel[ToChild](8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_read_orders, parent, sender, nursery.cancel_scope)
-        await run_node(serve, start.settings, parent, orders, gpu=gpu)
+        await run_node(serve, start, parent, orders, gpu=gpu)
         nursery.cancel_scope.cancel()
 
 
@@ -102,7 +102,7 @@ async def _read_orders(parent: LineChannel, sender: trio.MemorySendChannel[ToChi
 
 async def run_node(
     serve: Serve,
-    settings: Settings,
+    start: Start,
     parent: LineChannel,
     orders: trio.MemoryReceiveChannel[ToChild],
     engine_factory: Callable[[af.FabricConfig], Any] | None = None,
@@ -113,6 +113,7 @@ async def run_node(
 
     Cancellation: a forward pass ends at its next layer or token; then the fabric drains and closes.
     """
+    settings = start.settings
     device = _device(settings, gpu)
     loaded = await trio.to_thread.run_sync(load_model, settings, device)
     layout = loaded.layout
@@ -120,7 +121,7 @@ async def run_node(
     # One rail: there is nothing to fall back to. Long deadlines: two models may keep all cores of a small machine busy,
     # and the parent notices the death of a child at once.
     rail = settings.provider if device == "cpu" else device
-    config = af.FabricConfig(rails=(rail,), connect_deadline=30.0, peer_deadline_host=10.0)
+    config = af.FabricConfig(rails=(rail,), connect_deadline=30.0, peer_deadline_host=10.0, secret=start.secret)
     async with af.open_fabric(config, engine_factory=engine_factory) as fabric:
         # Shuffled, so that two nodes never agree on pages by luck, and batches are really scattered.
         seed = fabric.address.incarnation

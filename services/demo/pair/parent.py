@@ -76,8 +76,9 @@ async def run(settings: Settings, jobs: Sequence[Job], view: View) -> Outcome:
     sender, inbox = trio.open_memory_channel[tuple[Child, ToParent | None]](64)
     async with trio.open_nursery() as nursery:
         async with _open_children(settings, sender, nursery) as children:
+            secret = os.urandom(32)
             for child in children:
-                await _send(child, Start(settings))
+                await _send(child, Start(settings, secret))
             done = await _conduct(children, inbox, jobs, view)
             leaked = await _finish(children, inbox)
         nursery.cancel_scope.cancel()

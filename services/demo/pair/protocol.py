@@ -16,9 +16,14 @@ from asyncfabric_services.demo.settings import Job, Settings
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """First line: how to run."""
+    """First line: how to run, and the secret of both fabrics. It travels through a pipe that only the child reads."""
 
     settings: Settings
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Return a text without the secret."""
+        return f"Start({self.settings!r})"
 
 
 class Meet(msgspec.Struct, tag=True, frozen=True):

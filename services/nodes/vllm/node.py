@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 from asyncfabric import Fabric
 from asyncfabric.actors import labels_of
 from asyncfabric.control import Link
+from asyncfabric.integrations.rails_variable import SECRET_VARIABLE
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.link_rows import link_rows
@@ -62,6 +64,28 @@ def sampling_params(arguments: dict[str, Any]) -> Any:
         raise ValueError(f"vLLM refuses the request: {error}") from error
 
 
+@contextmanager
+def secret_for_workers(secret: bytes | None) -> Iterator[None]:
+    """Let the processes that are started within the scope open fabrics with this secret; None: they are open.
+
+    It is in memory of this process alone, which its user's processes reach by a path: no file is left, however it ends.
+    """
+    if secret is None:
+        yield
+        return
+    handle = os.memfd_create("asyncfabric-secret")
+    before = os.environ.get(SECRET_VARIABLE)
+    try:
+        os.write(handle, secret)
+        os.environ[SECRET_VARIABLE] = f"/proc/{os.getpid()}/fd/{handle}"
+        yield
+    finally:
+        os.environ.pop(SECRET_VARIABLE)
+        if before is not None:
+            os.environ[SECRET_VARIABLE] = before
+        os.close(handle)
+
+
 @asynccontextmanager
 async def open_vllm(stage: Stage) -> AsyncIterator[VllmNode]:
     """Start vLLM as the settings say. When its process ends, the node fails, drains and ends with a status.
@@ -79,6 +103,13 @@ async def open_vllm(stage: Stage) -> AsyncIterator[VllmNode]:
 
         return AsyncLLM.from_engine_args(arguments)
 
+    with secret_for_workers(stage.secret):
+        async with _opened(stage, make) as node:
+            yield node
+
+
+@asynccontextmanager
+async def _opened(stage: Stage, make: Callable[[], Any]) -> AsyncIterator[VllmNode]:
     opened = open_host(make)
     try:
         host = await opened.__aenter__()

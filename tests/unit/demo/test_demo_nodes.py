@@ -20,7 +20,17 @@ from asyncfabric.testing import FakeEngine, FakeNetwork
 from asyncfabric_services.children.line_channel import LineChannel
 from asyncfabric_services.demo.pair import decode, prefill
 from asyncfabric_services.demo.pair.node import Node, run_node
-from asyncfabric_services.demo.pair.protocol import Answer, Finish, Goodbye, Hello, Meet, Pushed, ToChild, ToParent
+from asyncfabric_services.demo.pair.protocol import (
+    Answer,
+    Finish,
+    Goodbye,
+    Hello,
+    Meet,
+    Pushed,
+    Start,
+    ToChild,
+    ToParent,
+)
 from asyncfabric_services.demo.prompts import jobs_of_lengths
 from asyncfabric_services.demo.settings import Settings
 
@@ -43,7 +53,8 @@ class BenchWorker:
         def make_engine(config: FabricConfig) -> FakeEngine:
             return FakeEngine(config, self._network)
 
-        await run_node(self._serve, self._settings, self._node_channel, self._orders_out, make_engine)
+        start = Start(self._settings, b"of this demo only")
+        await run_node(self._serve, start, self._node_channel, self._orders_out, make_engine)
 
     async def next(self, kind: type[Any]) -> Any:
         """Return the next message of one kind."""
