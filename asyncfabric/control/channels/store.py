@@ -1,7 +1,9 @@
 """StoreChannels: channels over a key-value store, such as a torch.distributed TCPStore that a training has anyway.
 
-Event loop's thread, apart from the store's calls, which block: they run in threads, one at a time and in order, so that
-a cancelled caller waits for none of them. A member polls one counter, its bell, which whoever sends to it adds to.
+Event loop's thread, apart from the store's calls, which block: they run in threads, one at a time and in order. A
+cancelled caller waits for its call for at most SETTLE_S: an interpreter that ends while a thread is inside torch's C++
+aborts, and a store whose host is gone may not answer for minutes. A member polls one counter, its bell, which whoever
+sends to it adds to.
 
     PREFIX/members           how many members were ever opened        PREFIX/member/I     name of member I
     PREFIX/bell/I            added to after each message to it        PREFIX/beat/I       added to while it lives
@@ -15,10 +17,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from asyncfabric._notice import Notice
@@ -28,6 +32,7 @@ from asyncfabric.errors import BrokenError, PeerError
 
 POLL_S = 0.005
 DEADLINE_S = 5.0
+SETTLE_S = 1.0
 BEATS = 5
 """Signs of life in a deadline."""
 
@@ -104,8 +109,9 @@ class StoreChannels(Generic[Message]):
         self._prefix = prefix
         self._window = window
         self._deadline_s = deadline_s
-        self._limiter = anyio.CapacityLimiter(1)  # of the threads: the calls are made in order
+        self._order = anyio.CapacityLimiter(1)  # the calls are made in order
         self._lock = threading.Lock()  # and not at the same time, where a cancelled caller gave its place back
+        self._threads = anyio.CapacityLimiter(inf)
         self._boxes: dict[str, _Mailbox] = {}
         self._peers: dict[str, _StoreMember] = {}
         self._known = 0
@@ -310,14 +316,29 @@ class StoreChannels(Generic[Message]):
                 box.channel.lose(peer.name, reason)
 
     async def _call(self, what: Callable[[], Result]) -> Result:
-        def call() -> Result:
-            with self._lock:
-                if self._failure:
-                    raise BrokenError(f"the store of {self._prefix} is lost: {self._failure}")
-                try:
-                    return what()
-                except Exception as error:  # each store has exceptions of its own
-                    self._failure = str(error) or type(error).__name__
-                    raise BrokenError(f"the store of {self._prefix} is lost: {self._failure}") from error
+        finished = threading.Event()
 
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+        def call() -> Result:
+            try:
+                with self._lock:
+                    return self._done(what)
+            finally:
+                finished.set()
+
+        async with self._order:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # from here on the thread begins for certain
+            try:
+                return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+            finally:
+                if not finished.is_set():
+                    with anyio.CancelScope(shield=True):
+                        await anyio.to_thread.run_sync(finished.wait, SETTLE_S, limiter=self._threads)
+
+    def _done(self, what: Callable[[], Result]) -> Result:
+        if self._failure:
+            raise BrokenError(f"the store of {self._prefix} is lost: {self._failure}")
+        try:
+            return what()
+        except Exception as error:  # each store has exceptions of its own
+            self._failure = str(error) or type(error).__name__
+            raise BrokenError(f"the store of {self._prefix} is lost: {self._failure}") from error

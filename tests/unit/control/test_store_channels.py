@@ -1,0 +1,67 @@
+"""A channel over a store leaves no thread inside the store behind, unless the store does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import anyio
+import pytest
+
+distributed = pytest.importorskip("torch.distributed", reason="stores need torch")
+
+from asyncfabric.control import Codec, StoreChannels  # noqa: E402
+from asyncfabric.control.channels.store import SETTLE_S  # noqa: E402
+
+CODEC: Codec[bytes] = Codec(bytes, bytes)
+
+
+class SlowStore:
+    """A store far away: each call takes a while, the first of them lets a test go on; `inside` counts who is in it."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+        self.inside = 0
+        self.entered = threading.Event()
+        self._store = distributed.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            self.inside += 1
+            self.entered.set()
+            time.sleep(self.delay_s)
+            try:
+                return real(*arguments)
+            finally:
+                self.inside -= 1
+
+        return call
+
+
+async def cancel_in_a_call(store: SlowStore) -> float:
+    """Cancel `run` while a thread is in the store; return how long that took."""
+    channels = StoreChannels(store, CODEC)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channels.run)
+        await anyio.to_thread.run_sync(store.entered.wait, 10.0)
+        tasks.cancel_scope.cancel()
+        began = anyio.current_time()
+    return anyio.current_time() - began
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_who_cancels_waits_for_the_call_under_way(backend: str) -> None:
+    """An interpreter that ends while a thread is inside torch aborts."""
+    store = SlowStore(0.2)
+    anyio.run(cancel_in_a_call, store, backend=backend)
+    assert store.inside == 0
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_store_that_does_not_answer_is_left(backend: str) -> None:
+    store = SlowStore(3 * SETTLE_S)
+    assert anyio.run(cancel_in_a_call, store, backend=backend) < 2.5 * SETTLE_S
+    assert store.inside == 1
