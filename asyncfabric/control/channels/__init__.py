@@ -4,7 +4,8 @@
 """
 
 from asyncfabric.control.channels.channel import Channel, Codec, PeerFound, PeerLost
-from asyncfabric.control.channels.fabric import FabricChannels, MessageFabric
+from asyncfabric.control.channels.fabric import FabricChannels
+from asyncfabric.control.channels.fabric_sessions import MessageFabric
 from asyncfabric.control.channels.link import LinkChannels
 from asyncfabric.control.channels.local import LocalChannels
 from asyncfabric.control.channels.member import Carrier, MemberChannel

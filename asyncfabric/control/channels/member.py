@@ -146,6 +146,8 @@ class MemberChannel(Generic[Message]):
         """End the session with a peer, if there is one."""
         if not self._ended and peer in self._present:
             self._present.discard(peer)
+            if peer in self._turns and not self._turns[peer].locked():
+                del self._turns[peer]
             self._add(peer, PeerLost(reason))
 
     def end(self) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfabric.control import FabricChannels, LocalChannels, PeerFound, PeerLost
+from asyncfabric.errors import PeerError
 
 
 def test_a_peer_is_found_and_lost_once_and_a_stranger_is_not_received() -> None:
@@ -77,6 +78,30 @@ def test_pieces_of_a_fabric_in_any_order_and_twice_make_the_messages_that_were_s
     there.arrived = [SimpleNamespace(peer=there.peer, payload=each) for each in pieces]
     b = FabricChannels(there, CODEC, addresses).open("b")
     assert [event for peer, event in b.take_nowait() if peer == "a"] == [PeerFound(), *notes]
+
+
+def test_a_piece_that_could_not_leave_ends_the_session_of_its_peer_and_no_other_send() -> None:
+    """A hole in the numbers of one recipient would stop it for ever; another one has nothing to do with it."""
+    addresses = {name: SimpleNamespace(incarnation=number) for number, name in enumerate("abc")}
+
+    class Failing(Mixed):
+        def send(self, peer: Any, payload: bytes) -> Any:
+            def result() -> None:
+                if peer.incarnation == 1:
+                    raise PeerError("it died")
+
+            return SimpleNamespace(ended=True, result=result)
+
+    a = FabricChannels(Failing(0), CODEC, addresses).open("a")
+
+    async def send() -> None:
+        await a.send("b", Note(1))
+        await a.send("c", Note(2))
+        with pytest.raises(PeerError, match="no session with b: it died"):
+            await a.send("b", Note(3))
+
+    trio.run(send)
+    assert a.take_nowait() == [("b", PeerFound()), ("c", PeerFound()), ("b", PeerLost("it died"))]
 
 
 def test_a_piece_from_another_fabric_than_its_sources_is_dropped() -> None:
