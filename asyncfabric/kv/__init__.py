@@ -2,9 +2,10 @@
 
 Leaseholder (decode):  open_pool, open_inbox; lease = await pool.lease(...); async with inbox.request(lease, ...).
 Source (prefill):      open_pool, open_outbox(handler); async with job.open_stream(pages); stream.push(layer, tokens).
-Both:                  KvLayout says how pages lie; deliver(messenger, handlers) moves the protocol's messages.
+Both:                  KvLayout says how pages lie; open_kv_channel carries messages, deliver hands them to the ends.
 """
 
+from asyncfabric.kv.channel import KV_CODEC, KvChannel, MessageHandler, deliver, member_name, open_kv_channel
 from asyncfabric.kv.inbox import KvInbox, KvRequest, open_inbox
 from asyncfabric.kv.layout import DTYPE_BYTES, KvLayout
 from asyncfabric.kv.lease import KvLease
@@ -19,7 +20,6 @@ from asyncfabric.kv.messages import (
     decode_message,
     encode_message,
 )
-from asyncfabric.kv.messenger import FabricMessenger, MessageHandler, Messenger, deliver
 from asyncfabric.kv.opening import open_pool
 from asyncfabric.kv.outbox import KvJob, KvOutbox, open_outbox
 from asyncfabric.kv.pool import KvPool, PageTicket
@@ -31,10 +31,11 @@ from asyncfabric.kv.why import waiting
 
 __all__ = [
     "DTYPE_BYTES",
+    "KV_CODEC",
     "Batch",
-    "FabricMessenger",
     "KvAccepted",
     "KvCancel",
+    "KvChannel",
     "KvInbox",
     "KvJob",
     "KvLayout",
@@ -50,7 +51,6 @@ __all__ = [
     "KvStream",
     "LedgerReport",
     "MessageHandler",
-    "Messenger",
     "PageLedger",
     "PageTicket",
     "PlacedPlan",
@@ -66,7 +66,9 @@ __all__ = [
     "deliver",
     "encode_message",
     "expected_arrivals",
+    "member_name",
     "open_inbox",
+    "open_kv_channel",
     "open_outbox",
     "open_pool",
     "open_stream",

@@ -1,7 +1,7 @@
 """KvInbox: the leaseholder's end of the protocol. Offers leases to sources, waits, cancels, and knows when to fence.
 
 Runs on the event loop's thread. The rules are those of TargetMachine, the pages those of the pool; here they meet a
-messenger, the loss of peers, and time.
+channel, the loss of peers, and time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import anyio
 from asyncfabric import ClosedError, Fabric, FabricAddress, FabricError, Peer, PeerError, StaleKeyError, TransferError
 from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
+from asyncfabric.kv.channel import KvChannel, member_name
 from asyncfabric.kv.layout import KvLayout
 from asyncfabric.kv.lease import KvLease
 from asyncfabric.kv.loss import PeerLoss
 from asyncfabric.kv.messages import KvMessage
-from asyncfabric.kv.messenger import Messenger
 from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.protocol import SourceVerdict, TargetMachine, TargetState
 from asyncfabric.kv.relayout import writes_anything
@@ -134,12 +134,12 @@ class KvInbox:
         forged: messages about a request by somebody who is no source of it; dropped and counted.
     """
 
-    def __init__(self, fabric: Fabric, pool: KvPool, messenger: Messenger, confirm_s: float = CONFIRM_S) -> None:
+    def __init__(self, fabric: Fabric, pool: KvPool, channel: KvChannel, confirm_s: float = CONFIRM_S) -> None:
         """Not for users: `async with open_inbox(...)`."""
         self.forged: int = 0
         self._fabric = fabric
         self._pool = pool
-        self._messenger = messenger
+        self._channel = channel
         self._confirm_s = confirm_s
         self._requests: dict[int, KvRequest] = {}
         self._loss: PeerLoss | None = None
@@ -211,7 +211,7 @@ class KvInbox:
                     if self._loss is not None:
                         self._loss.watch(peer)
                     unasked.discard(incarnation)
-                    await self._messenger.send(address, offer)
+                    await self._channel.send(member_name(address), offer)
                 except FabricError as error:
                     machine.lose(incarnation, f"a source cannot be reached: {error}")
                     request.note()
@@ -255,7 +255,7 @@ class KvInbox:
 
     async def _send(self, request: KvRequest, source: int, message: KvMessage) -> None:
         try:
-            await self._messenger.send(request._addresses[source], message)
+            await self._channel.send(member_name(request._addresses[source]), message)
         except FabricError as error:
             request.machine.lose(source, f"a source cannot be reached to stop it: {error}")
 
@@ -283,19 +283,19 @@ class KvInbox:
 
 @asynccontextmanager
 async def open_inbox(
-    fabric: Fabric, pool: KvPool, messenger: Messenger, *, confirm_s: float = CONFIRM_S
+    fabric: Fabric, pool: KvPool, channel: KvChannel, *, confirm_s: float = CONFIRM_S
 ) -> AsyncIterator[KvInbox]:
-    """Open the leaseholder's end; messages reach it through `deliver(messenger, [inbox])` or `inbox.handle`.
+    """Open the leaseholder's end; messages reach it through `deliver(channel, [inbox])` or `inbox.handle`.
 
     Args:
         fabric: the fabric of the pool.
         pool: whose leases are offered.
-        messenger: carries the messages to the sources.
+        channel: carries the messages to the sources; `open_kv_channel(fabric)` makes one.
         confirm_s: seconds that sources may take to confirm a cancellation.
 
     Cancellation: nothing of its own is shielded; requests end before the inbox does.
     """
-    inbox = KvInbox(fabric, pool, messenger, confirm_s)
+    inbox = KvInbox(fabric, pool, channel, confirm_s)
     async with beside() as tasks:
         inbox._loss = PeerLoss(fabric, tasks, inbox._lost)
         try:

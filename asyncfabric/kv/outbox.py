@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from asyncfabric import Fabric, FabricAddress, FabricError
 from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
+from asyncfabric.kv.channel import KvChannel, member_name
 from asyncfabric.kv.loss import PeerLoss
 from asyncfabric.kv.messages import MAX_TEXT, KvCancel, KvMessage, KvOffer, KvRefused
-from asyncfabric.kv.messenger import Messenger
 from asyncfabric.kv.pool import KvPool
 from asyncfabric.kv.protocol import SourceAction, SourceMachine
 from asyncfabric.kv.stream import KvStream, open_stream
@@ -85,13 +85,13 @@ class KvOutbox:
         failures: handlers that raised; reported to their leaseholders.
     """
 
-    def __init__(self, fabric: Fabric, pool: KvPool, messenger: Messenger, handler: Handler, tasks: TaskGroup) -> None:
+    def __init__(self, fabric: Fabric, pool: KvPool, channel: KvChannel, handler: Handler, tasks: TaskGroup) -> None:
         """Not for users: `async with open_outbox(...)`."""
         self.forged: int = 0
         self.failures: int = 0
         self._fabric = fabric
         self._pool = pool
-        self._messenger = messenger
+        self._channel = channel
         self._handler = handler
         self._tasks = tasks
         self._machine = SourceMachine()
@@ -219,7 +219,7 @@ class KvOutbox:
         if address is None:
             return
         try:
-            await self._messenger.send(address, message)
+            await self._channel.send(member_name(address), message)
         except FabricError as error:
             # The leaseholder asks again or fences: it never takes silence for an answer.
             logger.info("fabric %016x did not get our %s: %s", target, type(message).__name__, error)
@@ -232,20 +232,20 @@ class KvOutbox:
 
 
 @asynccontextmanager
-async def open_outbox(fabric: Fabric, pool: KvPool, messenger: Messenger, handler: Handler) -> AsyncIterator[KvOutbox]:
-    """Open the source's end; messages reach it through `deliver(messenger, [outbox])` or `outbox.handle`.
+async def open_outbox(fabric: Fabric, pool: KvPool, channel: KvChannel, handler: Handler) -> AsyncIterator[KvOutbox]:
+    """Open the source's end; messages reach it through `deliver(channel, [outbox])` or `outbox.handle`.
 
     Args:
         fabric: the fabric of the pool.
         pool: where handlers keep the pages that they stream.
-        messenger: carries the messages to the leaseholders.
+        channel: carries the messages to the leaseholders; `open_kv_channel(fabric)` makes one.
         handler: called for each accepted offer, in a task of its own; it opens the stream with `job.open_stream`.
             What it raises is reported to the leaseholder and harms no other job.
 
     Cancellation: jobs are cancelled, their streams drain, their leaseholders get a report; then it goes on.
     """
     async with beside() as tasks:
-        outbox = KvOutbox(fabric, pool, messenger, handler, tasks)
+        outbox = KvOutbox(fabric, pool, channel, handler, tasks)
         try:
             yield outbox
         finally:

@@ -66,7 +66,7 @@ class TargetMachine:
     verdicts: dict[Hashable, SourceVerdict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Every source may write from the moment its offer is handed to the messenger, delivered or not."""
+        """Every source may write from the moment its offer is handed to the channel, delivered or not."""
         self.verdicts = dict.fromkeys(self.sources, SourceVerdict.MAY_WRITE)
 
     @property
@@ -117,7 +117,7 @@ class TargetMachine:
             self._decide(source, SourceVerdict.LOST, reason)
 
     def spare(self, source: Hashable) -> None:
-        """A source's offer was never handed to the messenger: it knows of nothing that it could write to."""
+        """A source's offer was never handed to the channel: it knows of nothing that it could write to."""
         if self.verdicts.get(source) is SourceVerdict.MAY_WRITE:
             self._decide(source, SourceVerdict.STOPPED, "the source was never asked")
 

@@ -23,7 +23,7 @@ def waiting(fabric: Fabric, pools: Iterable[KvPool] = (), ends: Iterable[KvInbox
     """Return who waits for what on a node that streams, what is missing and from whom; oldest first.
 
     Instead of the bare counters of `fabric.why()` stand the requests that they belong to, with the names of their
-    sources. The messenger's own wait for messages and the watches for lost peers are left out: they never end.
+    sources. The channel's own wait for messages and the watches for lost peers are left out: they never end.
 
     Args:
         fabric: of the node.

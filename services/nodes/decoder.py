@@ -15,7 +15,7 @@ import trio
 from asyncfabric import BrokenError, BusyError, Fabric, PeerError, StaleKeyError, TransferError
 from asyncfabric.actors import Membership, labels_of
 from asyncfabric.control import Link
-from asyncfabric.kv import FabricMessenger, KvInbox, KvLease, deliver, open_inbox
+from asyncfabric.kv import KvInbox, KvLease, deliver, open_inbox, open_kv_channel
 from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.engine import Cluster
@@ -142,7 +142,11 @@ async def open_paged_decode(stage: Stage) -> AsyncIterator[PagedDecode]:
     Cancellation: sources are told, the pass in progress is waited for.
     """
     batch = stage.settings.batch
-    async with open_paged_model(stage) as model, trio.open_nursery() as nursery:
+    async with (
+        open_paged_model(stage) as model,
+        open_kv_channel(model.fabric) as channel,
+        trio.open_nursery() as nursery,
+    ):
         supply = PoolSupply(model.pool)
         scheduler = Scheduler(
             supply,
@@ -152,9 +156,8 @@ async def open_paged_decode(stage: Stage) -> AsyncIterator[PagedDecode]:
             most_waiting=model.pool.pages,  # who has pages is never refused; who waits for them is counted before
         )
         batcher = Batcher(model.runner, scheduler, RunnerMeter(stage.registry, scheduler, supply))
-        messenger = FabricMessenger(model.fabric)
         nursery.start_soon(batcher.run)
-        async with open_inbox(model.fabric, model.pool, messenger) as inbox:
-            nursery.start_soon(deliver, messenger, [inbox])
+        async with open_inbox(model.fabric, model.pool, channel) as inbox:
+            nursery.start_soon(deliver, channel, [inbox])
             yield PagedDecode(model, inbox, batcher, stage.spans, batch.most_waiting)
         nursery.cancel_scope.cancel()

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from asyncfabric import Fabric
 from asyncfabric.actors import Node, labels_of
 from asyncfabric.control import Link
-from asyncfabric.kv import FabricMessenger, KvJob, KvLease, KvOutbox, KvStream, deliver, open_outbox
+from asyncfabric.kv import KvJob, KvLease, KvOutbox, KvStream, deliver, open_kv_channel, open_outbox
 from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.health.metrics import BoundedCounter
 from asyncfabric_services.health.view import View
@@ -181,11 +181,14 @@ async def open_paged_prefill(stage: Stage) -> AsyncIterator[PagedPrefill]:
 
     Cancellation: jobs are cancelled and drain, their leaseholders are told.
     """
-    async with open_paged_model(stage) as model, trio.open_nursery() as nursery:
+    async with (
+        open_paged_model(stage) as model,
+        open_kv_channel(model.fabric) as channel,
+        trio.open_nursery() as nursery,
+    ):
         meter = StreamMeter(stage.registry)
         prefiller = Prefiller(model, stage.admission, stage.spans, stage.settings.batch.chunk_tokens, meter)
-        messenger = FabricMessenger(model.fabric)
-        async with open_outbox(model.fabric, model.pool, messenger, prefiller.serve) as outbox:
-            nursery.start_soon(deliver, messenger, [outbox])
+        async with open_outbox(model.fabric, model.pool, channel, prefiller.serve) as outbox:
+            nursery.start_soon(deliver, channel, [outbox])
             yield PagedPrefill(model, outbox)
         nursery.cancel_scope.cancel()

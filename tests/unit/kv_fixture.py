@@ -14,7 +14,6 @@ from fabrics import open_fake
 
 import asyncfabric as af
 from asyncfabric.kv import (
-    FabricMessenger,
     KvInbox,
     KvJob,
     KvLayout,
@@ -22,6 +21,7 @@ from asyncfabric.kv import (
     KvPool,
     deliver,
     open_inbox,
+    open_kv_channel,
     open_outbox,
     open_pool,
 )
@@ -46,7 +46,7 @@ class KvFixture:
     pool: KvPool
     inbox: KvInbox
     sources: list[Source] = field(default_factory=list)
-    messengers: list[FabricMessenger] = field(default_factory=list)
+    channels: list[Any] = field(default_factory=list)
 
     @property
     def addresses(self) -> list[af.FabricAddress]:
@@ -126,6 +126,7 @@ async def streaming(
     handler: Any = prefill,
     confirm_s: float = 5.0,
     pages: int = 64,
+    open_channel: Callable[[af.Fabric], Any] = open_kv_channel,
 ) -> AsyncIterator[KvFixture]:
     contexts = 4 if target_layout.context_bytes else 0
     with anyio.fail_after(PATIENCE_S):
@@ -138,22 +139,22 @@ async def streaming(
 
             target, pool = await pool_of(target_layout, 1)
             homes = [await pool_of(source_layout.at_rank(rank), rank + 2) for rank in range(source_layout.tp_size)]
+            fabrics = [target, *(fabric for fabric, _ in homes)]
+            channels = [await stack.enter_async_context(open_channel(fabric)) for fabric in fabrics]
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            messenger = FabricMessenger(target)
-            inbox = await stack.enter_async_context(open_inbox(target, pool, messenger, confirm_s=confirm_s))
-            tasks.start_soon(deliver, messenger, [inbox])
-            found = KvFixture(target, pool, inbox, messengers=[messenger])
-            for fabric, own in homes:
-                post = FabricMessenger(fabric)
-                found.messengers.append(post)
+            channel = channels[0]
+            inbox = await stack.enter_async_context(open_inbox(target, pool, channel, confirm_s=confirm_s))
+            tasks.start_soon(deliver, channel, [inbox])
+            found = KvFixture(target, pool, inbox, channels=channels)
+            for (fabric, own), own_channel in zip(homes, channels[1:], strict=True):
                 source = Source(fabric, own, None)  # type: ignore[arg-type]  # known in a moment
 
                 async def serve(job: KvJob, source: Source = source) -> None:
                     await handler(source, job)
 
-                source.outbox = await stack.enter_async_context(open_outbox(fabric, own, post, serve))
-                tasks.start_soon(deliver, post, [source.outbox])
+                source.outbox = await stack.enter_async_context(open_outbox(fabric, own, own_channel, serve))
+                tasks.start_soon(deliver, own_channel, [source.outbox])
                 found.sources.append(source)
             yield found
 

@@ -19,7 +19,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from asyncfabric.bench.pattern import random_bytes
-from asyncfabric.kv import FabricMessenger, KvInbox, KvLayout, KvLease, deliver, open_inbox, open_outbox
+from asyncfabric.kv import KvInbox, KvLayout, KvLease, deliver, open_inbox, open_kv_channel, open_outbox
 from asyncfabric_services.bench.worker import BenchWorker
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.nodes.filling import fill
@@ -67,22 +67,28 @@ class TtftWorker(BenchWorker):
 
     @asynccontextmanager
     async def _prefill_node(self, stage: Stage) -> AsyncIterator[None]:
-        async with open_paged_model(stage) as self._model, trio.open_nursery() as nursery:
+        async with (
+            open_paged_model(stage) as self._model,
+            open_kv_channel(self._model.fabric) as channel,
+            trio.open_nursery() as nursery,
+        ):
             prefiller = Prefiller(
                 self._model, stage.admission, stage.spans, self._chunk_tokens, StreamMeter(stage.registry)
             )
-            messenger = FabricMessenger(self._model.fabric)
-            async with open_outbox(self._model.fabric, self._model.pool, messenger, prefiller.serve) as outbox:
-                nursery.start_soon(deliver, messenger, [outbox])
+            async with open_outbox(self._model.fabric, self._model.pool, channel, prefiller.serve) as outbox:
+                nursery.start_soon(deliver, channel, [outbox])
                 yield
 
     @asynccontextmanager
     async def _decode_node(self, stage: Stage) -> AsyncIterator[None]:
-        async with open_paged_model(stage) as self._model, trio.open_nursery() as nursery:
-            messenger = FabricMessenger(self._model.fabric)
-            async with open_inbox(self._model.fabric, self._model.pool, messenger) as self._inbox:
-                nursery.start_soon(deliver, messenger, [self._inbox])
-                yield
+        async with (
+            open_paged_model(stage) as self._model,
+            open_kv_channel(self._model.fabric) as channel,
+            trio.open_nursery() as nursery,
+            open_inbox(self._model.fabric, self._model.pool, channel) as self._inbox,
+        ):
+            nursery.start_soon(deliver, channel, [self._inbox])
+            yield
 
     async def do_serve(self, role: str, settings: dict[str, str]) -> dict[str, Any]:
         """Open the node with these settings; return where it is and how its pages lie."""

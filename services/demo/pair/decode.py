@@ -14,7 +14,7 @@ import torch
 import trio
 from transformers.cache_utils import DynamicCache
 
-from asyncfabric.kv import FabricMessenger, KvInbox, KvLease, deliver, open_inbox
+from asyncfabric.kv import KvInbox, KvLease, deliver, open_inbox, open_kv_channel
 from asyncfabric_services.demo.pair.generation import decode, prefill
 from asyncfabric_services.demo.pair.node import Node, poison, run_child
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
@@ -30,9 +30,13 @@ async def serve(node: Node) -> None:
 
     Cancellation: a forward pass in progress stops at its next token; pages that may still be written are not reused.
     """
-    messenger = FabricMessenger(node.pool.fabric)
-    async with open_inbox(node.pool.fabric, node.pool, messenger) as inbox, trio.open_nursery() as nursery:
-        nursery.start_soon(deliver, messenger, [inbox])
+    fabric = node.pool.fabric
+    async with (
+        open_kv_channel(fabric) as channel,
+        open_inbox(fabric, node.pool, channel) as inbox,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(deliver, channel, [inbox])
         async for order in node.orders:
             if isinstance(order, Finish):
                 break

@@ -14,7 +14,7 @@ import torch
 import trio
 
 import asyncfabric as af
-from asyncfabric.kv import FabricMessenger, KvJob, KvStream, deliver, open_outbox
+from asyncfabric.kv import KvJob, KvStream, deliver, open_kv_channel, open_outbox
 from asyncfabric_services.demo.pair.generation import prefill
 from asyncfabric_services.demo.pair.node import Node, run_child
 from asyncfabric_services.demo.pair.paged_cache import PagedCache
@@ -30,13 +30,14 @@ async def serve(node: Node) -> None:
 
     Cancellation: a request in progress stops at its next layer and drains its transfers.
     """
-    fabric, messenger = node.pool.fabric, FabricMessenger(node.pool.fabric)
+    fabric = node.pool.fabric
     async with (
         fabric.watch() as word,
-        open_outbox(fabric, node.pool, messenger, Prefill(node, word).serve) as outbox,
+        open_kv_channel(fabric) as channel,
+        open_outbox(fabric, node.pool, channel, Prefill(node, word).serve) as outbox,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(deliver, messenger, [outbox])
+        nursery.start_soon(deliver, channel, [outbox])
         await node.orders.receive()
         nursery.cancel_scope.cancel()
 

@@ -20,7 +20,7 @@ import trio
 from json_lines import answer, lines
 
 import asyncfabric as af
-from asyncfabric.kv import FabricMessenger, KvJob, KvLayout, deliver, open_inbox, open_outbox, open_pool
+from asyncfabric.kv import KvJob, KvLayout, deliver, open_inbox, open_kv_channel, open_outbox, open_pool
 
 PR_SET_PDEATHSIG = 1
 
@@ -169,13 +169,13 @@ async def main() -> None:
         pool = await stack.enter_async_context(
             open_pool(fabric, layout, pages=first["pages"], contexts=4, seed=os.getpid())
         )
+        channel = await stack.enter_async_context(open_kv_channel(fabric))
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        messenger = FabricMessenger(fabric)
-        inbox = await stack.enter_async_context(open_inbox(fabric, pool, messenger, confirm_s=first["confirm_s"]))
+        inbox = await stack.enter_async_context(open_inbox(fabric, pool, channel, confirm_s=first["confirm_s"]))
         node = Node(fabric, pool, inbox, stack)
-        node.outbox = await stack.enter_async_context(open_outbox(fabric, pool, messenger, node.serve))
-        nursery.start_soon(deliver, messenger, [inbox, node.outbox])
+        node.outbox = await stack.enter_async_context(open_outbox(fabric, pool, channel, node.serve))
+        nursery.start_soon(deliver, channel, [inbox, node.outbox])
         answer(await node.about())
         async for line in commands:
             command = json.loads(line)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 from kv_fixture import SHAPE, content_of, holds, idle, opening_of, prefill, streaming
 
-from asyncfabric.kv import KvLayout
+import asyncfabric as af
+from asyncfabric.control import LocalChannels
+from asyncfabric.kv import KV_CODEC, KvCancel, KvChannel, KvLayout, member_name
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +66,27 @@ async def test_every_pair_of_tensor_parallelisms(opening: Any, source_size: int,
             await idle(found)
 
 
+async def test_messages_go_over_any_channel_of_the_codec() -> None:
+    """Whose members are called by their address; a message of one that is not is dropped."""
+    layout = KvLayout(**SHAPE)
+    local = LocalChannels(KV_CODEC)
+    stranger = local.open("stranger")
+
+    @asynccontextmanager
+    async def open_channel(fabric: af.Fabric) -> AsyncIterator[KvChannel]:
+        yield local.open(member_name(fabric.address))
+
+    async with streaming(opening_of("fake"), layout, layout, open_channel=open_channel) as found:
+        for address in (found.target.address, *found.addresses):
+            await stranger.send(member_name(address), KvCancel(target=1, lease=1))
+        async with await found.pool.lease("request", tokens=16) as lease:
+            async with found.inbox.request(lease, found.addresses, layout, 16) as request:
+                await request.wait()
+            assert holds(found.pool, lease.pages, content_of(layout, 16))
+        await idle(found)
+        assert found.sources[0].outbox.forged == 0
+
+
 async def test_mla_is_sent_once_by_turns(opening: Any) -> None:
     shape = SHAPE | {"kv_heads": 1, "order": "MLA", "head_dim": 9}
     source, target = KvLayout(**shape, tp_size=2), KvLayout(**shape, tp_size=4, tp_rank=3)
@@ -75,17 +100,18 @@ async def test_mla_is_sent_once_by_turns(opening: Any) -> None:
 
 
 async def test_offers_longer_than_a_message_of_the_fabric(opening: Any) -> None:
-    """3,000 pages need 12 KB in the offer; garbage between its parts is counted and dropped."""
+    """3,000 pages need 12 KB in the offer; what is no piece and what is no message before it are dropped."""
     layout = KvLayout(layers=1, kv_heads=1, head_dim=1, page_tokens=1, dtype="uint8")
     async with streaming(opening, layout, layout, partial(prefill, chunk=1000), pages=3000) as found:
         source = found.sources[0]
         peer = await found.target.connect(source.fabric.address)
-        one_part = b"kv" + bytes(10) + b"\0\1"
-        for garbage in (b"", b"x" * 100, b"kv" + bytes(12), b"kv" + bytes(10) + b"\xff\xff", one_part + b"?"):
+        for garbage in (b"", b"x" * 100):
             await found.target.send(peer, garbage)
+        own = member_name(found.target.address)
+        await found.channels[0]._carrier.carry(own, member_name(source.fabric.address), b"no message")
         lease = await found.pool.lease("request", pages=3000)
         async with lease, found.inbox.request(lease, found.addresses, layout, 3000) as request:
             await request.wait()
             assert holds(found.pool, lease.pages, content_of(layout, 3000))
         await idle(found)
-        assert found.messengers[1].refused == 5
+        assert found.channels[1].refused == 1

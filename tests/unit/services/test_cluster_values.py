@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the runner needs torch")
 pytest.importorskip("transformers", reason="the runner needs transformers")
 
 from asyncfabric import BusyError, FabricConfig, InternalError, PeerError, open_fabric  # noqa: E402
-from asyncfabric.kv import FabricMessenger, KvLayout, open_inbox, open_pool  # noqa: E402
+from asyncfabric.kv import KvLayout, open_inbox, open_kv_channel, open_pool  # noqa: E402
 from asyncfabric_services.demo.cluster.load import Ask, Outcome  # noqa: E402
 from asyncfabric_services.demo.cluster.report import summarize  # noqa: E402
 from asyncfabric_services.demo.cluster.scenario import Observed  # noqa: E402
@@ -41,7 +41,8 @@ async def test_a_source_whose_address_is_none_is_at_fault_and_not_the_request() 
     async with (
         open_fabric(FabricConfig(rails=("local",))) as fabric,
         open_pool(fabric, layout, pages=1) as pool,
-        open_inbox(fabric, pool, FabricMessenger(fabric)) as inbox,
+        open_kv_channel(fabric) as channel,
+        open_inbox(fabric, pool, channel) as inbox,
         await pool.lease("r", tokens=1) as lease,
     ):
         with pytest.raises(PeerError, match="its address cannot be read"):
