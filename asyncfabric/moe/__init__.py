@@ -7,9 +7,10 @@
 How it works, and its invariants: docs/explain/moe.md.
 """
 
+from asyncfabric.moe.cards import CARD_CODEC, Card, CardChannel
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.faults import MissingRankError
-from asyncfabric.moe.group import Card, FabricMeeting, Meeting, MoeGroup
+from asyncfabric.moe.group import MoeGroup
 from asyncfabric.moe.host.exchange import MoeExchange, open_moe
 from asyncfabric.moe.host.handle import MoeHandle
 from asyncfabric.moe.host.loop_caller import LoopCaller
@@ -17,10 +18,10 @@ from asyncfabric.moe.host.session import buffer_bytes
 from asyncfabric.moe.host.training import MoeTraining, TrainingStep, gradient_config, open_moe_training
 
 __all__ = [
+    "CARD_CODEC",
     "Card",
-    "FabricMeeting",
+    "CardChannel",
     "LoopCaller",
-    "Meeting",
     "MissingRankError",
     "MoeConfig",
     "MoeExchange",

@@ -31,7 +31,7 @@ from asyncfabric.integrations.nixl.kinds import nixl_mem_t
 from asyncfabric.integrations.nixl.ranges import Place
 from asyncfabric.kv import KvLayout
 from asyncfabric.kv import messages as kv
-from asyncfabric.moe.group import Card, read_card
+from asyncfabric.moe.cards import Card, decode_card
 from asyncfabric.moe.host import record
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.observe.spans import Span, parse_context
@@ -296,7 +296,7 @@ DECODERS: dict[str, Decoder] = {
         _read_exponents, lambda: [codings.encode_exponents(np.zeros(4096, np.uint8), 2) or b""], (ValueError,)
     ),
     "moe.record": Decoder(_read_record, _records, (RemoteProtocolError,)),
-    "moe.card": Decoder(read_card, lambda: [msgspec.msgpack.encode(_CARD)]),
+    "moe.card": Decoder(decode_card, lambda: [msgspec.msgpack.encode(_CARD)], (RemoteProtocolError,)),
     "nixl.metadata": Decoder(_read_metadata, _metadata, (nixlMismatchError,)),
     "nixl.text": Decoder(
         _text(metadata.unpack), lambda: [b"AFnx\x01\0\0\1\0\0" + b"\0" * 12 + b"a"], (nixlMismatchError,)

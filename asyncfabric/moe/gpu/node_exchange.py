@@ -52,7 +52,7 @@ class CudaNodeExchange(CudaMoeExchange):
             members = lanes.members(self.rank, layout)
             addresses = [self._group.addresses[member] for member in members]
             tag = f"{self._group.tag}/{name} {members.start}"
-            group = MoeGroup(site.rank, addresses, tag, self._group.meeting)
+            group = MoeGroup(site.rank, addresses, tag, self._group.channel)
             present = lanes.present(self.rank, layout, self._present)
             opening = open_nvlink(self._fabric, group, site, self.epoch, present, self._tasks)
             opened.append(await self._stack.enter_async_context(opening))

@@ -20,6 +20,8 @@ from asyncfabric import Fabric, RegionKey
 from asyncfabric._gpu import Driver, open_driver
 from asyncfabric._gpu.driver import MAJOR, MULTIPROCESSORS
 from asyncfabric.errors import DeviceError, RemoteProtocolError
+from asyncfabric.moe.cards import Card
+from asyncfabric.moe.gathering import gather_cards
 from asyncfabric.moe.gpu.descriptors import swap_descriptors
 from asyncfabric.moe.gpu.handle import Output, output_of
 from asyncfabric.moe.gpu.launch import STATE_WORDS, ExchangeWords, Kernels
@@ -28,7 +30,7 @@ from asyncfabric.moe.gpu.pages import Pages
 from asyncfabric.moe.gpu.proxy import Proxy, immediates
 from asyncfabric.moe.gpu.site import Share, Site, check_shares
 from asyncfabric.moe.gpu.staging import Staging, open_staging
-from asyncfabric.moe.group import Card, FabricMeeting, MoeGroup, connect_ranks
+from asyncfabric.moe.group import MoeGroup, connect_ranks
 from asyncfabric.moe.immediates import first_imm, proposed_imm
 
 HOPPER = 9
@@ -144,7 +146,7 @@ async def _introduce(
                 imm=proposed_imm(fabric),
                 keys=(place.encode(), *keys, crowd[0].to_bytes()),
             )
-            cards = await (group.meeting or FabricMeeting(fabric)).meet(peers, card)
+            cards = await gather_cards(fabric, group, peers, card)
             odd = [rank for rank, other in cards.items() if other.digest != card.digest]
             if odd:
                 raise RemoteProtocolError(

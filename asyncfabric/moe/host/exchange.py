@@ -183,7 +183,7 @@ def open_moe(fabric: Fabric, group: MoeGroup, config: MoeConfig) -> AbstractAsyn
     rank sent is drained and its memory released; ranks may leave at different times, once they have combined.
 
     Args:
-        fabric: of this rank; its own messages are read while opening (see `MoeGroup.meeting`).
+        fabric: of this rank; its own messages are read while opening (see `MoeGroup.channel`).
         group: who takes part.
         config: equal on all ranks.
 

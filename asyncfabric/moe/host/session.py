@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from asyncfabric import Fabric, RegionKey
 from asyncfabric.errors import RemoteProtocolError
+from asyncfabric.moe.cards import Card
 from asyncfabric.moe.config import MoeConfig
-from asyncfabric.moe.group import Card, FabricMeeting, MoeGroup, connect_ranks
+from asyncfabric.moe.gathering import gather_cards
+from asyncfabric.moe.group import MoeGroup, connect_ranks
 from asyncfabric.moe.host.arrivals import Arrivals, immediates
 from asyncfabric.moe.host.buffers import AREA_BYTES, LaneShape
 from asyncfabric.moe.host.lane import Lane
@@ -79,8 +81,7 @@ async def open_session(
             imm=proposed_imm(fabric),
             keys=tuple(bytes(memory.receive.key()) for memory in memories),
         )
-        meeting = group.meeting or FabricMeeting(fabric)
-        cards = await meeting.meet(peers, card)
+        cards = await gather_cards(fabric, group, peers, card)
         odd = [rank for rank, other in cards.items() if other.digest != card.digest]
         if odd:
             raise RemoteProtocolError(
