@@ -127,7 +127,7 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> FabricStats | None:
         """Return what happened since the last call."""
-        return self._working.stats.take() if self._working is not None else None
+        return self._working.statistics() if self._working is not None else None
 
     def shutdown(self) -> None:
         """Drain and close the fabric of this worker."""

@@ -1,7 +1,8 @@
 """The worker of an engine that decodes: offers blocks, counts what arrives, and gives blocks back with proof.
 
-The engine's thread looks and never waits; connecting and disconnecting run on one thread beside it. Blocks are reported
-when everything has arrived, or when nothing can arrive any more: the source has confirmed it, or its connection is cut.
+One thread at a time, which looks and never waits; connecting and disconnecting run on one beside it. Blocks are
+reported when everything has arrived, or when nothing can arrive any more: the source has confirmed it, or its
+connection is cut.
 """
 
 from __future__ import annotations

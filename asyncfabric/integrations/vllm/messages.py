@@ -78,7 +78,7 @@ def source_of(params: dict[str, Any] | None) -> Source | None:
 
 
 class Mail:
-    """Messages of a worker over its fabric; never waits. One thread."""
+    """Messages of a worker over its fabric. Any thread sends, one receives."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -87,7 +87,7 @@ class Mail:
         self._unfinished = UnfinishedMessages(UNFINISHED, UNFINISHED_BYTES)
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Send a message.
+        """Send a message; never waits.
 
         Raises:
             FabricError: the peer is lost, or too much is in flight.
@@ -97,15 +97,21 @@ class Mail:
         for part, piece in enumerate(cut):
             self._fabric.send(peer, msgspec.msgpack.encode((number, part, len(cut), piece)))
 
-    def take(self) -> Iterator[tuple[Peer, Message]]:
-        """Yield the messages that are whole; malformed ones are dropped."""
-        for peer, payload in self._stream.take_nowait():
+    def received(self) -> Iterator[tuple[Peer, Message]]:
+        """Yield each message that is whole, and wait for the next one; malformed ones are dropped.
+
+        Raises:
+            ClosedError: the fabric is closed.
+        """
+        for peer, payload in self._stream:
             try:
                 number, part, parts, piece = msgspec.msgpack.decode(payload, type=tuple[int, int, int, bytes])
                 if not 0 <= part < parts <= MAX_PARTS:
                     continue
                 whole = self._unfinished.join(peer.id, number, part, parts, piece)
-                if whole is not None:
-                    yield peer, _DECODER.decode(whole)
+                if whole is None:
+                    continue
+                message = _DECODER.decode(whole)
             except UNREADABLE:
                 continue
+            yield peer, message

@@ -1,7 +1,8 @@
 """The worker of an engine that prefills: pushes the blocks of each layer into those that another engine offers.
 
-The engine's thread; never waits, but for requests that are preempted. A push is submitted once the layer is computed
-and the offer is here, whichever comes last. Blocks of a request are given back when nothing reads them any more.
+One thread at a time; never waits, but for requests that are preempted. A push is submitted once the layer is computed
+and the offer is here, whichever comes last: by the engine's thread, or by the one that reads messages. Blocks of a
+request are given back when nothing reads them any more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from asyncfabric.integrations.vllm.steps import Computing
 logger: logging.Logger = logging.getLogger(__name__)
 
 REMEMBERED = 4096
-"""Transfers that have ended and offers that came early, of which the oldest are forgotten."""
+"""Transfers that have ended, and offers and cancels that came early, of which the oldest are forgotten."""
+
+CANCELLED_THERE = "the engine that decodes has cancelled the request"
 
 
 @dataclass
@@ -49,32 +52,41 @@ class Sending:
     def __init__(
         self, fabric: Fabric, mail: Mail, blocks: Blocks, tokens: int, lease_s: float, stats: FabricStats, after: After
     ) -> None:
-        """Push from `blocks` of `tokens` tokens; keep them for `lease_s` seconds while no offer comes."""
+        """Push from `blocks` of `tokens` tokens; keep them for `lease_s` seconds while no offer comes.
+
+        `after` is called by the engine's thread alone: what computes is that thread's current stream.
+        """
         self._fabric, self._mail, self._blocks, self._tokens = fabric, mail, blocks, tokens
         self._lease_s, self._stats, self._after = lease_s, stats, after
         self._requests: dict[str, Outgoing] = {}
         self._transfers: dict[str, Outgoing] = {}
-        self._early: OrderedDict[str, tuple[Peer, Offer]] = OrderedDict()
+        self._early: OrderedDict[str, tuple[Peer, Offer | Cancel]] = OrderedDict()
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._step: list[tuple[Outgoing, int]] = []
+        self._computes: object = None
 
     def begin(self, computing: list[Computing]) -> None:
         """Take what the next step computes."""
         layers = len(self._blocks.layout.layers)
         self._step = []
+        self._computes = self._after()
         for work in computing:
             found = self._requests.get(work.request)
             if found is None:
                 zeros = [0] * layers
                 found = Outgoing(work.request, work.transfer, work.total, work.blocks, zeros, list(zeros))
                 self._requests[work.request] = self._transfers[work.transfer] = found
-                if early := self._early.pop(work.transfer, None):
-                    self.accept(*early)
+                match self._early.pop(work.transfer, None):
+                    case (peer, Offer() as offer):
+                        self.accept(peer, offer)
+                    case (peer, Cancel() as cancel):
+                        self.cancel(peer, cancel)
             found.blocks = work.blocks
             self._step.append((found, work.end))
 
     def layer(self, number: int) -> None:
         """Push what the step has computed of a layer."""
+        self._computes = self._after()
         for found, end in self._step:
             found.computed[number] = max(found.computed[number], end)
             self._push(found, number)
@@ -102,6 +114,7 @@ class Sending:
                     wait_all(found.under_way)
                 except FabricError:
                     pass  # advance() finds it
+                found.computed, found.blocks = [0] * len(found.computed), []  # an offer that comes now pushes nothing
 
     def accept(self, peer: Peer, offer: Offer) -> None:
         """Take the blocks that another engine offers for a transfer, which may be yet to come."""
@@ -109,10 +122,10 @@ class Sending:
         if found is None:
             if offer.transfer in self._ended:
                 self._answer(peer, offer.transfer, self._ended[offer.transfer])
-                return
-            self._early[offer.transfer] = (peer, offer)
-            while len(self._early) > REMEMBERED:
-                self._early.popitem(last=False)
+            elif isinstance(self._early.get(offer.transfer, (peer, None))[1], Cancel):  # an offer in parts comes later
+                self._answer(peer, offer.transfer, CANCELLED_THERE)
+            else:
+                self._keep(peer, offer)
             return
         found.peer, found.offer = peer, offer
         needed = -(-found.total // self._tokens)
@@ -130,13 +143,14 @@ class Sending:
 
     def cancel(self, peer: Peer, cancel: Cancel) -> None:
         """Push no more of a transfer; the answer goes out when nothing of it is under way."""
-        self._early.pop(cancel.transfer, None)
         found = self._transfers.get(cancel.transfer)
         if found is None or cancel.transfer in self._ended:
-            self._answer(peer, cancel.transfer, self._ended.get(cancel.transfer, "no such transfer"))
+            self._answer(peer, cancel.transfer, self._ended.get(cancel.transfer, CANCELLED_THERE))
+            if cancel.transfer not in self._ended:
+                self._keep(peer, cancel)
             return
         found.peer = peer
-        self._stop(found, "the engine that decodes has cancelled the request")
+        self._stop(found, CANCELLED_THERE)
 
     def advance(self) -> set[str]:
         """Look at what is under way; return the requests whose blocks nothing reads any more."""
@@ -162,6 +176,12 @@ class Sending:
                 self._remember(found.transfer, found.stopped or "all of it was pushed")
         return over
 
+    def _keep(self, peer: Peer, message: Offer | Cancel) -> None:
+        self._early.pop(message.transfer, None)
+        self._early[message.transfer] = (peer, message)
+        while len(self._early) > REMEMBERED:
+            self._early.popitem(last=False)
+
     def _push(self, found: Outgoing, number: int) -> None:
         offer = found.offer
         if offer is None or found.stopped or not found.keys:
@@ -186,7 +206,7 @@ class Sending:
                     source_offset=here.offset,
                     target_offset=there.offset,
                     imm=offer.imm,
-                    after=self._after(),
+                    after=self._computes,
                 )
                 found.under_way.append(transfer)
         except (FabricError, ValueError, IndexError) as error:  # the offer is another engine's

@@ -1,16 +1,20 @@
 """The worker's side of the connector: one fabric, the blocks of this worker, what is sent and what is loaded.
 
-The thread of vLLM's worker calls it between and within steps; nothing here waits for another engine.
+The thread of vLLM's worker calls it between and within steps; nothing there waits for another engine. Messages are read
+by a thread beside it, since an engine without requests takes no step, and others ask it for blocks all the same. What
+both threads use is used under one lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from threading import Lock, Thread
 
 import torch
 
 from asyncfabric import blocking
+from asyncfabric.errors import ClosedError
 from asyncfabric.integrations.process_fabric import config_in_force
 from asyncfabric.integrations.vllm.layout import Blocks, read_blocks
 from asyncfabric.integrations.vllm.loading import Loadings, Loads
@@ -41,68 +45,89 @@ class Working:
             DeviceError: a rail cannot be opened, or the memory cannot be registered.
         """
         self._stack = ExitStack()
-        self.stats: FabricStats = FabricStats()
+        self._stats: FabricStats = FabricStats()
+        self._lock = Lock()
+        self._reader = Thread(target=self._read, name="asyncfabric-messages", daemon=True)
+        self._stack.callback(self._join)  # called when the fabric is closed
         try:
             self.fabric: blocking.Fabric = self._stack.enter_context(blocking.open_fabric(config_in_force()))
             self._blocks: Blocks = read_blocks(self.fabric, caches, count, tokens, ranks)
             self._mail = Mail(self.fabric)
             self._sending = Sending(
-                self.fabric, self._mail, self._blocks, tokens, lease_s, self.stats, self._computing_stream
+                self.fabric, self._mail, self._blocks, tokens, lease_s, self._stats, self._computing_stream
             )
-            self._loadings = Loadings(self.fabric, self._mail, self._blocks, rank, load_deadline_s, self.stats)
+            self._loadings = Loadings(self.fabric, self._mail, self._blocks, rank, load_deadline_s, self._stats)
             self._stack.callback(self._loadings.close)
+            self._reader.start()
         except BaseException:
             self._stack.close()
             raise
 
     def begin(self, step: Step) -> None:
         """Take a step before its forward pass."""
-        self._read_mail()
-        self._sending.begin(step.computing)
-        for request, aborted in step.held.items():
-            self._sending.hold(request, aborted)
+        with self._lock:
+            self._sending.begin(step.computing)
+            for request, aborted in step.held.items():
+                self._sending.hold(request, aborted)
 
     def load(self, step: Step) -> None:
         """Begin the loads of a step."""
-        for load in step.loading:
-            self._loadings.begin(load)
-        for request in step.cancelled:
-            self._loadings.cancel(request)
-        for source in step.unwanted:
-            self._loadings.refuse(source)
+        with self._lock:
+            for load in step.loading:
+                self._loadings.begin(load)
+            for request in step.cancelled:
+                self._loadings.cancel(request)
+            for source in step.unwanted:
+                self._loadings.refuse(source)
 
     def preempt(self, step: Step) -> None:
         """Return when nothing reads blocks that the step overwrites."""
-        self._sending.preempt(step.preempted)
+        with self._lock:
+            self._sending.preempt(step.preempted)
 
     def save(self, layer: str) -> None:
         """Push what a step has computed of a layer."""
         number = self._blocks.names.get(layer)
         if number is not None:
-            self._sending.layer(number)
+            with self._lock:
+                self._sending.layer(number)
 
     def finish_step(self) -> None:
         """Push what was not pushed layer by layer, as with a graph that runs all of them."""
-        self._sending.finish_step()
+        with self._lock:
+            self._sending.finish_step()
 
     def look(self) -> tuple[set[str], Loads]:
         """Return the requests whose blocks are free to use again, and the loads that have ended."""
-        self._read_mail()
-        return self._sending.advance(), self._loadings.advance()
+        with self._lock:
+            return self._sending.advance(), self._loadings.advance()
+
+    def statistics(self) -> FabricStats | None:
+        """Return what happened since the last call, None for nothing."""
+        with self._lock:
+            return self._stats.take()
 
     def close(self) -> None:
         """Drain and close the fabric. Nothing touches the KvCache afterwards."""
         self._stack.close()
 
-    def _read_mail(self) -> None:
-        for peer, message in self._mail.take():
-            match message:
-                case Offer():
-                    self._sending.accept(peer, message)
-                case Cancel():
-                    self._sending.cancel(peer, message)
-                case Ended():
-                    self._loadings.ended(message)
+    def _read(self) -> None:
+        try:
+            for peer, message in self._mail.received():
+                with self._lock:
+                    match message:
+                        case Offer():
+                            self._sending.accept(peer, message)
+                        case Cancel():
+                            self._sending.cancel(peer, message)
+                        case Ended():
+                            self._loadings.ended(message)
+        except ClosedError:
+            pass  # the end of the worker
+
+    def _join(self) -> None:
+        if self._reader.ident is not None:
+            self._reader.join()
 
     def _computing_stream(self) -> object:
         return torch.cuda.current_stream() if self._blocks.on_gpu else None

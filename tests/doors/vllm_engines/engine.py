@@ -123,6 +123,9 @@ class Engine:
                 for name, request in self.scheduler.requests.items()
                 if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
             ),
+            "preempted": [
+                name for name, request in self.scheduler.requests.items() if request.status == RequestStatus.PREEMPTED
+            ],
             "steps": self.steps,
             "computed": self.computed,
             "transferred": self.transferred,

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -112,12 +113,6 @@ class Node:
             self._keep(self._receive())
         return self._finished.pop(name)
 
-    def finished(self, name: str) -> bool:
-        """Return whether a request has finished, after a short look."""
-        while self._pipe.poll(0.05):
-            self._keep(self._receive())
-        return name in self._finished
-
     def prefill(self, name: str, prompt: list[int]) -> dict[str, Any]:
         """Have a prompt computed, and return what a proxy sends to the engine that decodes."""
         self.add(name, prompt, 1, dict(ASK))
@@ -150,9 +145,12 @@ class Node:
         return report
 
     def freeze(self) -> None:
-        """Stop the process where it is."""
+        """Stop the process where it is; a thread of it that has not run yet stops the others late, so wait for all."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        while any(task.read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.glob("*/stat")):
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from nodes import ASK, OURS, TCP, Node, prompt
+
+AT_ONCE_S = 4.0
+"""Less than any deadline of the connector, on a machine that has other work."""
 
 
 def test_layers_are_pushed_while_the_prompt_is_computed_if_decode_offers_first() -> None:
@@ -52,13 +57,53 @@ def test_blocks_whose_lease_ended_are_refused_and_computed_again() -> None:
         first.ready(), second.ready()
         params = first.prefill("late", tokens)
         assert first.emptied()["transferred"]["expired_requests"] == 1
+        steps, begun = first.ask("report")["steps"], time.monotonic()
         second.add("late", tokens, 2, params)
-        alone = first.alone(tokens, 2)
-        while not second.finished("late"):
-            first.alone(tokens, 1)  # an engine that has nothing to do takes no step, and answers no offer
-        assert alone == second.result("late")["tokens"]
+        found = second.result("late")["tokens"]
+        assert time.monotonic() - begun < AT_ONCE_S, "an engine without requests answers at once"
+        assert first.ask("report")["steps"] == steps, "it takes no step"
         assert second.computed() == len(tokens) + 1
+        assert found == first.alone(tokens, 2)
         second.emptied()
+
+
+def test_a_cancel_that_comes_before_its_request_is_confirmed_at_once_and_ends_the_request() -> None:
+    tokens = prompt(100, 6)
+    with Node("P", OURS, lease_s=300) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        known = first.prefill("known", tokens)
+        second.add("known", tokens, 3, known)
+        second.result("known")
+        steps = first.emptied()["steps"]
+        source = {"transfer": "gone", "addresses": known["asyncfabric"]["addresses"]}
+        second.add("gone", tokens, 3, {"do_remote_prefill": True, "asyncfabric": source})
+        second.waits("gone")
+        begun = time.monotonic()
+        second.ask("abort", "gone")
+        assert second.emptied()["transferred"]["cancelled_loads"] == 1
+        assert time.monotonic() - begun < AT_ONCE_S
+        assert first.ask("report")["steps"] == steps, "it takes no step"
+        first.add("gone", tokens, 1, ASK | {"asyncfabric": {"transfer": "gone"}})
+        first.result("gone")
+        assert first.emptied()["transferred"].get("expired_requests", 0) == 0, "its lease is not waited for"
+
+
+def test_an_offer_for_a_preempted_request_pushes_nothing_until_it_is_computed_again() -> None:
+    tokens = prompt(460, 7)
+    with Node("P", OURS, blocks=32, step_tokens=16) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        known = first.prefill("known", tokens)
+        second.add("known", tokens, 3, known)
+        expected = second.result("known")["tokens"]
+        first.emptied()
+        first.post("add", "other", prompt(10, 8), 450, None)
+        first.post("add", "late", tokens, 1, ASK | {"asyncfabric": {"transfer": "late"}})
+        first.answers(2)
+        first.until(lambda report: report["preempted"] and report["free"] <= 15)  # half of its blocks are the other's
+        source = {"transfer": "late", "addresses": known["asyncfabric"]["addresses"]}
+        second.add("late", tokens, 3, {"do_remote_prefill": True, "asyncfabric": source})
+        assert second.result("late")["tokens"] == expected
+        first.emptied(), second.emptied()
 
 
 def test_a_cancelled_load_gives_its_blocks_back_when_the_source_has_confirmed() -> None:
