@@ -130,10 +130,14 @@ class SpanRing:
 
     def add(self, name: str, context: str, begin_ns: int, **args: Value) -> None:
         """Keep a span that began at `begin_ns` and ends now, if the ring is on."""
+        self.add_ended(name, context, begin_ns, time.monotonic_ns(), **args)
+
+    def add_ended(self, name: str, context: str, begin_ns: int, end_ns: int, **args: Value) -> None:
+        """Keep a span of the past, perhaps of another process of this host, if the ring is on."""
         if self.on:
             span = OpenSpan(self, name, context, args)
             span._begin_ns = begin_ns
-            self.spans.append(span.as_span(time.monotonic_ns()))
+            self.spans.append(span.as_span(end_ns))
 
     def take(self) -> list[Span]:
         """Return what is kept and forget it; spans that still run are in it too, marked as such."""

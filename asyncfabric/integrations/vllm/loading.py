@@ -18,7 +18,7 @@ from asyncfabric.blocking import Fabric, ImmCounter
 from asyncfabric.errors import FabricError
 from asyncfabric.integrations.vllm.layout import Blocks
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer, Source
-from asyncfabric.integrations.vllm.statistics import BLOCKS, BYTES, CANCELLED, FAILED, SECONDS, FabricStats
+from asyncfabric.integrations.vllm.statistics import BLOCKS, BYTES, CANCELLED, FAILED, LOAD, SECONDS, FabricStats
 from asyncfabric.integrations.vllm.steps import Loading
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -191,9 +191,10 @@ class Loadings:
         if found.cancelled:
             self._stats.data[CANCELLED] += 1
         elif whole:
-            blocks = self._need(found)
+            count = self._need(found) * self._blocks.page_bytes
+            self._stats.moved(LOAD, found.load.request, int(found.begun * 1e9), int(now * 1e9), count)
             self._stats.data[SECONDS].append(now - found.begun)
-            self._stats.data[BYTES].append(blocks * self._blocks.page_bytes)
+            self._stats.data[BYTES].append(count)
             self._stats.data[BLOCKS].append(len(found.load.blocks))
         else:
             logger.warning("request %s is computed again: %s", found.load.request, found.failed)

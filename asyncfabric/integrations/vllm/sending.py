@@ -17,7 +17,7 @@ from asyncfabric.blocking import Fabric, Transfer, wait_all
 from asyncfabric.errors import FabricError
 from asyncfabric.integrations.vllm.layout import After, Blocks
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer
-from asyncfabric.integrations.vllm.statistics import EXPIRED, PUSHED, FabricStats
+from asyncfabric.integrations.vllm.statistics import EXPIRED, PUSH, PUSHED, FabricStats
 from asyncfabric.integrations.vllm.steps import Computing
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Outgoing:
     peer: Peer | None = None
     keys: list[RegionKey] = field(default_factory=list)
     under_way: list[Transfer] = field(default_factory=list)
+    begun_ns: int = 0
+    bytes: int = 0
     stopped: str = ""
     held_until: float | None = None
 
@@ -170,6 +172,8 @@ class Sending:
                     self._answer(found.peer, found.transfer, found.stopped)
                 self._remember(found.transfer, found.stopped)
             if (whole or found.stopped) and found.held_until is not None:
+                if whole and found.bytes:
+                    self._stats.moved(PUSH, found.request, found.begun_ns, time.monotonic_ns(), found.bytes)
                 over.add(found.request)
                 del self._requests[found.request]
                 self._transfers.pop(found.transfer, None)
@@ -193,6 +197,7 @@ class Sending:
             return
         sources, targets = found.blocks[begin:whole], offer.blocks[found.pushed[number] : count]
         mine, theirs = self._blocks.layout.layers[number], offer.layout.layers[number]
+        found.begun_ns = found.begun_ns or time.monotonic_ns()
         try:
             for here, there in zip(mine, theirs, strict=True):
                 transfer = self._fabric.write_pages(
@@ -213,7 +218,9 @@ class Sending:
             self._stop(found, f"a push failed: {error}")
             return
         found.pushed[number] = count
-        self._stats.data[PUSHED] += len(sources) * self._blocks.page_bytes * len(mine)
+        size = len(sources) * self._blocks.page_bytes * len(mine)
+        found.bytes += size
+        self._stats.data[PUSHED] += size
 
     def _look(self, found: Outgoing) -> None:
         open_ones = []

@@ -1,14 +1,21 @@
-"""Statistics of the connector as vLLM aggregates them, logs them and shows them to Prometheus."""
+"""Statistics of the connector as vLLM aggregates them, logs them and shows them to Prometheus.
+
+They are made in the processes of vLLM's workers, and come with the outputs of steps to the process that serves, where
+`watch_transfers` shows each transfer to whoever draws them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asyncfabric.integrations.vllm.versions import KVConnectorPromMetrics, KVConnectorStats, create_metric_per_engine
 
 SECONDS, BYTES, BLOCKS = "load_seconds", "load_bytes", "load_blocks"
 FAILED, CANCELLED, EXPIRED, PUSHED = "failed_loads", "cancelled_loads", "expired_requests", "pushed_bytes"
-_LISTS = (SECONDS, BYTES, BLOCKS)
+PUSH, LOAD = "push", "load"
+_LISTS = (SECONDS, BYTES, BLOCKS, PUSH, LOAD)
 _COUNTS = (FAILED, CANCELLED, EXPIRED, PUSHED)
 _HELP = {
     FAILED: "Requests whose KvCache could not be loaded and is computed again.",
@@ -16,6 +23,22 @@ _HELP = {
     EXPIRED: "Requests whose KvCache no engine asked for within its lease.",
     PUSHED: "Bytes of KvCache pushed to other engines.",
 }
+
+Watcher = Callable[[str, dict[str, Any]], None]
+_watchers: list[Watcher] = []
+
+
+@contextmanager
+def watch_transfers(watcher: Watcher) -> Iterator[None]:
+    """Call `watcher(kind, transfer)` for each push and load that ended well, on the thread that vLLM records on.
+
+    A transfer has `request` as vLLM names it, `begin_ns` and `end_ns` on CLOCK_MONOTONIC, and `bytes`.
+    """
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 class FabricStats(KVConnectorStats):
@@ -31,6 +54,10 @@ class FabricStats(KVConnectorStats):
     def reset(self) -> None:
         """Begin anew."""
         self.data = {name: [] for name in _LISTS} | dict.fromkeys(_COUNTS, 0)
+
+    def moved(self, kind: str, request: str, begin_ns: int, end_ns: int, count: int) -> None:
+        """Add a transfer of `count` bytes that ended well."""
+        self.data[kind].append({"request": request, "begin_ns": begin_ns, "end_ns": end_ns, "bytes": count})
 
     def aggregate(self, other: KVConnectorStats) -> FabricStats:
         """Add what another worker or interval has."""
@@ -97,6 +124,10 @@ class FabricMetrics(KVConnectorPromMetrics):
                 metrics[engine_idx].observe(value)
         for name, metrics in self._counts.items():
             metrics[engine_idx].inc(transfer_stats_data[name])
+        for kind in (PUSH, LOAD):
+            for transfer in transfer_stats_data[kind]:
+                for watcher in _watchers:
+                    watcher(kind, transfer)
 
     def _each(self, metric: Any) -> Any:
         return create_metric_per_engine(metric, self.per_engine_labelvalues)

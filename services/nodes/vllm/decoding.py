@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from asyncfabric_services.nodes.messages import PREFILLER, Generate, Prefill, So
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.nodes.vllm.host import EngineHost, Output
 from asyncfabric_services.nodes.vllm.node import VllmNode, open_vllm, sampling_params
+from asyncfabric_services.nodes.vllm.sight import Transfers
 from asyncfabric_services.nodes.vllm.translation import read_transfer, sampling_arguments, told_tokens
 
 _log = logging.getLogger(__name__)
@@ -25,8 +26,8 @@ _log = logging.getLogger(__name__)
 class VllmDecode(VllmNode):
     """The answers of one decode node."""
 
-    def __init__(self, host: EngineHost, spans: SpanRing) -> None:
-        super().__init__(host)
+    def __init__(self, host: EngineHost, transfers: Transfers, spans: SpanRing) -> None:
+        super().__init__(host, transfers)
         self._spans = spans
 
     @asynccontextmanager
@@ -38,20 +39,27 @@ class VllmDecode(VllmNode):
         Cancellation: vLLM aborts the request; blocks that were loading go free when the source has confirmed.
         """
         sampling_params(sampling_arguments(request, {}))  # refused before a prefill node computes anything
-        transfer = await self._prefilled(request, context, cluster)
+        source, transfer = await self._prefilled(request, context, cluster)
         sampling = sampling_params(sampling_arguments(request, transfer))
-        with self._spans.open("decode", context, request=request.attempt):
+        with (
+            self._spans.open("decode", context, request=request.attempt) as span,
+            self.waits.open(f"request {request.attempt}", "blocks of its prompt", len(request.prompt), source) as here,
+        ):
+            self.transfers.begin(request.attempt, span.context)
             async with self.host.generate(request.prompt, sampling, request.attempt) as outputs:
-                yield _tokens(outputs)
+                yield _tokens(outputs, here)
 
-    async def _prefilled(self, request: Generate, context: str, cluster: Cluster) -> dict[str, Any]:
-        """Have a source compute the prompt; asks one after the other."""
+    async def _prefilled(self, request: Generate, context: str, cluster: Cluster) -> tuple[str, dict[str, Any]]:
+        """Have a source compute the prompt; asks one after the other. Returns its name and its answer."""
         failures = list[str]()
         for source in request.sources:
-            with self._spans.open("prefill prompt", context, request=request.attempt, source=source.name) as span:
+            with (
+                self._spans.open("prefill prompt", context, request=request.attempt, source=source.name) as span,
+                self.waits.open(f"request {request.attempt}", "its prompt", len(request.prompt), source.name),
+            ):
                 message = Prefill(request.attempt, request.prompt, span.context)
                 try:
-                    return read_transfer(await _asked(source, message, cluster))
+                    return source.name, read_transfer(await _asked(source, message, cluster))
                 except RemoteError as error:
                     if error.kind == "ValueError":
                         raise ValueError(str(error)) from error
@@ -92,8 +100,9 @@ async def _cancel_gone(membership: Membership, identity: Identity, scope: trio.C
         seen = there
 
 
-async def _tokens(outputs: AsyncIterator[Output]) -> AsyncIterator[list[int]]:
+async def _tokens(outputs: AsyncIterator[Output], began: Callable[[], None]) -> AsyncIterator[list[int]]:
     async for output in outputs:
+        began()
         tokens = told_tokens(output.tokens, output.finish, output.stopped_by)
         if tokens:
             yield tokens
@@ -108,4 +117,4 @@ async def open_vllm_decode(stage: Stage) -> AsyncIterator[VllmDecode]:
     Cancellation: the engine's process has ended.
     """
     async with open_vllm(stage) as node:
-        yield VllmDecode(node.host, stage.spans)
+        yield VllmDecode(node.host, node.transfers, stage.spans)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
-from prometheus_client import REGISTRY
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from asyncfabric import Fabric
 from asyncfabric.actors import labels_of
@@ -25,30 +22,25 @@ from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.nodes.vllm.arguments import engine_arguments
 from asyncfabric_services.nodes.vllm.host import EngineHost, open_host
+from asyncfabric_services.nodes.vllm.sight import Transfers, VllmMetrics, Waits
 from asyncfabric_services.router.server import StartError
 
 _log = logging.getLogger(__name__)
 
 
-class VllmMetrics(Collector):
-    """Shows what vLLM counts, its connector's transfers too, among the metrics of the node."""
-
-    def collect(self) -> Iterable[Metric]:
-        """Return vLLM's metrics."""
-        return [metric for metric in REGISTRY.collect() if metric.name.startswith("vllm")]
-
-
 class VllmNode:
     """The engine in a node, and what the node shows of it."""
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineHost, transfers: Transfers) -> None:
         self.host = host
+        self.transfers = transfers
+        self.waits = Waits()
         self.labels: Mapping[str, str] = labels_of() | {ENGINE_LABEL: "vllm", FIELDS_LABEL: "any"}
         self.fabric: Fabric | None = None  # each worker of vLLM has one, in its process
 
     def view(self, link: Link, names: NodeNames) -> View:
         """Return what the node shows of itself: vLLM's workers have fabrics of their own, in their processes."""
-        return View(peers=lambda: link_rows(link))
+        return View(self.waits.lines, lambda: link_rows(link))
 
 
 def sampling_params(arguments: dict[str, Any]) -> Any:
@@ -110,7 +102,7 @@ async def open_vllm(stage: Stage) -> AsyncIterator[VllmNode]:
 
 @asynccontextmanager
 async def _opened(stage: Stage, make: Callable[[], Any]) -> AsyncIterator[VllmNode]:
-    opened = open_host(make)
+    transfers, opened = Transfers(stage.spans), open_host(make)
     try:
         host = await opened.__aenter__()
     except (EnvironmentUnfit, StartError):
@@ -118,11 +110,14 @@ async def _opened(stage: Stage, make: Callable[[], Any]) -> AsyncIterator[VllmNo
     except Exception as error:
         raise StartError(f"vLLM did not start: {error}") from error
     try:
-        stage.registry.register(VllmMetrics())
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_failed, stage, host)
-            yield VllmNode(host)
-            nursery.cancel_scope.cancel()
+        from asyncfabric.integrations.vllm.statistics import watch_transfers
+
+        stage.registry.register(VllmMetrics(lambda: int(host.engine.vllm_config.cache_config.num_gpu_blocks or 0)))
+        with watch_transfers(transfers.report):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_end_failed, stage, host)
+                yield VllmNode(host, transfers)
+                nursery.cancel_scope.cancel()
     finally:
         await opened.__aexit__(None, None, None)
 

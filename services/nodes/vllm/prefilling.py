@@ -15,14 +15,15 @@ from asyncfabric_services.nodes.messages import PREFILLER, Prefill
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.nodes.vllm.host import EngineHost
 from asyncfabric_services.nodes.vllm.node import VllmNode, open_vllm, sampling_params
+from asyncfabric_services.nodes.vllm.sight import Transfers
 from asyncfabric_services.nodes.vllm.translation import prefill_arguments
 
 
 class VllmPrefill(VllmNode):
     """The prompts of one prefill node."""
 
-    def __init__(self, host: EngineHost, stage: Stage) -> None:
-        super().__init__(host)
+    def __init__(self, host: EngineHost, transfers: Transfers, stage: Stage) -> None:
+        super().__init__(host, transfers)
         self._stage = stage
         self._draining = trio.Event()
 
@@ -50,9 +51,11 @@ class VllmPrefill(VllmNode):
         spans, admission = self._stage.spans, self._stage.admission
         with (
             admission.admit() as place,
-            spans.open("prefill", message.trace, request=message.attempt, tokens=len(message.prompt)),
+            spans.open("prefill", message.trace, request=message.attempt, tokens=len(message.prompt)) as span,
+            self.waits.open(f"prompt {message.attempt}", "vLLM", len(message.prompt)),
             place.scope,
         ):
+            self.transfers.begin(message.attempt, span.context)
             sampling = sampling_params(prefill_arguments())
             async with self.host.generate(message.prompt, sampling, message.attempt) as outputs:
                 async for output in outputs:
@@ -85,4 +88,4 @@ async def open_vllm_prefill(stage: Stage) -> AsyncIterator[VllmPrefill]:
     Cancellation: the engine's process has ended.
     """
     async with open_vllm(stage) as node:
-        yield VllmPrefill(node.host, stage)
+        yield VllmPrefill(node.host, node.transfers, stage)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from cluster import preload
 
 from nodes import OURS, PULL, PUSH, Node
 
-HERE = str(Path(__file__).parent)
-
-# Read when the first engine is started, and only then.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-multiprocessing.get_context("forkserver").set_forkserver_preload(["engine"])
+preload()
 
 
 @pytest.fixture(scope="module", params=[PULL, PUSH, OURS])

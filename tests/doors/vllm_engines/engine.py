@@ -191,7 +191,8 @@ class Engine:
     def _observe(self, data: dict[str, Any]) -> None:
         self.intervals.append(data)
         for key, value in data.items():
-            self.transferred[key] = self.transferred.get(key, 0) + (sum(value) if isinstance(value, list) else value)
+            count = sum(one for one in value if not isinstance(one, dict)) if isinstance(value, list) else value
+            self.transferred[key] = self.transferred.get(key, 0) + count
 
 
 def serve(pipe: Connection, settings: dict[str, Any], environment: dict[str, str]) -> None:

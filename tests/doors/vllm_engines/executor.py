@@ -24,8 +24,6 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 BLOCKS = 96
-STEP_S = float(os.environ.get("ARITHMETIC_STEP_S", "0"))
-"""How long a step takes at least, so that a test meets an answer in its middle."""
 
 
 class Row:
@@ -41,6 +39,7 @@ class Worker:
     def __init__(self, config: VllmConfig) -> None:
         self.config = config
         self.rows: dict[str, Row] = {}
+        self.step_s = float(os.environ.get("ARITHMETIC_STEP_S", "0"))  # at least, so that tests meet answers half done
         self.head_size = config.model_config.get_head_size()
         self.vocabulary = config.model_config.get_vocab_size()
         for name in model.layer_names():
@@ -99,7 +98,7 @@ class Worker:
         if not scheduled.total_num_scheduled_tokens:
             output = KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduled, self.config)
             return output if output is not EMPTY_MODEL_RUNNER_OUTPUT else ModelRunnerOutput([], {})
-        time.sleep(STEP_S)
+        time.sleep(self.step_s)
         names, tokens = list(scheduled.num_scheduled_tokens), []
         if scheduled.preempted_req_ids:
             self.connector.handle_preemptions(scheduled.kv_connector_metadata)
