@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import anyio
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -98,13 +99,17 @@ class BlockingReceiver:
         """Return the version that `apply` would bring, 0 while there is no newer one. Does not wait for the loop."""
         return self._receiver.poll()
 
-    def wait(self) -> int:
+    def wait(self, deadline: float | None = None) -> int:
         """Wait for a newer version, and return it.
+
+        Args:
+            deadline: seconds from now; None waits as long as it takes.
 
         Raises:
             ClosedError: no more versions come, as when the store is gone; the engine keeps what it has.
+            TimeoutError: the deadline passed.
         """
-        return self._portal.call(self._receiver.wait)
+        return self._portal.call(self._wait, deadline)
 
     def apply(self) -> int:
         """Copy the newest complete version into the engine's tensors, between two steps; return which one they have.
@@ -112,6 +117,18 @@ class BlockingReceiver:
         The calling thread copies, on its current CUDA stream.
         """
         return self._receiver.copy(self._portal.call(self._receiver.begin_apply))
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the newest complete version, for an engine that copies them by itself.
+
+        They lie where the version arrived, and stay as they are until the next `take` or `apply`; see
+        `WeightReceiver.take`.
+        """
+        return self._portal.call(self._receiver.take)
+
+    async def _wait(self, deadline: float | None) -> int:
+        with anyio.fail_after(deadline):
+            return await self._receiver.wait()
 
 
 @contextmanager

@@ -95,6 +95,16 @@ class WeightReceiver:
         """
         return self.copy(self.begin_apply())
 
+    def take(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the newest complete version, for an engine that copies them by itself; empty for none.
+
+        They lie where the version arrived, and stay as they are until the next `take` or `apply`. `version` is theirs
+        from now on. The engine's own tensors may be without memory (`device="meta"`): their shapes and types count.
+        """
+        self._applied = self.begin_apply()
+        bytes_of = self._replica.tensors()
+        return {name: tensor_over(bytes_of[name], one) for name, one in self._filled.items() if self._applied}
+
 
 @asynccontextmanager
 async def open_receiver(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -88,6 +88,7 @@ async def open_sender(
     *,
     rank: int | None = None,
     ranks: int | None = None,
+    parts: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
     config: FabricConfig | None = None,
     log: Path | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -99,6 +100,7 @@ async def open_sender(
         join: where the ranks and the engines meet.
         rank: of this process in the training; from torch.distributed where neither this nor `ranks` is given.
         ranks: of the training.
+        parts: of plain tensors that are a part: shape of the whole parameter, and where the part begins.
         config: how the fabric is opened; over several hosts name a rail, as `rails=("auto", "tcp:eth0")`.
         log: of rank 0, which decides whether a version serves: the file of its decisions, for a training that goes on
             after a restart; None keeps them as long as this block lasts.
@@ -112,7 +114,7 @@ async def open_sender(
     """
     here, world = rank_and_world(rank, ranks)
     state = tensors_of(named)
-    await put_holdings(join, here, holdings(state, here))
+    await put_holdings(join, here, holdings(state, here, parts))
     first = await put_blueprint(join, world, chunk_bytes) if here == 0 else ""
     plan, _ = await get_blueprint(join)
     async with open_fabric(config) as fabric:

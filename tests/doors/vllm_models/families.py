@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 FAMILIES: dict[str, Any] = {
     "MixtralForCausalLM": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
