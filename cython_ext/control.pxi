@@ -106,14 +106,14 @@ cdef class _ControlRoom(_Hold):
         return RegionInfoTuple(<uintptr_t> info.base, info.length, info.device, info.access, info.generation,
                                info.quarantined, text_of(info.refused))
 
-    def region_key(self, uint64_t region, uint32_t access, uint64_t offset, uint64_t length):
-        """Return the key bytes of a range of a region."""
+    def region_key(self, uint64_t region, uint32_t access, uint64_t offset, uint64_t length, bint strict=False):
+        """Return the key bytes of a range of a region; a strict one is enforced where the bytes land."""
         cdef string key
         cdef Status status
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
-                status = engine.region_key(region, access, offset, length, &key)
+                status = engine.region_key(region, access, offset, length, strict, &key)
         finally:
             self.leave()
         check(status, f"key of [{offset}, {offset + length})")

@@ -168,7 +168,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         Status submit_close(uint64_t, cpp_bool) except +
 
         Status region_info(uint64_t, RegionInfo*) except +
-        Status region_key(uint64_t, uint32_t, uint64_t, uint64_t, string*) except +
+        Status region_key(uint64_t, uint32_t, uint64_t, uint64_t, cpp_bool, string*) except +
         Status open_key(string_view, uint64_t*, KeyInfo*) except +
         void close_key(uint64_t) except +
         uint64_t peer_of_key(uint64_t) except +

@@ -102,14 +102,17 @@ class AnyRegion:
         """
         return self[:].tensor(dtype, shape)
 
-    def key(self, access: AccessMode | None = None) -> RegionKey:
+    def key(self, access: AccessMode | None = None, *, strict: bool = False) -> RegionKey:
         """Return a key to the whole region for peers; None gives the access that the region was registered with.
+
+        See `RegionSlice.key` for `strict`.
 
         Raises:
             ValueError: the region was registered with less, or for local use only.
+            BusyError: the region is being revoked.
             ClosedError: it was released.
         """
-        return self[:].key(access)
+        return self[:].key(access, strict=strict)
 
     if TYPE_CHECKING:
 
@@ -218,11 +221,18 @@ class RegionSlice:
 
         return tensor_over(self._region, self._offset, self._length, dtype, shape)
 
-    def key(self, access: AccessMode | None = None) -> RegionKey:
+    def key(self, access: AccessMode | None = None, *, strict: bool = False) -> RegionKey:
         """Return a key that reaches these bytes only; its offset 0 is the first of them.
+
+        The engine of the key's user holds it to these bytes, so a peer that leaves its engine's checks out reaches the
+        whole region. With `strict` the bytes are also checked where they land, at a cost: `tcp`, `efa` and `verbs` make
+        a registration for each strict range, and on `local` this engine copies the bytes, twice instead of once.
+        The registration ends with `revoke()` and `release()`. The explanation of trust has a table of it by rail.
 
         Raises:
             ValueError: the region was registered with less access, or the slice is empty.
+            BusyError: the region is being revoked.
+            TransferError: `strict`, and no rail can hold a peer to a range of this memory (that of a GPU on one host).
             ClosedError: the region was released.
         """
         region = self._region
@@ -236,7 +246,7 @@ class RegionSlice:
             raise ValueError(f"a key to an empty slice of {region!r} would reach nothing")
         engine = region._dispatcher.engine
         try:
-            data = engine.region_key(region._id, bits, self._offset, self._length)
+            data = engine.region_key(region._id, bits, self._offset, self._length, strict)
             generation, incarnation = engine.region_info(region._id).generation, engine.incarnation()
         except EngineStatusError as error:
             raise faults.refused(error, faults.FailedCall(f"making a key of {region!r}")) from None

@@ -98,8 +98,8 @@ class ControlCalls(EngineCore):
             found = self.regions.find(region)
             return RegionInfo(found.base, found.length, _HOST, found.access, found.generation, found.quarantined)
 
-    def region_key(self, region: int, access: int, offset: int, length: int) -> bytes:
-        """Return the bytes of a key for a part of a region."""
+    def region_key(self, region: int, access: int, offset: int, length: int, strict: bool = False) -> bytes:
+        """Return the bytes of a key for a part of a region; the owner enforces the range of each, strict or not."""
         with self.network.lock:
             found = self.regions.find(region)
             self.regions.check(found, offset, length)

@@ -87,7 +87,7 @@ struct Rig {
   std::unique_ptr<uint8_t[]> memory = std::make_unique<uint8_t[]>(kRegionBytes);
   MessageShelf shelf;
   Copier copier{CopyMode::kPlain};
-  uint64_t generation = 0;
+  uint64_t word = 0;
 
   Rig() {
     uint32_t slot = 0;
@@ -95,7 +95,7 @@ struct Rig {
     RegionKey decoded;
     const Memory whole{memory.get(), kRegionBytes, kHostDevice, -1, kAccessRemoteRead | kAccessRemoteWrite, -1, 0};
     require(regions.add(whole, {}, &slot, &key).ok() && decode_key(key, &decoded).ok(), "a region can be registered");
-    generation = decoded.generation;
+    word = decoded.word;
   }
 };
 
@@ -104,7 +104,7 @@ Rig& rig() {
   return one;
 }
 
-// Entries of 56 bytes, each behind a byte that says whether its sequence number is right. Generations count from the region's own.
+// Entries of 56 bytes, each behind a byte that says whether its sequence number is right. Words count from the region's own.
 void read_ring(std::string_view bytes) {
   Rig& here = rig();
   const SegmentLayout layout(kEntries);
@@ -122,7 +122,7 @@ void read_ring(std::string_view bytes) {
       EntryBody body;
       std::memcpy(static_cast<void*>(&body), words.data(), sizeof body);
       if (body.kind == EntryKind::kBounceWrite || body.kind == EntryKind::kBounceRead) {
-        body.bounce.generation += here.generation;
+        body.bounce.word += here.word;
         std::memcpy(words.data(), static_cast<const void*>(&body), sizeof body);
       }
       Entry& entry = ring[position & (kEntries - 1)];
@@ -200,7 +200,7 @@ std::vector<Target> local_targets() {
   return {
       {"local.packet", read_packet,
        [] {
-         return Seeds{packet_of(WireKind::kHello, 3), packet_of(WireKind::kAskFile, 0), packet_of(WireKind::kFile, 1)};
+         return Seeds{packet_of(WireKind::kHello, 3), packet_of(WireKind::kShow, 0), packet_of(WireKind::kShown, 1)};
        }},
       {"local.ring", read_ring, ring_seeds},
       {"local.consumer", read_consumer,

@@ -156,6 +156,27 @@ async def check_rights(factory: FabricFactory) -> None:
         _refused(lambda: local.key(access="write"), "a remote key of local memory")
 
 
+async def check_strict_keys(factory: FabricFactory) -> None:
+    """A strict key carries bytes both ways within its range, on every rail, and ends with a revocation."""
+    async with open_pair(factory) as pair:
+        region, content = await pair.source(4096)
+        exposed, memory = await pair.poisoned(8192)
+        try:
+            key = carried_key(exposed[100:4196], strict=True)
+        except af.TransferError:
+            return  # memory that no rail can hold a peer to a range of
+        counter = pair.target.counter()
+        await pair.writer.write(region, key, 0, imm=counter.imm)
+        await pair.writer.write(region[0:8], key, 4088, imm=counter.imm)
+        assert await counter.wait(2) == 2
+        assert_bytes(memory[100:4188], content[:4088], "a strict key's range")
+        assert_untouched(memory[:100], "before a strict key's range")
+        assert_untouched(memory[4196:], "behind a strict key's range")
+        _refused(lambda: pair.writer.write(region[0:8], key, 4089), "a write beyond a strict key")
+        await exposed.revoke()
+        await _fails_stale(pair, region[0:8], key, "a revoked strict key")
+
+
 async def check_bounds(factory: FabricFactory) -> None:
     """Each misuse raises at the call, names the value or the bound, and leaves the fabric usable."""
     async with open_pair(factory) as pair:

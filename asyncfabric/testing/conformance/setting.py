@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.lowlevel
 
-from asyncfabric import Fabric, FabricAddress, Peer, Region, RegionKey
+from asyncfabric import Fabric, FabricAddress, Peer, Region, RegionKey, RegionSlice
 from asyncfabric.testing.conformance.gpu_view import GpuView
 from asyncfabric.types import AccessMode
 
@@ -122,7 +122,7 @@ def view_of(region: Region) -> Any:
     return region.memory if region.device == "cpu" else GpuView(region)
 
 
-def carried_key(region: Region, **rights: Any) -> RegionKey:
+def carried_key(region: Region | RegionSlice, **rights: Any) -> RegionKey:
     """Return the region's key as a peer gets it: through bytes."""
     return RegionKey.from_bytes(bytes(region.key(**rights)))
 

@@ -51,7 +51,9 @@ class Engine {
 
   // Look-ups, synchronous.
   virtual Status region_info(RegionId region, RegionInfo* out) const = 0;
-  virtual Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length,
+  // Of a strict key the rails themselves enforce the range; of others its user's engine does. kBusy: the region is being revoked;
+  // kUnsupported: no rail can enforce that range.
+  virtual Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, bool strict,
                             std::string* out) const = 0;
   virtual Status open_key(std::string_view bytes, KeyId* out,
                           KeyInfo* info) = 0;  // parses and bounds-checks hostile bytes

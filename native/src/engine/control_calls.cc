@@ -68,7 +68,9 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
       region.access = access;
       region.refused = std::move(refused);
       region.generation = 1;
-      region.rail_keys = std::move(rail_keys);
+      region.revoking = 0;
+      region.rail_keys = {};
+      region.rail_keys[access] = std::move(rail_keys);
       region.memory = std::move(handles);
       region.nic_regions = nic_regions;
       region.zombies = 0;
@@ -159,6 +161,9 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
       // First: a key that is made or shown from here on belongs to the new generation.
       const std::lock_guard lock(core_.keys_mutex);
       ++entry.generation;
+      ++entry.revoking;
+      for (uint32_t access = 0; access < entry.rail_keys.size(); ++access)
+        if (access != entry.access) entry.rail_keys[access].clear();
     }
     core_.announce_revoked(region, entry.generation);
     for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
@@ -171,7 +176,11 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
         continue;
       }
       const std::lock_guard lock(core_.keys_mutex);
-      entry.rail_keys[rail] = std::move(key);
+      entry.rail_keys[entry.access][rail] = std::move(key);
+    }
+    {
+      const std::lock_guard lock(core_.keys_mutex);
+      --entry.revoking;
     }
     core_.unpin_region(slot);
     answer(cookie, status, region);
@@ -273,7 +282,7 @@ Status NativeEngine::region_info(RegionId region, RegionInfo* out) const {
   return {};
 }
 
-Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length,
+Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, bool strict,
                                 std::string* out) const {
   RegionTable::Slot* slot = core_.regions.pin(region);
   if (slot == nullptr) return StatusCode::kClosed;
@@ -281,7 +290,7 @@ Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offse
   Status status;
   if ((access & ~entry.access) != 0) {
     status = StatusCode::kAccessDenied;
-  } else if (offset > entry.length || length > entry.length - offset) {
+  } else if (offset > entry.length || length > entry.length - offset || (strict && length == 0)) {
     status = StatusCode::kOutOfBounds;
   } else {
     KeyBlob blob;
@@ -291,14 +300,42 @@ Status NativeEngine::region_key(RegionId region, uint32_t access, uint64_t offse
     blob.length = length;
     blob.access = access;
     blob.address = core_.address();
-    const std::lock_guard lock(core_.keys_mutex);
-    entry.exported = true;
-    blob.generation = entry.generation;
-    blob.rail_keys = entry.rail_keys;
-    *out = encode_key(blob);
+    status = rail_keys_of(entry, {access, offset, length, strict}, &blob.rail_keys, &blob.generation);
+    if (status.ok()) *out = encode_key(blob);
   }
   core_.unpin_region(slot);
   return status;
+}
+
+// Rails are asked without keys_mutex, which is taken under the engine lock elsewhere. Keys that they make before a revocation begins end
+// with it, so they are good only while the generation is still the one that they are handed out with.
+Status NativeEngine::rail_keys_of(RegionEntry& entry, const KeyScope& scope, std::vector<std::string>* keys,
+                                  uint64_t* generation) const {
+  std::vector<std::string> known;  // an empty one: that rail does not carry the memory
+  {
+    const std::lock_guard lock(core_.keys_mutex);
+    if (entry.revoking != 0) return StatusCode::kBusy;
+    entry.exported = true;
+    *generation = entry.generation;
+    *keys = entry.rail_keys[scope.access];
+    if (!scope.strict && !keys->empty()) return {};
+    known = entry.rail_keys[entry.access];
+  }
+  std::vector<std::string> made(known.size());
+  Status status = StatusCode::kUnsupported;  // no rail can enforce it
+  for (uint32_t rail = 0; rail < made.size(); ++rail) {
+    if (known[rail].empty() || !entry.memory[rail]) continue;
+    const Status narrowed =
+        core_.at_rail(rail, [&](Rail& at) { return at.narrow_key(*entry.memory[rail], scope, &made[rail]); });
+    if (narrowed.ok()) status = {};
+    if (!narrowed.ok() && narrowed.code != StatusCode::kUnsupported) return narrowed;
+  }
+  if (!status.ok()) return status;
+  const std::lock_guard lock(core_.keys_mutex);
+  if (entry.generation != *generation) return StatusCode::kBusy;
+  if (!scope.strict) entry.rail_keys[scope.access] = made;
+  *keys = std::move(made);
+  return {};
 }
 
 Status NativeEngine::open_key(std::string_view bytes, KeyId* out, KeyInfo* info) {

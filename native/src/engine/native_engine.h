@@ -36,7 +36,7 @@ class NativeEngine final : public Engine {
   Status submit_close(uint64_t cookie, bool cancel_unposted) override;
 
   Status region_info(RegionId region, RegionInfo* out) const override;
-  Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length,
+  Status region_key(RegionId region, uint32_t access, uint64_t offset, uint64_t length, bool strict,
                     std::string* out) const override;
   Status open_key(std::string_view bytes, KeyId* out, KeyInfo* info) override;
   void close_key(KeyId key) override;
@@ -118,6 +118,8 @@ class NativeEngine final : public Engine {
   void add_region(uint64_t cookie, Pages pages, std::unique_ptr<DeviceMemory> device_pages, void* base, uint64_t length,
                   int32_t device, uint32_t access);
   void allocate_device(uint64_t cookie, uint64_t length, int32_t device, uint32_t access);
+  Status rail_keys_of(RegionEntry& entry, const KeyScope& scope, std::vector<std::string>* keys,
+                      uint64_t* generation) const;
   std::string reason(uint32_t rail, int32_t device) const;
   std::atomic<uint32_t>* nic_regions_of(int32_t device, uint32_t access) const;
   void answer(uint64_t cookie, Status status, uint64_t value);

@@ -2,6 +2,7 @@
 // engine holds them and destroys them; a handle may outlive its rail.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 
 #include "asyncfabric/types.h"
@@ -17,6 +18,16 @@ struct Memory {
   uint32_t access = 0;
   int dmabuf = -1;  // of memory of a GPU, for NICs: a dma-buf that holds the range from dmabuf_offset on
   uint64_t dmabuf_offset = 0;
+};
+
+// What a key lets its holder do: rights out of the registration's. Of a strict one, within [offset, offset + length) of the registered
+// memory; otherwise the range is the engine's business and is not looked at.
+struct KeyScope {
+  uint32_t access = 0;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  bool strict = false;
+  auto operator<=>(const KeyScope&) const = default;
 };
 
 class LocalMemory {

@@ -45,8 +45,11 @@ class Rail {
   virtual GpuRail* gpu() { return nullptr; }      // what only the rail of a GPU can do
   virtual std::string why() const { return {}; }  // [control] why the last [control] call refused, a sentence or ""
 
-  // [control]
+  // [control] `key`: of all rights that the memory is registered with.
   virtual Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) = 0;
+  // [control], or any thread where the rail has concurrent_control: a key of a narrower scope, which ends with the others. The same scope
+  // has the same key until then. kUnsupported: the rail cannot enforce it. kBusy: old keys are being revoked.
+  virtual Status narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) = 0;
   // Old keys are dead when revoke_memory returns. These two may answer kDrainTimeout when their patience is over, and the memory stays
   // pinned: called again they go on with the same wait.
   virtual Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) = 0;

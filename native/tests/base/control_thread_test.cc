@@ -56,6 +56,9 @@ class GatedRail final : public Rail {
     gate().pass();
     return inner_.register_memory(memory, out, key);
   }
+  Status narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) override {
+    return inner_.narrow_key(memory, scope, key);
+  }
   Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) override {
     return inner_.revoke_memory(memory, patience_ns, new_key);
   }

@@ -172,7 +172,7 @@ TEST(Meeting, AKeyThatDoesNotFitItsOwnerIsRefused) {
   std::string bytes;
   KeyBlob blob;
   AddressBlob owner;
-  ASSERT_TRUE(pair.b->engine->region_key(to, 3, 0, 64, &bytes).ok());
+  ASSERT_TRUE(pair.b->engine->region_key(to, 3, 0, 64, false, &bytes).ok());
   ASSERT_TRUE(decode_key(bytes, &blob));
   ASSERT_TRUE(decode_address(blob.address, &owner));
   owner.rails.pop_back();

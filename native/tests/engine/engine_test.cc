@@ -372,7 +372,7 @@ TEST(EngineTest, WhatAControlJobEndsIsPublishedWithoutAnotherPass) {
   ASSERT_TRUE(pair.wait(*pair.a, first).status.ok());
   std::string bytes;
   KeyBlob blob;
-  ASSERT_TRUE(pair.b->engine->region_key(to, 3, 0, 64, &bytes).ok());
+  ASSERT_TRUE(pair.b->engine->region_key(to, 3, 0, 64, false, &bytes).ok());
   ASSERT_TRUE(decode_key(bytes, &blob));
   blob.rail_keys = {"no key of this rail"};
   KeyId bad;

@@ -1,12 +1,11 @@
 // local_hostile_test.cc: many peers, leaving peers, and peers that send nonsense: on the socket, in the ring and in the
 // bell. A rail survives them and goes on serving the others.
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <thread>
 
-#include "local_rig.h"
+#include "impostor.h"
 #include "providers/local/memory/mapping.h"
 #include "providers/local/memory/regions.h"
 #include "providers/local/memory/segment.h"
@@ -17,18 +16,6 @@ namespace asyncfabric {
 namespace {
 
 using namespace local_rig;
-
-local::RailAddress where(const Endpoint& endpoint) {
-  local::RailAddress address;
-  EXPECT_TRUE(local::decode_address(endpoint.rail->address(), &address).ok());
-  return address;
-}
-
-UniqueFd knock(const Endpoint& endpoint) {
-  UniqueFd socket;
-  EXPECT_TRUE(local::connect_abstract(where(endpoint).socket, now_ns() + kPatienceNs, &socket).ok());
-  return socket;
-}
 
 bool hangs_up(const UniqueFd& socket) {
   pollfd look{socket.get(), POLLRDHUP, 0};
@@ -171,8 +158,8 @@ TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {
         local::send_wire(socket.get(), hello, {loose.get(), loose.get(), pipe_ends[1]});
         break;
       }
-      default:  // asks for files before the handshake
-        local::send_wire(socket.get(), local::wire_message(local::WireKind::kAskFile), {-1, -1, -1});
+      default:  // shows a key before the handshake
+        local::send_wire(socket.get(), local::wire_message(local::WireKind::kShow), {-1, -1, -1});
     }
     ASSERT_TRUE(hangs_up(socket)) << "round " << round;
   }
@@ -180,45 +167,6 @@ TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {
   close(pipe_ends[1]);
   expect_service(endpoint);
 }
-
-// A connection made by hand, so that anything can be written into its memory.
-struct Impostor {
-  explicit Impostor(const Endpoint& endpoint) : socket(knock(endpoint)) {
-    UniqueFd segment_fd;
-    UniqueFd bell_fd;
-    const UniqueFd doorbell(eventfd(0, EFD_NONBLOCK));
-    EXPECT_TRUE(local::Mapping::create(local::FileRole::kSegment, layout.total(), &segment, &segment_fd).ok());
-    EXPECT_TRUE(local::Mapping::create(local::FileRole::kBell, 4096, &own_bell, &bell_fd).ok());
-    auto* header = segment->as<local::SegmentHeader>();
-    header->magic = local::kSegmentMagic;
-    header->version = local::kLayoutVersion;
-    header->entries = kEntries;
-    local::WireMessage hello = local::wire_message(local::WireKind::kHello);
-    hello.target_rail = where(endpoint).rail_id;
-    hello.rail = local::random_word();
-    hello.process_start = local::process_start(getpid());
-    hello.entries = kEntries;
-    EXPECT_TRUE(local::send_wire(socket.get(), hello, {segment_fd.get(), bell_fd.get(), doorbell.get()}).ok());
-    local::FdPack fds;
-    EXPECT_TRUE(
-        local::await_wire(socket.get(), local::WireKind::kWelcome, now_ns() + kPatienceNs, &welcome, &fds).ok());
-    EXPECT_EQ(welcome.status, 0u);
-    EXPECT_TRUE(local::Mapping::open(local::FileRole::kBell, fds[1].get(), sizeof(local::Bell), &bell).ok());
-    board_fd = std::move(fds[0]);
-  }
-
-  local::Entry& entry(uint64_t position) { return segment->as<local::Entry>(layout.ring())[position % kEntries]; }
-  void ring() { bell->as<local::Bell>()->dirty[welcome.connection / 64].fetch_or(1ull << (welcome.connection % 64)); }
-
-  static constexpr uint32_t kEntries = 64;
-  local::SegmentLayout layout{kEntries};
-  UniqueFd socket;
-  UniqueFd board_fd;
-  local::WireMessage welcome;
-  std::shared_ptr<local::Mapping> segment;
-  std::shared_ptr<local::Mapping> own_bell;
-  std::shared_ptr<local::Mapping> bell;
-};
 
 TEST(LocalHostile, NonsenseInTheRingHarmsNobody) {
   Endpoint endpoint;
@@ -244,7 +192,7 @@ TEST(LocalHostile, NonsenseInTheRingHarmsNobody) {
           body.kind == local::EntryKind::kMessage && random() % 20 != 0 ? static_cast<uint32_t>(random() % 49) : wild();
       // Half of the time with a valid key, so that only bounds and rights stand between it and the memory.
       if (body.kind == local::EntryKind::kBounceWrite || body.kind == local::EntryKind::kBounceRead)
-        body.bounce = {random() % 2 ? random() : valid.generation,
+        body.bounce = {random() % 2 ? random() : valid.word,
                        random() % 2 ? random() : random() % (2 << 20),
                        random() % 2 ? wild() : valid.slot,
                        wild(),

@@ -116,7 +116,7 @@ TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
 }
 
 // Who keeps a mapping of a registration knows by them whether it is still the one that a key is of.
-TEST(LocalKeys, TraitsTellRegistrationsApart) {
+TEST(LocalKeys, LivesTellRegistrationsApart) {
   Endpoint owner;
   Endpoint writer;
   auto peer = writer.connect(owner);
@@ -127,13 +127,13 @@ TEST(LocalKeys, TraitsTellRegistrationsApart) {
     std::string key = block.enrol(owner);
     const auto first = attach(writer, *peer, key);
     const auto& remote = static_cast<const local::RemoteHandle&>(*first);
-    for (const uint64_t before : seen) EXPECT_NE(before, remote.access) << "of an earlier registration of the slot";
+    for (const uint64_t before : seen) EXPECT_NE(before, remote.life) << "of an earlier registration of the slot";
     ASSERT_TRUE(owner.rail->revoke_memory(*block.handle, kPatienceNs, &key).ok());
     const auto second = attach(writer, *peer, key);
-    EXPECT_EQ(static_cast<const local::RemoteHandle&>(*second).access, remote.access) << "a new key of the same memory";
+    EXPECT_EQ(static_cast<const local::RemoteHandle&>(*second).life, remote.life) << "a new key of the same memory";
     ASSERT_TRUE(owner.rail->release_memory(block.handle, kPatienceNs).ok());
-    EXPECT_EQ(link.board().slots[remote.slot].traits.load(), 0u) << "its end is seen";
-    seen.push_back(remote.access);
+    EXPECT_EQ(link.board().slots[remote.slot].life.load(), 0u) << "its end is seen";
+    seen.push_back(remote.life);
   }
 }
 

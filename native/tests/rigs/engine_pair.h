@@ -122,7 +122,7 @@ struct Pair {
 
   KeyId give_key(Party& from, RegionId region, uint64_t length, Party& to, uint32_t access = 3) {
     std::string bytes;
-    EXPECT_TRUE(from.engine->region_key(region, access, 0, length, &bytes).ok());
+    EXPECT_TRUE(from.engine->region_key(region, access, 0, length, false, &bytes).ok());
     KeyId key = 0;
     KeyInfo info;
     EXPECT_TRUE(to.engine->open_key(bytes, &key, &info).ok());

@@ -119,13 +119,14 @@ class LoopbackRail : public Rail, public LoopbackGpu {
     return {};
   }
 
-  Status revoke_memory(LocalMemory& memory, uint64_t, std::string* new_key) override {
+  Status narrow_key(LocalMemory& memory, const KeyScope&, std::string* key) override { return number(memory, 0, key); }
+  Status revoke_memory(LocalMemory& memory, uint64_t, std::string* key) override { return number(memory, 1, key); }
+  Status number(LocalMemory& memory, uint64_t later, std::string* key) {
     const std::lock_guard<std::mutex> guard(hub_.lock);
-    const uint64_t number = static_cast<LoopbackLocal&>(memory).region;
-    *new_key = key_of(number, ++regions_[number].generation);
+    const uint64_t region = static_cast<LoopbackLocal&>(memory).region;
+    *key = key_of(region, regions_[region].generation += later);
     return {};
   }
-
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t) override {
     const std::lock_guard<std::mutex> guard(hub_.lock);
     regions_.erase(static_cast<LoopbackLocal&>(*memory).region);

@@ -2,6 +2,7 @@
 // touches, so that releasing waits for exactly the ops in flight.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -25,9 +26,11 @@ struct RegionEntry {
   uint64_t length = 0;
   int32_t device = kHostDevice;
   uint32_t access = 0;
-  std::string refused;                               // see RegionInfo
-  uint64_t generation = 1;                           // guarded by Core::keys_mutex
-  std::vector<std::string> rail_keys;                // guarded by Core::keys_mutex
+  std::string refused;      // see RegionInfo
+  uint64_t generation = 1;  // guarded by Core::keys_mutex
+  uint32_t revoking = 0;    // likewise: keys made now would be dead in a moment
+  // Guarded by Core::keys_mutex: by rights, one for each rail; of other rights than the region's own when somebody asked for them.
+  std::array<std::vector<std::string>, kAccessRemoteWrite + kAccessRemoteRead + 1> rail_keys;
   std::vector<std::unique_ptr<LocalMemory>> memory;  // one per rail, fixed while the region is open
   bool exported = false;                             // keys_mutex: peers may hold a key
   std::atomic<uint32_t>* nic_regions = nullptr;      // where it is counted, see RailState

@@ -49,7 +49,7 @@ class Flights final : public local::Companion {
     }
     if (vacant == holds_.size()) return false;
     holds_[vacant] = {slot, 1};
-    // Partner: the owner stores the generation, then loads this; the caller loads the generation after it.
+    // Partner: the owner stores the mark, then loads this; the caller loads the mark after it.
     link.ring.header().held_slots[vacant].store(slot + 1, std::memory_order_seq_cst);
     *out = static_cast<uint8_t>(vacant);
     return true;

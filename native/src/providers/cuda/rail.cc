@@ -27,7 +27,7 @@ bool touches_gpu(const WorkRequest& request) {
   return request.remote != nullptr && static_cast<const CudaRemote*>(request.remote)->on_gpu;
 }
 
-// The engine has checked the key's bounds; what the owner's board says may be less.
+// The engine has checked the key's bounds; what the owner says may be less.
 bool inside(const WorkRequest& request, uint64_t bound) {
   if (request.remote_offset > bound) return false;
   const uint64_t room = bound - request.remote_offset;
@@ -142,7 +142,7 @@ bool CudaRail::take_off(const WorkRequest& request) {
   Flights& flights = flights_of(link);
   Flight flight;
   if (!flights.hold(link, remote.slot, &flight.hold)) return false;
-  if (link.board().slots[remote.slot].generation.load(std::memory_order_seq_cst) != remote.generation) {
+  if (link.board().slots[remote.slot].mark.load(std::memory_order_seq_cst) != remote.mark) {
     flights.let_go(link, flight.hold);
     return refuse(link.alive() ? StatusCode::kStaleKey : StatusCode::kPeerDead);
   }

@@ -78,6 +78,14 @@ Status CudaRail::register_memory(const Memory& memory, std::unique_ptr<LocalMemo
   return {};
 }
 
+Status CudaRail::narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) {
+  auto& held = static_cast<CudaMemory&>(memory);
+  std::string entry_key;
+  const Status status = LocalRail::narrow_key(*held.entry, scope, &entry_key);
+  if (status.ok()) *key = encode_passport(entry_key, held.passport);
+  return status;
+}
+
 Status CudaRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) {
   auto& held = static_cast<CudaMemory&>(memory);
   std::string entry_key;
@@ -107,13 +115,14 @@ Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<Re
   Passport passport;
   if (const Status status = decode_passport(key, &entry_key, &passport); !status.ok()) return status;
   auto remote = std::make_unique<CudaRemote>();
-  if (const Status status = look_up(peer, entry_key, *remote); !status.ok()) return status;
+  UniqueFd first;
+  if (const Status status = look_up(peer, entry_key, *remote, &first); !status.ok()) return status;
   local::Outgoing& link = *remote->link;
   const bool own_process = link.process->pid() == getpid();
   remote->on_gpu = (remote->access & local::kTraitDevice) != 0;
   if (remote->on_gpu != (passport.kind != Export::kHost)) return StatusCode::kInvalidArgument;
   if (!remote->on_gpu) {
-    if (const Status status = reach(*remote); !status.ok()) return status;
+    if (const Status status = reach(*remote, first); !status.ok()) return status;
     // Memory that the peer's engine did not allocate is not mapped here; between hosts' memories the kernel copies it.
     if (remote->direct != nullptr) {
       remote->copy_base = reinterpret_cast<uint64_t>(remote->direct);
@@ -122,8 +131,14 @@ Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<Re
   } else if ((remote->visit = visits_.find(*remote)) == nullptr) {
     std::vector<UniqueFd> handles(passport.handles());
     for (uint32_t part = 0; part < handles.size(); ++part) {
-      const Status status = ask_file(link, remote->slot, remote->generation, part, &handles[part]);
-      if (!status.ok()) return status;
+      local::WireMessage answer;
+      if (part == 0) {
+        handles[part] = std::move(first);
+      } else if (const Status status = ask(link, {remote->slot, remote->word}, part, &answer, &handles[part]);
+                 !status.ok()) {
+        return status;
+      }
+      if (!handles[part]) return StatusCode::kPeerRejected;
       make_descriptor_room(handles[part].get());
     }
     std::unique_ptr<Visit> visit;

@@ -8,12 +8,11 @@
 
 namespace asyncfabric::cuda {
 
-// A revocation leaves the traits as they are; the end of a registration clears them.
 bool Visits::Kept::gone() const {
   const std::shared_ptr<local::Outgoing> there = link.lock();
   return there == nullptr || there->lost.load(std::memory_order_acquire) ||
          there->board().closed.load(std::memory_order_relaxed) != 0 ||
-         there->board().slots[slot].traits.load(std::memory_order_acquire) != traits;
+         there->board().slots[slot].life.load(std::memory_order_acquire) != life;
 }
 
 std::shared_ptr<Visit> Visits::find(const local::RemoteHandle& remote) {
@@ -21,14 +20,14 @@ std::shared_ptr<Visit> Visits::find(const local::RemoteHandle& remote) {
   const std::lock_guard lock(mutex_);
   for (const Kept& one : kept_)
     if (one.link.lock() == remote.link && one.slot == remote.slot && one.length == remote.length &&
-        one.traits == remote.access)
+        one.life == remote.life)
       return one.visit;
   return nullptr;
 }
 
 void Visits::keep(const local::RemoteHandle& remote, const std::shared_ptr<Visit>& visit) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back({remote.link, remote.slot, remote.length, remote.access, visit});
+  kept_.push_back({remote.link, remote.slot, remote.length, remote.life, visit});
 }
 
 void Visits::prune() {

@@ -32,6 +32,10 @@ Status FaultRail::register_memory(const Memory& memory, std::unique_ptr<LocalMem
   return inner_->register_memory(memory, out, key);
 }
 
+Status FaultRail::narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) {
+  return inner_->narrow_key(memory, scope, key);
+}
+
 Status FaultRail::revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) {
   return inner_->revoke_memory(memory, deadline_ns, new_key);
 }

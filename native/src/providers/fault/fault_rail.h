@@ -29,6 +29,7 @@ class FaultRail final : public Rail {
   std::string why() const override { return inner_->why(); }
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
+  Status narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) override;
   Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;

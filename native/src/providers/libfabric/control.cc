@@ -124,6 +124,10 @@ Status LibfabricRail::register_memory(const Memory& memory, std::unique_ptr<Loca
   return StatusCode::kOk;
 }
 
+Status LibfabricRail::narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) {
+  return static_cast<Registration&>(memory).narrow(scope, key);
+}
+
 Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) {
   auto& registration = static_cast<Registration&>(memory);
   registration.close();

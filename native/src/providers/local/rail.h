@@ -26,6 +26,7 @@ class LocalRail : public Rail {
   std::string address() const override { return address_; }
 
   Status register_memory(const Memory& memory, std::unique_ptr<LocalMemory>* out, std::string* key) override;
+  Status narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) override;
   Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
@@ -78,13 +79,14 @@ class LocalRail : public Rail {
   Status start_service(std::string* detail) { return rooms_->service.start(options_.tracer, detail); }
   // Memory of any device; `files`: what peers map instead of memory.memfd.
   Status enter(const Memory& memory, std::vector<UniqueFd> files, std::unique_ptr<LocalMemory>* out, std::string* key);
-  Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote) const;  // what the owner's board says
-  Status reach(RemoteHandle& remote) const;                                          // a way to host memory
+  // What the owner says of a key, and the first file behind it where it is mapped.
+  Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote, UniqueFd* file) const;
+  Status reach(RemoteHandle& remote, const UniqueFd& file) const;  // a way to host memory
 
   Status shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
                      const UniqueFd& segment_file);
   ForeignPath choose_foreign_path(const Outgoing& link) const;
-  Status ask_file(Outgoing& link, uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const;
+  Status ask(Outgoing& link, const RegionKey& key, uint32_t part, WireMessage* answer, UniqueFd* file) const;
   void take_news();
   bool has_events() const;
 

@@ -17,7 +17,8 @@ uint64_t from_now(uint64_t duration_ns) {
   return duration_ns > ~uint64_t{0} - now ? ~uint64_t{0} : now + duration_ns;
 }
 
-constexpr uint64_t kAskFileNs = 5'000'000'000;
+constexpr uint64_t kAnswerNs = 1'000'000'000;
+constexpr uint64_t kMuteNs = 10'000'000;
 
 class LocalHandle : public LocalMemory {
  public:
@@ -38,6 +39,10 @@ Status LocalRail::enter(const Memory& memory, std::vector<UniqueFd> files, std::
   const Status status = rooms_->regions.add(memory, std::move(files), &slot, key);
   if (status.ok()) *out = std::make_unique<LocalHandle>(slot);
   return status;
+}
+
+Status LocalRail::narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) {
+  return rooms_->regions.narrow(static_cast<LocalHandle&>(memory).slot, scope, key);
 }
 
 Status LocalRail::revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) {
@@ -132,63 +137,72 @@ ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {
   return reached && value == link.board().probe_value ? ForeignPath::kKernelCopy : ForeignPath::kBounce;
 }
 
-Status LocalRail::ask_file(Outgoing& link, uint32_t slot, uint64_t generation, uint32_t part, UniqueFd* out) const {
-  WireMessage ask = wire_message(WireKind::kAskFile);
-  ask.slot = slot;
-  ask.generation = generation;
-  ask.part = part;
-  Status status = send_wire(link.socket.get(), ask, {-1, -1, -1});
-  WireMessage answer;
+// A peer that does not answer holds the control thread up once, and for a moment after that until it answers again.
+Status LocalRail::ask(Outgoing& link, const RegionKey& key, uint32_t part, WireMessage* answer, UniqueFd* file) const {
+  WireMessage question = wire_message(WireKind::kShow);
+  question.slot = key.slot;
+  question.word = key.word;
+  question.part = part;
+  question.number = ++link.asked;
+  Status status = send_wire(link.socket.get(), question, {-1, -1, -1});
+  const uint64_t deadline_ns = from_now(link.mute ? kMuteNs : kAnswerNs);
   FdPack fds;
-  if (status.ok()) status = await_wire(link.socket.get(), WireKind::kFile, from_now(kAskFileNs), &answer, &fds);
+  do {  // answers that came too late for earlier questions are in front
+    fds = {};
+    if (status.ok()) status = await_wire(link.socket.get(), WireKind::kShown, deadline_ns, answer, &fds);
+  } while (status.ok() && answer->number != question.number);
+  link.mute = status.code == StatusCode::kTimeout || status.code == StatusCode::kBusy;
+  if (link.mute) return StatusCode::kTimeout;
   if (!status.ok()) return status;
-  if (answer.status == static_cast<uint32_t>(StatusCode::kStaleKey)) return StatusCode::kStaleKey;
-  if (answer.status != 0 || !fds[0]) return StatusCode::kPeerRejected;
-  *out = std::move(fds[0]);
+  if (answer->status == static_cast<uint32_t>(StatusCode::kStaleKey)) return StatusCode::kStaleKey;
+  if (answer->status != 0) return StatusCode::kPeerRejected;
+  *file = std::move(fds[0]);
   return {};
 }
 
 Status LocalRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
   auto remote = std::make_unique<RemoteHandle>();
-  Status status = look_up(peer, key, *remote);
+  UniqueFd file;
+  Status status = look_up(peer, key, *remote, &file);
   if (status.ok() && (remote->access & kTraitDevice) != 0) status = StatusCode::kUnsupported;
-  if (status.ok()) status = reach(*remote);
+  if (status.ok()) status = reach(*remote, file);
   if (status.ok()) *out = std::move(remote);
   return status;
 }
 
-Status LocalRail::look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote) const {
+Status LocalRail::look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote, UniqueFd* file) const {
   RegionKey wanted;
   if (const Status status = decode_key(key, &wanted); !status.ok()) return status;
   const std::shared_ptr<Outgoing>& link = static_cast<PeerHandle&>(peer).link;
   if (link->lost.load(std::memory_order_acquire) || link->board().closed.load(std::memory_order_relaxed) != 0)
     return StatusCode::kPeerDead;
-  const RegionSlot& words = link->board().slots[wanted.slot];
+  WireMessage shown;
+  if (const Status status = ask(*link, wanted, 0, &shown, file); !status.ok()) return status;
   remote.slot = wanted.slot;
-  remote.generation = wanted.generation;
-  // Base, length and traits belong to the generation when it is the same before and after they are read.
-  if (words.generation.load(std::memory_order_seq_cst) != wanted.generation) return StatusCode::kStaleKey;
-  remote.base = words.base.load(std::memory_order_relaxed);
-  remote.length = words.length.load(std::memory_order_relaxed);
-  remote.access = words.traits.load(std::memory_order_acquire);
-  if (words.generation.load(std::memory_order_seq_cst) != wanted.generation) return StatusCode::kStaleKey;
-  if (remote.length == 0 || remote.base + remote.length < remote.base) return StatusCode::kInvalidArgument;
+  remote.word = wanted.word;
+  remote.mark = shown.mark;
+  remote.life = shown.life;
+  remote.base = shown.base;
+  remote.length = shown.length;
+  remote.access = shown.traits;
+  if (remote.length == 0 || remote.base + remote.length < remote.base || remote.mark == 0)
+    return StatusCode::kInvalidArgument;
   remote.link = link;
   return {};
 }
 
-Status LocalRail::reach(RemoteHandle& remote) const {
+Status LocalRail::reach(RemoteHandle& remote, const UniqueFd& file) const {
   Outgoing& link = *remote.link;
+  if ((remote.access & kTraitByOwner) != 0) return {};
   const bool same_process = link.process->pid() == getpid();
   if (same_process && options_.foreign == ForeignChoice::kAuto) {
     remote.direct = reinterpret_cast<uint8_t*>(remote.base);
-  } else if ((remote.access & kTraitMemfd) != 0) {
+  } else if (file) {
     remote.mapping = rooms_->kept.find(remote);
     if (remote.mapping == nullptr) {
-      UniqueFd file;
-      if (const Status status = ask_file(link, remote.slot, remote.generation, 0, &file); !status.ok()) return status;
-      if (const Status status = Mapping::open(FileRole::kRegion, file.get(), remote.length, &remote.mapping);
-          !status.ok())
+      const bool writes = (remote.access & kAccessRemoteWrite) != 0;
+      const FileRole role = writes ? FileRole::kRegion : FileRole::kSealedRegion;
+      if (const Status status = Mapping::open(role, file.get(), remote.length, &remote.mapping); !status.ok())
         return status;
       remote.mapping->populate(0, remote.length);
       rooms_->kept.keep(remote);

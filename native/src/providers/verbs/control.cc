@@ -125,6 +125,10 @@ Status VerbsRail::register_memory(const Memory& memory, std::unique_ptr<LocalMem
   return {};
 }
 
+Status VerbsRail::narrow_key(LocalMemory& memory, const KeyScope& scope, std::string* key) {
+  return registry_->narrow(static_cast<Registration&>(memory), scope, key);
+}
+
 // Deregistering waits for the device: on return it touches nothing through the old key. Writes that meet it on the way are refused.
 Status VerbsRail::revoke_memory(LocalMemory& memory, uint64_t, std::string* new_key) {
   return registry_->renew(static_cast<Registration&>(memory), new_key);

@@ -97,18 +97,51 @@ Status Registration::renew(std::string* key) {
   return open(key);
 }
 
-Status Registration::open(std::string* key) {
+MemoryKey Registration::key_of(const KeyScope& scope, const MrPtr& mr) const {
   MemoryKey parts;
   parts.provider = provider_hash(device_->info().fabric_attr->prov_name);
-  parts.access = memory_.access;
-  parts.length = memory_.length;
+  parts.access = scope.access;
+  parts.length = scope.length;
+  parts.first = scope.offset;
+  if (mr != nullptr) {
+    parts.key = fi_mr_key(mr.get());
+    if (device_->needs(FI_MR_VIRT_ADDR)) parts.base = reinterpret_cast<uint64_t>(memory_.base) + scope.offset;
+  }
+  return parts;
+}
+
+Status Registration::open(std::string* key) {
   if (remotely_accessible() || device_->needs(FI_MR_LOCAL)) {
     if (const Status status = register_range(*device_, memory_, &mr_); !status.ok()) return status;
     descriptor_ = fi_mr_desc(mr_.get());
-    parts.key = fi_mr_key(mr_.get());
-    parts.base = device_->needs(FI_MR_VIRT_ADDR) ? reinterpret_cast<uint64_t>(memory_.base) : 0;
   }
-  *key = encode(parts);
+  *key = encode(key_of({memory_.access, 0, memory_.length, false}, mr_));
+  return StatusCode::kOk;
+}
+
+Status Registration::narrow(const KeyScope& scope, std::string* key) {
+  if ((scope.access & ~memory_.access) != 0) return StatusCode::kAccessDenied;
+  if (fence != 0) return StatusCode::kBusy;
+  const KeyScope own = scope.strict ? scope : KeyScope{scope.access, 0, memory_.length, false};
+  if (own.offset > memory_.length || own.length > memory_.length - own.offset || own.length == 0)
+    return StatusCode::kOutOfBounds;
+  if (own.access == kAccessLocal) {
+    *key = encode(key_of(own, MrPtr()));
+    return StatusCode::kOk;
+  }
+  MrPtr& mr = narrower_[own];
+  if (mr == nullptr) {
+    Memory part = memory_;
+    part.base = static_cast<uint8_t*>(memory_.base) + own.offset;
+    part.length = own.length;
+    part.access = own.access;
+    part.dmabuf_offset += own.offset;
+    if (const Status status = register_range(*device_, part, &mr); !status.ok()) {
+      narrower_.erase(own);
+      return status;
+    }
+  }
+  *key = encode(key_of(own, mr));
   return StatusCode::kOk;
 }
 

@@ -15,7 +15,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is the
 constexpr uint8_t kAddressMagic = 0xa7;
 constexpr uint8_t kKeyMagic = 0xb7;
 constexpr uint8_t kMessageMagic = 0xc7;
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 
 template <typename T>
 void put(std::string* out, T value) {
@@ -94,6 +94,7 @@ std::string encode(const MemoryKey& key) {
   put(&out, key.key);
   put(&out, key.base);
   put(&out, key.length);
+  put(&out, key.first);
   return out;
 }
 
@@ -106,8 +107,10 @@ bool parse(std::string_view bytes, MemoryKey* out) {
   out->key = reader.take<uint64_t>();
   out->base = reader.take<uint64_t>();
   out->length = reader.take<uint64_t>();
+  out->first = reader.take<uint64_t>();
   if (!reader.ok() || !reader.rest().empty() || magic != kKeyMagic || version != kVersion) return false;
-  return out->access <= 3 && out->base + out->length >= out->base;  // no wrap around the address space
+  return out->access <= 3 && out->base + out->length >= out->base &&  // no wrap around the address space
+         out->first + out->length >= out->first;
 }
 
 void encode(const MessageHead& head, uint8_t* out) {

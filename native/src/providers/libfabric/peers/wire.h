@@ -22,8 +22,9 @@ struct MemoryKey {
   uint32_t provider = 0;
   uint32_t access = 0;
   uint64_t key = 0;
-  uint64_t base = 0;  // remote address of offset 0: virtual, or 0
+  uint64_t base = 0;  // remote address of the first byte: virtual, or 0
   uint64_t length = 0;
+  uint64_t first = 0;  // which byte of the registered memory that is
 };
 
 // First bytes of every two-sided message of this provider.

@@ -8,18 +8,17 @@
 
 namespace asyncfabric::local {
 
-// A revocation leaves the traits as they are; the end of a registration clears them.
 bool Kept::One::gone() const {
   const std::shared_ptr<Outgoing> there = link.lock();
   return there == nullptr || there->lost.load(std::memory_order_acquire) ||
          there->board().closed.load(std::memory_order_relaxed) != 0 ||
-         there->board().slots[slot].traits.load(std::memory_order_acquire) != traits;
+         there->board().slots[slot].life.load(std::memory_order_acquire) != life;
 }
 
 std::shared_ptr<Mapping> Kept::find(const RemoteHandle& remote) {
   const std::lock_guard lock(mutex_);
   for (const One& one : kept_)
-    if (one.slot == remote.slot && one.length == remote.length && one.traits == remote.access &&
+    if (one.slot == remote.slot && one.length == remote.length && one.life == remote.life &&
         one.link.lock() == remote.link)
       return one.mapping;
   return nullptr;
@@ -27,7 +26,7 @@ std::shared_ptr<Mapping> Kept::find(const RemoteHandle& remote) {
 
 void Kept::keep(const RemoteHandle& remote) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back({remote.link, remote.slot, remote.length, remote.access, remote.mapping});
+  kept_.push_back({remote.link, remote.slot, remote.length, remote.life, remote.mapping});
 }
 
 bool Kept::prune() {

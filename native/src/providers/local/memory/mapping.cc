@@ -35,6 +35,8 @@ Atlas& atlas() {
 
 }  // namespace
 
+bool seal_file(int fd) { return fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0; }
+
 Mapping::~Mapping() {
   {
     Atlas& known = atlas();
@@ -52,7 +54,7 @@ Status Mapping::create(FileRole role, size_t length, std::shared_ptr<Mapping>* o
   if (const Status status = map(role, true, file.get(), length, out); !status.ok()) return status;
   // FUTURE_WRITE keeps the mapping above writable. A kernel before 5.1 refuses it: the board is then protected by
   // manners only.
-  if (role == FileRole::kBoard) fcntl(file.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+  if (role == FileRole::kBoard) seal_file(file.get());
   if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return {StatusCode::kUnsupported, errno};
   *fd = std::move(file);
@@ -61,8 +63,9 @@ Status Mapping::create(FileRole role, size_t length, std::shared_ptr<Mapping>* o
 
 Status Mapping::open(FileRole role, int fd, size_t length, std::shared_ptr<Mapping>* out) {
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (role != FileRole::kRegion && (seals < 0 || (seals & F_SEAL_SHRINK) == 0)) return StatusCode::kPeerRejected;
-  return map(role, role != FileRole::kBoard, fd, length, out);
+  const bool region = role == FileRole::kRegion || role == FileRole::kSealedRegion;
+  if (!region && (seals < 0 || (seals & F_SEAL_SHRINK) == 0)) return StatusCode::kPeerRejected;
+  return map(role, role != FileRole::kBoard && role != FileRole::kSealedRegion, fd, length, out);
 }
 
 Status Mapping::map(FileRole role, bool writable, int fd, size_t length, std::shared_ptr<Mapping>* out) {
@@ -89,7 +92,8 @@ Status Mapping::map(FileRole role, bool writable, int fd, size_t length, std::sh
 
 void Mapping::populate(size_t offset, size_t length) const {
   // Older kernels answer EINVAL: then the first transfer faults the pages in.
-  madvise(data_ + offset, length, MADV_POPULATE_WRITE);
+  const bool readable_only = std::get<FileRole>(name_) == FileRole::kSealedRegion;
+  madvise(data_ + offset, length, readable_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
 }
 
 }  // namespace asyncfabric::local

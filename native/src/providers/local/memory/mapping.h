@@ -14,7 +14,11 @@
 namespace asyncfabric::local {
 
 // What a file is for. Part of its name within the process: a peer cannot pass one of our own files off as another kind.
-enum class FileRole { kBoard, kBell, kSegment, kRegion };
+enum class FileRole { kBoard, kBell, kSegment, kRegion, kSealedRegion };
+
+// From here on nobody maps the file writable or writes to it, whichever descriptor he has; mappings that there are stay. False: the kernel
+// cannot (before 5.1), or the file takes no seals.
+bool seal_file(int fd);
 
 class Mapping {
  public:
@@ -24,7 +28,7 @@ class Mapping {
 
   // A new zeroed file that nobody can shrink or grow. Nobody else can map a board writable either.
   static Status create(FileRole role, size_t length, std::shared_ptr<Mapping>* out, UniqueFd* fd);
-  // A file received from a peer: a board is mapped read-only. Refused unless it has at least `length` bytes and can
+  // A file received from a peer: a board and a sealed region are mapped read-only. Refused unless it has at least `length` bytes and can
   // never shrink, so that no peer can turn our accesses into SIGBUS; only the files of regions, made by engines, are
   // not sealed.
   static Status open(FileRole role, int fd, size_t length, std::shared_ptr<Mapping>* out);

@@ -1,6 +1,7 @@
 // segment.h: what two processes share: layouts of the memory files, nothing else. All words that both sides touch are
 // atomics; each names its partner. A peer may be hostile: whoever reads takes a private copy and checks it before use.
-//   Board    owner's region table. Owner writes, peers can only map it read-only (sealed).
+//   Board    which registrations and keys have ended. Owner writes, peers can only map it read-only (sealed). Its words are random and open
+//            nothing: whoever reads it learns no address, no length, and nothing that a key is made of.
 //   Bell     a rail's "I sleep" flag and the bitmap of connections that have news. Peers write it.
 //   Segment  one per connection, made by the connector: header, results, ring of entries, staging bytes.
 #pragma once
@@ -11,7 +12,7 @@
 
 namespace asyncfabric::local {
 
-constexpr uint32_t kLayoutVersion = 3;
+constexpr uint32_t kLayoutVersion = 4;
 constexpr uint32_t kMaxConnections = 1024;  // incoming connections of one rail
 constexpr uint32_t kMaxRegions = 32768;     // registered regions of one rail; untouched slots cost no memory
 constexpr uint32_t kMaxSendBytes = 16384;
@@ -26,15 +27,11 @@ constexpr size_t kLineBytes = 64;
 // ---- Board
 
 constexpr uint64_t kBoardMagic = 0x31647261'6f426661ull;
-constexpr uint64_t kTraitMemfd = 1ull << 32;   // low half of `traits`: Access bits
-constexpr uint64_t kTraitDevice = 1ull << 33;  // memory of a GPU: no processor may touch it
-constexpr int kTraitSerial = 34;               // from this bit on: which registration; others had the slot before
 
 struct RegionSlot {
-  std::atomic<uint64_t> generation;  // 0: free. Partner: Segment.active_slot of each connection (INV-3)
-  std::atomic<uint64_t> base;        // the other three change only while generation is 0
-  std::atomic<uint64_t> length;
-  std::atomic<uint64_t> traits;
+  std::atomic<uint64_t>
+      mark;  // of the keys that are good; 0: none. Partner: Segment.active_slot of each connection (INV-3)
+  std::atomic<uint64_t> life;  // of the registration, whatever was revoked; 0: it has ended
 };
 
 struct Board {
@@ -76,7 +73,7 @@ constexpr uint32_t kImmsPerEntry = 12;
 constexpr uint32_t kInlineBytes = 48;
 
 struct BounceBody {
-  uint64_t generation;
+  uint64_t word;    // of the key
   uint64_t offset;  // in the region
   uint32_t slot;
   uint32_t staging;  // offset of `length` bytes in the staging area

@@ -70,7 +70,7 @@ StatusCode Incoming::bounce(const EntryBody& body, Regions& regions, const Copie
   uint8_t* staged = ring_.staging(body.bounce.staging, body.length);
   if (staged == nullptr || body.length > kMaxRequestBytes) return StatusCode::kInvalidArgument;
   const bool write = body.kind == EntryKind::kBounceWrite;
-  const Regions::Access access(regions, body.bounce.slot, body.bounce.generation, body.bounce.offset, body.length,
+  const Regions::Access access(regions, {body.bounce.slot, body.bounce.word}, body.bounce.offset, body.length,
                                write ? kAccessRemoteWrite : kAccessRemoteRead);
   if (!access.status().ok()) return access.status().code;
   if (write)

@@ -54,6 +54,8 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
   std::shared_ptr<Doorbell> target;
   std::shared_ptr<ProcessWatch> process;
   uint32_t connection = 0;        // our bit in the target's bell
+  uint32_t asked = 0;             // [control] number of the newest question on the socket
+  bool mute = false;              // [control] it did not answer the last one in time
   std::atomic<bool> lost{false};  // partner: service thread stores, engine lock loads
 
   // [engine lock]
@@ -101,8 +103,10 @@ class RemoteHandle : public RemoteMemory {
   uint8_t* direct = nullptr;         // where a plain copy reaches the memory; null: kernel copy or bounce
   uint64_t base = 0;                 // in the owner's address space
   uint64_t length = 0;
-  uint64_t generation = 0;
-  uint64_t access = 0;
+  uint64_t word = 0;    // of the key
+  uint64_t mark = 0;    // on the owner's board while the key is good
+  uint64_t life = 0;    // of the registration
+  uint64_t access = 0;  // traits
   uint32_t slot = 0;
 };
 

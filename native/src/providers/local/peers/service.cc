@@ -151,8 +151,8 @@ void Service::serve(uint64_t id) {
     if (status.ok()) {
       if (message.kind == WireKind::kHello && session.incoming == nullptr)
         status = greet(session, message, fds);
-      else if (message.kind == WireKind::kAskFile && session.incoming != nullptr)
-        status = hand_out_file(session, message);
+      else if (message.kind == WireKind::kShow && session.incoming != nullptr)
+        status = show(session, message);
       else
         status = StatusCode::kPeerRejected;
     }
@@ -193,15 +193,24 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
                    {reception_.board_file.get(), reception_.bell_file.get(), reception_.doorbell_fd});
 }
 
-Status Service::hand_out_file(const Session& session, const WireMessage& ask) const {
-  WireMessage answer = wire_message(WireKind::kFile);
+Status Service::show(const Session& session, const WireMessage& ask) const {
+  WireMessage answer = wire_message(WireKind::kShown);
+  answer.number = ask.number;
   UniqueFd file;
+  Shown shown;
   Status status = StatusCode::kAccessDenied;
   if (ask.slot >= kMaxRegions)
     status = StatusCode::kInvalidArgument;
   else if (session.incoming->admitted())
-    status = regions_.file(ask.slot, ask.generation, ask.part, &file);
+    status = regions_.show({ask.slot, ask.word}, ask.part, &shown, &file);
   answer.status = static_cast<uint32_t>(status.code);
+  if (status.ok()) {
+    answer.mark = shown.mark;
+    answer.life = shown.life;
+    answer.base = shown.base;
+    answer.length = shown.length;
+    answer.traits = shown.traits;
+  }
   return send_wire(session.fd(), answer, {file.get(), -1, -1});
 }
 

@@ -1,4 +1,4 @@
-// service.h: the rail's doorkeeper: a thread of its own that accepts connections, hands out files of regions and
+// service.h: the rail's doorkeeper: a thread of its own that accepts connections, answers who shows a key and
 // notices peers that hang up or die. It sleeps in epoll; no transfer passes through it.
 #pragma once
 
@@ -51,7 +51,7 @@ class Service {
   void accept_all();
   void serve(uint64_t id);
   Status greet(Session& session, const WireMessage& hello, FdPack& fds);
-  Status hand_out_file(const Session& session, const WireMessage& ask) const;
+  Status show(const Session& session, const WireMessage& ask) const;
   void end(Sessions::iterator session);
   bool end_unadmitted(uint64_t now);  // those that took too long, and the oldest of too many; true: some are left
   void bury(pid_t pid);

@@ -1,4 +1,4 @@
-// wire.h: what travels over a connection's unix socket: the handshake, then requests for the files of regions.
+// wire.h: what travels over a connection's unix socket: the handshake, then keys that are shown, for what they are of.
 // SOCK_SEQPACKET keeps message borders; descriptors ride along. Used by the control thread (connecting side) and the
 // service thread (accepting side). Layouts are private to one version of this library on one host.
 #pragma once
@@ -15,26 +15,31 @@ namespace asyncfabric::local {
 constexpr size_t kMaxFds = 3;
 using FdPack = std::array<UniqueFd, kMaxFds>;
 
-enum class WireKind : uint32_t { kHello = 1, kWelcome = 2, kAskFile = 3, kFile = 4 };
+enum class WireKind : uint32_t { kHello = 1, kWelcome = 2, kShow = 3, kShown = 4 };
 
 // One layout for all messages: the fields that a kind does not use are 0.
 struct WireMessage {
   uint32_t magic = 0;
   WireKind kind = WireKind::kHello;
   uint32_t version = 0;
-  uint32_t status = 0;         // kWelcome, kFile: a StatusCode
+  uint32_t status = 0;         // kWelcome, kShown: a StatusCode
   uint64_t target_rail = 0;    // kHello: the rail that is meant
   uint64_t rail = 0;           // kHello, kWelcome: the sender's rail
   uint64_t process_start = 0;  // kHello
   uint32_t entries = 0;        // kHello: ring size
   uint32_t connection = 0;     // kWelcome: bit in the bell
-  uint32_t slot = 0;           // kAskFile
+  uint32_t slot = 0;           // kShow
   uint32_t fds = 0;            // how many descriptors ride along
-  uint64_t generation = 0;     // kAskFile
-  uint32_t part = 0;           // kAskFile: which of the region's files
-  uint32_t unused = 0;
+  uint64_t word = 0;           // kShow: of the key
+  uint32_t part = 0;           // kShow: which of the region's files
+  uint32_t number = 0;         // kShow, kShown: of the question
+  uint64_t mark = 0;           // kShown, and the rest: see Shown
+  uint64_t life = 0;
+  uint64_t base = 0;
+  uint64_t length = 0;
+  uint64_t traits = 0;
 };
-// Descriptors: kHello {segment, bell, doorbell}; kWelcome {board, bell, doorbell}; kFile {region}.
+// Descriptors: kHello {segment, bell, doorbell}; kWelcome {board, bell, doorbell}; kShown {region} or nothing.
 
 WireMessage wire_message(WireKind kind);
 

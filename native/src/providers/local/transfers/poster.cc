@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "providers/local/memory/regions.h"
 
 namespace asyncfabric::local {
 namespace {
@@ -92,6 +93,7 @@ size_t Poster::accept_transfer(Outgoing& link, std::span<const WorkRequest> rest
     finish(link, request, status);
     return 1;
   }
+  if ((remote.access & kTraitByOwner) != 0) return bounce(link, remote, request);
   if (remote.direct == nullptr && request.gather != nullptr) {
     finish(link, request, StatusCode::kUnsupported);
     return 1;
@@ -237,12 +239,19 @@ size_t Poster::bounce(Outgoing& link, const RemoteHandle& remote, const WorkRequ
   };
   if (!with_room(link, attempt)) return 0;
   const bool write = request.kind == WorkKind::kWrite;
-  if (write) copier_.copy(link.ring.staging(staging), request.address, request.length);
+  if (request.gather != nullptr) {
+    if (!request.gather->copy(link.ring.staging(staging), request.gathered, request.length)) {
+      finish(link, request, StatusCode::kInternal);  // an earlier one of its op failed
+      return 1;
+    }
+  } else if (write) {
+    copier_.copy(link.ring.staging(staging), request.address, request.length);
+  }
   EntryBody body{};
   body.kind = write ? EntryKind::kBounceWrite : EntryKind::kBounceRead;
   body.has_imm = write && request.has_imm ? 1 : 0;
   body.length = length;
-  body.bounce = {remote.generation, request.remote_offset, remote.slot, staging, request.imm, 0};
+  body.bounce = {remote.word, request.remote_offset, remote.slot, staging, request.imm, 0};
   Deferred deferred;
   deferred.position = link.ring.publish(body);
   deferred.tag = request.tag;

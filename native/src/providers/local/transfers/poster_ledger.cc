@@ -29,7 +29,7 @@ bool Poster::hold(Outgoing& link, const RemoteHandle& remote) {
     link.ring.header().active_slot.store(remote.slot + 1, std::memory_order_seq_cst);
   }
   // Looked at for each request: a revoke waits for the one in progress, not for the rest of the post.
-  return link.board().slots[remote.slot].generation.load(std::memory_order_seq_cst) == remote.generation;
+  return link.board().slots[remote.slot].mark.load(std::memory_order_seq_cst) == remote.mark;
 }
 
 void Poster::let_go() {

@@ -27,66 +27,105 @@ Status drop(Owned<ibv_mr>& mr) {
   return {StatusCode::kDrainTimeout, error};
 }
 
+KeyScope widest(const Memory& memory) { return {memory.access, 0, memory.length, false}; }
+
 }  // namespace
 
 Registration::~Registration() { registry_->forget(*this); }
 
 Status Registry::add(const Memory& memory, std::unique_ptr<Registration>* out, std::string* key) {
   auto made = std::make_unique<Registration>(shared_from_this(), memory);
-  const std::lock_guard lock(mutex_);
-  if (life_ != 0)
-    if (const Status status = open_local(*made); !status.ok()) return status;
-  if (life_ != 0)
-    if (const Status status = open_remote(memory, &made->remote_); !status.ok()) return status;
-  made->id_ = random_word();
-  all_[made->id_] = made.get();
-  *key = key_of(*made);
+  {
+    const std::lock_guard lock(mutex_);
+    if (life_ != 0)
+      if (const Status status = open_local(*made); !status.ok()) return status;
+    if (const Status status = expose(*made, widest(memory), key); !status.ok()) return status;
+    all_.insert(made.get());
+  }
   *out = std::move(made);
   return {};
 }
 
-// The new one first, so that it cannot get the number of the old one.
+Status Registry::expose(Registration& registration, const KeyScope& scope, std::string* key) {
+  if (const auto found = registration.exposed_.find(scope); found != registration.exposed_.end()) {
+    *key = key_of(registration, found->second);
+    return {};
+  }
+  Exposed made{scope, random_word(), {}};
+  if (life_ != 0)
+    if (const Status status = open_remote(registration.memory_, scope, &made.mr); !status.ok()) return status;
+  const Exposed& kept = registration.exposed_.emplace(scope, std::move(made)).first->second;
+  by_id_[kept.id] = &kept;
+  *key = key_of(registration, kept);
+  return {};
+}
+
+Status Registry::narrow(Registration& registration, const KeyScope& scope, std::string* key) {
+  const Memory& memory = registration.memory_;
+  if ((scope.access & ~memory.access) != 0) return StatusCode::kAccessDenied;
+  if (scope.offset > memory.length || scope.length > memory.length - scope.offset || scope.length == 0)
+    return StatusCode::kOutOfBounds;
+  const std::lock_guard lock(mutex_);
+  if (registration.exposed_.empty()) return StatusCode::kBusy;  // being revoked, and what uses it is still there
+  return expose(registration, scope.strict ? scope : KeyScope{scope.access, 0, memory.length, false}, key);
+}
+
+// All but those that the device still uses, whose keys are dead to our engine all the same.
+Status Registry::cover(Registration& registration) {
+  Status worst;
+  for (auto entry = registration.exposed_.begin(); entry != registration.exposed_.end();) {
+    by_id_.erase(entry->second.id);
+    if (const Status status = drop(entry->second.mr); status.ok()) {
+      entry = registration.exposed_.erase(entry);
+    } else {
+      worst = status;
+      ++entry;
+    }
+  }
+  return worst;
+}
+
+// The new one first, so that it cannot get the number of an old one.
 Status Registry::renew(Registration& registration, std::string* key) {
   const std::lock_guard lock(mutex_);
-  Owned<ibv_mr> fresh;
+  Exposed fresh{widest(registration.memory_), random_word(), {}};
   if (life_ != 0)
-    if (const Status status = open_remote(registration.memory_, &fresh); !status.ok()) return status;
-  if (const Status status = drop(registration.remote_); !status.ok()) return status;
-  registration.remote_ = std::move(fresh);
-  all_.erase(registration.id_);
-  registration.id_ = random_word();
-  all_[registration.id_] = &registration;
-  *key = key_of(registration);
+    if (const Status status = open_remote(registration.memory_, fresh.scope, &fresh.mr); !status.ok()) return status;
+  if (const Status status = cover(registration); !status.ok()) return status;
+  const Exposed& kept = registration.exposed_.emplace(fresh.scope, std::move(fresh)).first->second;
+  by_id_[kept.id] = &kept;
+  *key = key_of(registration, kept);
   return {};
 }
 
 Status Registry::close(Registration& registration) {
   const std::lock_guard lock(mutex_);
-  if (const Status status = drop(registration.remote_); !status.ok()) return status;
+  if (const Status status = cover(registration); !status.ok()) return status;
   return drop(registration.local_);
 }
 
 void Registry::forget(Registration& registration) {
   const std::lock_guard lock(mutex_);
-  const auto found = all_.find(registration.id_);
-  if (found != all_.end() && found->second == &registration) all_.erase(found);
+  all_.erase(&registration);
+  for (const auto& [scope, exposed] : registration.exposed_) by_id_.erase(exposed.id);
 }
 
 // What does not go now goes with the device's file, which the kernel closes.
 void Registry::close_all() {
   const std::lock_guard lock(mutex_);
   life_ = 0;
-  for (const auto& [id, registration] : all_) {
-    registration->remote_.reset();
+  for (Registration* registration : all_) {
+    for (auto& [scope, exposed] : registration->exposed_) exposed.mr.reset();
     registration->local_.reset();
   }
 }
 
 Status Registry::open_all(uint32_t life) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, registration] : all_) {
+  for (Registration* registration : all_) {
     Status status = open_local(*registration);
-    if (status.ok()) status = open_remote(registration->memory_, &registration->remote_);
+    for (auto& [scope, exposed] : registration->exposed_)
+      if (status.ok()) status = open_remote(registration->memory_, scope, &exposed.mr);
     if (!status.ok()) return status;
   }
   life_ = life;
@@ -95,9 +134,9 @@ Status Registry::open_all(uint32_t life) {
 
 bool Registry::find(uint64_t id, uint32_t* rkey) const {
   const std::lock_guard lock(mutex_);
-  const auto found = all_.find(id);
-  if (found == all_.end() || !found->second->remote_) return false;
-  *rkey = found->second->remote_->rkey;
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end() || !found->second->mr) return false;
+  *rkey = found->second->mr->rkey;
   return true;
 }
 
@@ -125,20 +164,24 @@ Status Registry::open_local(Registration& registration) const {
   return add_range(registration.memory_, IBV_ACCESS_LOCAL_WRITE, &registration.local_);
 }
 
-Status Registry::open_remote(const Memory& memory, Owned<ibv_mr>* out) const {
-  if (memory.access == kAccessLocal) return {};
-  return add_range(memory, remote_rights(memory.access), out);
+Status Registry::open_remote(const Memory& memory, const KeyScope& scope, Owned<ibv_mr>* out) const {
+  if (scope.access == kAccessLocal) return {};
+  Memory part = memory;
+  part.base = static_cast<uint8_t*>(memory.base) + scope.offset;
+  part.length = scope.length;
+  part.dmabuf_offset += scope.offset;
+  return add_range(part, remote_rights(scope.access), out);
 }
 
-std::string Registry::key_of(const Registration& registration) const {
+std::string Registry::key_of(const Registration& registration, const Exposed& exposed) const {
   MemoryKey parts;
   parts.incarnation = incarnation_;
-  parts.base = reinterpret_cast<uint64_t>(registration.memory_.base);
-  parts.length = registration.memory_.length;
-  parts.access = registration.memory_.access;
-  parts.id = registration.id_;
+  parts.base = reinterpret_cast<uint64_t>(registration.memory_.base);  // offsets of requests count from there
+  parts.length = exposed.scope.offset + exposed.scope.length;
+  parts.access = exposed.scope.access;
+  parts.id = exposed.id;
   parts.life = life_;
-  if (registration.remote_) parts.rkey = registration.remote_->rkey;
+  if (exposed.mr) parts.rkey = exposed.mr->rkey;
   return encode(parts);
 }
 

@@ -1,15 +1,17 @@
-// memory.h: registered memory and remote keys. Memory that peers may touch is registered twice: once for our own requests, once for its remote
-// key. Revoking replaces the second one alone, so our own transfers out of that memory go on: no call of the library takes the remote rights
-// of a registration away and leaves its local ones to requests that are under way.
+// memory.h: registered memory and remote keys. Memory that peers may touch is registered once for our own requests, and once for each set of
+// rights and each strict range that a key was made for: the device looks at nothing else when a request lands. Revoking replaces the latter
+// alone, so our own transfers out of that memory go on: no call of the library takes the remote rights of a registration away and leaves its
+// local ones to requests that are under way.
 // The registry registers everything again when a failed device is open again. Then each key has another number, which peers ask for by the
-// key's id: random, so whoever knows it was given the key. Control thread, and the service thread where that is noted; the data path only reads
-// finished values.
+// key's id: random, so whoever knows it was given the key. Control thread, and the service thread where that is noted, and any thread
+// for keys; the data path only reads finished values.
 #pragma once
 
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "provider/provider.h"
@@ -18,6 +20,13 @@
 namespace asyncfabric::verbs {
 
 class Registry;
+
+// What one key reaches.
+struct Exposed {
+  KeyScope scope;
+  uint64_t id = 0;   // of the key
+  Owned<ibv_mr> mr;  // none: no remote rights, or the device has failed
+};
 
 class Registration final : public LocalMemory {
  public:
@@ -37,9 +46,8 @@ class Registration final : public LocalMemory {
 
   const std::shared_ptr<Registry> registry_;  // outlives the registrations, and with it the device
   const Memory memory_;
-  uint64_t id_ = 0;  // of its key
   Owned<ibv_mr> local_;
-  Owned<ibv_mr> remote_;
+  std::map<KeyScope, Exposed> exposed_;  // the widest is always there
 };
 
 class Registry : public std::enable_shared_from_this<Registry> {
@@ -49,7 +57,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   // While the device has failed these make and drop nothing in it, and succeed.
   Status add(const Memory& memory, std::unique_ptr<Registration>* out, std::string* key);
-  Status renew(Registration& registration, std::string* key);  // a new key; the old one is dead on return
+  Status narrow(Registration& registration, const KeyScope& scope, std::string* key);
+  Status renew(Registration& registration, std::string* key);  // a new key; the old ones are dead on return
   Status close(Registration& registration);                    // nothing touches the memory any more on return
   void forget(Registration& registration);
 
@@ -64,14 +73,18 @@ class Registry : public std::enable_shared_from_this<Registry> {
  private:
   Status add_range(const Memory& memory, int access, Owned<ibv_mr>* out) const;
   Status open_local(Registration& registration) const;
-  Status open_remote(const Memory& memory, Owned<ibv_mr>* out) const;
-  std::string key_of(const Registration& registration) const;
+  Status open_remote(const Memory& memory, const KeyScope& scope, Owned<ibv_mr>* out) const;
+  // With mutex_ held.
+  Status expose(Registration& registration, const KeyScope& scope, std::string* key);
+  Status cover(Registration& registration);
+  std::string key_of(const Registration& registration, const Exposed& exposed) const;
 
   const std::shared_ptr<const Device> device_;
   const uint64_t incarnation_;
   mutable std::mutex mutex_;
-  std::map<uint64_t, Registration*> all_;  // by id
-  uint32_t life_ = 1;                      // of the device; 0: it has failed
+  std::set<Registration*> all_;
+  std::map<uint64_t, const Exposed*> by_id_;
+  uint32_t life_ = 1;  // of the device; 0: it has failed
 };
 
 // The number of a peer's key, in the life of the peer's device that gave it.
