@@ -292,7 +292,7 @@ class ImmCounter(AnyCounter):
 
     def __aiter__(self) -> AsyncIterator[int]:
         """Yield the value each time it grew, coalesced, from what is there on; ends when the counter is closed."""
-        return Progress(self)
+        return CountProgress(self)
 
 
 class Awaited(Protocol):
@@ -307,7 +307,7 @@ class Awaited(Protocol):
         """
 
 
-class Progress:
+class CountProgress:
     """One `async for value in counter`."""
 
     __slots__ = ("_counter", "_seen")
@@ -316,7 +316,7 @@ class Progress:
         self._counter = counter
         self._seen = 0
 
-    def __aiter__(self) -> Progress:
+    def __aiter__(self) -> CountProgress:
         return self
 
     async def __anext__(self) -> int:

@@ -1,4 +1,4 @@
-"""Child: one place under a supervisor, which holds one life after another; and what can live there.
+"""SupervisedChild: one place under a supervisor, which holds one life after another; and what can live there.
 
 Runs on the event loop's thread. Restarting is decided by `supervisor`; here is one start and one end.
 """
@@ -28,7 +28,7 @@ class Living(Protocol):
         ...
 
 
-class Child:
+class SupervisedChild:
     """A place under a supervisor.
 
     Attributes:
@@ -61,7 +61,7 @@ class Child:
         self.failure, self.stopping, self.made = None, False, False
         self._scope = trio.CancelScope(shield=True)
 
-    async def run(self, ended: Callable[[Child], None]) -> None:
+    async def run(self, ended: Callable[[SupervisedChild], None]) -> None:
         """Run one life, keep how it ended, and notify `ended`.
 
         Cancellation: through `stop` only.

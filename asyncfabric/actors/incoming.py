@@ -1,4 +1,4 @@
-"""Incoming: calls of other nodes to actors of this one; one short task for each waits for its outcome.
+"""IncomingCalls: calls of other nodes to actors of this one; one short task for each waits for its outcome.
 
 Runs on the event loop's thread. A call takes its place in the mailbox before the next frame is read, so that what one
 node sends stays in order; a full mailbox makes the calls wait in line, and the sender's window bounds how many.
@@ -19,7 +19,7 @@ from asyncfabric.actors import wire
 from asyncfabric.actors.death import raised_by
 from asyncfabric.actors.link import Identity, Link
 from asyncfabric.actors.outgoing import WINDOW
-from asyncfabric.actors.request import Request, Withdrawn
+from asyncfabric.actors.request import ActorRequest, Withdrawn
 from asyncfabric.errors import ActorDied, ActorError, ClosedError, PeerError
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ MAX_CALLS = 65_536  # of one node at a time; a well-behaved one stays below by i
 MAX_REPLIES = 1024  # refusals that one node does not read; then it is disconnected
 
 
-class Incoming:
+class IncomingCalls:
     """The calls of other nodes."""
 
     def __init__(self, node: Node, link: Link) -> None:
         self._node = node
         self._link = link
         self._nursery: trio.Nursery | None = None
-        self._requests: dict[tuple[Identity, int], Request] = {}
+        self._requests: dict[tuple[Identity, int], ActorRequest] = {}
         self._lines: Counter[tuple[Identity, str]] = Counter()  # calls before a full mailbox
         self._calls: Counter[Identity] = Counter()
         self._replies: Counter[Identity] = Counter()
@@ -55,9 +55,9 @@ class Incoming:
         finally:
             self._nursery = None
 
-    def receive(self, sender: Identity, frame: wire.Call | wire.Lookup | wire.Cancel, trace: str | None) -> None:
+    def receive(self, sender: Identity, frame: wire.Call | wire.Lookup | wire.CancelCall, trace: str | None) -> None:
         """Take a call, in the order in which they arrive; answers leave from tasks of their own."""
-        if isinstance(frame, wire.Cancel):
+        if isinstance(frame, wire.CancelCall):
             request = self._requests.get((sender, frame.number))
             if request is None or (not request.asked and request.is_in):
                 self.reply(sender, _failed(frame.number, Withdrawn()))
@@ -67,7 +67,7 @@ class Incoming:
         try:
             if isinstance(frame, wire.Lookup):
                 found = self._node.life(frame.actor).reference.incarnation
-                self.reply(sender, wire.Found(number=frame.number, incarnation=found))
+                self.reply(sender, wire.ActorFound(number=frame.number, incarnation=found))
             else:
                 self._enter(sender, frame, trace)
         except (ActorError, TypeError, msgspec.DecodeError, _Refused) as error:
@@ -101,7 +101,7 @@ class Incoming:
             known = ", ".join(sorted(life.actor.handlers)) or "nothing"
             raise TypeError(f"{life.words} has no handler for {frame.kind}; it handles {known}")
         message = wire.body_of(frame.body, life.actor.handlers[frame.kind][0])
-        request = Request(message, asked=frame.asked, trace=trace)
+        request = ActorRequest(message, asked=frame.asked, trace=trace)
         life.enter(request)
         self._requests[sender, frame.number] = request
         self._calls[sender] += 1
@@ -111,7 +111,7 @@ class Incoming:
         self._start(self._serve, sender, frame.number, request, life, in_line)
 
     async def _serve(
-        self, sender: Identity, number: int, request: Request, life: Life, in_line: tuple[Identity, str] | None
+        self, sender: Identity, number: int, request: ActorRequest, life: Life, in_line: tuple[Identity, str] | None
     ) -> None:
         reply: wire.AnyFrame
         assert request.place is not None
@@ -128,7 +128,7 @@ class Incoming:
                 reply = wire.Accepted(number=number) if request.is_in else _failed(number, Withdrawn())
         except (ActorError, Withdrawn, TypeError) as error:
             reply = _failed(number, error)
-        if isinstance(reply, wire.Failed) and request.scope.cancel_called:
+        if isinstance(reply, wire.CallFailed) and request.scope.cancel_called:
             await request.finished.wait()  # a confirmed cancellation means that nothing runs any more
         self._requests.pop((sender, number), None)
         _less(self._calls, sender)
@@ -151,7 +151,7 @@ class Incoming:
                 await self._link.send(to, wire.CHANNEL, wire.encoded(frame))
             except ValueError as error:
                 reason = f"the answer cannot be sent: {str(error)[:200]}"
-                short = wire.Failed(
+                short = wire.CallFailed(
                     number=frame.number, outcome="raised", reason=reason, origin=origin[:200], kind=type(error).__name__
                 )
                 await self._link.send(to, wire.CHANNEL, wire.encoded(short))
@@ -163,10 +163,10 @@ class _Refused(Exception):  # becomes an answer, is never raised to users
     """A call against the protocol."""
 
 
-def _failed(number: int, error: Exception) -> wire.Failed:
+def _failed(number: int, error: Exception) -> wire.CallFailed:
     if isinstance(error, ActorError):
         outcome: wire.Outcome = "died" if isinstance(error, ActorDied) else "raised"
-        return wire.Failed(
+        return wire.CallFailed(
             number=number,
             outcome=outcome,
             reason=str(error.args[0]),
@@ -175,9 +175,9 @@ def _failed(number: int, error: Exception) -> wire.Failed:
             traceback=error.traceback,
         )
     if isinstance(error, Withdrawn):
-        return wire.Failed(number=number, outcome="withdrawn", reason="it was cancelled")
+        return wire.CallFailed(number=number, outcome="withdrawn", reason="it was cancelled")
     outcome = "refused" if isinstance(error, _Refused) else "unhandled"
-    return wire.Failed(number=number, outcome=outcome, reason=str(error))
+    return wire.CallFailed(number=number, outcome=outcome, reason=str(error))
 
 
 def _raw(value: object, life: Life) -> msgspec.Raw:

@@ -18,7 +18,7 @@ from asyncfabric.actors.mailbox import EndOfMailbox, Mailbox
 from asyncfabric.actors.message import kind_of
 from asyncfabric.actors.policy import Policy
 from asyncfabric.actors.reference import Reference
-from asyncfabric.actors.request import Request
+from asyncfabric.actors.request import ActorRequest
 from asyncfabric.actors.supervisor import Supervisor
 from asyncfabric.actors.trace import trace_context
 from asyncfabric.errors import ActorDied, ClosedError
@@ -41,7 +41,7 @@ class Life:
             raise TypeError(f"spawn takes an Actor class or a function that returns one, got {self.actor!r}")
         self.reference: Reference = Reference(node.identity, name, incarnation).bound(node)
         self.words: str = self.reference.words
-        self.mailbox: Mailbox[Request] = Mailbox(self.actor.mailbox_capacity)
+        self.mailbox: Mailbox[ActorRequest] = Mailbox(self.actor.mailbox_capacity)
         ended = before.death or before.because if before is not None else None
         words = f"it was restarted as #{incarnation}" + (f" after: {ended.reason}" if ended else "")
         # What those receive who still hold a reference to an earlier life.
@@ -51,7 +51,7 @@ class Life:
             before.succeeded = replace(before.succeeded, cause=None)
         self.death: Death | None = None
         self.because: Death | None = None
-        self._running: set[Request] = set()
+        self._running: set[ActorRequest] = set()
         self._nursery: trio.Nursery | None = None
         self._supervisor: Supervisor | None = None
 
@@ -63,7 +63,7 @@ class Life:
         """Return a new error for who sends to a life that has ended."""
         return (self.death or self.because or Death("it was stopped")).error(self.words)
 
-    def enter(self, request: Request) -> None:
+    def enter(self, request: ActorRequest) -> None:
         """Take a place in the mailbox for a request.
 
         Raises:
@@ -162,7 +162,10 @@ class Life:
                     await handling.start(self._handle, request, places)  # start, so that they begin in order
 
     async def _handle(
-        self, request: Request, places: trio.Semaphore, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        request: ActorRequest,
+        places: trio.Semaphore,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         task_status.started()
         _, method = self.actor.handlers[kind_of(type(request.message))]
@@ -214,7 +217,7 @@ class Life:
         for request in self._running:
             request.fail(death.error(self.words))
 
-    def _drop(self, requests: list[Request], refusal: Callable[[], ActorDied]) -> None:
+    def _drop(self, requests: list[ActorRequest], refusal: Callable[[], ActorDied]) -> None:
         for request in requests:
             request.fail(refusal())
             request.finish()

@@ -21,7 +21,7 @@ class EndOfMailbox(Exception):  # an end like EndOfChannel, not an error
     """The mailbox was sealed, and everything in it was taken."""
 
 
-class Place(Generic[T]):
+class MailboxPlace(Generic[T]):
     """One item's place: in line before the full box, in the box, or out of it again."""
 
     __slots__ = ("_mailbox", "_moved", "item", "where")
@@ -66,8 +66,8 @@ class Mailbox(Generic[T]):
         if capacity < 1:
             raise ValueError(f"a mailbox holds at least 1 message, got capacity {capacity}")
         self._capacity = capacity
-        self._box: deque[Place[T]] = deque()
-        self._line: deque[Place[T]] = deque()
+        self._box: deque[MailboxPlace[T]] = deque()
+        self._line: deque[MailboxPlace[T]] = deque()
         self._taker = trio.lowlevel.ParkingLot()
         self._refusal: Callable[[], Exception] | None = None
 
@@ -90,7 +90,7 @@ class Mailbox(Generic[T]):
             raise RuntimeError("the mailbox is open")
         return self._refusal()
 
-    def enter(self, item: T) -> Place[T]:
+    def enter(self, item: T) -> MailboxPlace[T]:
         """Take the next place for an item: in the box when there is room, else at the end of the line.
 
         Raises:
@@ -99,7 +99,7 @@ class Mailbox(Generic[T]):
         if self._refusal is not None:
             raise self._refusal()
         # A line means that the box is full: `_fill` moves the line up whenever an item leaves.
-        place = Place(self, item, "box" if len(self._box) < self._capacity else "line")
+        place = MailboxPlace(self, item, "box" if len(self._box) < self._capacity else "line")
         if place.where == "box":
             self._box.append(place)
             self._taker.unpark()
@@ -107,7 +107,7 @@ class Mailbox(Generic[T]):
             self._line.append(place)
         return place
 
-    async def put(self, item: T) -> Place[T]:
+    async def put(self, item: T) -> MailboxPlace[T]:
         """Return when the item is in the box.
 
         Raises:
@@ -167,7 +167,7 @@ class Mailbox(Generic[T]):
         self._fill()
         return items
 
-    def _withdraw(self, place: Place[T]) -> bool:
+    def _withdraw(self, place: MailboxPlace[T]) -> bool:
         if place.where == "line":
             self._line.remove(place)
         elif place.where == "box":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from asyncfabric.actors.child import Child
+from asyncfabric.actors.child import SupervisedChild
 from asyncfabric.actors.context import current_node, handling
 from asyncfabric.actors.death import Death, first_leaf
 from asyncfabric.actors.floor import Floor
@@ -22,7 +22,7 @@ from asyncfabric.actors.message import check_message
 from asyncfabric.actors.policy import Policy
 from asyncfabric.actors.reference import ANY_LIFE, Reference
 from asyncfabric.actors.remote import Remote
-from asyncfabric.actors.request import Request
+from asyncfabric.actors.request import ActorRequest
 from asyncfabric.actors.supervisor import Supervisor
 from asyncfabric.actors.trace import trace_context
 from asyncfabric.errors import ActorError, ClosedError, PeerError
@@ -39,7 +39,7 @@ class Node:
         """Not for users: use `open_node`."""
         self._identity = identity
         self._cancel_deadline_s = cancel_deadline_s
-        self._names: dict[str, Child] = {}
+        self._names: dict[str, SupervisedChild] = {}
         self._lives = 0
         self._root = Supervisor(self, "", policy)
         self._remote: Remote | None = None
@@ -122,7 +122,7 @@ class Node:
         life = self.life(reference.name, reference.incarnation)
         if handling.get() is life and life.actor.concurrency == 1:
             raise ValueError(f"{life.words} asks itself and handles one message at a time: it would wait for ever")
-        mine: A = await self._ask_here(life, Request(message, asked=True, trace=trace_context.get()))
+        mine: A = await self._ask_here(life, ActorRequest(message, asked=True, trace=trace_context.get()))
         return mine
 
     async def tell(self, reference: Reference, message: Message[None]) -> None:
@@ -135,7 +135,7 @@ class Node:
             await self._to(reference.node, reference.words).call(reference, message, asked=False)
             return
         await trio.lowlevel.checkpoint_if_cancelled()
-        request = Request(message, asked=False, trace=trace_context.get())
+        request = ActorRequest(message, asked=False, trace=trace_context.get())
         self.life(reference.name, reference.incarnation).enter(request)
         await self._entered(request)
 
@@ -172,18 +172,18 @@ class Node:
         before = child.living if child is not None else None
         return Life(self, name, self._lives, make, before if isinstance(before, Life) else None)
 
-    def register(self, child: Child) -> None:
+    def register(self, child: SupervisedChild) -> None:
         """Take a name. Not for users. Raises ValueError when it is taken."""
         if child.name in self._names:
             raise ValueError(f"the name {child.name!r} is taken on node {self._identity.name}")
         self._names[child.name] = child
 
-    def unregister(self, child: Child) -> None:
+    def unregister(self, child: SupervisedChild) -> None:
         """Free a name. Not for users."""
         if self._names.get(child.name) is child:
             del self._names[child.name]
 
-    async def _ask_here(self, life: Life, request: Request) -> Any:
+    async def _ask_here(self, life: Life, request: ActorRequest) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
         life.enter(request)
         try:
@@ -194,7 +194,7 @@ class Node:
                 await request.finished.wait()
             raise
 
-    async def _entered(self, request: Request) -> None:
+    async def _entered(self, request: ActorRequest) -> None:
         assert request.place is not None
         try:
             await request.place.entered()

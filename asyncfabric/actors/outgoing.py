@@ -1,4 +1,4 @@
-"""Outgoing: calls of this node's tasks to actors on other nodes, from the frame that leaves to the one that answers.
+"""OutgoingCalls: calls of this node's tasks to actors on other nodes, from the frame that leaves to its answer.
 
 Runs on the event loop's thread. Nothing here knows handlers; the other half is `incoming`.
 """
@@ -33,15 +33,15 @@ class _Pending:
         self.words = words
         self.accepted = trio.Event()
         self.settled = trio.Event()
-        self.frame: wire.Answer | wire.Found | None = None
-        self.failure: wire.Failed | Exception | None = None
+        self.frame: wire.Answer | wire.ActorFound | None = None
+        self.failure: wire.CallFailed | Exception | None = None
 
     def settle(self) -> None:
         self.accepted.set()
         self.settled.set()
 
 
-class Outgoing:
+class OutgoingCalls:
     """The calls of one node."""
 
     def __init__(self, link: Link, cancel_deadline_s: float) -> None:
@@ -102,7 +102,7 @@ class Outgoing:
         found: int = self._result(pending, None)
         return found
 
-    def receive(self, sender: Identity, frame: wire.Accepted | wire.Answer | wire.Found | wire.Failed) -> None:
+    def receive(self, sender: Identity, frame: wire.Accepted | wire.Answer | wire.ActorFound | wire.CallFailed) -> None:
         """Take what another node states about a call; what nobody waits for any more is dropped."""
         pending = self._pending.get(frame.number)
         if pending is None or pending.peer != sender:
@@ -110,7 +110,7 @@ class Outgoing:
         if isinstance(frame, wire.Accepted):
             pending.accepted.set()
             return
-        if isinstance(frame, wire.Failed):
+        if isinstance(frame, wire.CallFailed):
             pending.failure = pending.failure or frame
         else:
             pending.frame = frame
@@ -147,7 +147,7 @@ class Outgoing:
         """Cancel on the other node and wait until it confirms that nothing runs there for this call."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._cancel_deadline_s) as scope:
             try:
-                await self._link.send(pending.peer, wire.CHANNEL, wire.encoded(wire.Cancel(number=number)))
+                await self._link.send(pending.peer, wire.CHANNEL, wire.encoded(wire.CancelCall(number=number)))
                 await pending.settled.wait()
             except (PeerError, ClosedError):
                 return  # a lost node cancels what we asked for
@@ -160,7 +160,7 @@ class Outgoing:
             raise Death(str(failure), pending.words, type(failure).__name__, cause=failure).error(pending.words)
         if failure is not None:
             raise _failure(failure, pending.words)
-        if isinstance(pending.frame, wire.Found):
+        if isinstance(pending.frame, wire.ActorFound):
             return pending.frame.incarnation
         if pending.frame is None:
             return None
@@ -195,7 +195,7 @@ def _raw(message: Message[Any]) -> msgspec.Raw:
         raise TypeError(f"{kind_of(type(message))} cannot be sent to another process: {error}") from None
 
 
-def _failure(failed: wire.Failed, actor: str) -> Exception:
+def _failure(failed: wire.CallFailed, actor: str) -> Exception:
     if failed.outcome == "raised":
         return RemoteError(
             failed.reason, actor=actor, origin=failed.origin, kind=failed.kind, traceback=failed.traceback

@@ -15,7 +15,7 @@ import trio
 from asyncfabric.errors import ClosedError
 
 
-class Registered(Protocol):
+class RegisteredRegion(Protocol):
     """What is needed of a region; `asyncfabric.Region` has it."""
 
     @property
@@ -31,7 +31,7 @@ class Registered(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Registered)
+R = TypeVar("R", bound=RegisteredRegion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class LedgerRow:
     closing: bool
 
 
-class _Entry:
-    def __init__(self, region: Registered, owner: RegionOwner, cost_s: float) -> None:
+class _LedgerEntry:
+    def __init__(self, region: RegisteredRegion, owner: RegionOwner, cost_s: float) -> None:
         self.region = region
         self.owner = owner
         self.cost_s = cost_s
@@ -71,7 +71,7 @@ class RegionLedger:
 
     def __init__(self) -> None:
         """Make an empty ledger."""
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _LedgerEntry] = {}
 
     def rows(self) -> tuple[LedgerRow, ...]:
         """Return the regions, the oldest first."""
@@ -109,7 +109,7 @@ class RegionLedger:
                 await self._close(owner)
 
     @contextmanager
-    def lease(self, region: Registered) -> Iterator[None]:
+    def lease(self, region: RegisteredRegion) -> Iterator[None]:
         """Keep a region registered while the context is open, also when its owner ends meanwhile.
 
         Raises:
@@ -129,7 +129,7 @@ class RegionLedger:
             if entry.leases == 0:
                 entry.idle.set()
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: _LedgerEntry) -> None:
         if id(entry.region) in self._entries:
             raise ValueError(f"{entry.region!r} has an owner: {self._entries[id(entry.region)].owner.name}")
         self._entries[id(entry.region)] = entry
@@ -175,5 +175,5 @@ class RegionOwner:
             with trio.CancelScope(shield=True):
                 await region.release()
             raise ClosedError(f"{self.name} ended while it registered {region!r}")
-        self._ledger._add(_Entry(region, self, trio.current_time() - begun))
+        self._ledger._add(_LedgerEntry(region, self, trio.current_time() - begun))
         return region

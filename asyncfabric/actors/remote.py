@@ -14,9 +14,9 @@ import trio
 from anyio.abc import ObjectReceiveStream
 
 from asyncfabric.actors import wire
-from asyncfabric.actors.incoming import Incoming
+from asyncfabric.actors.incoming import IncomingCalls
 from asyncfabric.actors.link import Arrival, Identity, Link, SessionChange
-from asyncfabric.actors.outgoing import Outgoing
+from asyncfabric.actors.outgoing import OutgoingCalls
 
 if TYPE_CHECKING:
     from asyncfabric.actors.message import Message
@@ -32,8 +32,8 @@ class Remote:
     def __init__(self, node: Node, link: Link, cancel_deadline_s: float) -> None:
         self.protocol_errors: int = 0
         self._link = link
-        self._outgoing = Outgoing(link, cancel_deadline_s)
-        self._incoming = Incoming(node, link)
+        self._outgoing = OutgoingCalls(link, cancel_deadline_s)
+        self._incoming = IncomingCalls(node, link)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Pump the link's streams until cancelled; calls `started` when calls can be made.
@@ -53,14 +53,14 @@ class Remote:
             self._outgoing.lose_all("the link was closed")
 
     async def call(self, to: Reference, message: Message[Any], *, asked: bool) -> Any:
-        """Ask or tell an actor on another node; see `Outgoing.call`.
+        """Ask or tell an actor on another node; see `OutgoingCalls.call`.
 
         Cancellation: as described there.
         """
         return await self._outgoing.call(to, message, asked=asked)
 
     async def lookup(self, node: Identity, name: str) -> int:
-        """Return the incarnation of an actor on another node; see `Outgoing.lookup`.
+        """Return the incarnation of an actor on another node; see `OutgoingCalls.lookup`.
 
         Cancellation: as described there.
         """
@@ -79,10 +79,10 @@ class Remote:
             self.protocol_errors += 1
             logger.warning("node %s sent %s", arrival.sender.name, error)
             if error.number is not None:
-                refusal = wire.Failed(number=error.number, outcome="refused", reason=str(error))
+                refusal = wire.CallFailed(number=error.number, outcome="refused", reason=str(error))
                 self._incoming.reply(arrival.sender, refusal)
             return
-        if isinstance(frame, wire.Call | wire.Lookup | wire.Cancel):
+        if isinstance(frame, wire.Call | wire.Lookup | wire.CancelCall):
             self._incoming.receive(arrival.sender, frame, arrival.trace)
         else:
             self._outgoing.receive(arrival.sender, frame)

@@ -1,4 +1,4 @@
-"""Request: one message on its way through an actor, with the scope that cancelling it cancels.
+"""ActorRequest: one message on its way through an actor, with the scope that cancelling it cancels.
 
 Runs on the event loop's thread. It is settled once (answered, failed, cancelled) and finished once: when its handler
 has ended or will never begin. The two differ when an actor dies while the handler still drains its transfers: askers
@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from asyncfabric.actors.mailbox import Place
+from asyncfabric.actors.mailbox import MailboxPlace
 from asyncfabric.actors.message import Message
 
 
@@ -19,7 +19,7 @@ class Withdrawn(Exception):  # an outcome: nobody waits for it
     """The request was cancelled before it had an answer."""
 
 
-class Request:
+class ActorRequest:
     """A message with what is known about its handling."""
 
     __slots__ = ("_error", "_settled", "_value", "asked", "finished", "message", "place", "scope", "trace")
@@ -31,7 +31,7 @@ class Request:
         self.trace: str | None = trace
         self.scope: trio.CancelScope = trio.CancelScope()
         self.finished: trio.Event = trio.Event()
-        self.place: Place[Request] | None = None
+        self.place: MailboxPlace[ActorRequest] | None = None
         self._settled = trio.Event()
         self._value: Any = None
         self._error: Exception | None = None

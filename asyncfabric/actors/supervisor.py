@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from asyncfabric.actors.child import Child
+from asyncfabric.actors.child import SupervisedChild
 from asyncfabric.actors.context import inside
 from asyncfabric.actors.death import Death, death_from
 from asyncfabric.actors.policy import Policy
@@ -38,8 +38,8 @@ class Supervisor:
         self._node = node
         self._name = name
         self._policy = policy
-        self._children: dict[str, Child] = {}  # in the order of their first start
-        self._failed: deque[Child] = deque()
+        self._children: dict[str, SupervisedChild] = {}  # in the order of their first start
+        self._failed: deque[SupervisedChild] = deque()
         self._wake = trio.Event()
         self._ready = trio.Event()
         self._mended: deque[float] = deque()  # trio.current_time() of each restart within the policy's window
@@ -74,7 +74,7 @@ class Supervisor:
         Cancellation: the actor is stopped again.
         """
         full_name = self._full_name(name)
-        await self._adopt(Child(full_name, lambda: self._node.new_life(full_name, lambda: actor(*arguments))))
+        await self._adopt(SupervisedChild(full_name, lambda: self._node.new_life(full_name, lambda: actor(*arguments))))
         return self._node.reference(full_name)
 
     async def supervise(self, name: str, policy: Policy) -> Supervisor:
@@ -86,7 +86,7 @@ class Supervisor:
         Cancellation: it is stopped again.
         """
         supervisor = Supervisor(self._node, self._full_name(name), policy)
-        await self._adopt(Child(supervisor.name, lambda: supervisor))
+        await self._adopt(SupervisedChild(supervisor.name, lambda: supervisor))
         return supervisor
 
     async def stop(self, name: str) -> None:
@@ -153,7 +153,7 @@ class Supervisor:
         for child in list(self._children.values()):
             self._forget(child)
 
-    async def _adopt(self, child: Child) -> None:
+    async def _adopt(self, child: SupervisedChild) -> None:
         if self._nursery is None or self._because is not None:
             raise ClosedError(f"{self._words} does not run, so it starts no {child.name}")
         self._node.register(child)
@@ -172,7 +172,7 @@ class Supervisor:
                 raise self._death_of(child, child.failure).error(child.name)
             raise self._ending(Death("it was stopped while it started")).error(child.name)
 
-    async def _start(self, children: Sequence[Child]) -> None:
+    async def _start(self, children: Sequence[SupervisedChild]) -> None:
         assert self._nursery is not None
         for child in children:
             if self._children.get(child.name) is not child:
@@ -201,7 +201,7 @@ class Supervisor:
             self._mended.popleft()
         return len(self._mended) < self._policy.restarts
 
-    async def _mend(self, child: Child) -> None:
+    async def _mend(self, child: SupervisedChild) -> None:
         assert child.failure is not None
         death = self._death_of(child, child.failure)
         logger.warning("%s restarts %s: %s", self._words, child.name, death.reason)
@@ -238,7 +238,7 @@ class Supervisor:
         if late is not None and verdict is None:
             raise late
 
-    def _child_ended(self, child: Child) -> None:
+    def _child_ended(self, child: SupervisedChild) -> None:
         if child.stopping:
             return  # who stops it looks at it
         if child.failure is None:
@@ -247,7 +247,7 @@ class Supervisor:
             self._failed.append(child)
             self._wake.set()
 
-    def _verdict(self, child: Child) -> ActorDied:
+    def _verdict(self, child: SupervisedChild) -> ActorDied:
         assert child.failure is not None
         death = self._death_of(child, child.failure)
         policy = self._policy
@@ -268,15 +268,15 @@ class Supervisor:
     def _ending(self, otherwise: Death) -> Death:
         return self._because or otherwise
 
-    def _death_of(self, child: Child, failure: Exception) -> Death:
+    def _death_of(self, child: SupervisedChild, failure: Exception) -> Death:
         noted: Death | None = getattr(child.living, "death", None) if child.made else None
         return noted or death_from(failure, f"{child.name} on {self._node.identity.name}")
 
-    def _log_casualty(self, child: Child, death: Death) -> None:
+    def _log_casualty(self, child: SupervisedChild, death: Death) -> None:
         if child.failure is not None:
             logger.warning("%s failed too when it was stopped for %s", child.name, death.origin, exc_info=child.failure)
 
-    def _forget(self, child: Child) -> None:
+    def _forget(self, child: SupervisedChild) -> None:
         if self._children.get(child.name) is child:
             del self._children[child.name]
             self._node.unregister(child)

@@ -42,8 +42,8 @@ class Lookup(Frame, frozen=True, tag="lookup"):
     actor: str
 
 
-class Cancel(Frame, frozen=True, tag="cancel"):
-    """Take a call back, or cancel its handler. Answered by the call's `Failed`, always."""
+class CancelCall(Frame, frozen=True, tag="cancel"):
+    """Take a call back, or cancel its handler. Answered by the call's `CallFailed`, always."""
 
 
 class Accepted(Frame, frozen=True, tag="accepted"):
@@ -56,13 +56,13 @@ class Answer(Frame, frozen=True, tag="answer"):
     body: msgspec.Raw
 
 
-class Found(Frame, frozen=True, tag="found"):
+class ActorFound(Frame, frozen=True, tag="found"):
     """The present life of a name."""
 
     incarnation: int
 
 
-class Failed(Frame, frozen=True, tag="failed"):
+class CallFailed(Frame, frozen=True, tag="failed"):
     """Why there is no answer, with the first cause of it."""
 
     outcome: Outcome
@@ -72,7 +72,7 @@ class Failed(Frame, frozen=True, tag="failed"):
     traceback: str = ""
 
 
-AnyFrame = Call | Lookup | Cancel | Accepted | Answer | Found | Failed
+AnyFrame = Call | Lookup | CancelCall | Accepted | Answer | ActorFound | CallFailed
 
 
 class _Head(msgspec.Struct, frozen=True):

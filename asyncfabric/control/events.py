@@ -54,7 +54,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class SendParcel:
     """Send a parcel; only after `admits` returned True."""
 
     to: Identity
@@ -64,7 +64,7 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ParcelTaken:
     """A listener took a parcel that came over this path in this session."""
 
     path: Path
@@ -94,7 +94,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Dial | Received | Post | Taken | Leave | PathLost | Tick
+Event = Dial | Received | SendParcel | ParcelTaken | Leave | PathLost | Tick
 
 # ---- actions
 
@@ -113,7 +113,7 @@ class Deliver:
 
     channel: str
     arrival: Arrival
-    taken: Taken
+    taken: ParcelTaken
 
 
 @dataclass(frozen=True, slots=True)

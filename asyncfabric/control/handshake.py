@@ -17,13 +17,13 @@ from asyncfabric.control.messages import (
     Hello,
     Identity,
     Message,
-    Refusal,
+    SessionRefusal,
     Welcome,
     encode,
 )
 from asyncfabric.control.name_table import NameTable
 from asyncfabric.control.protocol_errors import REASONS, ProtocolErrors
-from asyncfabric.control.session import Peer, Session, SessionConfig
+from asyncfabric.control.session import Session, SessionConfig, SessionPeer
 from asyncfabric.control.window import ReceiveWindow, SendWindow, largest_body
 
 ANSWERS_PER_HEARTBEAT = 64  # more refusals than that would let a flood of garbage double itself
@@ -164,7 +164,7 @@ class Handshake:
         if peer is not None:
             peer.sessions.append(session)
             return
-        peer = Peer(identity, session.role, session.key, [session])
+        peer = SessionPeer(identity, session.role, session.key, [session])
         self.names.add(peer)
         self.actions.append(Change(SessionChange(identity, "ready", f"session {session.nonce:x}")))
 
@@ -183,14 +183,16 @@ class Handshake:
             self._answers = ANSWERS_PER_HEARTBEAT
         if self._answers > 0:
             self._answers -= 1
-            self._emit(path, Envelope(self.me, nonce, 0, None, Refusal(reason, f"{REASONS[reason]}: {detail}"[:500])))
+            self._emit(
+                path, Envelope(self.me, nonce, 0, None, SessionRefusal(reason, f"{REASONS[reason]}: {detail}"[:500]))
+            )
 
     def _emit(self, path: Path, envelope: Envelope) -> None:
         self.actions.append(Emit(path, encode(envelope)))
 
     # ---- what the other half gives
 
-    def _lose(self, peer: Peer, reason: str, *, notify: bool = True) -> None:
+    def _lose(self, peer: SessionPeer, reason: str, *, notify: bool = True) -> None:
         raise NotImplementedError
 
     def _end(self, session: Session, reason: str, *, code: str = "", notify: bool = True) -> None:

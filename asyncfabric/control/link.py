@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from asyncfabric.control.address import LinkAddress
-from asyncfabric.control.events import Arrival, Leave, PathLost, Post, SessionChange
+from asyncfabric.control.events import Arrival, Leave, PathLost, SendParcel, SessionChange
 from asyncfabric.control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric.control.listeners import Outlet
 from asyncfabric.control.messages import ENVELOPE_BYTES, Identity, checked_text
@@ -217,7 +217,7 @@ class Link:
             raise ValueError(f"channel {channel!r} is one too many: a peer takes {MAX_CHANNELS} different ones")
         if not (self._table.admits(to, channel, len(body)) and self._board.wire.has_room(session.path)):
             return False
-        self._board.feed(Post(to, channel, body, trace))
+        self._board.feed(SendParcel(to, channel, body, trace))
         return True
 
     def _send_to_self(self, channel: str, body: bytes, trace: str | None) -> bool:

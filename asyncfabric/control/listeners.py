@@ -22,7 +22,7 @@ MAX_UNSEEN_CHANGES: Final = 4096
 Taken = Callable[[], None]
 
 
-class Arrivals(MemoryObjectReceiveStream[Arrival]):
+class ArrivalStream(MemoryObjectReceiveStream[Arrival]):
     """The stream of a listener. Whenever something is taken from it, its inbox fills it again.
 
     No task stands between inbox and stream: one that is cancelled as it hands an arrival over cannot know who has it.
@@ -78,7 +78,7 @@ class Inbox:
                 f"channel {self.channel!r} has a listener", remedy="one task listens on a channel and hands on"
             )
         self._stream, plain = anyio.create_memory_object_stream[Arrival](frames)
-        arrivals = Arrivals(plain, self._fill)
+        arrivals = ArrivalStream(plain, self._fill)
         plain.close()
         self._fill()
         try:

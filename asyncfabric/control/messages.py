@@ -106,14 +106,14 @@ class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
     reason: Text
 
 
-class Refusal(Struct, frozen=True, array_like=True, tag="refusal"):
+class SessionRefusal(Struct, frozen=True, array_like=True, tag="refusal"):
     """A frame of yours was not taken; `code` is a reason of `protocol_errors`, `text` is for people."""
 
     code: Annotated[str, Meta(max_length=64)]
     text: Text
 
 
-Message = Hello | Welcome | Heartbeat | Credit | Parcel | Drain | Drained | Goodbye | Refusal
+Message = Hello | Welcome | Heartbeat | Credit | Parcel | Drain | Drained | Goodbye | SessionRefusal
 _TAGS = frozenset(
     ("hello", "welcome", "heartbeat", "credit", "parcel", "drain", "drained", "goodbye", "refusal"),
 )

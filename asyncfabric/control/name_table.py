@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from asyncfabric.control.keys import ANY_ROLE, NOBODY, Roles
 from asyncfabric.control.messages import Identity
-from asyncfabric.control.session import Peer
+from asyncfabric.control.session import SessionPeer
 
 REMEMBERED: Final = 4096
 _Key = TypeVar("_Key")
@@ -30,8 +30,8 @@ class NameTable:
         self._trusted = trusted
         self._retired: OrderedDict[Identity, None] = OrderedDict()
         self._opened: OrderedDict[tuple[Identity, int], None] = OrderedDict()
-        self._by_name: dict[str, Peer] = {}
-        self.peers: dict[Identity, Peer] = {}
+        self._by_name: dict[str, SessionPeer] = {}
+        self.peers: dict[Identity, SessionPeer] = {}
         self.last_words: OrderedDict[Identity, str] = OrderedDict()
 
     def objection(self, sender: Identity, role: str, key: str) -> str:
@@ -54,7 +54,7 @@ class NameTable:
         living = self._by_name.get(identity.name)
         return identity in self._retired or (living is not None and identity.incarnation < living.identity.incarnation)
 
-    def predecessor(self, sender: Identity) -> Peer | None:
+    def predecessor(self, sender: Identity) -> SessionPeer | None:
         """Return the living peer that this sender replaces, if there is one."""
         living = self._by_name.get(sender.name)
         return living if living is not None and living.identity != sender else None
@@ -70,12 +70,12 @@ class NameTable:
         _remember(self._opened, (sender, nonce), None)
         return True
 
-    def add(self, peer: Peer) -> None:
+    def add(self, peer: SessionPeer) -> None:
         """Add a living peer."""
         self.peers[peer.identity] = self._by_name[peer.identity.name] = peer
         self.last_words.pop(peer.identity, None)
 
-    def remove(self, peer: Peer, reason: str) -> None:
+    def remove(self, peer: SessionPeer, reason: str) -> None:
         """Remove a peer that is lost, and remember why."""
         del self.peers[peer.identity]
         del self._by_name[peer.identity.name]

@@ -80,7 +80,7 @@ class Session:
 
 
 @dataclass(slots=True)
-class Peer:
+class SessionPeer:
     """One identity and the sessions to it; parcels leave over the first, arrive over all."""
 
     identity: Identity

@@ -21,13 +21,13 @@ from asyncfabric.control.events import (
     DialFailed,
     Event,
     Leave,
+    ParcelTaken,
     PathLost,
-    Post,
     Received,
     Room,
+    SendParcel,
     SessionChange,
     State,
-    Taken,
     Tick,
 )
 from asyncfabric.control.handshake import Handshake
@@ -43,13 +43,13 @@ from asyncfabric.control.messages import (
     Identity,
     Message,
     Parcel,
-    Refusal,
+    SessionRefusal,
     Undecodable,
     Welcome,
     decode,
 )
 from asyncfabric.control.protocol_errors import REASONS
-from asyncfabric.control.session import SECOND_NS, Peer, Session, SessionConfig
+from asyncfabric.control.session import SECOND_NS, Session, SessionConfig, SessionPeer
 from asyncfabric.control.window import cost_of
 
 ENDS_SESSION = frozenset(("unknown_session", "retired"))
@@ -101,11 +101,11 @@ class SessionTable(Handshake):
         match event:
             case Received():
                 self._receive(event)
-            case Post():
+            case SendParcel():
                 peer = self.names.peers[event.to]
                 peer.way_out.sends.send(event.channel, cost_of(len(event.body)))
                 self._send(peer.way_out, Parcel(event.channel, event.body), event.trace)
-            case Taken():
+            case ParcelTaken():
                 self._take(event)
             case Tick():
                 self._excuse()
@@ -157,7 +157,7 @@ class SessionTable(Handshake):
         match envelope.message:
             case Hello():
                 self._on_hello(event, envelope, envelope.message)
-            case Refusal():
+            case SessionRefusal():
                 self._on_refusal(event, envelope, envelope.message)
             case _:
                 self._on_session_frame(event, envelope)
@@ -190,14 +190,14 @@ class SessionTable(Handshake):
         session.received_ns = self.now_ns
         self._obey(peer, session, envelope.message, envelope.trace)
 
-    def _obey(self, peer: Peer, session: Session, message: Message, trace: str | None) -> None:
+    def _obey(self, peer: SessionPeer, session: Session, message: Message, trace: str | None) -> None:
         match message:
             case Parcel():
                 cost = cost_of(len(message.body))
                 if reason := session.receives.arrive(message.channel, cost):
                     self._fault(peer, session, reason, f"channel {message.channel!r}")
                     return
-                taken = Taken(session.path, session.nonce, message.channel, cost)
+                taken = ParcelTaken(session.path, session.nonce, message.channel, cost)
                 arrival = Arrival(peer.identity, message.body, trace)
                 self.actions.append(Deliver(message.channel, arrival, taken))
             case Credit():
@@ -220,7 +220,7 @@ class SessionTable(Handshake):
             case _:
                 pass  # a heartbeat was received, that is all
 
-    def _on_refusal(self, event: Received, envelope: Envelope, refusal: Refusal) -> None:
+    def _on_refusal(self, event: Received, envelope: Envelope, refusal: SessionRefusal) -> None:
         code = refusal.code if refusal.code in REASONS else "unknown code"
         self.errors.count("refused_by_peer", f"{code}: {refusal.text}")
         session = self.sessions.get(event.path)
@@ -234,7 +234,7 @@ class SessionTable(Handshake):
 
     # ---- orders from above
 
-    def _take(self, event: Taken) -> None:
+    def _take(self, event: ParcelTaken) -> None:
         session = self.sessions.get(event.path)
         if session is None or session.nonce != event.session:
             return  # lost meanwhile: nobody to give credit to
@@ -255,14 +255,14 @@ class SessionTable(Handshake):
         self._drain(peer, "we leave")
         self._send(peer.way_out, Drain())
 
-    def _drain(self, peer: Peer, reason: str) -> None:
+    def _drain(self, peer: SessionPeer, reason: str) -> None:
         peer.state = "draining"
         peer.drain_deadline_ns = self.now_ns + self.config.drain_deadline_ns
         self._change(peer.identity, "draining", reason)
 
     # ---- ends
 
-    def _fault(self, peer: Peer, session: Session, reason: str, detail: str) -> None:
+    def _fault(self, peer: SessionPeer, session: Session, reason: str, detail: str) -> None:
         """The peer broke the session's protocol: count it, notify it, lose it."""
         self._refuse(session.path, session.nonce, reason, f"{detail}, from {peer.identity}")
         self._lose(peer, f"{REASONS[reason]} ({detail})")
@@ -275,7 +275,7 @@ class SessionTable(Handshake):
         del self.sessions[session.path]
         self.actions += [Close(session.path), DialFailed(_number(session), reason, code)]
 
-    def _lose(self, peer: Peer, reason: str, *, notify: bool = True) -> None:
+    def _lose(self, peer: SessionPeer, reason: str, *, notify: bool = True) -> None:
         """All sessions with a peer are over; the last message has the reason."""
         for session in peer.sessions:
             if notify:

@@ -16,14 +16,14 @@ ENDPOINT: Final = "inproc://zeromq.zap.01"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KeyVerdict:
     """The answer to one request, and why somebody was refused ("" when nobody was)."""
 
     answer: list[bytes]
     refused: str
 
 
-def judge(request: Sequence[bytes], trusted: Container[str]) -> Verdict:
+def judge(request: Sequence[bytes], trusted: Container[str]) -> KeyVerdict:
     """Answer one request: 200 for a trusted CURVE key of our domain, 400 for everything else. Never raises."""
     version, number = (*request[:2], b"", b"")[:2]
     refused = ""
@@ -35,7 +35,7 @@ def judge(request: Sequence[bytes], trusted: Container[str]) -> Verdict:
     elif key not in trusted:
         refused = f"key {key} of {request[3][:40].decode(errors='replace')} is not trusted"
     code, text = (b"400", b"not trusted") if refused else (b"200", b"OK")
-    return Verdict([b"1.0", number, code, text, b"" if refused else key.encode(), b""], refused)
+    return KeyVerdict([b"1.0", number, code, text, b"" if refused else key.encode(), b""], refused)
 
 
 def monitor_event(parts: Sequence[bytes]) -> tuple[int, int]:

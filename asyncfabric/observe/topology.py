@@ -20,7 +20,7 @@ from asyncfabric._bridge.machine import (
 )
 from asyncfabric._bridge.native import read_native_topology
 
-__all__ = ["Distance", "Gpu", "Group", "Nic", "NicKind", "NumaNode", "Place", "Topology", "read_topology"]
+__all__ = ["Distance", "Gpu", "Group", "Nic", "NicKind", "NumaNode", "PciPlace", "Topology", "read_topology"]
 
 
 class Distance(IntEnum):
@@ -39,7 +39,7 @@ class Distance(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PciPlace:
     """Where a device sits.
 
     Attributes:
@@ -83,7 +83,7 @@ class Gpu:
         model: as the driver calls it, "" when it is not there to report it.
     """
 
-    place: Place
+    place: PciPlace
     device_id: int
     driver: str
     model: str
@@ -106,7 +106,7 @@ class Nic:
 
     name: str
     kind: NicKind
-    place: Place
+    place: PciPlace
     netdevs: tuple[str, ...]
     gbits_per_s: float
     up: bool
@@ -189,8 +189,8 @@ def _view(native: NativeTopology) -> Topology:
     )
 
 
-def _place(place: NativePlace) -> Place:
-    return Place(place["address"], tuple(place["path"]), place["numa_node"])
+def _place(place: NativePlace) -> PciPlace:
+    return PciPlace(place["address"], tuple(place["path"]), place["numa_node"])
 
 
 def _nic(nic: NativeNic) -> Nic:

@@ -24,7 +24,7 @@ class Stage(msgspec.Struct, frozen=True):
     last_end_s: float
 
 
-class Span(NamedTuple):
+class PredictedSpan(NamedTuple):
     """A time in which one rank was busy with one stage."""
 
     begin_s: float
@@ -63,12 +63,12 @@ class Prediction:
             found[str(lane)] = Stage(float(seconds.mean()), float(seconds.max(initial=0.0)), last)
         return found
 
-    def spans(self, lane: Lane, rank: int) -> list[Span]:
+    def spans(self, lane: Lane, rank: int) -> list[PredictedSpan]:
         """Return when a rank was busy with a stage; pauses shorter than a step are not seen."""
         busy = np.concatenate([[False], self.activity[lane][:, rank] > 0, [False]])
         edges = np.flatnonzero(np.diff(busy.astype(np.int8)))
         step = self.assumed.step_s
-        return [Span(float(begin) * step, float(end) * step) for begin, end in edges.reshape(-1, 2)]
+        return [PredictedSpan(float(begin) * step, float(end) * step) for begin, end in edges.reshape(-1, 2)]
 
     def summary(self) -> dict[str, Any]:
         """Return plain values: seconds, stages, assumptions."""

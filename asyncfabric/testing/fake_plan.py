@@ -25,7 +25,7 @@ _PAGES_PER_LEG = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class FakePages:
     """The page lists of one op: page `i` is at `index * stride + offset` of its side."""
 
     sources: memoryview
@@ -52,7 +52,7 @@ def check_key(key: FakeKey, offset: int, length: int, right: str) -> None:
         raise refusal(StatusCode.OUT_OF_BOUNDS, f"offset {offset} length {length} of a key for {key.length} bytes")
 
 
-def read_pages(source_pages: Any, target_pages: Any, *shape: int) -> Pages:
+def read_pages(source_pages: Any, target_pages: Any, *shape: int) -> FakePages:
     """Take two int64 page lists of one length; `shape` is the rest of Pages in its order."""
     lists = []
     for what, pages in (("source", source_pages), ("target", target_pages)):
@@ -62,13 +62,13 @@ def read_pages(source_pages: Any, target_pages: Any, *shape: int) -> Pages:
         lists.append(view.cast("B").cast("q") if len(view) else view)
     if len(lists[0]) != len(lists[1]):
         raise refusal(StatusCode.INVALID_ARGUMENT, f"{len(lists[0])} source pages, {len(lists[1])} target pages")
-    pages = Pages(lists[0], lists[1], *shape)
+    pages = FakePages(lists[0], lists[1], *shape)
     if (len(lists[0]) and pages.page_bytes == 0) or min(shape) < 0:
         raise refusal(StatusCode.INVALID_ARGUMENT, f"page_bytes {pages.page_bytes}, strides and offsets {shape[1:]}")
     return pages
 
 
-def check_pages(pages: Pages, source_length: int, target_length: int) -> None:
+def check_pages(pages: FakePages, source_length: int, target_length: int) -> None:
     """Refuse a page that leaves the region or the key, naming it."""
     sides = (
         ("source", pages.sources, pages.source_stride, pages.source_offset, source_length),
@@ -121,7 +121,9 @@ def plan_read(
     return plan_copy(engine, region, offset, length, key, target_offset, _READ)
 
 
-def plan_pages(engine: EngineCore, region: FakeRegion, key: FakeKey, pages: Pages, imm: int, right: str) -> list[Leg]:
+def plan_pages(
+    engine: EngineCore, region: FakeRegion, key: FakeKey, pages: FakePages, imm: int, right: str
+) -> list[Leg]:
     """Return legs of up to 256 pages, each with a count worth its pages; `right` is what the key is used for."""
     legs = []
     for number, first in enumerate(range(0, len(pages.sources), _PAGES_PER_LEG)):
@@ -164,7 +166,7 @@ def _copy(local: int, key: FakeKey, offset: int, length: int, right: int) -> Cal
 
 
 def _copy_pages(
-    local: int, key: FakeKey, pages: Pages, first: int, last: int, right: int
+    local: int, key: FakeKey, pages: FakePages, first: int, last: int, right: int
 ) -> Callable[[EngineCore], StatusCode]:
     # A copy of the lists: the caller may change its arrays as soon as the submission returned.
     sources, targets = list(pages.sources[first:last]), list(pages.targets[first:last])

@@ -29,7 +29,7 @@ from asyncfabric import (
     WarmReport,
     blocking,
 )
-from asyncfabric._api.counter import Progress
+from asyncfabric._api.counter import CountProgress
 from asyncfabric.types import AccessMode
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class _Counter(blocking.ImmCounter):
         return await _in_slices(partial(super().wait, target, peers, deadline=_SLICE_S))
 
     def __aiter__(self) -> AsyncIterator[int]:
-        return Progress(self)
+        return CountProgress(self)
 
 
 class _Messages(blocking.MessageStream):

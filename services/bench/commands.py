@@ -135,7 +135,7 @@ def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
 @click.option("--together", is_flag=True, help="Push all layers of a chunk in one call.")
 def kv(layers: int, chunks: int, together: bool, **arguments: Any) -> int:
     """Measure streams of KvCache layers between two pools, and what they cost the source's event loop."""
-    from asyncfabric_services.bench.kv.run import Shape, run_kv
+    from asyncfabric_services.bench.kv.run import KvShape, run_kv
     from asyncfabric_services.bench.kv.workload import layout_of
 
     options = options_of(arguments)
@@ -147,7 +147,7 @@ def kv(layers: int, chunks: int, together: bool, **arguments: Any) -> int:
         if size * layers > options.region_bytes:
             raise click.BadParameter(f"{layers} pages of {format_size(size)} do not fit", param_hint="--region")
     title = f"KvCache streams over {options.provider}, {options.memory} memory, {options.polling}"
-    return measured(title, lambda report: run_kv(options, report, Shape(layers, chunks, together)), arguments)
+    return measured(title, lambda report: run_kv(options, report, KvShape(layers, chunks, together)), arguments)
 
 
 @bench.command()
@@ -230,12 +230,12 @@ def moe(
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-6, show_default=True)
 def coding(layers: int, hidden: int, learning_rate: float, **arguments: Any) -> int:
     """Train a model for --repeats steps, and measure what codings make of the weights that each step changes."""
-    from asyncfabric_services.bench.weights.coding_run import Training, run_coding
+    from asyncfabric_services.bench.weights.coding_run import CodedTraining, run_coding
 
     if hidden % 8:
         raise click.BadParameter(f"8 heads share the width, got {hidden}", param_hint="--hidden")
     options = options_of(arguments)
-    training = Training(layers, hidden, learning_rate)
+    training = CodedTraining(layers, hidden, learning_rate)
     title = f"codings of bfloat16 weights, AdamW at {learning_rate:g}"
     return measured(title, lambda report: run_coding(options, report, training), arguments)
 

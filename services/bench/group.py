@@ -20,9 +20,9 @@ def bench() -> None:
 
 def measured(title: str, run: Callable[..., None], arguments: dict[str, Any]) -> int:
     """Run one bench and publish its rows; returns the exit status."""
-    from asyncfabric_services.bench.report.report import Report
+    from asyncfabric_services.bench.report.report import BenchReport
 
-    report = Report(as_json=arguments.pop("as_json"), plot=arguments.pop("plot"), title=title)
+    report = BenchReport(as_json=arguments.pop("as_json"), plot=arguments.pop("plot"), title=title)
     try:
         run(report)
     finally:

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from asyncfabric_services.bench.workers import WORKERS, Call, Failure, Value
-from asyncfabric_services.children.child import Child, ChildDied, wait_any
+from asyncfabric_services.bench.workers import WORKERS, Failure, Value, WorkerCall
+from asyncfabric_services.children.child import ChildDied, ChildProcess, wait_any
 from asyncfabric_services.exits import CheckFailed, DeadlinePassed, EnvironmentUnfit
 
 UNFIT_ERRORS = frozenset({"DeviceError", "EnvironmentUnfit", "ImportError", "ModuleNotFoundError", "PermissionError"})
@@ -38,7 +38,7 @@ class Process(AbstractContextManager["Process"]):
         self._reported = False  # what it wrote to stderr is in an error already
         passed = [each for each in (meeting, *inherit) if each >= 0]
         module = f"{__package__}.peer"
-        self._child = Child(role, module, (kind, str(meeting)), receives=Value | Failure, inherit=passed)
+        self._child = ChildProcess(role, module, (kind, str(meeting)), receives=Value | Failure, inherit=passed)
 
     @property
     def pid(self) -> int:
@@ -48,7 +48,7 @@ class Process(AbstractContextManager["Process"]):
     def start(self, command: str, **arguments: Any) -> None:
         """Send a call without waiting for its answer; `finish` must follow."""
         try:
-            self._child.send(Call(command, arguments))
+            self._child.send(WorkerCall(command, arguments))
         except ChildDied:
             raise self._gone() from None
 
@@ -131,7 +131,7 @@ def answers_of(processes: Sequence[Process]) -> list[Any]:
     return [found[place] for place in range(len(processes))]
 
 
-class Pair(AbstractContextManager["Pair"]):
+class BenchPair(AbstractContextManager["BenchPair"]):
     """An initiator and a target of one kind, joined by two eventfds and a socket that they inherit."""
 
     def __init__(self, kind: str, deadline: float) -> None:

@@ -14,13 +14,13 @@ import traceback
 import trio
 
 from asyncfabric_services.bench.worker import BenchWorker
-from asyncfabric_services.bench.workers import WORKERS, Call, Failure, Value
+from asyncfabric_services.bench.workers import WORKERS, Failure, Value, WorkerCall
 from asyncfabric_services.children.worker import ParentPipes, take_pipes
 
 PR_SET_PDEATHSIG = 1
 
 
-async def answer(worker: BenchWorker, call: Call) -> Value | Failure:
+async def answer(worker: BenchWorker, call: WorkerCall) -> Value | Failure:
     """Do one call and return its result; an error is one too."""
     try:
         return Value(await worker.call(call.command, call.arguments))
@@ -32,7 +32,7 @@ async def serve(kind: str, meeting: int, pipes: ParentPipes) -> None:
     """Serve calls until the coordinator closes its end."""
     module, _, name = WORKERS[kind].partition(":")
     worker: BenchWorker = getattr(importlib.import_module(f"{__package__}.{module}"), name)(meeting)
-    coordinator = pipes.channel(Call)
+    coordinator = pipes.channel(WorkerCall)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.beside)

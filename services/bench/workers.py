@@ -28,7 +28,7 @@ WORKERS = {
 """Kind of a measured process -> module under asyncfabric_services.bench, and class."""
 
 
-class Call(msgspec.Struct, tag=True, frozen=True):
+class WorkerCall(msgspec.Struct, tag=True, frozen=True):
     """What the coordinator asks: the method `do_<command>` of the worker."""
 
     command: str

@@ -28,7 +28,7 @@ class ChildDied(Exception):
     """A child is gone; the text states how it ended and has the last lines of its stderr."""
 
 
-class Child:
+class ChildProcess:
     """One child process that runs a module of ours.
 
     Attributes:
@@ -167,6 +167,6 @@ class Child:
         return end
 
 
-def wait_any(children: Sequence[Child], seconds: float) -> list[Child]:
+def wait_any(children: Sequence[ChildProcess], seconds: float) -> list[ChildProcess]:
     """Block until one of some children sent something or closed; return these, none after so many seconds."""
     return select.select(children, [], [], seconds)[0] if seconds > 0 else []

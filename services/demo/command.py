@@ -16,10 +16,10 @@ import click
 import trio
 
 from asyncfabric_services.demo.pair.overlap import Figures
-from asyncfabric_services.demo.pair.parent import DemoError, Outcome, View, run
+from asyncfabric_services.demo.pair.parent import DemoError, PairOutcome, PairView, run
 from asyncfabric_services.demo.pair.report import JsonView, TableView, summarize
 from asyncfabric_services.demo.prompts import default_lengths, jobs_of_file, jobs_of_lengths
-from asyncfabric_services.demo.settings import Job, Settings
+from asyncfabric_services.demo.settings import DemoSettings, Job
 from asyncfabric_services.exits import CHECK_FAILED, FINE, UNFIT
 from asyncfabric_services.interruption import first_failure, run_interruptible
 from asyncfabric_services.quantities import DurationType
@@ -123,7 +123,7 @@ def demo_command(
         raise click.UsageError(str(error)) from None
     usual_tokens, usual_layers, usual_hidden = SMALL_SIZES if what == "moe" else SIZES
     tokens = tokens or usual_tokens
-    settings = Settings(
+    settings = DemoSettings(
         provider="cuda" if device == "cuda" else provider,
         device=device,
         model=model,
@@ -144,7 +144,7 @@ def demo_command(
     sys.exit(run_demo(settings, jobs, as_json=as_json))
 
 
-def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bool) -> int:
+def _run_cluster(settings: DemoSettings, *, requests: int, clients: int, as_json: bool) -> int:
     try:
         from asyncfabric_services.demo.cluster.run import run_cluster_demo
     except ModuleNotFoundError as error:
@@ -153,7 +153,7 @@ def _run_cluster(settings: Settings, *, requests: int, clients: int, as_json: bo
     return run_cluster_demo(settings, requests=requests, clients=clients, as_json=as_json)
 
 
-def _run_moe(settings: Settings, *, as_json: bool) -> int:
+def _run_moe(settings: DemoSettings, *, as_json: bool) -> int:
     try:
         from asyncfabric_services.demo.moe.run import run_moe_demo
     except ModuleNotFoundError as error:
@@ -174,7 +174,7 @@ def _run_weights(provider: str, device: str, threads: int, versions: int, *, as_
     )
 
 
-def run_demo(settings: Settings, jobs: list[Job], *, as_json: bool) -> int:
+def run_demo(settings: DemoSettings, jobs: list[Job], *, as_json: bool) -> int:
     """Run the demo of `jobs` and show it; return the exit status."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
@@ -202,7 +202,7 @@ def run_demo(settings: Settings, jobs: list[Job], *, as_json: bool) -> int:
 class _Watch:
     """Passes everything on to a view and keeps the rows, so that an interrupted run still shows what was done."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: PairView) -> None:
         self.rows: list[Figures] = []
         self._view = view
         self.hello = view.hello
@@ -213,10 +213,10 @@ class _Watch:
         self._view.answered(figures)
 
 
-async def _guarded(settings: Settings, jobs: list[Job], view: View) -> tuple[Outcome | None, str, int]:
+async def _guarded(settings: DemoSettings, jobs: list[Job], view: PairView) -> tuple[PairOutcome | None, str, int]:
     """Run until done, failed or interrupted; return (outcome, what went wrong, exit status if not from the outcome)."""
     failure: BaseException | None = None
-    outcome: Outcome | None = None
+    outcome: PairOutcome | None = None
     caught: signal.Signals | None = None
     try:
         outcome, caught = await run_interruptible(partial(run, settings, jobs, view))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Settings(msgspec.Struct, frozen=True):
+class DemoSettings(msgspec.Struct, frozen=True):
     """The same for all processes of a demo."""
 
     provider: str = "local"

@@ -28,7 +28,7 @@ from asyncfabric_services.doctor.trials import check_trials, read_trials
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckGroup:
     """One room; `matters_for`: the providers for whose sake it is asked."""
 
     name: str
@@ -41,31 +41,31 @@ ALL = frozenset(PROVIDERS)
 NICS = frozenset({"verbs", "efa"})
 
 GROUPS = (
-    Group("kernel", read_kernel, check_kernel, ALL),
-    Group("cores", read_cores, check_cores, ALL),
-    Group("limits", read_limits, check_limits, ALL),
-    Group("memory", read_memory, check_memory, frozenset({"local"})),
-    Group("ptrace", read_ptrace, check_ptrace, frozenset({"local"})),
-    Group("libraries", read_libraries, check_libraries, ALL - {"local"}),
-    Group("rdma", read_rdma, check_rdma, NICS),
-    Group("pcie", read_pcie, check_pcie, NICS | {"cuda"}),
-    Group("gpu", read_gpu, check_gpu, NICS | {"cuda"}),
-    Group("automatic", read_automatic, check_automatic, ALL),
-    Group("link keys", read_link_keys, check_link_keys, NICS | {"tcp"}),
+    CheckGroup("kernel", read_kernel, check_kernel, ALL),
+    CheckGroup("cores", read_cores, check_cores, ALL),
+    CheckGroup("limits", read_limits, check_limits, ALL),
+    CheckGroup("memory", read_memory, check_memory, frozenset({"local"})),
+    CheckGroup("ptrace", read_ptrace, check_ptrace, frozenset({"local"})),
+    CheckGroup("libraries", read_libraries, check_libraries, ALL - {"local"}),
+    CheckGroup("rdma", read_rdma, check_rdma, NICS),
+    CheckGroup("pcie", read_pcie, check_pcie, NICS | {"cuda"}),
+    CheckGroup("gpu", read_gpu, check_gpu, NICS | {"cuda"}),
+    CheckGroup("automatic", read_automatic, check_automatic, ALL),
+    CheckGroup("link keys", read_link_keys, check_link_keys, NICS | {"tcp"}),
 )
 
 
-def examine(root: Path, asked: Asked, groups: Sequence[Group] = GROUPS) -> Iterator[Finding]:
+def examine(root: Path, asked: Asked, groups: Sequence[CheckGroup] = GROUPS) -> Iterator[Finding]:
     """Yield findings as they are known; the trials of rails come last. Blocks for about a second."""
     for group in groups:
         if not asked or group.matters_for & asked:
             yield from _looked(group, root, asked)
     providers = tuple(name for name in PROVIDERS if not asked or name in asked)
-    trials = Group("trials", lambda root: read_trials(root, providers), check_trials, ALL)
+    trials = CheckGroup("trials", lambda root: read_trials(root, providers), check_trials, ALL)
     yield from _looked(trials, root, asked)
 
 
-def _looked(group: Group, root: Path, asked: Asked) -> list[Finding]:
+def _looked(group: CheckGroup, root: Path, asked: Asked) -> list[Finding]:
     """Return what a group finds; a room that cannot even look is a failure of its own and does not stop the others."""
     try:
         facts = group.read(root)

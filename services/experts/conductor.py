@@ -15,7 +15,7 @@ import trio
 
 from asyncfabric.actors import ActorDied, Member, Message, Node, Reference, RemoteError
 from asyncfabric.errors import BrokenError, PeerError
-from asyncfabric_services.experts.messages import EXPERT, LeaveOut, Seat, Seated, Speak, Spoken
+from asyncfabric_services.experts.messages import EXPERT, LeaveOut, Seated, SeatExpert, Speak, SpokenTokens
 
 MOST_ATTEMPTS = 8
 
@@ -66,7 +66,7 @@ class Conductor:
         """
         addresses = [member.fabric_address for member in self.members]
         answers, failures = await self._ask(
-            self.present, lambda rank: Seat(self._group, rank, addresses, self._patience), lambda _: False
+            self.present, lambda rank: SeatExpert(self._group, rank, addresses, self._patience), lambda _: False
         )
         if failures:
             raise BrokenError(f"the group did not come together: {_listed(failures)}")
@@ -99,7 +99,7 @@ class Conductor:
                 raise BrokenError(f"{attempts} steps failed one after the other: {self.departures[-1].because}")
         return answers
 
-    async def _step(self, turn: dict[int, list[int]], count: int) -> dict[int, Spoken] | None:
+    async def _step(self, turn: dict[int, list[int]], count: int) -> dict[int, SpokenTokens] | None:
         """Return what each rank answered; or leave out who was missing, and return None."""
         began = trio.current_time()
         answers, failures = await self._ask(
@@ -156,7 +156,7 @@ class Conductor:
         return dict(answers), dict(failures)
 
 
-def _all_others_answered(answers: dict[int, Spoken | None]) -> bool:
+def _all_others_answered(answers: dict[int, SpokenTokens | None]) -> bool:
     """Whether those who did not answer are all missed by some who did."""
     missed = {rank for answer in answers.values() if answer is not None for rank in answer.missing}
     silent = {rank for rank, answer in answers.items() if answer is None}

@@ -13,7 +13,7 @@ from asyncfabric import Fabric, FabricAddress
 from asyncfabric.actors import Actor, handles
 from asyncfabric.integrations.sparse_blocks import ParallelBlock, config_for, parallelize
 from asyncfabric.moe import MissingRankError, MoeExchange, MoeGroup, open_moe
-from asyncfabric_services.experts.messages import LeaveOut, Seat, Seated, Speak, Spoken
+from asyncfabric_services.experts.messages import LeaveOut, Seated, SeatExpert, Speak, SpokenTokens
 from asyncfabric_services.experts.sparse_model import attend, greedy
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.router.admission import RequestAdmission
@@ -46,7 +46,7 @@ class Expert:
         present = gauge(registry, "expert_present", "ranks", "Ranks of the group that take part, as this node knows.")
         present.set_function(lambda: len(self._moe.present) if self._moe is not None else 0)
 
-    async def sit(self, seat: Seat) -> Seated:
+    async def sit(self, seat: SeatExpert) -> Seated:
         """Join a group; raises ValueError for a node that is in one, or for an address that is not ours.
 
         Cancellation: the node is in no group, and its experts are still whole.
@@ -65,7 +65,7 @@ class Expert:
         self._moe, self._group = moe, seat.group
         return Seated(len(moe.experts), self._most_tokens, self._model.config.vocab_size, moe.buffer_bytes)
 
-    async def speak(self, asked: Speak) -> Spoken:
+    async def speak(self, asked: Speak) -> SpokenTokens:
         """Do forwards together with the others; see Speak.
 
         Cancellation: the forward under way ends at its next half; the group has to begin anew.
@@ -76,10 +76,10 @@ class Expert:
                 block.caller.patience_s = asked.patience_s
             try:
                 # anyio's, not trio's: the blocks come back to the loop from its threads.
-                return Spoken(tokens=await anyio.to_thread.run_sync(self._speak, asked))
+                return SpokenTokens(tokens=await anyio.to_thread.run_sync(self._speak, asked))
             except MissingRankError as error:
                 self._missed.add(because="lost" if error.lost else "late")
-                return Spoken(missing=list(error.ranks), lost=error.lost, because=str(error))
+                return SpokenTokens(missing=list(error.ranks), lost=error.lost, because=str(error))
         raise ValueError("the node was stopped before the answer was complete")
 
     async def leave_out(self, order: LeaveOut) -> None:
@@ -110,13 +110,13 @@ class ExpertActor(Actor):
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
 
-    @handles(Seat)
-    async def sit(self, message: Seat) -> Seated:
+    @handles(SeatExpert)
+    async def sit(self, message: SeatExpert) -> Seated:
         """Join a group; see Expert.sit."""
         return await self._expert.sit(message)
 
     @handles(Speak)
-    async def speak(self, message: Speak) -> Spoken:
+    async def speak(self, message: Speak) -> SpokenTokens:
         """Do forwards; see Expert.speak."""
         return await self._expert.speak(message)
 

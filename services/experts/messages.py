@@ -26,7 +26,7 @@ class Seated(msgspec.Struct, frozen=True):
     buffer_bytes: int
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class SpokenTokens(msgspec.Struct, frozen=True):
     """What became of a step of the group at one node.
 
     Attributes:
@@ -42,7 +42,7 @@ class Spoken(msgspec.Struct, frozen=True):
     because: str = ""
 
 
-class Seat(Message[Seated]):
+class SeatExpert(Message[Seated]):
     """Join a group for the rest of the node's life; answered when all have joined.
 
     Attributes:
@@ -58,7 +58,7 @@ class Seat(Message[Seated]):
     patience_s: float
 
 
-class Speak(Message[Spoken]):
+class Speak(Message[SpokenTokens]):
     """Do `count` forwards together with all others, and answer greedily.
 
     Attributes:

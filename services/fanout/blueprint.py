@@ -23,7 +23,7 @@ COORDINATOR_ACTOR = "weights"
 PART_BYTES = 256 << 10
 
 
-class Blueprint(msgspec.Struct, frozen=True):
+class FanoutBlueprint(msgspec.Struct, frozen=True):
     """One training's weights and who serves them.
 
     Attributes:
@@ -54,7 +54,7 @@ class BlueprintPart(Message[bool]):
     data: bytes
 
 
-class Ask(Message[bytes]):
+class AskForBlueprint(Message[bytes]):
     """For the blueprint's bytes from here on; answered when there is one. Empty at its end."""
 
     offset: int
@@ -83,13 +83,13 @@ class BlueprintStore:
         if self._data:
             self._there.set()
 
-    async def blueprint(self) -> Blueprint:
+    async def blueprint(self) -> FanoutBlueprint:
         """Return the blueprint, when there is one.
 
         Cancellation: only this wait ends.
         """
         await self._there.wait()
-        return msgspec.msgpack.decode(self._data, type=Blueprint)
+        return msgspec.msgpack.decode(self._data, type=FanoutBlueprint)
 
     async def part(self, offset: int) -> bytes:
         """Return a part of its bytes, when there is one.
@@ -132,8 +132,8 @@ class CoordinatorActor(Actor):
         """Take a part."""
         return self._store.take(message)
 
-    @handles(Ask)
-    async def ask(self, message: Ask) -> bytes:
+    @handles(AskForBlueprint)
+    async def ask(self, message: AskForBlueprint) -> bytes:
         """Give a part."""
         return await self._store.part(message.offset)
 
@@ -144,7 +144,7 @@ class CoordinatorActor(Actor):
         return 0 if coordinator is None else coordinator.begun + 1
 
 
-async def send_blueprint(node: Node, to: Reference, blueprint: Blueprint) -> None:
+async def send_blueprint(node: Node, to: Reference, blueprint: FanoutBlueprint) -> None:
     """Send it to the coordinator; raises ActorError when it is lost meanwhile or has another one.
 
     Cancellation: it forgets the parts that came.
@@ -154,15 +154,15 @@ async def send_blueprint(node: Node, to: Reference, blueprint: Blueprint) -> Non
         await node.ask(to, BlueprintPart(offset, len(data), data[offset : offset + PART_BYTES]))
 
 
-async def ask_blueprint(node: Node, of: Reference) -> Blueprint:
+async def ask_blueprint(node: Node, of: Reference) -> FanoutBlueprint:
     """Return the coordinator's blueprint, when it has one; raises ActorError when it is lost meanwhile.
 
     Cancellation: only this wait ends.
     """
     data = bytearray()
-    while part := await node.ask(of, Ask(len(data))):
+    while part := await node.ask(of, AskForBlueprint(len(data))):
         data += part
-    return msgspec.msgpack.decode(bytes(data), type=Blueprint)
+    return msgspec.msgpack.decode(bytes(data), type=FanoutBlueprint)
 
 
 def _keep(path: Path, data: bytes) -> None:

@@ -24,7 +24,7 @@ _ROLES = ("coordinator", "trainer", "rollout")
 
 
 @dataclass(frozen=True, slots=True)
-class Participant:
+class FanoutParticipant:
     """One process that weights come from or go to.
 
     Attributes:
@@ -59,7 +59,7 @@ class Participant:
 
 
 @asynccontextmanager
-async def open_participant(stage: Stage) -> AsyncIterator[Participant]:
+async def open_participant(stage: Stage) -> AsyncIterator[FanoutParticipant]:
     """Hold everything open. Raises StartError for settings that cannot be used.
 
     Cancellation: what was posted drains.
@@ -75,5 +75,5 @@ async def open_participant(stage: Stage) -> AsyncIterator[Participant]:
         membership = Membership()
         nursery.start_soon(follow, directory, membership.apply)
         channels = LinkChannels(link, WEIGHT_CODEC, channel=WEIGHT_CHANNEL)
-        yield Participant(stage, fabric, link, node, directory, membership, channels, nursery)
+        yield FanoutParticipant(stage, fabric, link, node, directory, membership, channels, nursery)
         nursery.cancel_scope.cancel()

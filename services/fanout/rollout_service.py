@@ -18,8 +18,8 @@ from asyncfabric.control import Link
 from asyncfabric.errors import FabricError
 from asyncfabric.weights import from_bytes
 from asyncfabric.weights.update import WeightReplica, open_replica, receiver_name
-from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, ask_blueprint
-from asyncfabric_services.fanout.participant import Participant, open_participant
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, FanoutBlueprint, ask_blueprint
+from asyncfabric_services.fanout.participant import FanoutParticipant, open_participant
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, View
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class Rollout:
     """One replica of this process, once the blueprint is known."""
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: FanoutParticipant) -> None:
         self.generator: Generator | None = None
         self.replicas: list[WeightReplica] = []
         self._since = monotonic()
@@ -125,7 +125,7 @@ class Rollout:
         return self._participant.fabric.why()
 
 
-async def blueprint_of(node: Node, link: Link, membership: Membership) -> Blueprint:
+async def blueprint_of(node: Node, link: Link, membership: Membership) -> FanoutBlueprint:
     """Return the blueprint, from whichever coordinator has it.
 
     Cancellation: only this wait ends.

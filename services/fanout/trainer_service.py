@@ -39,8 +39,8 @@ from asyncfabric.weights import (
 )
 from asyncfabric.weights.update import WeightPublisher, open_publisher, trainer_name
 from asyncfabric_services.exits import CheckFailed
-from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, Blueprint, Next, send_blueprint
-from asyncfabric_services.fanout.participant import Participant, open_participant
+from asyncfabric_services.fanout.blueprint import COORDINATOR_ACTOR, FanoutBlueprint, Next, send_blueprint
+from asyncfabric_services.fanout.participant import FanoutParticipant, open_participant
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, View
@@ -118,7 +118,7 @@ class TrainerRank:
         except (ValueError, RuntimeError, OSError) as error:
             raise StartError(f"the trainer cannot start: {error}") from error
         tensors = [local_tensors(moves, receiver) for receiver in range(layout.ranks)]
-        self.blueprint = Blueprint(to_bytes(self.plan), json.dumps(config.to_dict()), layout, tensors)
+        self.blueprint = FanoutBlueprint(to_bytes(self.plan), json.dumps(config.to_dict()), layout, tensors)
         self._published = BoundedCounter(
             stage.registry, "weights", "published_total", "Versions offered.", outcome=("committed", "aborted")
         )
@@ -196,7 +196,7 @@ class TrainerRank:
                 remedy="make room there; a training goes on from its last version when all ranks are started again",
             ) from error
 
-    async def keep_informed(self, own: Participant) -> None:
+    async def keep_informed(self, own: FanoutParticipant) -> None:
         """Send every coordinator the blueprint, for ever; rank 0 does.
 
         Cancellation: only this ends.

@@ -49,7 +49,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeAnswer:
     """What a node answered: `reported`, or the `trouble` with it."""
 
     url: str
@@ -77,7 +77,7 @@ def checked_url(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HttpExchange:
     """A question and its answer.
 
     Attributes:
@@ -91,7 +91,7 @@ class Exchange:
     came_ns: int
 
 
-async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, ...] = (200,)) -> Exchange:
+async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, ...] = (200,)) -> HttpExchange:
     """Ask for `url`/`path`; `accepted` are the statuses of answers.
 
     Raises:
@@ -118,7 +118,7 @@ async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, 
             raise NoAnswer(reason) from None
     if in_time.cancelled_caught:
         raise NoAnswer(f"no whole answer within {patience_s:g} s")
-    return Exchange(_body(bytes(raw), path, accepted), sent_ns, came_ns)
+    return HttpExchange(_body(bytes(raw), path, accepted), sent_ns, came_ns)
 
 
 async def _connected(scheme: str, host: str, port: int) -> trio.abc.Stream:
@@ -140,19 +140,19 @@ async def ask(url: str, path: str, patience_s: float) -> Any:
         raise NoAnswer("its answer is no JSON") from None
 
 
-async def ask_all(urls: Iterable[str], asking: Callable[[str], Awaitable[Any]]) -> list[Answer]:
+async def ask_all(urls: Iterable[str], asking: Callable[[str], Awaitable[Any]]) -> list[NodeAnswer]:
     """Ask all at once; return what `asking(url)` returned for each, or the NoAnswer that it raised, in their order.
 
     Cancellation: as that of `asking`.
     """
     wanted = list(dict.fromkeys(urls))
-    answers: dict[str, Answer] = {}
+    answers: dict[str, NodeAnswer] = {}
 
     async def one(url: str) -> None:
         try:
-            answers[url] = Answer(url, await asking(url))
+            answers[url] = NodeAnswer(url, await asking(url))
         except NoAnswer as trouble:
-            answers[url] = Answer(url, trouble=str(trouble))
+            answers[url] = NodeAnswer(url, trouble=str(trouble))
 
     async with trio.open_nursery() as nursery:
         for url in wanted:

@@ -11,7 +11,7 @@ import click
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
-from asyncfabric_services.look.tables import PEERS, REGIONS, WHY, Column, Report, console, table_of
+from asyncfabric_services.look.tables import PEERS, REGIONS, WHY, Column, NodeReport, console, table_of
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
 
@@ -62,7 +62,7 @@ def _show(places: Places, page: str, as_json: bool, columns: Sequence[Column], n
     return FINE
 
 
-def rows_of(answers: Sequence[Report], page: str) -> list[dict[str, Any]]:
+def rows_of(answers: Sequence[NodeReport], page: str) -> list[dict[str, Any]]:
     """Return the rows of all nodes, each with its node and role in front."""
     return [
         {"node": answer.get("node", ""), "role": answer.get("role", ""), **row}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncfabric_services.look.tables import Report
+from asyncfabric_services.look.tables import NodeReport
 
 FABRIC = '{fabric="fabric"}'
 
@@ -24,10 +24,10 @@ class Sample:
     """
 
     at: float
-    health: Report
+    health: NodeReport
     metrics: dict[str, float] = field(default_factory=dict)
     waits: int = 0
-    updates: Sequence[Report] = ()
+    updates: Sequence[NodeReport] = ()
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -87,7 +87,7 @@ def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
     }
 
 
-def last_updates(updates: Sequence[Report]) -> list[Report]:
+def last_updates(updates: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the last update that was committed and the last one that was aborted, without their links."""
     last = {str(row.get("outcome", "")): row for row in updates}
     return [

@@ -12,8 +12,8 @@ from rich.text import Text
 from asyncfabric_services.closing import wide_console
 from asyncfabric_services.terminal import plain
 
-Report = Mapping[str, Any]
-Column = tuple[str, Callable[[Report], str]]
+NodeReport = Mapping[str, Any]
+Column = tuple[str, Callable[[NodeReport], str]]
 PIPE_WIDTH = 180  # of a table that goes into a file or a pipe
 
 
@@ -90,7 +90,7 @@ TOP: tuple[Column, ...] = (
 )
 
 
-def update_line(node: str, row: Report) -> str:
+def update_line(node: str, row: NodeReport) -> str:
     """Return what became of an update of weights, for people."""
     ended = f"{node}: version {row['version']} was {row['outcome']} {in_time(row['ago_s'])} ago"
     if row["outcome"] != "committed":
@@ -102,7 +102,7 @@ def update_line(node: str, row: Report) -> str:
     return f"{ended}: {count} receiver{'s' * (count != 1)} in {in_time(row['seconds'])} ({stages}), {sent}"
 
 
-def table_of(columns: Sequence[Column], rows: Sequence[Report]) -> Table:
+def table_of(columns: Sequence[Column], rows: Sequence[NodeReport]) -> Table:
     """Return the rows as a table; what nodes report is neither markup nor commands of the terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, _ in columns:

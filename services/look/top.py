@@ -17,7 +17,7 @@ from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import NoAnswer, ask, exchange, run
 from asyncfabric_services.look.places import Places, places_options
 from asyncfabric_services.look.rates import Sample, parsed, row_of, with_lags
-from asyncfabric_services.look.tables import TOP, Report, console, table_of, update_line
+from asyncfabric_services.look.tables import TOP, NodeReport, console, table_of, update_line
 from asyncfabric_services.quantities import DurationType
 from asyncfabric_services.terminal import plain
 
@@ -67,7 +67,7 @@ async def _round(places: Places, before: dict[str, Sample], *, as_json: bool) ->
     return now
 
 
-def shown(rows: Sequence[Report]) -> Group:
+def shown(rows: Sequence[NodeReport]) -> Group:
     """Return the table without columns that no node fills, and below it what became of the last updates of weights."""
     columns = [column for column in TOP if any(column[1](row) for row in rows)]
     lines = [update_line(row["node"], update) for row in rows for update in row["last_updates"]]

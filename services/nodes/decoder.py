@@ -27,7 +27,7 @@ from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
-from asyncfabric_services.runner.scheduler import Member, Scheduler
+from asyncfabric_services.runner.scheduler import ScheduledRequest, Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,9 @@ class PagedDecode:
         async with lease:
             table = lease.pages.tolist()
             prompt, ends = request.prompt, self._model.loaded.end_tokens
-            member = Member(list(prompt), request.max_tokens, request.sampling, ends, table=table, computed=len(prompt))
+            member = ScheduledRequest(
+                list(prompt), request.max_tokens, request.sampling, ends, table=table, computed=len(prompt)
+            )
             member.chooser.skip(request.answered)
             first = member.take(logits)
             with self._spans.open("decode", context, request=request.attempt) as decoding:

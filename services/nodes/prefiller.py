@@ -28,7 +28,7 @@ from asyncfabric_services.nodes.paged_model import PagedModel, open_paged_model
 from asyncfabric_services.nodes.sight import FabricSight
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.admission import RequestAdmission
-from asyncfabric_services.runner.batch import Span
+from asyncfabric_services.runner.batch import TokenSpan
 from asyncfabric_services.runner.runner import chunks
 
 _log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Prefiller:
     async def _compute(self, prompt: list[int], table: list[int], pushing: Pushing, context: str) -> torch.Tensor:
         logits = torch.empty(0)
         for first, end in chunks(len(prompt), self._chunk_tokens):
-            span = Span(prompt[first:end], first, table, pushing.after_layer)
+            span = TokenSpan(prompt[first:end], first, table, pushing.after_layer)
             async with self._turn:
                 with self._spans.open("chunk", context, first=first, tokens=end - first):
                     logits = (await trio.to_thread.run_sync(self._model.runner.step, [span]))[0]

@@ -16,7 +16,7 @@ from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
-from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.checkpoint import checkpoint_folder
@@ -28,13 +28,13 @@ from asyncfabric_services.trace.recorder import Recorder
 RANDOM_MODEL = "asyncfabric-random"
 
 
-def card_of(section: ModelSection, engine: str = "reference") -> ModelCard:
+def card_of(section: ModelSection, engine: str = "reference") -> ServedModel:
     """Return the model that requests can ask for; blocking. Raises StartError where the nodes behind it would.
 
     Of a model for another engine than the reference runner only the vocabulary and the length are read.
     """
     if section.path is None:
-        return ModelCard(section.name or RANDOM_MODEL, ByteTokenizer(), section.max_tokens)
+        return ServedModel(section.name or RANDOM_MODEL, ByteTokenizer(), section.max_tokens)
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -45,7 +45,7 @@ def card_of(section: ModelSection, engine: str = "reference") -> ModelCard:
         tokenizer = CheckpointTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError) as error:
         raise StartError(f"the model cannot be loaded: {error}") from error
-    return ModelCard(section.name or section.path.name, tokenizer, config.max_position_embeddings)
+    return ServedModel(section.name or section.path.name, tokenizer, config.max_position_embeddings)
 
 
 @asynccontextmanager

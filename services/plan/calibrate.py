@@ -53,11 +53,11 @@ def calibrate(
     """Measure what updates cost this machine, and how well the model then predicts others."""
     from asyncfabric.sim.calibration import fit, judge
     from asyncfabric_services.bench.options import Options
-    from asyncfabric_services.plan.measure import HOLD, TRAIN, Shape, measure, op_us
+    from asyncfabric_services.plan.measure import HOLD, TRAIN, MeasuredShape, measure, op_us
 
     fitted, held = fitted or TRAIN, held or HOLD
     for text in (*fitted, *held):
-        Shape.of(text)
+        MeasuredShape.of(text)
     options = Options(provider=provider, repeats=repeats, deadline=deadline)
     runs: dict[bool, list[Run]] = {True: [], False: []}
     turns = [(text, fits) for pair in zip_longest(fitted, held) for text, fits in zip(pair, (True, False), strict=True)]

@@ -14,7 +14,7 @@ NODE_RANKS = 8
 FSDP_MOST = 16
 
 
-class Cluster(NamedTuple):
+class PlannedCluster(NamedTuple):
     """The two sides, and how many replicas there are."""
 
     trainer: TrainerLayout
@@ -33,7 +33,7 @@ def cluster(
     replica_ranks: int | None,
     tp: int | None,
     fp8: bool,
-) -> Cluster:
+) -> PlannedCluster:
     """Return the layouts; raises click.UsageError when the numbers do not divide."""
     stages = stages or (2 if train % 2 == 0 and train >= 2 * NODE_RANKS else 1)
     ep = ep or _largest(NODE_RANKS, train // stages, card.experts)
@@ -46,7 +46,9 @@ def cluster(
     if rest or not replicas:
         raise click.UsageError(f"--infer {infer} is no multiple of {ranks} ranks of a replica")
     trainer = TrainerLayout(stages=stages, copies=copies, fsdp=fsdp, ep=ep)
-    return Cluster(trainer, ReplicaLayout(ranks=ranks, tp=tp or (1 if card.experts else ranks), fp8=fp8), replicas)
+    return PlannedCluster(
+        trainer, ReplicaLayout(ranks=ranks, tp=tp or (1 if card.experts else ranks), fp8=fp8), replicas
+    )
 
 
 def _largest(most: int, *counts: int) -> int:

@@ -22,7 +22,7 @@ from asyncfabric.weights.memory.host import HostDevice
 from asyncfabric.weights.memory.tiles import TILE_BYTES
 from asyncfabric.weights.sender.scratch import PAGE_ENTRY_BYTES, PAGES_IN_FLIGHT, UNITS_STAGED
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.transfers.write_run import run_write
 from asyncfabric_services.bench.weights.setup import WeightsSetup, open_setup
 from asyncfabric_services.bench.weights.workload import FORMS, plan_of
@@ -78,7 +78,7 @@ HOLD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MeasuredShape:
     """One update: trainers, receivers of one replica, bytes of the model, form, rows of a matrix.
 
     `together` trainers share a process and send many words: what these cost receivers and the coordinator is seen.
@@ -92,7 +92,7 @@ class Shape:
     together: int = 1
 
     @classmethod
-    def of(cls, text: str) -> Shape:
+    def of(cls, text: str) -> MeasuredShape:
         """Read TRAINERS:RECEIVERS:BYTES:FORM[:SIDE[:TOGETHER]]; raises click.BadParameter."""
         parts = text.split(":")
         try:
@@ -138,7 +138,7 @@ class Shape:
 
 def measure(text: str, options: Options) -> Run:
     """Run one shape and return what it took; raises CheckFailed when what arrived is wrong."""
-    shape = Shape.of(text)
+    shape = MeasuredShape.of(text)
     plan = plan_of(**shape.model)
     seconds: list[float] = []
     spent: list[dict[Thread, float]] = []
@@ -215,7 +215,7 @@ def op_us(options: Options) -> float | None:
     Of all repeats the fastest, which other programs disturbed least. None where the engine alone cannot be driven over
     this provider.
     """
-    report = Report(as_json=False, plot=None, title="a write, an immediate, a completion")
+    report = BenchReport(as_json=False, plot=None, title="a write, an immediate, a completion")
     try:
         run_write(replace(options, engine_level=True, sizes=(64,), window=64, duration=0.1, repeats=9), report)
     except EnvironmentUnfit:

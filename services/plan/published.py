@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from asyncfabric.weights.plan.cards import ModelCard
-from asyncfabric_services.plan.layout import Cluster
+from asyncfabric_services.plan.layout import PlannedCluster
 
 
 class Published(NamedTuple):
@@ -48,7 +48,7 @@ class Published(NamedTuple):
 PUBLISHED = (Published("kimi-k2", 256, 128, 1.233, 0.357, "fabric-lib, arXiv 2510.27656"),)
 
 
-def published_of(card: ModelCard, cluster: Cluster) -> Published | None:
+def published_of(card: ModelCard, cluster: PlannedCluster) -> Published | None:
     """Return what was published of this shape, or None."""
     shape = (card.name, cluster.trainer.ranks, cluster.replica.ranks * cluster.replicas, cluster.replica.fp8)
     return next((one for one in PUBLISHED if (one.model, one.train, one.infer, True) == shape), None)

@@ -21,7 +21,7 @@ from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.plan.planner import plan_weights
 from asyncfabric.weights.plan.relay import Rates
 from asyncfabric_services.plan.calibrated import calibration_summary
-from asyncfabric_services.plan.layout import Cluster
+from asyncfabric_services.plan.layout import PlannedCluster
 from asyncfabric_services.plan.published import Published, published_of
 from asyncfabric_services.plan.runs import sent_runs
 
@@ -53,7 +53,7 @@ class Study:
     """
 
     card: ModelCard
-    cluster: Cluster
+    cluster: PlannedCluster
     plan: Plan
     prediction: Prediction
     plan_s: float
@@ -93,7 +93,7 @@ class Study:
 
 
 def study(
-    card: ModelCard, cluster: Cluster, assumed: Assumptions, *, relay: bool, calibrated: Calibrated | None = None
+    card: ModelCard, cluster: PlannedCluster, assumed: Assumptions, *, relay: bool, calibrated: Calibrated | None = None
 ) -> Study:
     """Plan and predict; raises ValueError when the layouts do not fit the model."""
     begin, begin_cpu = time.perf_counter(), time.process_time()

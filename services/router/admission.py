@@ -11,7 +11,7 @@ from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router.fault import not_ready, overloaded
 
 
-class Place:
+class AdmittedPlace:
     """The place of one admitted request; `scope` is what a drain deadline cancels."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RequestAdmission:
             raise ValueError(f"most_requests must be at least 1, got {most_requests}")
         self._condition = condition
         self._most = most_requests
-        self._places: set[Place] = set()
+        self._places: set[AdmittedPlace] = set()
         self._empty = trio.Event()
         self._empty.set()
 
@@ -44,10 +44,10 @@ class RequestAdmission:
             raise overloaded(f"{len(self._places)} requests are being answered, which is the most: try again")
 
     @contextmanager
-    def admit(self) -> Iterator[Place]:
+    def admit(self) -> Iterator[AdmittedPlace]:
         """Give a place for the length of the scope; raises ApiFault 503 when draining and 429 when full."""
         self.check()
-        place = Place()
+        place = AdmittedPlace()
         self._places.add(place)
         self._empty = trio.Event()
         try:

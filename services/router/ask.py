@@ -12,7 +12,7 @@ import msgspec
 
 from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.router import field
-from asyncfabric_services.router.backend import GenerateRequest, ModelCard
+from asyncfabric_services.router.backend import GenerateRequest, ServedModel
 from asyncfabric_services.router.fault import ApiFault
 from asyncfabric_services.router.length import refuse_count, refuse_text, too_long
 from asyncfabric_services.runner.sampling import Sampling
@@ -70,14 +70,14 @@ class Ask:
     """
 
     request: GenerateRequest
-    card: ModelCard
+    card: ServedModel
     chat: bool
     stream: bool
     usage_at_end: bool
     stops: tuple[str, ...]
 
 
-def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ModelCard], limits: Limits, deadline_seconds: float) -> Ask:
+def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ServedModel], limits: Limits, deadline_seconds: float) -> Ask:
     """Read a body; raises ApiFault with the status, the field and the reason."""
     body = _object(raw)
     own, other = (CHAT, TEXT) if chat else (TEXT, CHAT)
@@ -146,7 +146,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _card(name: str, cards: Sequence[ModelCard]) -> ModelCard:
+def _card(name: str, cards: Sequence[ServedModel]) -> ServedModel:
     for card in cards:
         if card.name == name:
             return card
@@ -155,7 +155,7 @@ def _card(name: str, cards: Sequence[ModelCard]) -> ModelCard:
     raise ApiFault(404, message, param="model", code="model_not_found")
 
 
-def _text_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
+def _text_prompt(body: Mapping[str, Any], card: ServedModel) -> list[int]:
     prompt = body.get("prompt")
     if prompt is None:
         raise field.wrong("prompt", "this field is required", "missing_required_parameter")
@@ -178,7 +178,7 @@ def _text_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
     return tokens
 
 
-def _chat_prompt(body: Mapping[str, Any], card: ModelCard) -> list[int]:
+def _chat_prompt(body: Mapping[str, Any], card: ServedModel) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise field.wrong("messages", "expected a list of at least one message", "invalid_type")

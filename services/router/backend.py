@@ -15,7 +15,7 @@ from asyncfabric_services.runner.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class ServedModel:
     """A model that can be asked for.
 
     Attributes:
@@ -68,7 +68,7 @@ class GenerateRequest:
 class Backend(Protocol):
     """Generates tokens."""
 
-    def models(self) -> Sequence[ModelCard]:
+    def models(self) -> Sequence[ServedModel]:
         """Return the models that can be asked for now."""
 
     def capacity(self) -> Capacity:

@@ -43,7 +43,7 @@ from asyncfabric_services.nodes.messages import (
 )
 from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import AnswerTokens, Attempt, Attempts
-from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
+from asyncfabric_services.router.backend import Capacity, GenerateRequest, ServedModel
 from asyncfabric_services.router.fault import ApiFault
 
 MOST_ATTEMPTS = 8
@@ -61,7 +61,7 @@ class ClusterBackend:
 
     def __init__(
         self,
-        card: ModelCard,
+        card: ServedModel,
         node: Node,
         link: Link,
         directory: DirectoryClient,
@@ -92,7 +92,7 @@ class ClusterBackend:
             registry, "router", "retries_total", "Attempts after the first.", because=("lost", "busy", "failed")
         )
 
-    def models(self) -> Sequence[ModelCard]:
+    def models(self) -> Sequence[ServedModel]:
         """Return the one model of the cluster; it passes fields while a ready decode node takes them."""
         takers, ready = self._takers_of_fields(), self._membership.members("decode")
         return [replace(self._card, passes_fields=any(member.identity in takers for member in ready))]

@@ -12,7 +12,7 @@ import trio
 from asyncfabric_services.exits import FINE, EnvironmentUnfit
 from asyncfabric_services.health.logs import open_log
 from asyncfabric_services.settings.options import SettingsCommand, settings_options
-from asyncfabric_services.settings.sources import Loaded
+from asyncfabric_services.settings.sources import LoadedSettings
 
 
 @click.group()
@@ -22,7 +22,7 @@ def serve() -> None:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("local")
-def local(loaded: Loaded) -> int:
+def local(loaded: LoadedSettings) -> int:
     """Answer the OpenAI API from one process: prefill and decode here, requests batched.
 
     Prints one JSON object with the address on standard output when it listens. Ends with 0 after SIGTERM.
@@ -32,7 +32,7 @@ def local(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("directory")
-def directory(loaded: Loaded) -> int:
+def directory(loaded: LoadedSettings) -> int:
     """Know the nodes of a cluster; the others are given its link address.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -42,7 +42,7 @@ def directory(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("prefill")
-def prefill(loaded: Loaded) -> int:
+def prefill(loaded: LoadedSettings) -> int:
     """Compute prompts and stream their keys and values to decode nodes.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -52,7 +52,7 @@ def prefill(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("decode")
-def decode(loaded: Loaded) -> int:
+def decode(loaded: LoadedSettings) -> int:
     """Generate answers from prompts that prefill nodes compute.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -62,7 +62,7 @@ def decode(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("expert")
-def expert(loaded: Loaded) -> int:
+def expert(loaded: LoadedSettings) -> int:
     """Hold a part of the experts of a model, and answer in step with the other expert nodes.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -72,7 +72,7 @@ def expert(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("router")
-def router(loaded: Loaded) -> int:
+def router(loaded: LoadedSettings) -> int:
     """Answer the OpenAI API from the prefill and decode nodes of a cluster.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -82,7 +82,7 @@ def router(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("coordinator")
-def coordinator(loaded: Loaded) -> int:
+def coordinator(loaded: LoadedSettings) -> int:
     """Decide which version of the weights serves; keeps its decisions in a file.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -92,7 +92,7 @@ def coordinator(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("trainer")
-def trainer(loaded: Loaded) -> int:
+def trainer(loaded: LoadedSettings) -> int:
     """Train a causal model and publish its weights; one rank, which one is in torchrun's variables.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -102,7 +102,7 @@ def trainer(loaded: Loaded) -> int:
 
 @serve.command(cls=SettingsCommand)
 @settings_options("rollout")
-def rollout(loaded: Loaded) -> int:
+def rollout(loaded: LoadedSettings) -> int:
     """Generate with the published weights, while the next version arrives, or in one copy that it is written over.
 
     Prints one JSON object with `listening` and `link` on standard output when it listens.
@@ -110,7 +110,7 @@ def rollout(loaded: Loaded) -> int:
     return _run("asyncfabric_services.fanout.rollout_service", loaded)
 
 
-def _run(module: str, loaded: Loaded) -> int:
+def _run(module: str, loaded: LoadedSettings) -> int:
     """Run `serve(settings, announce)` of a module; it is imported here, since some load torch."""
     try:
         service = importlib.import_module(module)

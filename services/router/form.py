@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncfabric_services.router.ask import Ask
-from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.fault import ApiFault
 
 DONE = b"data: [DONE]\n\n"
@@ -70,12 +70,12 @@ def fault_event(fault: ApiFault) -> bytes:
     return event(fault.plain())
 
 
-def model_list(cards: Sequence[ModelCard]) -> dict[str, Any]:
+def model_list(cards: Sequence[ServedModel]) -> dict[str, Any]:
     """Return the body of `/v1/models`."""
     return {"object": "list", "data": [model_form(card) for card in cards]}
 
 
-def model_form(card: ModelCard) -> dict[str, Any]:
+def model_form(card: ServedModel) -> dict[str, Any]:
     """Return the body of `/v1/models/{model}`."""
     return {
         "id": card.name,

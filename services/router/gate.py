@@ -24,7 +24,7 @@ API = "/v1/"
 JSON = "application/json"
 
 
-class Gate:
+class HttpGate:
     """An application behind its gate.
 
     Args:

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from asyncfabric.actors import trace_context
 from asyncfabric.observe.spans import OpenSpan, SpanRing
-from asyncfabric_services.router.admission import Place, RequestAdmission
+from asyncfabric_services.router.admission import AdmittedPlace, RequestAdmission
 from asyncfabric_services.router.ask import Ask, Limits, read_ask
 from asyncfabric_services.router.backend import Backend
 from asyncfabric_services.router.bodies import SHORT_BODY_BYTES, BodyRoom
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Outcome:
+class GenerationOutcome:
     """How one generation ended: with a reason to finish, or with a fault; and what was sent to the client."""
 
     spoken: Spoken
@@ -126,9 +126,9 @@ class Generation:
         await JSONResponse(fault.plain(), fault.status, fault.headers())(scope, receive, send)
 
     async def _answer(
-        self, ask: Ask, place: Place, deadline: float, span: OpenSpan, receive: Receive, send: Send
+        self, ask: Ask, place: AdmittedPlace, deadline: float, span: OpenSpan, receive: Receive, send: Send
     ) -> int:
-        outcome, watching = Outcome(Spoken(ask.card.tokenizer, ask.stops)), trio.CancelScope()
+        outcome, watching = GenerationOutcome(Spoken(ask.card.tokenizer, ask.stops)), trio.CancelScope()
 
         async def send_on(message: Message) -> None:
             # With its last byte the server calls the client gone, and only then closes or recycles the connection:
@@ -163,7 +163,9 @@ class Generation:
         )
         return outcome.status
 
-    async def _generate(self, ask: Ask, place: Place, outcome: Outcome, put: trio.MemorySendChannel[str]) -> None:
+    async def _generate(
+        self, ask: Ask, place: AdmittedPlace, outcome: GenerationOutcome, put: trio.MemorySendChannel[str]
+    ) -> None:
         started = trio.current_time()
         spoken = outcome.spoken
         with put:
@@ -189,7 +191,7 @@ class Generation:
                 outcome.fault = drained() if place.cut_off else late
 
     async def _send_whole(
-        self, form: Form, outcome: Outcome, pieces: trio.MemoryReceiveChannel[str], send: Send
+        self, form: Form, outcome: GenerationOutcome, pieces: trio.MemoryReceiveChannel[str], send: Send
     ) -> None:
         text = "".join([piece async for piece in pieces])
         fault = outcome.fault
@@ -199,7 +201,7 @@ class Generation:
             await _send_json(send, outcome, 200, form.whole(text, outcome.finish, outcome.spoken.tokens), {})
 
     async def _send_pieces(
-        self, form: Form, outcome: Outcome, pieces: trio.MemoryReceiveChannel[str], send: Send
+        self, form: Form, outcome: GenerationOutcome, pieces: trio.MemoryReceiveChannel[str], send: Send
     ) -> None:
         try:
             text = await pieces.receive()  # before the status is sent: a refusal must still have its own
@@ -226,7 +228,7 @@ async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
 
 
 async def _send_json(
-    send: Send, outcome: Outcome, status: int, plain: dict[str, object], headers: dict[str, str]
+    send: Send, outcome: GenerationOutcome, status: int, plain: dict[str, object], headers: dict[str, str]
 ) -> None:
     answer = JSONResponse(plain, status, headers)
     await send({"type": "http.response.start", "status": status, "headers": answer.raw_headers})

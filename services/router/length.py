@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.fault import ApiFault
 
 CODE = "context_length_exceeded"
 
 
-def refuse_text(card: ModelCard, characters: int, param: str) -> None:
+def refuse_text(card: ServedModel, characters: int, param: str) -> None:
     """Raise ApiFault for more characters than the tokens of the model can stand for."""
     longest = card.tokenizer.longest
     most = (card.max_tokens - 1) * longest
@@ -21,13 +21,13 @@ def refuse_text(card: ModelCard, characters: int, param: str) -> None:
         )
 
 
-def refuse_count(card: ModelCard, count: int, what: str, param: str) -> None:
+def refuse_count(card: ServedModel, count: int, what: str, param: str) -> None:
     """Raise ApiFault for more token ids, or messages of which each is a token at least, than the model has tokens."""
     if count >= card.max_tokens:
         raise _hopeless(card, f"the prompt has {count} {what}", param)
 
 
-def too_long(card: ModelCard, prompt: int, wanted: int, param: str) -> ApiFault:
+def too_long(card: ServedModel, prompt: int, wanted: int, param: str) -> ApiFault:
     """Return the answer to a prompt and an answer that do not fit together; both are counted in tokens."""
     message = (
         f"the model {card.name!r} takes {card.max_tokens} tokens in all: the prompt has {prompt} and the answer may "
@@ -36,6 +36,6 @@ def too_long(card: ModelCard, prompt: int, wanted: int, param: str) -> ApiFault:
     return ApiFault(400, message, param=param, code=CODE)
 
 
-def _hopeless(card: ModelCard, found: str, param: str) -> ApiFault:
+def _hopeless(card: ServedModel, found: str, param: str) -> ApiFault:
     message = f"the model {card.name!r} takes {card.max_tokens} tokens, prompt and answer: {found}; shorten the prompt"
     return ApiFault(400, message, param=param, code=CODE)

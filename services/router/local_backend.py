@@ -10,14 +10,14 @@ import torch
 import trio
 from prometheus_client import CollectorRegistry
 
-from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
+from asyncfabric_services.router.backend import Capacity, GenerateRequest, ServedModel
 from asyncfabric_services.router.server import StartError
 from asyncfabric_services.runner.batcher import Batcher
 from asyncfabric_services.runner.meter import RunnerMeter
 from asyncfabric_services.runner.model import LoadedModel
 from asyncfabric_services.runner.page_supply import FreeList
 from asyncfabric_services.runner.runner import Runner
-from asyncfabric_services.runner.scheduler import Member, Scheduler
+from asyncfabric_services.runner.scheduler import ScheduledRequest, Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class LocalBackend:
         self._end_tokens = loaded.end_tokens
         self._most_running = limits.most_running
         most_tokens = min(loaded.max_tokens, limits.pages * shape.page_tokens)
-        self._card = ModelCard(loaded.name, loaded.tokenizer, most_tokens)
+        self._card = ServedModel(loaded.name, loaded.tokenizer, most_tokens)
 
-    def models(self) -> Sequence[ModelCard]:
+    def models(self) -> Sequence[ServedModel]:
         """Return the one model."""
         return [self._card]
 
@@ -69,7 +69,7 @@ class LocalBackend:
     @asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[int]]:
         """Generate the answer within the scope; errors and cancellation are those of `Batcher.generate`."""
-        member = Member(list(request.prompt), request.max_tokens, request.sampling, self._end_tokens)
+        member = ScheduledRequest(list(request.prompt), request.max_tokens, request.sampling, self._end_tokens)
         async with self.batcher.generate(member) as tokens:
             yield tokens
 

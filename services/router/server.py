@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.connections import serve_connections
-from asyncfabric_services.router.gate import Gate
+from asyncfabric_services.router.gate import HttpGate
 
 FINISH_SHARE = 0.8  # of the drain deadline is for answers, the rest for goodbyes
 BACKLOG = 1024
@@ -43,8 +43,8 @@ class Doorway:
         port: port to listen on, 0 for a free one.
         drain_seconds: from the wish to stop until the server has ended.
         stall_seconds: a client that takes no bytes for this long is disconnected.
-        names: further names of this server, see Gate.
-        keys: of the API, see Gate.
+        names: further names of this server, see HttpGate.
+        keys: of the API, see HttpGate.
         certificate: chain of certificates in PEM; with it the server speaks TLS only.
         key: the private key of the first of them, without a passphrase.
     """
@@ -82,7 +82,7 @@ async def serve_until(
     if tls is not None:
         listener = trio.SSLListener(plain, tls, https_compatible=True)
         address = address.replace("http://", "https://", 1)
-    gate = Gate(app, (*doorway.names, doorway.host), doorway.keys)
+    gate = HttpGate(app, (*doorway.names, doorway.host), doorway.keys)
     config = Config()
     config.ssl_handshake_timeout = doorway.stall_seconds
     config.graceful_timeout = doorway.drain_seconds * (1 - FINISH_SHARE) / 2

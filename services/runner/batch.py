@@ -15,7 +15,7 @@ AfterLayer = Callable[[int, range], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Consecutive new tokens of one request.
 
     Attributes:
@@ -36,10 +36,10 @@ class Span:
         return self.start + len(self.tokens)
 
 
-class Batch:
+class RunnerBatch:
     """The spans of one pass with the index tensors that every layer needs."""
 
-    def __init__(self, spans: Sequence[Span], page_tokens: int, pages: int, device: torch.device) -> None:
+    def __init__(self, spans: Sequence[TokenSpan], page_tokens: int, pages: int, device: torch.device) -> None:
         """Check the spans: ValueError for an empty one, for too few pages or for a page that the pool does not have."""
         if not spans:
             raise ValueError("a pass needs at least one span")

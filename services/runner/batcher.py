@@ -16,12 +16,12 @@ import trio
 from asyncfabric.errors import BrokenError, ClosedError
 from asyncfabric_services.runner.meter import RunnerMeter
 from asyncfabric_services.runner.runner import Runner
-from asyncfabric_services.runner.scheduler import Member, Plan, Scheduler
+from asyncfabric_services.runner.scheduler import Plan, ScheduledRequest, Scheduler
 
 _log = logging.getLogger(__name__)
 
 
-class Answer:
+class RunnerAnswer:
     """The tokens of one request as they come: iterate it once.
 
     Cancellation: of the iteration takes no token away; leave the request's scope to stop it.
@@ -61,7 +61,7 @@ class Batcher:
         self._runner = runner
         self._scheduler = scheduler
         self._meter = meter
-        self._answers: dict[Member, Answer] = {}
+        self._answers: dict[ScheduledRequest, RunnerAnswer] = {}
         self._work = trio.Event()
         self._passing: Plan = []
         self._pass_over = trio.Event()
@@ -86,7 +86,7 @@ class Batcher:
                 answer.end(ClosedError("the runner stopped while it computed this answer", remedy="ask another node"))
 
     @asynccontextmanager
-    async def generate(self, member: Member) -> AsyncIterator[AsyncIterator[int]]:
+    async def generate(self, member: ScheduledRequest) -> AsyncIterator[AsyncIterator[int]]:
         """Compute the answer to `member` within the scope; what is iterated are its tokens.
 
         Raises BusyError when too many wait, ValueError when the pool can never hold it, ClosedError after the end of
@@ -98,7 +98,7 @@ class Batcher:
         if self._stopped:
             raise ClosedError("the runner has stopped", remedy="ask another node")
         self._scheduler.join(member)
-        answer = self._answers[member] = Answer()
+        answer = self._answers[member] = RunnerAnswer()
         if member.finished:
             answer.end()  # its one token came with its pages
         self._work.set()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from asyncfabric_services.runner.batch import Batch
+from asyncfabric_services.runner.batch import RunnerBatch
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed for us
@@ -21,7 +21,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self, index: int, pages: torch.Tensor, batch: Batch) -> None:
+    def __init__(self, index: int, pages: torch.Tensor, batch: RunnerBatch) -> None:
         super().__init__()
         self.index = index
         self.pages = pages
@@ -86,7 +86,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
 class PagedCache(Cache):  # type: ignore[misc]  # transformers is not typed for us
     """The cache of one pass over `pool` [layers][pages][2][heads][page tokens][dim]."""
 
-    def __init__(self, pool: torch.Tensor, batch: Batch) -> None:
+    def __init__(self, pool: torch.Tensor, batch: RunnerBatch) -> None:
         self.paged_layers = [PagedLayer(index, pages, batch) for index, pages in enumerate(pool)]
         super().__init__(layers=list(self.paged_layers))
         self.batch = batch

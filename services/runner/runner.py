@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from asyncfabric_services.runner import attention, row_rule
-from asyncfabric_services.runner.batch import AfterLayer, Batch, Span
+from asyncfabric_services.runner.batch import AfterLayer, RunnerBatch, TokenSpan
 from asyncfabric_services.runner.model import LoadedModel
 from asyncfabric_services.runner.paged_cache import PagedCache
 
@@ -33,9 +33,9 @@ class Runner:
         self.pool = pool
         loaded.model.set_attn_implementation(attention.NAME)
         self.rule = row_rule.install(loaded.model, shape.kv_heads, shape.head_dim)
-        self._pass(torch.zeros_like(pool[:, :1]), [Span([0], 0, [0])])
+        self._pass(torch.zeros_like(pool[:, :1]), [TokenSpan([0], 0, [0])])
 
-    def step(self, spans: Sequence[Span]) -> torch.Tensor:
+    def step(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
         """Compute the spans and write their pages; returns their last logits, float32 [spans][vocabulary] on the CPU.
 
         Raises ValueError for spans that their pages cannot hold, and what an `after_layer` raised.
@@ -43,8 +43,8 @@ class Runner:
         return self._pass(self.pool, spans)
 
     @torch.inference_mode()
-    def _pass(self, pool: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
-        batch = Batch(spans, self.loaded.shape.page_tokens, pool.shape[1], pool.device)
+    def _pass(self, pool: torch.Tensor, spans: Sequence[TokenSpan]) -> torch.Tensor:
+        batch = RunnerBatch(spans, self.loaded.shape.page_tokens, pool.shape[1], pool.device)
         cache = PagedCache(pool, batch)
         output = self.loaded.model(
             input_ids=batch.tokens[None],
@@ -74,7 +74,7 @@ class Runner:
         """
         logits = torch.empty(0)
         for first, end in chunks(len(tokens), chunk_tokens, start):
-            logits = self.step([Span(tokens[first:end], first, table, after_layer)])[0]
+            logits = self.step([TokenSpan(tokens[first:end], first, table, after_layer)])[0]
         return logits
 
 

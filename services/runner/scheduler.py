@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import torch
 
 from asyncfabric.errors import BusyError
-from asyncfabric_services.runner.batch import Span
+from asyncfabric_services.runner.batch import TokenSpan
 from asyncfabric_services.runner.choice import Chooser
 from asyncfabric_services.runner.page_supply import PageSupply
 from asyncfabric_services.runner.sampling import Sampling
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class ScheduledRequest:
     """One request in the scheduler.
 
     A decode node that leased pages itself and received the prompt's keys and values gives `table` and `computed`, and
@@ -71,7 +71,7 @@ class Member:
         return token
 
 
-Plan = list[tuple[Member, Span]]
+Plan = list[tuple[ScheduledRequest, TokenSpan]]
 
 
 class Scheduler:
@@ -89,8 +89,8 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._most_running = most_running
         self._most_waiting = most_waiting
-        self._running: list[Member] = []
-        self._waiting: deque[Member] = deque()
+        self._running: list[ScheduledRequest] = []
+        self._waiting: deque[ScheduledRequest] = deque()
 
     @property
     def running(self) -> int:
@@ -102,7 +102,7 @@ class Scheduler:
         """Return how many requests wait for pages or for a place."""
         return len(self._waiting)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: ScheduledRequest) -> None:
         """Queue a request; BusyError when the queue is full, ValueError when the pool can never hold it."""
         needed = self._pages(member)
         if member.own_pages and len(member.table) < needed:
@@ -121,7 +121,7 @@ class Scheduler:
                 remedy="try again in a moment",
             )
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: ScheduledRequest) -> None:
         """Forget a request and release its pages; only between passes, for a pass writes to them."""
         if member in self._waiting:
             self._waiting.remove(member)
@@ -143,20 +143,20 @@ class Scheduler:
             count = 1 if left == 1 else min(left, budget)  # a decoding request never waits for others' prompts
             if count:
                 new = member.tokens[member.computed : member.computed + count]
-                chosen.append((member, Span(new, member.computed, member.table)))
+                chosen.append((member, TokenSpan(new, member.computed, member.table)))
                 budget -= count if left > 1 else 0
         return chosen
 
-    def complete(self, plan: Plan, logits: torch.Tensor) -> list[tuple[Member, int | None]]:
+    def complete(self, plan: Plan, logits: torch.Tensor) -> list[tuple[ScheduledRequest, int | None]]:
         """Record a finished pass; returns the members that were due a token, with it or None at the answer's end."""
-        due: list[tuple[Member, int | None]] = []
+        due: list[tuple[ScheduledRequest, int | None]] = []
         for (member, span), row in zip(plan, logits, strict=True):
             member.computed = span.end
             if span.end == len(member.tokens):
                 due.append((member, member.take(row)))
         return due
 
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[ScheduledRequest]:
         """Return all requests, running and waiting."""
         return [*self._running, *self._waiting]
 
@@ -170,5 +170,5 @@ class Scheduler:
                 member.table = self._supply.lease(needed)
             self._running.append(self._waiting.popleft())
 
-    def _pages(self, member: Member) -> int:
+    def _pages(self, member: ScheduledRequest) -> int:
         return -(-(member.last - 1) // self._page_tokens)  # the last token is never fed back

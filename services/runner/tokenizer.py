@@ -12,7 +12,7 @@ Chat = Sequence[Mapping[str, str]]
 """Messages with `role` and `content`."""
 
 
-class Pieces(Protocol):
+class TokenPieces(Protocol):
     """Turns the tokens of one answer into text as they come; the pieces joined are the text of the whole."""
 
     def feed(self, token: int) -> str:
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
     def encode_chat(self, chat: Chat) -> list[int]:
         """Return the tokens of the prompt that asks for the next message of `chat`."""
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> TokenPieces:
         """Return a decoder for one answer; bytes that are no character become U+FFFD."""
 
 
@@ -62,7 +62,7 @@ class ByteTokenizer:
         """Return the bytes of the chat in lines `role: content`."""
         return self.encode(plain_chat(chat))
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> TokenPieces:
         """Return a decoder of UTF-8, with U+FFFD for what is not UTF-8."""
         return _BytePieces()
 
@@ -104,7 +104,7 @@ class CheckpointTokenizer:
         text = self._inner.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
         return list(self._inner(text, add_special_tokens=False)["input_ids"])
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> TokenPieces:
         """Return a decoder of the answer's text without special tokens."""
         return _WindowPieces(self._inner)
 

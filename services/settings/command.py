@@ -8,7 +8,7 @@ import click
 
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.settings.options import settings_options, shown
-from asyncfabric_services.settings.sources import Loaded
+from asyncfabric_services.settings.sources import LoadedSettings
 
 
 @click.group()
@@ -20,7 +20,7 @@ def config() -> None:
 @click.option("--origin", is_flag=True, help="State where each value came from.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per key.")
 @settings_options()
-def show(loaded: Loaded, origin: bool, as_json: bool) -> int:
+def show(loaded: LoadedSettings, origin: bool, as_json: bool) -> int:
     """Print every setting: file < environment < flags."""
     rows = shown(loaded)
     width = max(len(row["key"]) for row in rows)

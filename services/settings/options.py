@@ -12,7 +12,7 @@ import click
 
 from asyncfabric_services.settings.keys import Key, SettingsError, all_keys
 from asyncfabric_services.settings.readers import keys_of, readers_of
-from asyncfabric_services.settings.sources import FILE_VARIABLE, Loaded, load_settings
+from asyncfabric_services.settings.sources import FILE_VARIABLE, LoadedSettings, load_settings
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -51,7 +51,7 @@ class SettingsCommand(click.Command):
 def settings_options(command: str | None = None) -> Decorator:
     """Give a function the flags of the keys that a `serve` command reads, of all keys for None.
 
-    It is called with `loaded`, a Loaded, in their place.
+    It is called with `loaded`, a LoadedSettings, in their place.
     """
     parameters = {key.flag.removeprefix("--").replace("-", "_"): key for key in keys_of(command).values()}
 
@@ -86,7 +86,7 @@ def help_of(key: Key) -> str:
     return f"{key.text}  [{'; '.join(facts)}]" if facts else key.text
 
 
-def shown(loaded: Loaded) -> list[dict[str, Any]]:
+def shown(loaded: LoadedSettings) -> list[dict[str, Any]]:
     """Return `key value origin` of every key, values as JSON has them."""
     rows = []
     for name, origin in loaded.origins.items():

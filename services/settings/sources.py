@@ -39,7 +39,7 @@ OTHER_FAMILIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Settings and where each value came from.
 
     Attributes:
@@ -53,7 +53,7 @@ class Loaded:
 
 def load_settings(
     *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
-) -> Loaded:
+) -> LoadedSettings:
     """Merge the sources; raises SettingsError naming the key, its origin and, for an unknown one, the nearest.
 
     `file` wins over the file that the environment names; `flags` are keys with text values, None for absent ones.
@@ -81,7 +81,7 @@ def load_settings(
         for section, kind in get_type_hints(Settings).items()
     }
     origins = {name: given[name][1] if name in given else "default" for name in values}
-    return Loaded(Settings(**sections), origins)
+    return LoadedSettings(Settings(**sections), origins)
 
 
 def _known(name: str, origin: str) -> None:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncfabric.observe.nvlink import NvLinks
-from asyncfabric.observe.topology import Place, Topology
+from asyncfabric.observe.topology import PciPlace, Topology
 from asyncfabric_services.topo.words import gpu_words, nic_words, node_words, up_words
 
 BoxKind = Literal["machine", "node", "bridge", "gpu", "nic"]
 
 
 @dataclass
-class Box:
+class OutlineBox:
     """One box of the drawing. `partners`: who serves it or is served by it, for GPUs and NICs."""
 
     kind: BoxKind
     label: str
-    children: list[Box] = field(default_factory=list)
+    children: list[OutlineBox] = field(default_factory=list)
     partners: str = ""
 
 
@@ -31,23 +31,23 @@ class _Branch:
 
     name: str
     branches: dict[str, _Branch] = field(default_factory=dict)
-    devices: list[Box] = field(default_factory=list)
+    devices: list[OutlineBox] = field(default_factory=list)
 
 
-def outline(topology: Topology, links: NvLinks) -> Box:
+def outline(topology: Topology, links: NvLinks) -> OutlineBox:
     """Return the whole machine as one box. Devices whose NUMA node is unknown hang below the machine itself."""
     roots: dict[int, _Branch] = {node.id: _Branch("") for node in topology.nodes}
     partners = _partners(topology)
     for index, gpu in enumerate(topology.gpus):
-        box = Box("gpu", gpu_words(index, gpu) + up_words(gpu, links), partners=partners.get(("gpu", index), ""))
+        box = OutlineBox("gpu", gpu_words(index, gpu) + up_words(gpu, links), partners=partners.get(("gpu", index), ""))
         _hang(roots, gpu.place, box)
     for index, nic in enumerate(topology.nics):
-        _hang(roots, nic.place, Box("nic", nic_words(nic), partners=partners.get(("nic", index), "")))
-    machine = Box("machine", "")
+        _hang(roots, nic.place, OutlineBox("nic", nic_words(nic), partners=partners.get(("nic", index), "")))
+    machine = OutlineBox("machine", "")
     for node in topology.nodes:
-        machine.children.append(Box("node", node_words(node), _folded(roots[node.id])))
+        machine.children.append(OutlineBox("node", node_words(node), _folded(roots[node.id])))
     if -1 in roots:
-        machine.children.append(Box("node", "NUMA node unknown", _folded(roots[-1])))
+        machine.children.append(OutlineBox("node", "NUMA node unknown", _folded(roots[-1])))
     return machine
 
 
@@ -67,14 +67,14 @@ def _partners(topology: Topology) -> dict[tuple[str, int], str]:
     return out
 
 
-def _hang(roots: dict[int, _Branch], place: Place, box: Box) -> None:
+def _hang(roots: dict[int, _Branch], place: PciPlace, box: OutlineBox) -> None:
     branch = roots.setdefault(place.numa_node, _Branch(""))
     for step in place.path[:-1]:
         branch = branch.branches.setdefault(step, _Branch(step))
     branch.devices.append(box)
 
 
-def _folded(branch: _Branch) -> list[Box]:
+def _folded(branch: _Branch) -> list[OutlineBox]:
     """Return what hangs below a branch: a bridge with one thing below it becomes that thing, host bridges stay."""
     boxes = []
     for _, step in sorted(branch.branches.items()):
@@ -84,5 +84,5 @@ def _folded(branch: _Branch) -> list[Box]:
             boxes += below
         else:
             kind = "host bridge" if host_bridge else "switch" if len(step.branches) > 1 else "port"
-            boxes.append(Box("bridge", f"{kind} {step.name}", below))
+            boxes.append(OutlineBox("bridge", f"{kind} {step.name}", below))
     return boxes + branch.devices

@@ -9,7 +9,7 @@ from html import escape
 
 from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Topology
-from asyncfabric_services.topo.outline import Box, outline
+from asyncfabric_services.topo.outline import OutlineBox, outline
 from asyncfabric_services.topo.words import headline
 
 LINE, PAD, GAP, LETTER = 22, 8, 6, 7.3  # pixels; LETTER: width of a monospaced letter of 12 pixels
@@ -30,17 +30,17 @@ def draw_svg(topology: Topology, links: NvLinks) -> str:
     )
 
 
-def _text(box: Box) -> str:
+def _text(box: OutlineBox) -> str:
     return f"{box.label}  ↔ {box.partners}" if box.partners else box.label
 
 
-def _rows(box: Box) -> list[list[Box]]:
+def _rows(box: OutlineBox) -> list[list[OutlineBox]]:
     """Return the children in rows: NUMA nodes stand two in a row, everything else below each other."""
     step = 2 if box.kind == "machine" else 1
     return [box.children[at : at + step] for at in range(0, len(box.children), step)]
 
 
-def _size(box: Box) -> tuple[float, float]:
+def _size(box: OutlineBox) -> tuple[float, float]:
     width, height = len(_text(box)) * LETTER + 2 * PAD, float(LINE)
     for row in _rows(box):
         sizes = [_size(child) for child in row]
@@ -49,7 +49,7 @@ def _size(box: Box) -> tuple[float, float]:
     return width, height + (PAD if box.children else 0)
 
 
-def _drawn(box: Box, x: float, y: float) -> list[str]:
+def _drawn(box: OutlineBox, x: float, y: float) -> list[str]:
     width, height = _size(box)
     out = [
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" '

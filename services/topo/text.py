@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Topology
-from asyncfabric_services.topo.outline import Box, outline
+from asyncfabric_services.topo.outline import OutlineBox, outline
 from asyncfabric_services.topo.words import distances_of, headline, link_lines, names_of, worker_words
 
 
@@ -27,7 +27,7 @@ def draw_text(topology: Topology, links: NvLinks) -> str:
     return "\n".join(lines)
 
 
-def _branches(boxes: list[Box], indent: str) -> Iterator[str]:
+def _branches(boxes: list[OutlineBox], indent: str) -> Iterator[str]:
     for index, box in enumerate(boxes):
         last = index == len(boxes) - 1
         arrow = f"  <-> {box.partners}" if box.partners else ""

@@ -22,14 +22,14 @@ COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-class Part(NamedTuple):
+class ParallelPart(NamedTuple):
     """Where the part of a plain tensor lies: the shape of the whole, and where the part begins."""
 
     whole: tuple[int, ...]
     start: tuple[int, ...]
 
 
-def spread(model: Any, kind: Kind = "fsdp", tp: int = 1) -> dict[str, Part]:
+def spread(model: Any, kind: Kind = "fsdp", tp: int = 1) -> dict[str, ParallelPart]:
     """Spread a model over the process group of the world, in place; all ranks have equal weights before.
 
     Args:
@@ -67,7 +67,7 @@ def spread(model: Any, kind: Kind = "fsdp", tp: int = 1) -> dict[str, Part]:
     return parts
 
 
-def _deal(model: Any, ranks: int) -> dict[str, Part]:
+def _deal(model: Any, ranks: int) -> dict[str, ParallelPart]:
     rank, parts = dist.get_rank(), {}
     for name, module in _experts(model):
         total = module.num_experts
@@ -76,7 +76,7 @@ def _deal(model: Any, ranks: int) -> dict[str, Part]:
         first = rank * (total // ranks)
         for own in ("gate_up_proj", "down_proj"):
             whole = getattr(module, own)
-            parts[f"{name}.{own}"] = Part(tuple(whole.shape), (first, *[0] * (whole.dim() - 1)))
+            parts[f"{name}.{own}"] = ParallelPart(tuple(whole.shape), (first, *[0] * (whole.dim() - 1)))
             mine = nn.Parameter(whole.detach().chunk(ranks)[rank].clone())
             # FSDP2 takes the mean over ranks of all other gradients
             mine.register_hook(lambda grad: grad / ranks)  # type: ignore[no-untyped-call]

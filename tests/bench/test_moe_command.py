@@ -13,9 +13,9 @@ pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled en
 
 def test_the_table_names_what_each_ratio_compares_with(capsys: pytest.CaptureFixture[str]) -> None:
     from asyncfabric_services.bench.moe.run import named
-    from asyncfabric_services.bench.report.report import Report
+    from asyncfabric_services.bench.report.report import BenchReport
 
-    report = Report(as_json=False, plot=None, title="mixture of experts")
+    report = BenchReport(as_json=False, plot=None, title="mixture of experts")
     report.note(named({"ratio": 0.41, "payload_ratio": 0.8, "exchange_ratio": 4.6}, 128, 4, 2))
     report.finish()
     text = capsys.readouterr().out

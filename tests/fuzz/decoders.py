@@ -42,7 +42,7 @@ from asyncfabric.weights.coding import codings
 from asyncfabric.weights.plan import plan as plans
 from asyncfabric_services.quantities import parse_duration, parse_size
 from asyncfabric_services.router.ask import Limits, read_ask
-from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.fault import ApiFault
 from asyncfabric_services.router.incoming import read_deadline
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
@@ -76,7 +76,7 @@ LAYOUT = KvLayout(
     context_bytes=64, model="m",
 )  # fmt: skip
 OLD = np.arange(4096, dtype=np.uint8)
-CARDS = [ModelCard("tiny", ByteTokenizer(), 4096), ModelCard("open", ByteTokenizer(), 4096, passes_fields=True)]
+CARDS = [ServedModel("tiny", ByteTokenizer(), 4096), ServedModel("open", ByteTokenizer(), 4096, passes_fields=True)]
 _CARD = Card(tag="moe", epoch=1, rank=0, digest="d", imm=3, keys=(b"key",))
 FOLDER = Path(mkdtemp(prefix="af-fuzz-"))
 
@@ -132,9 +132,9 @@ def _actors() -> list[bytes]:
     frames = (
         wire.Call(number=1, actor="a", incarnation=2, kind="k", body=body, asked=True),
         wire.Lookup(number=2, actor="a"),
-        wire.Cancel(number=3),
+        wire.CancelCall(number=3),
         wire.Answer(number=4, body=body),
-        wire.Failed(number=5, outcome="raised", reason="r", origin="o", kind="k"),
+        wire.CallFailed(number=5, outcome="raised", reason="r", origin="o", kind="k"),
     )
     return [wire.encoded(frame) for frame in frames]
 

@@ -15,7 +15,7 @@ from asyncfabric.actors import Membership, open_node
 from asyncfabric.control import DirectoryClient, LinkConfig, open_link
 from asyncfabric_services.nodes.members import follow
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
-from asyncfabric_services.router.backend import GenerateRequest, ModelCard
+from asyncfabric_services.router.backend import GenerateRequest, ServedModel
 from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.runner.sampling import Sampling
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
@@ -67,7 +67,7 @@ async def open_asker(ipc_folder: str, directory_address: str) -> AsyncIterator[A
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
         nursery.start_soon(follow, directory, membership.apply)
         backend = ClusterBackend(
-            ModelCard("one", ByteTokenizer(), 1 << 20),
+            ServedModel("one", ByteTokenizer(), 1 << 20),
             node,
             link,
             directory,

@@ -243,11 +243,11 @@ class OneProcess:
 
     def complete(self, prompt: str, count: int) -> str:
         """Return the text of a greedy completion."""
-        from asyncfabric_services.runner.batch import Span
+        from asyncfabric_services.runner.batch import TokenSpan
 
         tokens, table = list(prompt.encode()), range(self.pages)
         said = [int(self.runner.prefill(tokens, table, chunk_tokens=256).numpy().argmax())]
         while len(said) < count:
-            span = Span([said[-1]], len(tokens) + len(said) - 1, table)
+            span = TokenSpan([said[-1]], len(tokens) + len(said) - 1, table)
             said.append(int(self.runner.step([span])[0].numpy().argmax()))
         return bytes(said).decode(errors="replace")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncfabric_services.runner.batch import Span
+from asyncfabric_services.runner.batch import TokenSpan
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.runner.runner import Runner
 
@@ -30,7 +30,7 @@ class PlainModel:
         table = range(self._pages)
         stated = [int(self._runner.prefill(prompt, table, chunk_tokens=256).numpy().argmax())]
         while len(stated) < count:
-            span = Span([stated[-1]], len(prompt) + len(stated) - 1, table)
+            span = TokenSpan([stated[-1]], len(prompt) + len(stated) - 1, table)
             stated.append(int(self._runner.step([span])[0].numpy().argmax()))
         return stated
 

@@ -15,7 +15,7 @@ from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
-from asyncfabric_services.router.backend import Capacity, GenerateRequest, ModelCard
+from asyncfabric_services.router.backend import Capacity, GenerateRequest, ServedModel
 from asyncfabric_services.router.server import Doorway, serve_until
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
 
@@ -52,8 +52,8 @@ class ScriptedBackend:
         self._more.set()
         self._more = trio.Event()
 
-    def models(self) -> Sequence[ModelCard]:
-        return [ModelCard("tiny", ByteTokenizer(), self.max_tokens)]
+    def models(self) -> Sequence[ServedModel]:
+        return [ServedModel("tiny", ByteTokenizer(), self.max_tokens)]
 
     def capacity(self) -> Capacity:
         return Capacity(len(self.inside), 0, 8)

@@ -19,7 +19,7 @@ for needed in ("torch", "transformers", "starlette", "hypercorn"):
 from asyncfabric_services.nodes import stage  # noqa: E402
 from asyncfabric_services.router import command  # noqa: E402
 from asyncfabric_services.settings.readers import READERS, keys_of  # noqa: E402
-from asyncfabric_services.settings.sources import Loaded  # noqa: E402
+from asyncfabric_services.settings.sources import LoadedSettings  # noqa: E402
 
 TINY = {"MODEL__LAYERS": "1", "MODEL__HIDDEN": "16", "MODEL__QUERY_HEADS": "2", "MODEL__KV_HEADS": "1"}
 TINY |= {"MODEL__EXPERTS": "2", "CACHE__MEMORY": "1MiB", "HTTP__PORT": "0"}
@@ -60,7 +60,7 @@ def test_a_command_has_flags_for_what_its_service_reads(
     given |= {"WEIGHTS__LOG": str(tmp_path / "decisions")}
     read = set[str]()
 
-    def run(module: str, loaded: Loaded) -> int:
+    def run(module: str, loaded: LoadedSettings) -> int:
         trio.run(_opened, importlib.import_module(module), Watched(loaded.settings, read))
         return 0
 

@@ -20,11 +20,11 @@ from asyncfabric.control.events import (
     Emit,
     Event,
     Leave,
+    ParcelTaken,
     Path,
     PathLost,
-    Post,
     Received,
-    Taken,
+    SendParcel,
     Tick,
 )
 from asyncfabric.control.messages import Identity
@@ -55,7 +55,7 @@ class Process:
         self.table = SessionTable(identity, CONFIG, address=f"at {identity}", nonce=lambda: next(nonces))
         self.posted = 0
         self.sent_to: dict[Identity, list[int]] = defaultdict(list)
-        self.untaken: list[Taken] = []
+        self.untaken: list[ParcelTaken] = []
         self.last: dict[Identity, int] = {}
         self.retired: set[Identity] = set()
         self.broken: set[Identity] = set()  # lost since the last delivery
@@ -100,7 +100,7 @@ class World:
             return False
         process.posted += 1
         process.sent_to[to].append(process.posted)
-        self.feed(source, Post(to, channel, process.posted.to_bytes(8, "big").ljust(body_bytes, b"."), None))
+        self.feed(source, SendParcel(to, channel, process.posted.to_bytes(8, "big").ljust(body_bytes, b"."), None))
         return True
 
     def feed(self, number: int, event: Event) -> None:
@@ -141,7 +141,7 @@ class World:
         if queue is not None and (number, path) not in self.closed:
             queue.frames.append(frame)
 
-    def _deliver(self, process: Process, sender: Identity, posted: int, taken: Taken) -> None:
+    def _deliver(self, process: Process, sender: Identity, posted: int, taken: ParcelTaken) -> None:
         assert process.states.get(sender) in ("ready", "draining"), "a parcel of a peer that is lost"
         last = process.last.get(sender, 0)
         assert posted > last, f"CS-1: {posted} of {sender} came after {last}"

@@ -49,7 +49,7 @@ def check_whole_blocks(
             sizes, axes = [shard.shape[axis] for axis in order], np.argsort(order).tolist()
             expected, scales = np.empty(shard.size, np.uint8), scales_of(maxima).transpose(scale_order)
             host.convert(expected, sizes, axes, shard, kind, maxima, start, start)
-            how = device.told(bits, kind, sizes, axes, scale_order)
+            how = device.described(bits, kind, sizes, axes, scale_order)
             assert how is not None
             memory = put(np.full(64 + shard.size + scales.size * 4, 0x55, np.uint8))
             device.laying([PlacedBox(how, memory, 64, 64 + shard.size)])()
@@ -74,7 +74,7 @@ def check_laid(
             sizes, axes = [shard.shape[axis] for axis in order], np.argsort(order).tolist()
             expected = np.empty(shard.size * item, np.uint8)
             host.convert(expected, sizes, axes, shard, kind, None, start, start)
-            how = device.told(held, kind, sizes, axes, [])
+            how = device.described(held, kind, sizes, axes, [])
             assert how is not None
             found = put(np.full(expected.size, 0x55, np.uint8))
             device.laying([PlacedBox(how, found, 0, 0)])()

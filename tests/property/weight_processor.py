@@ -36,7 +36,7 @@ class OnProcessor(TorchDevice):
             else:
                 run(*arguments, wide, grid[1]) if name == "sums" else run(ctypes.byref(arguments[0]), wide)
 
-        self._kernels = kernels.Kernels(self._device, launch)
+        self._kernels = kernels.WeightKernels(self._device, launch)
 
 
 def kernels_on_processor(folder: Path) -> ctypes.CDLL:

@@ -11,7 +11,7 @@ from asyncfabric_services.runner.model import TINY, LoadedModel, ModelChoice, lo
 from asyncfabric_services.runner.page_supply import FreeList
 from asyncfabric_services.runner.runner import Runner
 from asyncfabric_services.runner.sampling import Sampling
-from asyncfabric_services.runner.scheduler import Member, Scheduler
+from asyncfabric_services.runner.scheduler import ScheduledRequest, Scheduler
 
 torch.set_num_threads(1)  # the matrices are small, and threads that wait for a shared core make it slower
 
@@ -46,8 +46,8 @@ def make_scheduler(pages: int = 320, page_tokens: int = 16, **limits: int) -> tu
     return Scheduler(supply, page_tokens=page_tokens, **chosen), supply
 
 
-def member_of(prompt: list[int], max_tokens: int, **options: object) -> Member:
-    return Member(list(prompt), max_tokens, Sampling(), **options)  # type: ignore[arg-type]
+def member_of(prompt: list[int], max_tokens: int, **options: object) -> ScheduledRequest:
+    return ScheduledRequest(list(prompt), max_tokens, Sampling(), **options)  # type: ignore[arg-type]
 
 
 def alone(runner: Runner, prompt: list[int], max_tokens: int) -> list[int]:

@@ -17,13 +17,13 @@ from actor_links import link_opener
 
 from asyncfabric.actors import Actor, Member, handles, open_node
 from asyncfabric_services.experts.conductor import Conductor
-from asyncfabric_services.experts.messages import EXPERT, LeaveOut, Seat, Seated, Speak, Spoken
+from asyncfabric_services.experts.messages import EXPERT, LeaveOut, Seated, SeatExpert, Speak, SpokenTokens
 
 pytestmark = pytest.mark.trio
 PATIENCE_S = 40.0
 PROMPTS = [[1], [2], [3]]
 NAMES = ("a", "b", "c")
-States = Callable[[int, Speak], Spoken | float]
+States = Callable[[int, Speak], SpokenTokens | float]
 """(how often it was asked, what) -> what it states; a number: sends nothing for so many seconds."""
 
 
@@ -37,18 +37,18 @@ class ScriptedExpert(Actor):
         self.left_out: list[list[int]] = []
         self._states = states
 
-    @handles(Seat)
-    async def sit(self, message: Seat) -> Seated:
+    @handles(SeatExpert)
+    async def sit(self, message: SeatExpert) -> Seated:
         return Seated(experts=1, most_tokens=8, vocabulary=256, buffer_bytes=0)
 
     @handles(Speak)
-    async def speak(self, message: Speak) -> Spoken:
+    async def speak(self, message: Speak) -> SpokenTokens:
         self.asked.append(message)
         stated = self._states(len(self.asked), message)
-        if isinstance(stated, Spoken):
+        if isinstance(stated, SpokenTokens):
             return stated
         await trio.sleep(stated)
-        return Spoken(tokens=message.prompt)
+        return SpokenTokens(tokens=message.prompt)
 
     @handles(LeaveOut)
     async def leave_out(self, message: LeaveOut) -> None:
@@ -56,13 +56,15 @@ class ScriptedExpert(Actor):
         self.left_out.append(message.ranks)
 
 
-def well(_: int, message: Speak) -> Spoken:
-    return Spoken(tokens=message.prompt)
+def well(_: int, message: Speak) -> SpokenTokens:
+    return SpokenTokens(tokens=message.prompt)
 
 
 def missing(*ranks: int) -> States:
     """Miss ranks the first time."""
-    return lambda times, message: Spoken(missing=list(ranks), because="late") if times == 1 else well(times, message)
+    return lambda times, message: (
+        SpokenTokens(missing=list(ranks), because="late") if times == 1 else well(times, message)
+    )
 
 
 def silent(seconds: float) -> States:

@@ -24,7 +24,7 @@ from asyncfabric.types import AccessMode
 TOLD_WORDS = 3
 
 
-class Blocks(NamedTuple):
+class BlockCounts(NamedTuple):
     """Memory of the blocks of all far ranks, one after the other: the region, and where kernels find it."""
 
     region: Region
@@ -45,8 +45,8 @@ class Staging:
         self,
         layout: NvlinkLayout,
         far: Sequence[int],
-        outgoing: Blocks,
-        incoming: Blocks,
+        outgoing: BlockCounts,
+        incoming: BlockCounts,
         told: Sequence[WatchWord],
         stack: AsyncExitStack,
         driver: Driver,
@@ -116,7 +116,7 @@ async def open_staging(
 
 async def _open_blocks(
     fabric: Fabric, length: int, access: AccessMode, driver: Driver, device: torch.device, stack: AsyncExitStack
-) -> Blocks:
+) -> BlockCounts:
     region = await fabric.allocate(length, access=access)
 
     async def release() -> None:
@@ -126,4 +126,4 @@ async def _open_blocks(
     stack.push_async_callback(release)
     pinned = Pinned(driver, device, np.frombuffer(region.memory, dtype=np.uint8).ctypes.data, length)
     stack.callback(pinned.close)
-    return Blocks(region, pinned)
+    return BlockCounts(region, pinned)

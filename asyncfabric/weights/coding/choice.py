@@ -155,7 +155,7 @@ LOOK_EVERY, FAR_BEHIND = 64, 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CodingOffer:
     """What is known of a receiver when its memory is open.
 
     Attributes:
@@ -212,7 +212,7 @@ class Paying:
             self._slower[receiver, coding] = slower + 1 if bytes_per_s < plain else 0
             self._unseen[receiver] = self._unseen.get(receiver, 0) + 1 if bytes_per_s < FAR_BEHIND * plain else 0
 
-    def choose(self, receiver: str, offer: Offer) -> tuple[Coding, str]:
+    def choose(self, receiver: str, offer: CodingOffer) -> tuple[Coding, str]:
         """Return the coding for a receiver, and why; DELTA also where it would pay if there were a base.
 
         The caller sends something else then, and keeps what it sends as a base for the next version.
@@ -232,12 +232,12 @@ class Paying:
         faster = "plain bytes are" if best is Coding.FULL else "it is"
         return best, f"{faster} faster on a wire on which they reach {rate / 1e9:.3g} GB/s"
 
-    def settle(self, receiver: str, offer: Offer) -> tuple[Coding, str]:
+    def settle(self, receiver: str, offer: CodingOffer) -> tuple[Coding, str]:
         """Return what this version is sent in: the choice, or the best without a base when there is none."""
         best, why = self.choose(receiver, offer)
         if best is not Coding.DELTA or offer.has_base:
             return best, why
-        without = Offer(offer.codings - {Coding.DELTA}, False, offer.share, offer.senders)
+        without = CodingOffer(offer.codings - {Coding.DELTA}, False, offer.share, offer.senders)
         best, _ = self.choose(receiver, without)
         return best, "it does not hold the version that is kept here"
 

@@ -1,4 +1,4 @@
-"""Lane: the way of coded rows from one trainer to one receiver, for one version: slots that are filled in turn.
+"""CodingLane: the way of coded rows from one trainer to one receiver, for one version: slots that are filled in turn.
 
 Runs on the event loop's thread. A slot is filled here, written with one write that the slot's own counter counts, and
 reported; the receiver reads it and answers Taken, and only then it is filled again. So a slot's count gives exactly
@@ -28,7 +28,7 @@ SLOT_BYTES = 4 << 20
 """Slots are not made longer than this, unless a row is."""
 
 
-class LaneMemory(NamedTuple):
+class CodingMemory(NamedTuple):
     """Local memory of a lane: slots of `slot_bytes` each, which is not more than the receiver's, from a byte on."""
 
     region: Region
@@ -41,7 +41,7 @@ def slot_length(coded_slots: CodedSlots, largest: int) -> int:
     return min(coded_slots.slot_bytes, max(largest, SLOT_BYTES))
 
 
-class Lane:
+class CodingLane:
     """Coded rows on their way to one receiver.
 
     Attributes:
@@ -53,7 +53,7 @@ class Lane:
     def __init__(
         self,
         fabric: Fabric,
-        memory: LaneMemory,
+        memory: CodingMemory,
         coded_slots: CodedSlots,
         receiver: str,
         version: int,

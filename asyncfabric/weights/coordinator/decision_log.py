@@ -22,7 +22,7 @@ from asyncfabric.errors import BrokenError, BusyError, ClosedError
 from asyncfabric.unreadable import UNREADABLE
 
 
-class Record(msgspec.Struct, frozen=True):
+class DecisionRecord(msgspec.Struct, frozen=True):
     """One line: `kind` is begin or commit; `manifest` is the digest of the version's manifest."""
 
     kind: Literal["begin", "commit"]
@@ -31,7 +31,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    record: Record
+    record: DecisionRecord
     crc: int
 
 
@@ -95,7 +95,7 @@ class DecisionLog:
         """
         if version <= self.begun:
             raise ValueError(f"version must be greater than {self.begun}, the latest that was begun; got {version}")
-        self._append(Record("begin", version, manifest))
+        self._append(DecisionRecord("begin", version, manifest))
         self.begun = version
 
     def commit(self, version: int) -> None:
@@ -107,7 +107,7 @@ class DecisionLog:
         if version != self.begun or version == self.committed:
             raise ValueError(f"version {version} is not open: begun {self.begun}, committed {self.committed}")
         manifest = self._begun_manifest
-        self._append(Record("commit", version, manifest))
+        self._append(DecisionRecord("commit", version, manifest))
         self.committed, self.manifest = version, manifest
 
     # ---- the file
@@ -140,13 +140,13 @@ class DecisionLog:
             good += len(line) + 1
         return good
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: DecisionRecord) -> None:
         if record.kind == "begin":
             self.begun, self._begun_manifest = record.version, record.manifest
         else:
             self.committed, self.manifest = record.version, record.manifest
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: DecisionRecord) -> None:
         if self._file < 0:
             raise ClosedError(f"the decision log {self.path} is closed")
         if self._broken:
@@ -165,7 +165,7 @@ class DecisionLog:
         if record.kind == "begin":
             self._begun_manifest = record.manifest
 
-    def _take_back(self, record: Record, error: OSError) -> None:
+    def _take_back(self, record: DecisionRecord, error: OSError) -> None:
         what = f"the decision log {self.path} could not take {record.kind} of version {record.version}: {error}"
         try:
             os.ftruncate(self._file, self._length)
@@ -176,14 +176,14 @@ class DecisionLog:
         raise BrokenError(what, remedy="make room on that disk", raw=error.errno or 0) from error
 
 
-def _decoded(line: bytes) -> Record:
+def _decoded(line: bytes) -> DecisionRecord:
     read = msgspec.json.decode(line, type=_Line)
     if read.crc != _crc(read.record):
         raise msgspec.ValidationError("the checksum is wrong")
     return read.record
 
 
-def _crc(record: Record) -> int:
+def _crc(record: DecisionRecord) -> int:
     return zlib.crc32(msgspec.json.encode(record))
 
 

@@ -1,4 +1,4 @@
-"""Progress: how far an open update is, the moments of its steps, and the report of its end.
+"""UpdateProgress: how far an open update is, the moments of its steps, and the report of its end.
 
 Runs on the event loop's thread.
 """
@@ -43,7 +43,7 @@ class UpdateReport:
     sent_bytes: int = 0
 
 
-class Progress:
+class UpdateProgress:
     """An update that is open.
 
     Attributes:

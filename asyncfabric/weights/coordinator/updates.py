@@ -22,7 +22,7 @@ from asyncfabric.weights.channel import Event, WeightChannel, receiver_of, train
 from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Effect, Phase, Send
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
 from asyncfabric.weights.coordinator.participants import Admission, Proposals, SeatAssignment
-from asyncfabric.weights.coordinator.progress import Progress, UpdateReport
+from asyncfabric.weights.coordinator.progress import UpdateProgress, UpdateReport
 from asyncfabric.weights.messages import (
     Failed,
     Fetched,
@@ -82,7 +82,7 @@ class Updates:
         self._grace_s = grace_s
         self._seats = SeatAssignment(plan)
         self._here: set[str] = set()
-        self._update: Progress | None = None
+        self._update: UpdateProgress | None = None
         self._ranks = frozenset(self.trainers)
         self._pace = BatchingInterval(QUICK_BATCHES_PER_S)
         self._outbox = Outbox(channel, "the coordinator", quiet=self._all_sent)
@@ -112,7 +112,7 @@ class Updates:
             raise BusyError(f"the update to version {self._update.version} is open")
         while self.proposals.agreed != version:
             await self.changed.wait()
-        update = self._update = Progress(version)
+        update = self._update = UpdateProgress(version)
         try:
             if self.machine.stoppable:
                 await in_thread(self.log.begin, version, self._seats.geometry)
@@ -147,7 +147,7 @@ class Updates:
 
     # ---- one update
 
-    def _begin(self, update: Progress, *, logged: bool) -> None:
+    def _begin(self, update: UpdateProgress, *, logged: bool) -> None:
         """State who takes part, and open the update; nothing waits between the two."""
         if self.proposals.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
@@ -175,18 +175,18 @@ class Updates:
             )
         )
 
-    async def _await_reports(self, update: Progress) -> None:
+    async def _await_reports(self, update: UpdateProgress) -> None:
         """Wait a while for reports of trainers about a decided version: it may be verified before they come."""
         with anyio.move_on_after(self._grace_s):
             while not update.wrote | update.silent >= self._ranks:
                 await self.changed.wait()
 
-    def _end(self, update: Progress) -> None:
+    def _end(self, update: UpdateProgress) -> None:
         if self._update is update:
             self._update = None
         self.changed.tell()
 
-    def _send_outcome(self, update: Progress) -> None:
+    def _send_outcome(self, update: UpdateProgress) -> None:
         self.proposals.take_down(update.version)
         outcome = Outcome(update.version, update.failure[:2000])
         for trainer in self.trainers:
@@ -275,7 +275,7 @@ class Updates:
         for other in (*self.machine.receivers, *(trainer for trainer in self.trainers if trainer in self._here)):
             self._outbox.say(other, gone)
 
-    async def _doubt(self, update: Progress, receiver: str, reason: str) -> None:
+    async def _doubt(self, update: UpdateProgress, receiver: str, reason: str) -> None:
         """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
         with anyio.move_on_after(self._grace_s):
             while receiver in self.machine.receivers and self._update is update:

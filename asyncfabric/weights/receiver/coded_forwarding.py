@@ -15,9 +15,18 @@ import anyio
 import numpy as np
 
 from asyncfabric import Fabric, Region
-from asyncfabric.weights.coding.choice import SAMPLE_BOXES, SAMPLE_BYTES, Coding, Costs, Offer, Paying, Rule, fastest_of
+from asyncfabric.weights.coding.choice import (
+    SAMPLE_BOXES,
+    SAMPLE_BYTES,
+    Coding,
+    CodingOffer,
+    Costs,
+    Paying,
+    Rule,
+    fastest_of,
+)
 from asyncfabric.weights.coding.codings import encode_delta, encode_exponents
-from asyncfabric.weights.coding.lane import Lane, LaneMemory, slot_length
+from asyncfabric.weights.coding.lane import CodingLane, CodingMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
 from asyncfabric.weights.messages import CodedSlots, CodingReport, Taken
@@ -84,7 +93,7 @@ class _Link:
     coding: Coding | None = None  # None: it reads none
     why: str = ""
     coded_slots: CodedSlots | None = None
-    lane: Lane | None = None
+    lane: CodingLane | None = None
     turn: anyio.Lock = field(default_factory=anyio.Lock)
     at_work: int = 0
     since: float = 0.0
@@ -123,7 +132,7 @@ class CodedForwarding:
         both = frozenset(one for one in self._codings.codings if one.value in coded_slots.codings)
         has_base = self._base is not None and bool(coded_slots.base) and coded_slots.base == self._base.version
         share = link.bytes / max(1, sum(each.bytes for each in self._links.values()))
-        offer = Offer(both, has_base, share, max(1, coded_slots.senders))
+        offer = CodingOffer(both, has_base, share, max(1, coded_slots.senders))
         link.coding, link.why = self._codings.paying.settle(name, offer)
         if link.coding is not Coding.FULL and (coded_slots.slot_bytes < link.largest or not coded_slots.imms):
             need = link.largest * max(1, len(coded_slots.imms)) * coded_slots.senders
@@ -203,13 +212,13 @@ class CodedForwarding:
 
     # ---- inside
 
-    async def _open_lane(self, name: str, link: _Link) -> Lane:
+    async def _open_lane(self, name: str, link: _Link) -> CodingLane:
         assert link.coded_slots is not None and link.coding is not None
         size = slot_length(link.coded_slots, link.largest)
         region = await self._codings.fabric.allocate(size * len(link.coded_slots.imms), access="local")
         self._regions.append(region)
-        room = LaneMemory(region, 0, size)
-        link.lane = Lane(
+        room = CodingMemory(region, 0, size)
+        link.lane = CodingLane(
             self._codings.fabric, room, link.coded_slots, name, self._version, link.coding, self._outbox.send
         )
         return link.lane

@@ -55,7 +55,9 @@ class Arrival:
         """
         if isinstance(message, Opened) and self.forwarding is not None:
             self.forwarding.open(
-                sender, Gate(RegionKey.from_bytes(message.key), message.imm, message.share_bytes), message.coded_slots
+                sender,
+                Gate(RegionKey.from_bytes(message.key), message.imm, message.share_bytes),
+                message.coded_slots,
             )
         elif isinstance(message, Coded) and self.coded is not None:
             self.coded.take(sender, message)

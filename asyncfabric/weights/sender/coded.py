@@ -13,10 +13,10 @@ import numpy as np
 
 from asyncfabric.weights.coding.choice import SAMPLE_BOXES, SAMPLE_BYTES, Coding
 from asyncfabric.weights.coding.codings import encode_delta, encode_exponents
-from asyncfabric.weights.coding.lane import Lane
+from asyncfabric.weights.coding.lane import CodingLane
 from asyncfabric.weights.memory.rows import Bytes
 from asyncfabric.weights.plan.formats import STORED_AS
-from asyncfabric.weights.sender.program import Box, Unit
+from asyncfabric.weights.sender.program import ShardBox, Unit
 from asyncfabric.weights.sender.shards import Shards
 from asyncfabric.weights.threads import in_thread
 
@@ -37,12 +37,12 @@ class Bases:
         self._next: dict[BoxKey, Bytes] = {}
         self._wanted: frozenset[BoxKey] | None = frozenset()
 
-    def begin(self, wanted: Iterable[Box] | None) -> None:
+    def begin(self, wanted: Iterable[ShardBox] | None) -> None:
         """Begin to collect these boxes of a version, or all of them."""
         self._next = {}
         self._wanted = None if wanted is None else frozenset(key_of(box) for box in wanted)
 
-    def old(self, box: Box) -> Bytes | None:
+    def old(self, box: ShardBox) -> Bytes | None:
         """Return the bytes of a box in the base, None when there are none."""
         return self._held.get(key_of(box))
 
@@ -51,11 +51,11 @@ class Bases:
         """Whether anything of this version is collected."""
         return self._wanted is None or bool(self._wanted)
 
-    def wants(self, box: Box) -> bool:
+    def wants(self, box: ShardBox) -> bool:
         """Whether a box is to be collected."""
         return self._wanted is None or (bool(self._wanted) and key_of(box) in self._wanted)
 
-    def take(self, box: Box, sent: Bytes) -> None:
+    def take(self, box: ShardBox, sent: Bytes) -> None:
         """Collect the bytes of a box, if it is wanted; they are copied."""
         if self.wants(box):
             key = key_of(box)
@@ -69,7 +69,7 @@ class Bases:
             self._held = self._next
         self._next = {}
 
-    def pair(self, boxes: Iterable[Box]) -> tuple[Bytes, Bytes | None] | None:
+    def pair(self, boxes: Iterable[ShardBox]) -> tuple[Bytes, Bytes | None] | None:
         """Return (a sample of what is being sent, the same of the base or None without); None without a sample."""
         new, old = [], []
         for box in boxes:
@@ -84,9 +84,9 @@ class Bases:
         return np.concatenate(new), np.concatenate(old) if len(old) == len(new) else None
 
 
-def sample_of(boxes: list[Box]) -> tuple[list[Box], int]:
+def sample_of(boxes: list[ShardBox]) -> tuple[list[ShardBox], int]:
     """Return a few boxes from all over the weights, and the bytes of their elements, which most of the weights have."""
-    by_item: dict[int, list[Box]] = {}
+    by_item: dict[int, list[ShardBox]] = {}
     for box in boxes:
         by_item.setdefault(item_of(box), []).append(box)
     if not by_item:
@@ -95,12 +95,12 @@ def sample_of(boxes: list[Box]) -> tuple[list[Box], int]:
     return most[:: -(-len(most) // SAMPLE_BOXES)], item
 
 
-def item_of(box: Box) -> int:
+def item_of(box: ShardBox) -> int:
     """Return the bytes of an element as it is sent."""
     return STORED_AS[box.kind.to].itemsize
 
 
-def key_of(box: Box) -> BoxKey:
+def key_of(box: ShardBox) -> BoxKey:
     """Return what a box is in every version, whoever takes part."""
     order = tuple(box.rows[0].shape.order)
     return box.parameter_number, box.kind_number, tuple(box.start.tolist()), box.size, order
@@ -117,9 +117,9 @@ class CodedSending:
         lanes: by receiver.
     """
 
-    def __init__(self, lanes: Mapping[str, Lane], bases: Bases, shards: Shards) -> None:
+    def __init__(self, lanes: Mapping[str, CodingLane], bases: Bases, shards: Shards) -> None:
         """Send what the pipeline brings; `bases` has begun to collect this version."""
-        self.lanes: dict[str, Lane] = dict(lanes)
+        self.lanes: dict[str, CodingLane] = dict(lanes)
         self._bases = bases
         self._shards = shards
 
@@ -175,7 +175,7 @@ class CodedSending:
             at += box.staged_bytes
         return found
 
-    def _form(self, box: Box, coding: Coding, sent: Bytes) -> tuple[Coding, Bytes | bytes]:
+    def _form(self, box: ShardBox, coding: Coding, sent: Bytes) -> tuple[Coding, Bytes | bytes]:
         shorter: bytes | None = None
         if coding is Coding.EXPONENT:
             shorter = encode_exponents(sent, item_of(box))
@@ -183,7 +183,7 @@ class CodedSending:
             shorter = encode_delta(old, sent, item_of(box))
         return (Coding.FULL, sent) if shorter is None else (coding, shorter)
 
-    def _sent_bytes(self, box: Box, staged: Bytes | None, at: int) -> Bytes:
+    def _sent_bytes(self, box: ShardBox, staged: Bytes | None, at: int) -> Bytes:
         """Return the bytes of a box as they are hashed: weights in the receiver's order, then scales."""
         if box.direct is not None:
             region, base = box.source(self._shards)

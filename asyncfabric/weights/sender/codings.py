@@ -11,13 +11,13 @@ import anyio
 
 from asyncfabric import Fabric, Region
 from asyncfabric.weights.channel import Send
-from asyncfabric.weights.coding.choice import Coding, Costs, Offer, Paying, Rule, fastest_of
-from asyncfabric.weights.coding.lane import Lane, LaneMemory, slot_length
+from asyncfabric.weights.coding.choice import Coding, CodingOffer, Costs, Paying, Rule, fastest_of
+from asyncfabric.weights.coding.lane import CodingLane, CodingMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
 from asyncfabric.weights.messages import CodedSlots, CodingReport, Taken
 from asyncfabric.weights.sender.coded import Bases, CodedSending, sample_of
-from asyncfabric.weights.sender.program import Box, Program
+from asyncfabric.weights.sender.program import Program, ShardBox
 from asyncfabric.weights.sender.shards import Shards
 from asyncfabric.weights.threads import in_thread
 
@@ -82,8 +82,8 @@ class SenderCodings:
         for name, size in slots.items():
             coded_slots = offered_slots[name]
             assert memory is not None and coded_slots is not None
-            room = LaneMemory(memory, at, size)
-            lane = lanes[name] = Lane(self._fabric, room, coded_slots, name, version, self._chosen[name][0], send)
+            room = CodingMemory(memory, at, size)
+            lane = lanes[name] = CodingLane(self._fabric, room, coded_slots, name, version, self._chosen[name][0], send)
             lane.kind = kind
             at += size * len(coded_slots.imms)
             if name in self._gone:
@@ -150,14 +150,14 @@ class SenderCodings:
 
     # ---- inside
 
-    def _offer(self, coded_slots: CodedSlots, own_bytes: int) -> Offer:
+    def _offer(self, coded_slots: CodedSlots, own_bytes: int) -> CodingOffer:
         assert self._program is not None
         everything = sum(box.weight_bytes + box.scale_bytes for box in self._program.boxes)
         both = frozenset(one for one in self._codings if one.value in coded_slots.codings)
         has_base = bool(coded_slots.base) and coded_slots.base == self._bases.version
-        return Offer(both, has_base, own_bytes / max(1, everything), max(1, coded_slots.senders))
+        return CodingOffer(both, has_base, own_bytes / max(1, everything), max(1, coded_slots.senders))
 
-    def _collected(self, program: Program, best: set[Coding]) -> Sequence[Box] | None:
+    def _collected(self, program: Program, best: set[Coding]) -> Sequence[ShardBox] | None:
         """Return the boxes to collect: all (None) for deltas, a sample before it is measured, or none."""
         if Coding.DELTA in best:
             return None

@@ -30,7 +30,7 @@ Key = tuple[int, int]
 """(parameter, kind)"""
 
 
-class Part:
+class MaximaPart:
     """A part of a shard that another rank shares blocks with: which blocks of the shard those are."""
 
     __slots__ = ("count", "where")
@@ -58,8 +58,8 @@ class Exchange:
         """
         self._plan = plan
         self._shards = shards
-        self._gives: dict[Key, dict[int, list[Part]]] = {}
-        self._takes: dict[Key, dict[int, list[Part]]] = {}
+        self._gives: dict[Key, dict[int, list[MaximaPart]]] = {}
+        self._takes: dict[Key, dict[int, list[MaximaPart]]] = {}
         self._origins: dict[Key, Ints] = {}
         self._version = 0
         self._early: list[tuple[int, Maxima]] = []
@@ -79,12 +79,12 @@ class Exchange:
             pad = shards.dims - len(placement.shape)
             origin = np.concatenate([np.zeros(pad, np.int64), placement.starts[placement.row_of(rank)]])
             self._origins[key] = origin
-            gives: dict[int, list[Part]] = defaultdict(list)
-            takes: dict[int, list[Part]] = defaultdict(list)
+            gives: dict[int, list[MaximaPart]] = defaultdict(list)
+            takes: dict[int, list[MaximaPart]] = defaultdict(list)
             for row in np.flatnonzero((state.to == rank) | (state.source == rank)).tolist():
                 start = np.concatenate([np.zeros(pad, np.int64), state.starts[row]])
                 size = np.concatenate([np.ones(pad, np.int64), state.sizes[row]])
-                part = Part(start, size, origin)
+                part = MaximaPart(start, size, origin)
                 (gives if state.source[row] == rank else takes)[
                     int(state.to[row] if state.source[row] == rank else state.source[row])
                 ].append(part)

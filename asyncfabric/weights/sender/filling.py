@@ -19,15 +19,15 @@ from asyncfabric.weights.memory.host import HostSums
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import BLOCK, scales_of
 from asyncfabric.weights.sender.exchange import Floats
-from asyncfabric.weights.sender.program import Box, Unit
-from asyncfabric.weights.sender.scratch import Staging
+from asyncfabric.weights.sender.program import ShardBox, Unit
+from asyncfabric.weights.sender.scratch import ScratchStaging
 from asyncfabric.weights.sender.shards import Gathered, Shards
 
 PAST_CACHES_BYTES = 48 << 20
 """Staging memory from here on is out of the caches before the engine reads it."""
 
 
-class Run(NamedTuple):
+class FilledRun(NamedTuple):
     """Runs of equal length, from one region to one receiver: where they begin there, and where they go."""
 
     region: Region
@@ -51,7 +51,7 @@ class Filled(NamedTuple):
     marks: list[Any]
 
 
-class _Ready(NamedTuple):
+class _FilledUnit(NamedTuple):
     """What is the same each time that a unit is staged in one place, on a device that queues.
 
     Attributes:
@@ -62,10 +62,10 @@ class _Ready(NamedTuple):
 
     lay: Callable[[], None]
     sum: Summing
-    runs: list[Run]
+    runs: list[FilledRun]
 
 
-class Filler:
+class UnitFiller:
     """Fills the staging memory of one trainer for one version.
 
     Attributes:
@@ -73,7 +73,7 @@ class Filler:
         memory: the staging memory, None when nothing is staged.
     """
 
-    def __init__(self, shards: Shards, staging: Staging | None, kind: ChecksumKind) -> None:
+    def __init__(self, shards: Shards, staging: ScratchStaging | None, kind: ChecksumKind) -> None:
         """Read shards; `staging` is None when nothing is converted."""
         self.device: Device = shards.device
         self.memory: Memory | None = None if staging is None else self.device.memory_of(staging.region)
@@ -130,11 +130,11 @@ class Filler:
         steps = [self.device.seconds(*pair) for pair in pairwise(filled.marks)]
         return sum(steps[::2]), sum(steps[1::2])
 
-    def _left(self, box: Box, sums: Sums) -> bool:
+    def _left(self, box: ShardBox, sums: Sums) -> bool:
         """Leave the checksum of a box to the rail that gathers it, if it is of the rail's kind."""
         return box.gathered and isinstance(sums, HostSums) and sums.leave()
 
-    def _ordered(self, box: Box, at: int, sums: Sums) -> bool:
+    def _ordered(self, box: ShardBox, at: int, sums: Sums) -> bool:
         """Put a box in order and hash it in one pass, if it is one for that."""
         if box.lies is None or not isinstance(sums, HostSums):
             return False
@@ -143,7 +143,9 @@ class Filler:
         part = Stretch(self._shards.memory(region), box.lies, base)
         return sums.order(self.memory[at : at + box.weight_bytes], part, len(self.memory) >= PAST_CACHES_BYTES)
 
-    def _parts(self, box: Box, at: int, found: tuple[Floats, Ints] | None, reported: list[PlacedBox]) -> list[Stretch]:
+    def _parts(
+        self, box: ShardBox, at: int, found: tuple[Floats, Ints] | None, reported: list[PlacedBox]
+    ) -> list[Stretch]:
         """Return where a box is as it is written, once what is added to `reported` is laid."""
         if box.how is not None:
             assert self.memory is not None
@@ -159,7 +161,7 @@ class Filler:
             parts.append(stretch(self.memory, scales_at, box.scale_bytes))
         return parts
 
-    def _weights(self, box: Box, at: int, found: tuple[Floats, Ints] | None) -> Stretch:
+    def _weights(self, box: ShardBox, at: int, found: tuple[Floats, Ints] | None) -> Stretch:
         """Return where the weights of a box are once they are as they are written."""
         if box.direct is not None:
             region, base = box.source(self._shards)
@@ -180,12 +182,12 @@ class Filler:
         )
         return staged
 
-    def _ready(self, unit: Unit, at: int) -> _Ready | None:
+    def _ready(self, unit: Unit, at: int) -> _FilledUnit | None:
         """Return what is made once of a unit; None for one that is converted box by box."""
         if not self.quick(unit) or any(box.how is None and box.direct is None for box in unit.boxes):
             return None
         key = at, self._kind, None if self._staging is None else self._staging.region.id
-        found: _Ready | None = unit.ready.get(key)
+        found: _FilledUnit | None = unit.ready.get(key)
         if found is None:
             reported: list[PlacedBox] = []
             parts, begin = [], at
@@ -193,10 +195,10 @@ class Filler:
                 parts.append(self._parts(box, begin, None, reported))
                 begin += box.staged_bytes
             lay, add = self.device.laying(reported), self.device.summing(self._kind, parts)
-            found = unit.ready[key] = _Ready(lay, add, self._runs(unit, at))
+            found = unit.ready[key] = _FilledUnit(lay, add, self._runs(unit, at))
         return found
 
-    def _begin(self, unit: Unit, ready: _Ready) -> Filled:
+    def _begin(self, unit: Unit, ready: _FilledUnit) -> Filled:
         device = self.device
         with device.working():
             marks = [device.mark()]
@@ -207,12 +209,12 @@ class Filler:
             marks.append(device.mark())
         return Filled(sums, device.after() if unit.staged_bytes else None, marks)
 
-    def runs(self, unit: Unit, at: int) -> list[Run]:
+    def runs(self, unit: Unit, at: int) -> list[FilledRun]:
         """Return the runs of a unit, those of one region, receiver and length together."""
         ready = self._ready(unit, at)
         return self._runs(unit, at) if ready is None else ready.runs
 
-    def _runs(self, unit: Unit, at: int) -> list[Run]:
+    def _runs(self, unit: Unit, at: int) -> list[FilledRun]:
         found: dict[tuple[int, str, int], tuple[Region, list[Ints], list[Ints]]] = {}
 
         def add(region: Region, receiver: str, run_bytes: int, sources: Ints, targets: Ints) -> None:
@@ -244,7 +246,7 @@ class Filler:
                     )
             at += box.staged_bytes
         return [
-            Run(region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
+            FilledRun(region, receiver, run_bytes, np.concatenate(sources), np.concatenate(targets))
             for (_, receiver, run_bytes), (region, sources, targets) in found.items()
         ]
 
@@ -258,7 +260,7 @@ class Filler:
         return self._staging.region
 
 
-def _scales(box: Box, maxima: Floats, origin: Ints) -> Floats:
+def _scales(box: ShardBox, maxima: Floats, origin: Ints) -> Floats:
     """Return the scales that a box writes, in the order in which they lie at the receiver."""
     shape = box.rows[0].shape
     first = -(-box.start[-2:] // BLOCK) - origin[-2:] // BLOCK

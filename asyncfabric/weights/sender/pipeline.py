@@ -1,4 +1,4 @@
-"""Sending: one version of one trainer on its way: bring, convert and hash, write, retire, as concurrent stages.
+"""WeightSending: one version of one trainer on its way: bring, convert and hash, write, retire, as concurrent stages.
 
 Runs on the event loop's thread; converting runs on worker threads, or on a GPU, which writes wait for by themselves.
 What is converted and not yet written is bounded by the staging memory, what is written and not yet ended by that and by
@@ -26,9 +26,9 @@ from asyncfabric.weights.messages import Unreachable
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.sender.coded import CodedSending
 from asyncfabric.weights.sender.exchange import Exchange, Floats
-from asyncfabric.weights.sender.filling import Filled, Filler
+from asyncfabric.weights.sender.filling import Filled, UnitFiller
 from asyncfabric.weights.sender.program import Program, Unit
-from asyncfabric.weights.sender.scratch import PAGES_IN_FLIGHT, Staging
+from asyncfabric.weights.sender.scratch import PAGES_IN_FLIGHT, ScratchStaging
 from asyncfabric.weights.sender.shards import Gathered, Shards
 from asyncfabric.weights.sender.version import Stages
 from asyncfabric.weights.threads import in_thread
@@ -85,14 +85,14 @@ class _Posted:
             self.filled.sums.take(numbers, transfer.checksums)
 
 
-class Sending:
+class WeightSending:
     """One version on its way."""
 
     def __init__(
         self,
         fabric: Fabric,
         shards: Shards,
-        staging: Staging | None,
+        staging: ScratchStaging | None,
         exchange: Exchange,
         version: int,
         send: Send,
@@ -108,7 +108,7 @@ class Sending:
         self.kind: ChecksumKind = kind
         self._fabric = fabric
         self._staging = staging
-        self._filler = Filler(shards, staging, kind)
+        self._filler = UnitFiller(shards, staging, kind)
         self._exchange = exchange
         self._shards = shards
         self._samples = shards.samples()

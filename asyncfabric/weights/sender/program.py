@@ -54,7 +54,7 @@ class SentRow:
 
 
 @dataclass(slots=True)
-class Box:
+class ShardBox:
     """A box of a parameter and the rows that it is written as.
 
     Attributes:
@@ -147,8 +147,8 @@ class Unit:
 
     __slots__ = ("_gathered", "boxes", "ready", "staged_bytes")
 
-    def __init__(self, boxes: list[Box]) -> None:
-        self.boxes: list[Box] = boxes
+    def __init__(self, boxes: list[ShardBox]) -> None:
+        self.boxes: list[ShardBox] = boxes
         self.staged_bytes: int = sum(box.staged_bytes for box in boxes)
         self.ready: dict[Any, Any] = {}  # what a filler made of it once, by where it is staged
         self._gathered: list[Gathered] | None = None
@@ -174,7 +174,7 @@ class Program:
     def __init__(self, plan: Plan, rank: int, shards: Shards, gathers: bool = False) -> None:
         """Work it out for a plan with its replicas; `gathers`: the rail does."""
         batch = sent_by(plan, rank)
-        self.boxes: list[Box] = list(_boxes(plan, batch, shards, gathers))
+        self.boxes: list[ShardBox] = list(_boxes(plan, batch, shards, gathers))
         self.receivers: tuple[str, ...] = tuple(sorted({row.receiver for box in self.boxes for row in box.rows}))
         self.bytes_to: dict[str, int] = dict.fromkeys(self.receivers, 0)
         for box in self.boxes:
@@ -212,7 +212,7 @@ class Program:
 
         grown = whole if first_bytes is None else first_bytes
         most_bytes = at_most(grown)
-        boxes: list[Box] = []
+        boxes: list[ShardBox] = []
         staged = written = 0
         for box in self.boxes:
             if boxes and (staged + box.staged_bytes > most_bytes or written + box.written_bytes > most_bytes):
@@ -228,7 +228,7 @@ class Program:
             yield Unit(boxes)
 
 
-def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[Box]:
+def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[ShardBox]:
     shapes: dict[int, PieceShape] = {}
     names = {
         (number, receiver): receiver_name(one.name, receiver)
@@ -269,7 +269,7 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[
         if shards.place(name) is None:
             lies = None
         gather = gathers and lies is not None and all(is_gathered(lies, one.run_bytes) for one in sent)
-        box = Box(
+        box = ShardBox(
             name,
             parameter,
             kind,

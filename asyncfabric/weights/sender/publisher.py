@@ -51,11 +51,11 @@ from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.sender.coded import CodedSending
 from asyncfabric.weights.sender.codings import SenderCodings
 from asyncfabric.weights.sender.exchange import Exchange
-from asyncfabric.weights.sender.pipeline import Sending
+from asyncfabric.weights.sender.pipeline import WeightSending
 from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.scratch import Scratch
 from asyncfabric.weights.sender.shards import ShardMap, Shards, gathers, open_shards
-from asyncfabric.weights.sender.version import Awaited, Preparation, Publication, PublishReport
+from asyncfabric.weights.sender.version import AwaitedMessages, Preparation, Publication, PublishReport
 from asyncfabric.weights.writing import Gate
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
@@ -93,7 +93,7 @@ class WeightPublisher:
         self._thread = get_ident()
 
     @property
-    def awaited(self) -> Awaited | None:
+    def awaited(self) -> AwaitedMessages | None:
         """What the version that is being published waits for next, and from whom; None when none is."""
         one = self._publication
         return one.awaited(*self._preparation.standing(one.version)) if one is not None else None
@@ -141,7 +141,7 @@ class WeightPublisher:
         return report
 
     async def _carry_out(self, one: Publication, began: float) -> PublishReport:
-        sending: Sending | None = None
+        sending: WeightSending | None = None
         program: Program | None = None
         started = ended = began
         used: tuple[CodingReport, ...] = ()
@@ -198,11 +198,11 @@ class WeightPublisher:
 
     async def _send(
         self, one: Publication, program: Program, exchange: Exchange, scratch: Scratch
-    ) -> tuple[Sending, float]:
+    ) -> tuple[WeightSending, float]:
         """Write everything; return with what, and when receivers had opened their memory."""
 
-        def begun(kind: ChecksumKind) -> Sending:
-            return Sending(self._fabric, self._shards, scratch.staging, exchange, one.version, self._post, kind)
+        def begun(kind: ChecksumKind) -> WeightSending:
+            return WeightSending(self._fabric, self._shards, scratch.staging, exchange, one.version, self._post, kind)
 
         device = self._shards.device
         early_kind = device.checksum if device.queues else self._kind

@@ -23,7 +23,7 @@ from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.writing import MOST_PAGES
 
 
-class Staging:
+class ScratchStaging:
     """A ring over a region.
 
     Attributes:
@@ -107,7 +107,7 @@ class Scratch:
         reserve_bytes: for tiles, gathered boxes, page lists.
     """
 
-    staging: Staging | None
+    staging: ScratchStaging | None
     unit_bytes: int
     reserve_bytes: int
 
@@ -150,7 +150,7 @@ async def open_scratch(fabric: Fabric, program: Program, scratch_bytes: int, dev
     length = max(program.largest_staged, min(room, everything, held * unit))
     region = await fabric.allocate(padded(length), device=device.name, access="local")
     try:
-        yield Scratch(Staging(region), unit, reserve)
+        yield Scratch(ScratchStaging(region), unit, reserve)
     finally:
         with anyio.CancelScope(shield=True):
             await region.release()

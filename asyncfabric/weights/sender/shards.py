@@ -26,7 +26,7 @@ from asyncfabric.weights.threads import in_thread
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncfabric.weights.sender.program import Box
+    from asyncfabric.weights.sender.program import ShardBox
 
 
 MOST_SAMPLES, MOST_SAMPLED, WORD_BYTES = 1 << 14, 512, 8
@@ -228,7 +228,7 @@ def row_of(lies: Strided, source: int, target: int) -> list[int]:
     return [source, target, lies.run_bytes, *sizes, *strides]
 
 
-def gathered(boxes: Sequence[Box], shards: Shards) -> list[Gathered]:
+def gathered(boxes: Sequence[ShardBox], shards: Shards) -> list[Gathered]:
     """Return what is gathered of some boxes, by region and receiver."""
     found: dict[tuple[int, str], tuple[Region, list[list[int]], list[int]]] = {}
     for number, box in enumerate(boxes):

@@ -66,7 +66,7 @@ class PublishReport:
     sent_bytes: int = 0
 
 
-class Awaited(NamedTuple):
+class AwaitedMessages(NamedTuple):
     """What a version that is being published waits for next, and from whom."""
 
     what: str
@@ -108,22 +108,22 @@ class Publication:
             return None
         return {name for name in program.receivers if name in self.write.receivers and name not in self.gone}
 
-    def awaited(self, program: Program | None, maxima: set[str]) -> Awaited | None:
+    def awaited(self, program: Program | None, maxima: set[str]) -> AwaitedMessages | None:
         """Return what it waits for; None once it is over. `maxima`: of whom some are still to come."""
         if self.outcome is not None:
             return None
         if not self.seated:
-            return Awaited("the offers of all trainers", (COORDINATOR,))
+            return AwaitedMessages("the offers of all trainers", (COORDINATOR,))
         here = self.taking_part(program) if program is not None else None
         if here is None:
-            return Awaited("receivers to open their memory", (COORDINATOR,))
+            return AwaitedMessages("receivers to open their memory", (COORDINATOR,))
         if missing := here - self.gates.keys():
-            return Awaited("keys of receivers", tuple(sorted(missing)))
+            return AwaitedMessages("keys of receivers", tuple(sorted(missing)))
         if maxima:
-            return Awaited("maxima of blocks", tuple(sorted(maxima)))
+            return AwaitedMessages("maxima of blocks", tuple(sorted(maxima)))
         if not self.written:
-            return Awaited("its writes", tuple(sorted(here)))
-        return Awaited("the decision", (COORDINATOR,))
+            return AwaitedMessages("its writes", tuple(sorted(here)))
+        return AwaitedMessages("the decision", (COORDINATOR,))
 
 
 class Preparation:

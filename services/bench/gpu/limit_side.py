@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from asyncfabric_services.bench.options import MIB, Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender
 
 LARGE_BYTES = 1024 * MIB
@@ -15,7 +15,7 @@ LARGE_BYTES = 1024 * MIB
 class GpuLimitSide:
     """The bare copies of one run; only the initiator of the pair has work."""
 
-    def __init__(self, pair: Pair, options: Options) -> None:
+    def __init__(self, pair: BenchPair, options: Options) -> None:
         """Make the memory."""
         self._call = pair.initiator.call
         self._large = max(min(LARGE_BYTES, options.region_bytes), *options.sizes)

@@ -9,9 +9,9 @@ from asyncfabric.bench.measure import Rate, percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.gpu.limit_side import GpuLimitSide
 from asyncfabric_services.bench.options import MIB, Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import race
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.transfers.fabric_side import FabricSide
 from asyncfabric_services.bench.transfers.write_run import facts, single_writes, throughput
 from asyncfabric_services.quantities import format_size
@@ -28,12 +28,12 @@ WORDS = (
 """Figure, and the call of the worker that measures it. All have the way to a kernel, or back from it, in them."""
 
 
-def run_gpu_write(options: Options, report: Report) -> None:
+def run_gpu_write(options: Options, report: BenchReport) -> None:
     """Measure writes between two GPUs, and between a GPU and the other process's host memory."""
     report.expect(2 * len(options.sizes) + len(ENDS))
-    with Pair("gpu-limits", options.deadline_at) as limit_pair:
+    with BenchPair("gpu-limits", options.deadline_at) as limit_pair:
         limits = GpuLimitSide(limit_pair, options)
-        with Pair("gpu", options.deadline_at) as pair:
+        with BenchPair("gpu", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, options.region_bytes)
             for size in options.sizes:
                 ceiling = limits.write_limits(size, options.window)
@@ -42,16 +42,16 @@ def run_gpu_write(options: Options, report: Report) -> None:
             report.check("counts", side.check_counts())
         size = min(HOST_BYTES, options.region_bytes)
         for figure, memory, memory_there, limit in ENDS:
-            with Pair("gpu", options.deadline_at) as pair:
+            with BenchPair("gpu", options.deadline_at) as pair:
                 side = FabricSide(pair, options, memory, size, memory_there)
                 ceiling = [limits.copy(limit, size)]
                 throughput(options, report, side, size, ceiling, limits.core_distance(), figure)
 
 
-def run_gpu_limits(options: Options, report: Report) -> None:
+def run_gpu_limits(options: Options, report: BenchReport) -> None:
     """Measure torch's copies: between the GPUs, in flight and awaited, and to and from page-locked host memory."""
     report.expect(len(options.sizes))
-    with Pair("gpu-limits", options.deadline_at) as pair:
+    with BenchPair("gpu-limits", options.deadline_at) as pair:
         limits = GpuLimitSide(pair, options)
         for size in options.sizes:
             report.step(f"copies of {format_size(size)}")
@@ -76,11 +76,11 @@ def run_gpu_limits(options: Options, report: Report) -> None:
                 )
 
 
-def run_gpu_notify(options: Options, report: Report) -> None:
+def run_gpu_notify(options: Options, report: BenchReport) -> None:
     """Measure how fast a kernel's word reaches a task and sets off a write, and a signal a kernel; and a bare loop."""
     report.expect(len(WORDS) + 1)
     count = max(options.count or ROUNDS, 1) + 200
-    with Pair("gpu", options.deadline_at) as pair:
+    with BenchPair("gpu", options.deadline_at) as pair:
         side = FabricSide(pair, options, options.memory, MIB)
         bare = percentiles_us(pair.initiator.call("bare_echo", count=count))
         for figure, call in WORDS:

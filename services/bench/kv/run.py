@@ -9,16 +9,16 @@ from asyncfabric.bench.measure import percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.limits.limit_side import LimitSide
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, fastest, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.quantities import format_size
 
 STREAMS = 10
 """Streams per repeat, each to other pages."""
 
 
-class Shape(NamedTuple):
+class KvShape(NamedTuple):
     """How the prompt of a stream is cut: layers, chunks, and whether a push has all layers of a chunk."""
 
     layers: int
@@ -26,10 +26,10 @@ class Shape(NamedTuple):
     together: bool
 
 
-def run_kv(options: Options, report: Report, shape: Shape) -> None:
+def run_kv(options: Options, report: BenchReport, shape: KvShape) -> None:
     """Measure each page size."""
     report.expect(len(options.page_sizes))
-    with Pair("limits", options.deadline_at) as limit_pair, Pair("kv", options.deadline_at) as pair:
+    with BenchPair("limits", options.deadline_at) as limit_pair, BenchPair("kv", options.deadline_at) as pair:
         limits = LimitSide(limit_pair, options)
         rail, _ = pair.both("open", config=options.engine)
         for page_bytes in options.page_sizes:
@@ -39,7 +39,7 @@ def run_kv(options: Options, report: Report, shape: Shape) -> None:
 class _Streamer:
     """Streams, or the bare writes of the same pages, as a contender; keeps what each of them cost."""
 
-    def __init__(self, pair: Pair, pages: int, shape: Shape, *, bare: bool) -> None:
+    def __init__(self, pair: BenchPair, pages: int, shape: KvShape, *, bare: bool) -> None:
         self._pair = pair
         self._pages = pages
         self._how = {"chunks": shape.chunks, "together": shape.together, "bare": bare}
@@ -71,7 +71,13 @@ class _Streamer:
 
 
 def _streams(
-    options: Options, report: Report, limits: LimitSide, pair: Pair, page_bytes: int, shape: Shape, rail: dict[str, Any]
+    options: Options,
+    report: BenchReport,
+    limits: LimitSide,
+    pair: BenchPair,
+    page_bytes: int,
+    shape: KvShape,
+    rail: dict[str, Any],
 ) -> None:
     layers = shape.layers
     pool_pages = max(1, options.region_bytes // (page_bytes * layers))

@@ -13,8 +13,8 @@ from typing import Any
 from asyncfabric.bench.measure import paired_ratio, percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Pair
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.pair import BenchPair
+from asyncfabric_services.bench.report.report import BenchReport
 
 PREFILL_SHARE = 0.05
 """Of the prefill, what streaming may add to one step of decoding."""
@@ -51,10 +51,10 @@ class Serving:
         }
 
 
-def run_ttft(options: Options, report: Report, lengths: tuple[int, ...], serving: Serving) -> None:
+def run_ttft(options: Options, report: BenchReport, lengths: tuple[int, ...], serving: Serving) -> None:
     """Measure each prompt length."""
     report.expect(len(lengths))
-    with Pair("ttft", options.deadline_at) as pair:
+    with BenchPair("ttft", options.deadline_at) as pair:
         prefill, decode = pair.initiator, pair.target
         settings = serving.settings(options, max(lengths))
         prefill.start("serve", role="prefill", settings=settings)
@@ -67,7 +67,7 @@ def run_ttft(options: Options, report: Report, lengths: tuple[int, ...], serving
 
 
 def _prompt(
-    options: Options, report: Report, serving: Serving, decode: Any, node: dict[str, Any], tokens: int, seed: int
+    options: Options, report: BenchReport, serving: Serving, decode: Any, node: dict[str, Any], tokens: int, seed: int
 ) -> None:
     alone: list[dict[str, Any]] = []
     streamed: list[dict[str, Any]] = []

@@ -28,7 +28,7 @@ from asyncfabric_services.nodes.paged_model import PagedModel, open_paged_model
 from asyncfabric_services.nodes.prefiller import Prefiller, StreamMeter
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.admission import RequestAdmission
-from asyncfabric_services.runner.batch import Span
+from asyncfabric_services.runner.batch import TokenSpan
 from asyncfabric_services.runner.runner import chunks
 from asyncfabric_services.settings.sources import load_settings
 
@@ -148,5 +148,5 @@ class TtftWorker(BenchWorker):
         return {"seconds": seconds, "step_seconds": statistics.median(steps), "digest": digest.hexdigest()}
 
     async def _pass(self, tokens: list[int], start: int, lease: KvLease) -> torch.Tensor:
-        span = Span(tokens, start, lease.pages.tolist())
+        span = TokenSpan(tokens, start, lease.pages.tolist())
         return (await trio.to_thread.run_sync(self._model.runner.step, [span]))[0]

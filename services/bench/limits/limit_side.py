@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncfabric.bench.write import slot_count
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender
 from asyncfabric_services.exits import EnvironmentUnfit
 
@@ -22,7 +22,7 @@ SMALLEST_COPY = 4096
 class LimitSide:
     """The bare loops of one run."""
 
-    def __init__(self, pair: Pair, options: Options) -> None:
+    def __init__(self, pair: BenchPair, options: Options) -> None:
         """Make the memory of both processes."""
         self._pair = pair
         self._options = options

@@ -8,9 +8,9 @@ from asyncfabric.bench.measure import Rate, percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.limits.limit_side import LIBFABRIC_PROFILES, LimitSide
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, fastest, race
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.quantities import format_size
 
 ROUND_TRIPS = 5000
@@ -18,10 +18,10 @@ LISTS = 20
 NOTHING = Rate(0.0, 0.0, 0.0)
 
 
-def run_limits(options: Options, report: Report) -> None:
+def run_limits(options: Options, report: BenchReport) -> None:
     """Measure every ceiling that this machine has."""
     report.expect(len(options.sizes) + len(options.page_sizes) + 2)
-    with Pair("limits", options.deadline_at) as pair:
+    with BenchPair("limits", options.deadline_at) as pair:
         limits = LimitSide(pair, options)
         machine = limits.core_distance() | {"non_temporal": limits.non_temporal_kind()}
         for size in options.sizes:
@@ -33,7 +33,7 @@ def run_limits(options: Options, report: Report) -> None:
 
 
 def _writes(
-    options: Options, report: Report, limits: LimitSide, pair: Pair, size: int, machine: dict[str, Any]
+    options: Options, report: BenchReport, limits: LimitSide, pair: BenchPair, size: int, machine: dict[str, Any]
 ) -> None:
     report.step(f"limits at {format_size(size)}")
     field = [limits.copy("memcpy", size), limits.copy("memcpy_nt", size), limits.cma(size), limits.stream(size)]
@@ -60,7 +60,7 @@ def _writes(
         _row(report, contender.name, size, 1, window, gbytes_per_s, ops_per_s, machine, verified=verified)
 
 
-def _pages(options: Options, report: Report, limits: LimitSide, page_bytes: int, machine: dict[str, Any]) -> None:
+def _pages(options: Options, report: BenchReport, limits: LimitSide, page_bytes: int, machine: dict[str, Any]) -> None:
     report.step(f"limits of pages of {format_size(page_bytes)}")
     pages = min(options.pages, options.region_bytes // page_bytes)
     copies = [limits.copy_pages(name, page_bytes, pages) for name in ("memcpy", "memcpy_nt")]
@@ -79,7 +79,7 @@ def _pages(options: Options, report: Report, limits: LimitSide, page_bytes: int,
         _row(report, name, page_bytes, pages, 1, gbytes_per_s, pages_per_s, detail)
 
 
-def _wake_ups(options: Options, report: Report, pair: Pair, machine: dict[str, Any]) -> None:
+def _wake_ups(options: Options, report: BenchReport, pair: BenchPair, machine: dict[str, Any]) -> None:
     report.step("wake-ups")
     count = options.count or ROUND_TRIPS
     for limit, ping, pong in (("eventfd", "eventfd_ping", "eventfd_pong"), ("trio_eventfd", "trio_ping", "trio_pong")):
@@ -97,7 +97,7 @@ def _wake_ups(options: Options, report: Report, pair: Pair, machine: dict[str, A
         _row(report, limit, 0, 1, 1, NOTHING, ops_per_s, machine, p50=p50, p99=p99)
 
 
-def _libfabric_round_trips(options: Options, report: Report, limits: LimitSide, machine: dict[str, Any]) -> None:
+def _libfabric_round_trips(options: Options, report: BenchReport, limits: LimitSide, machine: dict[str, Any]) -> None:
     report.step("libfabric round trips")
     count = options.count or ROUND_TRIPS
     for profile in LIBFABRIC_PROFILES:
@@ -113,7 +113,7 @@ def _libfabric_round_trips(options: Options, report: Report, limits: LimitSide, 
 
 
 def _row(
-    report: Report,
+    report: BenchReport,
     limit: str,
     size: int,
     pages: int,

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from asyncfabric.moe import MoeConfig
-from asyncfabric_services.bench.moe.workload import Tokens
+from asyncfabric_services.bench.moe.workload import TokenLoad
 
 
 class GlooRows:
@@ -35,7 +35,7 @@ def _rows(count: int, width: int) -> torch.Tensor:
     return torch.zeros((count, width), dtype=torch.uint8)
 
 
-def gloo_exchange(config: MoeConfig, rank: int, tokens: Tokens) -> torch.Tensor:
+def gloo_exchange(config: MoeConfig, rank: int, tokens: TokenLoad) -> torch.Tensor:
     """Dispatch tokens, let the experts give their rows back as they are, and combine; no choice may be masked."""
     experts = torch.arange(config.num_experts)
     flat = tokens.indices.reshape(-1)

@@ -19,7 +19,7 @@ from asyncfabric.moe import MoeConfig
 from asyncfabric_services.bench.moe.gpu_counts import carried
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.pair import Process, all_of, answers_of
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 
 BATCHES, ROUNDS, MANY_ROUNDS, MANY_TOKENS = 4, 60, 20, 512
 COUNTED_STEPS = 3
@@ -28,7 +28,9 @@ TOTALS = {"writes": "immediates_sent", "wire_bytes": "bytes_written"}
 WORD_BYTES = 4
 
 
-def run_moe_gpu(options: Options, report: Report, shapes: list[dict[str, Any]], hosts: Sequence[int] | None) -> None:
+def run_moe_gpu(
+    options: Options, report: BenchReport, shapes: list[dict[str, Any]], hosts: Sequence[int] | None
+) -> None:
     """Measure each shape; `hosts`: of each rank, None: all are on one."""
     report.expect(len(shapes))
     with ExitStack() as stack:
@@ -78,7 +80,7 @@ def floors_of(config: MoeConfig, moved: float, rates: dict[str, float], apart: b
 
 def _one_shape(
     options: Options,
-    report: Report,
+    report: BenchReport,
     ranks: list[Process],
     config: MoeConfig,
     shape: dict[str, Any],

@@ -18,7 +18,7 @@ from asyncfabric.moe import MoeConfig, MoeGroup
 from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
 from asyncfabric_services.bench.moe.gpu_clock import WARM_ROUNDS, queued_times, single_times, sleep
 from asyncfabric_services.bench.moe.gpu_counts import moved, rows_by_rank
-from asyncfabric_services.bench.moe.workload import Tokens, expected, expert, tokens_of
+from asyncfabric_services.bench.moe.workload import TokenLoad, expected, expert, tokens_of
 from asyncfabric_services.bench.transfers.fabric_worker import FabricWorker
 
 MANY_TOKENS, CHECKED_TOKENS = 512, 128
@@ -34,7 +34,7 @@ class MoeGpuWorker(FabricWorker):
     _hosts: list[int] | None
     _gpu: int
     _moe: CudaMoeExchange
-    _given: list[Tokens]
+    _given: list[TokenLoad]
 
     _nursery: trio.Nursery
     _leave: trio.Event

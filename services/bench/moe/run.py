@@ -20,13 +20,13 @@ from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.pair import Process, all_of, answers_of
 from asyncfabric_services.bench.race import Contender, Repeat, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 
 COUNTED_STEPS = 4
 """Steps whose work requests, immediates and bytes are compared with the protocol's."""
 
 
-def run_moe(options: Options, report: Report, shapes: list[dict[str, Any]]) -> None:
+def run_moe(options: Options, report: BenchReport, shapes: list[dict[str, Any]]) -> None:
     """Measure each shape; they differ in the number of tokens."""
     report.expect(len(shapes))
     with ExitStack() as stack:
@@ -46,7 +46,7 @@ def run_moe(options: Options, report: Report, shapes: list[dict[str, Any]]) -> N
 
 
 def _one_size(
-    options: Options, report: Report, ranks: list[Process], shape: dict[str, Any], rail: dict[str, Any]
+    options: Options, report: BenchReport, ranks: list[Process], shape: dict[str, Any], rail: dict[str, Any]
 ) -> None:
     tokens = shape["max_tokens"]
     plans = all_of(ranks, "shape", shape=shape, tag=f"{tokens} tokens", seed=options.seed)

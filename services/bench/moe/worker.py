@@ -17,7 +17,7 @@ from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_mo
 from asyncfabric.moe.host.routing import owner_of_expert, owners
 from asyncfabric.moe.host.traffic import row_counts, step_traffic
 from asyncfabric_services.bench.moe.gloo import GlooRows, gloo_exchange
-from asyncfabric_services.bench.moe.workload import Tokens, expected, run_experts, tokens_of
+from asyncfabric_services.bench.moe.workload import TokenLoad, expected, run_experts, tokens_of
 from asyncfabric_services.bench.transfers.fabric_worker import FabricWorker
 
 
@@ -27,7 +27,7 @@ class MoeWorker(FabricWorker):
     _group: MoeGroup
     _config: MoeConfig
     _moe: MoeExchange
-    _tokens: Tokens
+    _tokens: TokenLoad
     _gloo: dict[str, GlooRows]
 
     async def aclose(self) -> None:

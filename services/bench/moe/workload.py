@@ -15,7 +15,7 @@ from asyncfabric.moe.reference import reference_combine
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenLoad:
     """What one rank dispatches in one step; scales only where the config has them."""
 
     x: torch.Tensor
@@ -28,18 +28,18 @@ class Tokens:
         """The arguments of dispatch."""
         return self.x, self.indices, self.weights, self.scales
 
-    def on(self, device: torch.device) -> Tokens:
+    def on(self, device: torch.device) -> TokenLoad:
         """Return the same on a GPU."""
         x, indices, weights = (each.to(device) for each in self.arguments[:3])
-        return Tokens(x, indices, weights, None if self.scales is None else self.scales.to(device))
+        return TokenLoad(x, indices, weights, None if self.scales is None else self.scales.to(device))
 
-    def part(self, some: slice) -> Tokens:
+    def part(self, some: slice) -> TokenLoad:
         """Return some of the tokens."""
         x, indices, weights = (each[some] for each in self.arguments[:3])
-        return Tokens(x, indices, weights, None if self.scales is None else self.scales[some])
+        return TokenLoad(x, indices, weights, None if self.scales is None else self.scales[some])
 
 
-def tokens_of(config: MoeConfig, rank: int, seed: int) -> Tokens:
+def tokens_of(config: MoeConfig, rank: int, seed: int) -> TokenLoad:
     """Return the tokens of a rank, `config.max_tokens` of them, each with distinct random experts."""
     random = torch.Generator().manual_seed(seed * 1009 + rank)
     count = config.max_tokens
@@ -48,7 +48,7 @@ def tokens_of(config: MoeConfig, rank: int, seed: int) -> Tokens:
     indices = scores.topk(config.top_k, dim=1).indices.to(torch.int32)
     weights = torch.rand(count, config.top_k, generator=random)
     scales = torch.rand(count, config.scales, generator=random) + 0.5 if config.scales else None
-    return Tokens(x, indices, weights, scales)
+    return TokenLoad(x, indices, weights, scales)
 
 
 def expert(
@@ -79,7 +79,7 @@ def run_experts(config: MoeConfig, experts: range, handle: MoeHandle) -> torch.T
     return outputs
 
 
-def expected(config: MoeConfig, rank: int, tokens: Tokens) -> torch.Tensor:
+def expected(config: MoeConfig, rank: int, tokens: TokenLoad) -> torch.Tensor:
     """Return what combine must give for these tokens, bit for bit."""
     choices = [
         expert(tokens.indices[:, choice, None].float(), tokens.x, tokens.scales, config)

@@ -17,9 +17,9 @@ from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.nixl.moving_worker import Operation
 from asyncfabric_services.bench.nixl.worker import FACE, INSTALLED_NAMES, installed_nixl
 from asyncfabric_services.bench.options import KIB, MIB, Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.quantities import format_size
 
 LISTS = 4
@@ -95,10 +95,10 @@ def figures_of(place: Workplace) -> Sequence[Figure]:
     return TCP if all(rail.partition(":")[0] == "tcp" for rail in place.rails) else HOST
 
 
-class Side:
+class NixlSide:
     """One contender: its two processes, and one figure prepared in them."""
 
-    def __init__(self, name: str, pair: Pair, options: Options, place: Workplace, **how: str) -> None:
+    def __init__(self, name: str, pair: BenchPair, options: Options, place: Workplace, **how: str) -> None:
         """Open both ends and let them know each other."""
         self.name = name
         self._pair, self._seed = pair, options.seed
@@ -144,7 +144,7 @@ class Side:
         return Contender(self.name, repeat)
 
 
-def run_nixl(options: Options, report: Report, place: Workplace) -> None:
+def run_nixl(options: Options, report: BenchReport, place: Workplace) -> None:
     """Measure each figure of the table for each operation."""
     figures = [one for one in figures_of(place) if one.moved_bytes <= options.region_bytes]
     report.expect(len(figures) * len(place.operations))
@@ -156,8 +156,8 @@ def run_nixl(options: Options, report: Report, place: Workplace) -> None:
         )
     with ExitStack() as stack:
 
-        def side(name: str, kind: Literal["nixl", "nixl-bare"], **how: str) -> Side:
-            return Side(name, stack.enter_context(Pair(kind, options.deadline_at)), options, place, **how)
+        def side(name: str, kind: Literal["nixl", "nixl-bare"], **how: str) -> NixlSide:
+            return NixlSide(name, stack.enter_context(BenchPair(kind, options.deadline_at)), options, place, **how)
 
         sides = [side("bare", "nixl-bare"), side("face", "nixl", module=FACE)]
         if real is not None:
@@ -170,7 +170,12 @@ def run_nixl(options: Options, report: Report, place: Workplace) -> None:
 
 
 def measure(
-    options: Options, report: Report, place: Workplace, sides: Sequence[Side], figure: Figure, operation: Operation
+    options: Options,
+    report: BenchReport,
+    place: Workplace,
+    sides: Sequence[NixlSide],
+    figure: Figure,
+    operation: Operation,
 ) -> None:
     """Check the bytes of one figure, race the contenders, publish their rows."""
     slots = max(1, min(figure.window, options.region_bytes // figure.op_bytes))

@@ -19,7 +19,7 @@ from asyncfabric.bench.rows import Point
 from asyncfabric_services.bench.report.table import WIDE, row_table
 
 
-class Report:
+class BenchReport:
     """Collects the points of one command."""
 
     def __init__(self, *, as_json: bool, plot: Path | None, title: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from asyncfabric.bench.write import slot_count
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender
 
 
@@ -23,7 +23,7 @@ class FabricSide:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: BenchPair,
         options: Options,
         memory: str,
         region_bytes: int,

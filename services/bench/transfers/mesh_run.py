@@ -14,7 +14,7 @@ from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.pair import Process, all_of, answers_of
 from asyncfabric_services.bench.race import Contender, Repeat, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.quantities import format_size
 
@@ -22,7 +22,7 @@ PATTERNS = ("ring", "all-to-all")
 HOST_PROCESSES = 4
 
 
-def run_mesh(options: Options, report: Report, processes: int | None) -> None:
+def run_mesh(options: Options, report: BenchReport, processes: int | None) -> None:
     """Measure each size in each pattern."""
     with ExitStack() as stack:
 
@@ -51,7 +51,9 @@ def run_mesh(options: Options, report: Report, processes: int | None) -> None:
             process.hang_up()  # a process group of NCCL is left by all at once
 
 
-def _one(options: Options, report: Report, ranks: list[Process], pattern: str, size: int, rail: dict[str, str]) -> None:
+def _one(
+    options: Options, report: BenchReport, ranks: list[Process], pattern: str, size: int, rail: dict[str, str]
+) -> None:
     def repeat(command: str) -> Repeat:
         return lambda count: max(all_of(ranks, command, pattern=pattern, op_bytes=size, count=count))
 

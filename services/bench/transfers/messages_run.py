@@ -14,9 +14,9 @@ from asyncfabric.bench.measure import percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.nixl.worker import installed_nixl
 from asyncfabric_services.bench.options import MIB, Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.transfers.fabric_side import FabricSide
 from asyncfabric_services.bench.transfers.note_worker import TRANSPORTS
 
@@ -25,15 +25,15 @@ MANY = 20000
 MESSAGE_BYTES = 32
 
 
-def run_messages(options: Options, report: Report) -> None:
+def run_messages(options: Options, report: BenchReport) -> None:
     """Measure all figures of one provider and polling mode."""
     report.expect(3)
     with ExitStack() as stack:
-        pair = stack.enter_context(Pair("fabric", options.deadline_at))
+        pair = stack.enter_context(BenchPair("fabric", options.deadline_at))
         side = FabricSide(pair, options, options.memory, MIB)
         notes = None
         if installed_nixl() is not None and options.provider in TRANSPORTS:
-            notes = _meet(stack.enter_context(Pair("notes", options.deadline_at)), options.provider)
+            notes = _meet(stack.enter_context(BenchPair("notes", options.deadline_at)), options.provider)
         for way in ("await", "spin"):
             report.step(f"{way}-round-trip")
             trips = [
@@ -67,7 +67,7 @@ class _Trips:
         self.samples_ns = []
 
 
-def _meet(pair: Pair, provider: str) -> Pair:
+def _meet(pair: BenchPair, provider: str) -> BenchPair:
     ours = pair.initiator.call("open", name="initiator", provider=provider)
     theirs = pair.target.call("open", name="target", provider=provider)
     pair.initiator.call("connect", name="target", metadata=theirs)
@@ -92,14 +92,14 @@ def _messages(side: FabricSide, way: str, count: int) -> list[int]:
     return samples
 
 
-def _notes(notes: Pair, count: int) -> list[int]:
+def _notes(notes: BenchPair, count: int) -> list[int]:
     notes.target.start("pong", length_bytes=MESSAGE_BYTES, count=count)
     samples: list[int] = notes.initiator.call("ping", length_bytes=MESSAGE_BYTES, count=count)
     notes.target.finish()
     return samples
 
 
-def _round_trips(options: Options, report: Report, trips: list[_Trips]) -> None:
+def _round_trips(options: Options, report: BenchReport, trips: list[_Trips]) -> None:
     count = options.count or ROUNDS
     by_name = {one.figure: one for one in trips}
     race(
@@ -117,7 +117,7 @@ def _round_trips(options: Options, report: Report, trips: list[_Trips]) -> None:
         _row(options, report, one.contender, one.length_bytes, figures)
 
 
-def _one_way(options: Options, report: Report, side: FabricSide, notes: Pair | None) -> None:
+def _one_way(options: Options, report: BenchReport, side: FabricSide, notes: BenchPair | None) -> None:
     verdicts: dict[str, bool] = {}
 
     def messages(take: str) -> Contender:
@@ -130,7 +130,7 @@ def _one_way(options: Options, report: Report, side: FabricSide, notes: Pair | N
 
         return Contender(take, repeat)
 
-    def compared(pair: Pair) -> Contender:
+    def compared(pair: BenchPair) -> Contender:
         def repeat(count: int) -> float:
             pair.target.start("receive_many", count=count)
             started = pair.initiator.call("send_many", length_bytes=MESSAGE_BYTES, count=count)
@@ -154,7 +154,7 @@ def _one_way(options: Options, report: Report, side: FabricSide, notes: Pair | N
         _row(options, report, one, MESSAGE_BYTES, {})
 
 
-def _row(options: Options, report: Report, one: Contender, length_bytes: int, figures: dict[str, Any]) -> None:
+def _row(options: Options, report: BenchReport, one: Contender, length_bytes: int, figures: dict[str, Any]) -> None:
     gbytes_per_s, ops_per_s = rates(one.seconds, one.count, one.count * length_bytes)
     point = Point(
         bench="messages",

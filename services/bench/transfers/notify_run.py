@@ -11,8 +11,8 @@ from asyncfabric.bench.measure import Rate, percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.limits.limit_side import LimitSide
 from asyncfabric_services.bench.options import KIB, MIB, Options
-from asyncfabric_services.bench.pair import Pair
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.pair import BenchPair
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.transfers.fabric_side import FabricSide
 from asyncfabric_services.bench.transfers.write_run import facts
 
@@ -24,21 +24,21 @@ IDLE_SECONDS = 3.0
 NOTHING = Rate(0.0, 0.0, 0.0)
 
 
-def run_notify(options: Options, report: Report) -> None:
+def run_notify(options: Options, report: BenchReport) -> None:
     """Measure all figures of one provider and polling mode."""
     report.expect(7 if options.polling == "busy" else 8)
-    with Pair("limits", options.deadline_at) as limit_pair:
+    with BenchPair("limits", options.deadline_at) as limit_pair:
         limits = LimitSide(limit_pair, options)
         # Limits are measured while no busy fabric is open: it would take their cores.
         machine = limits.core_distance()
         bare = [_bare_round_trips(options, limit_pair) for _ in range(options.repeats)]
-        with Pair("engine", options.deadline_at) as pair:
+        with BenchPair("engine", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, MIB)
             _native(options, report, side, machine, 0, "native-round-trip")
             _native(options, report, side, machine, SEEN_BYTES, "native-write-round-trip")
             report.check("counts of the engines", side.check_counts())
         machine = limits.core_distance()
-        with Pair("fabric", options.deadline_at) as pair:
+        with BenchPair("fabric", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, MIB)
             _write_seen(options, report, side, machine)
             _spin(options, report, side, machine)
@@ -51,7 +51,7 @@ def run_notify(options: Options, report: Report) -> None:
 
 
 def _native(
-    options: Options, report: Report, side: FabricSide, machine: dict[str, Any], op_bytes: int, figure: str
+    options: Options, report: BenchReport, side: FabricSide, machine: dict[str, Any], op_bytes: int, figure: str
 ) -> None:
     report.step(figure)
     options_level = {"level": "engine"}
@@ -60,14 +60,14 @@ def _native(
     _row(options, report, side, figure, op_bytes, samples, seconds, count, machine | options_level)
 
 
-def _spin(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:
+def _spin(options: Options, report: BenchReport, side: FabricSide, machine: dict[str, Any]) -> None:
     report.step("spin-round-trip")
     count = options.count or ROUNDS
     samples, seconds = _ping_pong(options, side, "ping_spin", "pong_spin", count)
     _row(options, report, side, "spin-round-trip", 0, samples, seconds, count, machine)
 
 
-def _bare_round_trips(options: Options, limits: Pair) -> list[int]:
+def _bare_round_trips(options: Options, limits: BenchPair) -> list[int]:
     """Return round trips of two bare trio programs over a pair of eventfds."""
     count = options.count or ROUNDS // 2
     limits.target.start("trio_pong", out=limits.back, into=limits.forth, count=count)
@@ -77,7 +77,12 @@ def _bare_round_trips(options: Options, limits: Pair) -> list[int]:
 
 
 def _await(
-    options: Options, report: Report, side: FabricSide, limits: Pair, before: list[list[int]], machine: dict[str, Any]
+    options: Options,
+    report: BenchReport,
+    side: FabricSide,
+    limits: BenchPair,
+    before: list[list[int]],
+    machine: dict[str, Any],
 ) -> None:
     """Awaited round trips, in turn with two bare trio programs; beside a busy fabric those were measured `before`."""
     report.step("await-round-trip")
@@ -100,7 +105,7 @@ def _await(
     _row(options, report, side, "await-round-trip", 0, ours, seconds, count, detail, "trio_eventfd", ratio)
 
 
-def _write_seen(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:
+def _write_seen(options: Options, report: BenchReport, side: FabricSide, machine: dict[str, Any]) -> None:
     report.step("write-seen-by-spin")
     count = options.count or ROUNDS
     samples: list[int] = []
@@ -121,7 +126,7 @@ def _write_seen(options: Options, report: Report, side: FabricSide, machine: dic
     _row(options, report, side, "write-seen-by-spin", SEEN_BYTES, samples, seconds, count, machine, verified=verified)
 
 
-def _blocking(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:
+def _blocking(options: Options, report: BenchReport, side: FabricSide, machine: dict[str, Any]) -> None:
     """Writes that are waited for one by one: without an event loop, in turn with the same writes awaited."""
     report.step("blocking-write")
     count = options.count or ROUNDS // 2
@@ -149,7 +154,7 @@ def _blocking(options: Options, report: Report, side: FabricSide, machine: dict[
     _row(options, report, side, "blocking-write", SEEN_BYTES, ours, seconds, count, detail, "awaited_write", ratio)
 
 
-def _together(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:
+def _together(options: Options, report: BenchReport, side: FabricSide, machine: dict[str, Any]) -> None:
     report.step(f"{TOGETHER} transfers awaited together")
     side.poison()
     rounds = max(3, (options.count or ROUNDS) // 200)
@@ -173,7 +178,7 @@ def _together(options: Options, report: Report, side: FabricSide, machine: dict[
     )  # fmt: skip
 
 
-def _idle(options: Options, report: Report, side: FabricSide, machine: dict[str, Any]) -> None:
+def _idle(options: Options, report: BenchReport, side: FabricSide, machine: dict[str, Any]) -> None:
     report.step("idle")
     shares = side.pair.both("idle", seconds=IDLE_SECONDS)
     point = Point(
@@ -213,7 +218,7 @@ def _one_ping_pong(side: FabricSide, ping: str, pong: str, count: int, **more: A
 
 def _row(
     options: Options,
-    report: Report,
+    report: BenchReport,
     side: FabricSide,
     figure: str,
     op_bytes: int,

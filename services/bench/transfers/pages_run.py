@@ -13,9 +13,9 @@ from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.gpu.limit_side import GpuLimitSide
 from asyncfabric_services.bench.limits.limit_side import LimitSide
 from asyncfabric_services.bench.options import KIB, Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, fastest, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.transfers.fabric_side import FabricSide
 from asyncfabric_services.bench.transfers.write_run import facts
 from asyncfabric_services.quantities import format_size
@@ -27,11 +27,11 @@ LONG_LIST = 10_000
 LONG_LIST_PAGE = 4 * KIB
 
 
-def run_pages(options: Options, report: Report) -> None:
+def run_pages(options: Options, report: BenchReport) -> None:
     """Measure each page size, then the call with the long list."""
     report.expect(len(options.page_sizes) + 1)
     busy = options.limits_first
-    with Pair("gpu-limits" if options.on_gpu else "limits", options.deadline_at) as limit_pair:
+    with BenchPair("gpu-limits" if options.on_gpu else "limits", options.deadline_at) as limit_pair:
         limits = GpuLimitSide(limit_pair, options) if options.on_gpu else LimitSide(limit_pair, options)
         ceilings = {size: limits.page_limits(size, pages_of(options, size)) for size in options.page_sizes}
         if busy:
@@ -39,7 +39,7 @@ def run_pages(options: Options, report: Report) -> None:
             machine = limits.core_distance()
             for field in ceilings.values():
                 race(field, repeats=options.repeats, duration=options.duration, count=options.count or LISTS)
-        with Pair("gpu" if options.on_gpu else "fabric", options.deadline_at) as pair:
+        with BenchPair("gpu" if options.on_gpu else "fabric", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, options.region_bytes, reads=options.reads)
             for page_bytes, ceiling in ceilings.items():
                 if not busy:
@@ -80,7 +80,7 @@ def page_moves(
 
 def _lists(
     options: Options,
-    report: Report,
+    report: BenchReport,
     side: FabricSide,
     page_bytes: int,
     ceiling: list[Contender],
@@ -129,7 +129,7 @@ def _lists(
     )
 
 
-def _long_list(options: Options, report: Report, side: FabricSide) -> None:
+def _long_list(options: Options, report: BenchReport, side: FabricSide) -> None:
     pages = min(LONG_LIST, options.region_bytes // LONG_LIST_PAGE)
     report.step(f"one call with {pages} pages")
     side.poison()

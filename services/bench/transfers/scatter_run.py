@@ -8,7 +8,7 @@ from asyncfabric.bench.measure import percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import KIB, Options
 from asyncfabric_services.bench.pair import Process
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 
 HOSTS = 2
 ROUNDS = 500
@@ -21,7 +21,7 @@ def odd_lengths(targets: int, stride: int) -> list[int]:
     return [stride - 1 - 37 * (index % 16) for index in range(targets)]
 
 
-def run_scatter(options: Options, report: Report, target_counts: tuple[int, ...]) -> None:
+def run_scatter(options: Options, report: BenchReport, target_counts: tuple[int, ...]) -> None:
     """Open the most targets that are asked for once, then scatter to the first n of them for each n."""
     most = max(target_counts)
     stride = LENGTH_BYTES
@@ -47,7 +47,7 @@ def run_scatter(options: Options, report: Report, target_counts: tuple[int, ...]
 
 def _one_width(
     options: Options,
-    report: Report,
+    report: BenchReport,
     sender: Process,
     hosts: list[Process],
     shares: list[int],

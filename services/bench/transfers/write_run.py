@@ -8,9 +8,9 @@ from asyncfabric.bench.measure import percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.limits.limit_side import LimitSide
 from asyncfabric_services.bench.options import MIB, Options
-from asyncfabric_services.bench.pair import Pair
+from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, fastest, race, speed_ratio
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.transfers.fabric_side import FabricSide
 from asyncfabric_services.quantities import format_size
 
@@ -20,11 +20,11 @@ SINGLES = 200
 DEEP_BYTES = MIB
 
 
-def run_write(options: Options, report: Report) -> None:
+def run_write(options: Options, report: BenchReport) -> None:
     """Measure throughput and single writes for each size."""
     report.expect(2 * len(options.sizes))
     busy = options.polling == "busy"
-    with Pair("limits", options.deadline_at) as limit_pair:
+    with BenchPair("limits", options.deadline_at) as limit_pair:
         limits = LimitSide(limit_pair, options)
         ceilings = {size: limits.write_limits(size, options.window) for size in options.sizes}
         if busy:
@@ -32,7 +32,7 @@ def run_write(options: Options, report: Report) -> None:
             machine = limits.core_distance()
             for field in ceilings.values():
                 race(field, repeats=options.repeats, duration=options.duration, count=options.count)
-        with Pair("engine" if options.engine_level else "fabric", options.deadline_at) as pair:
+        with BenchPair("engine" if options.engine_level else "fabric", options.deadline_at) as pair:
             side = FabricSide(pair, options, options.memory, options.region_bytes)
             for size in options.sizes:
                 if not busy:
@@ -52,7 +52,7 @@ def facts(options: Options, side: FabricSide, **more: Any) -> dict[str, Any]:
 
 def throughput(
     options: Options,
-    report: Report,
+    report: BenchReport,
     side: FabricSide,
     size: int,
     ceiling: list[Contender],
@@ -92,7 +92,7 @@ def throughput(
     )
 
 
-def single_writes(options: Options, report: Report, side: FabricSide, size: int) -> None:
+def single_writes(options: Options, report: BenchReport, side: FabricSide, size: int) -> None:
     """Measure writes that are awaited one after the other, and publish the row."""
     report.step(f"one write of {format_size(size)}, awaited")
     side.poison()
@@ -125,10 +125,10 @@ def single_writes(options: Options, report: Report, side: FabricSide, size: int)
     )
 
 
-def run_unawaited(options: Options, report: Report, count: int) -> None:
+def run_unawaited(options: Options, report: BenchReport, count: int) -> None:
     """Submit `count` writes of 1 MiB that nobody awaits, several rounds; memory must not grow from round to round."""
     report.expect(options.repeats)
-    with Pair("fabric", options.deadline_at) as pair:
+    with BenchPair("fabric", options.deadline_at) as pair:
         side = FabricSide(pair, options, options.memory, options.region_bytes)
         seconds: list[float] = []
         resident: list[int] = []

@@ -22,7 +22,7 @@ from asyncfabric.bench.rows import Point, rates
 from asyncfabric.weights.coding.choice import GAIN, Coding, Costs, choose, measure
 from asyncfabric.weights.coding.codings import apply_delta, decode_exponents, encode_delta, encode_exponents
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 
 Bytes = NDArray[np.uint8]
 ITEM_BYTES = 2
@@ -30,7 +30,7 @@ VOCABULARY, BATCH, CONTEXT = 256, 8, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class CodedTraining:
     """The run: a model of `layers` and `hidden`, whose AdamW takes steps of `learning_rate`."""
 
     layers: int = 8
@@ -49,7 +49,7 @@ class Tally:
     plain: int = 0
 
 
-def run_coding(options: Options, report: Report, training: Training) -> None:
+def run_coding(options: Options, report: BenchReport, training: CodedTraining) -> None:
     """Train for `options.repeats` steps after the first, and publish a row for each coding."""
     report.expect(options.repeats)
     tallies = {Coding.DELTA: Tally(), Coding.EXPONENT: Tally()}
@@ -75,7 +75,7 @@ def run_coding(options: Options, report: Report, training: Training) -> None:
         _publish(report, training, coding, tally, copies, total, chosen)
 
 
-def trained(training: Training, seed: int) -> Iterator[list[Bytes]]:
+def trained(training: CodedTraining, seed: int) -> Iterator[list[Bytes]]:
     """Yield the weights as bfloat16, tensor by tensor: before the first step, and after each. Endless."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
@@ -134,7 +134,13 @@ def _step(coding: Coding, tally: Tally, old: list[Bytes], new: list[Bytes], held
 
 
 def _publish(
-    report: Report, training: Training, coding: Coding, tally: Tally, copies: list[float], total: int, chosen: Coding
+    report: BenchReport,
+    training: CodedTraining,
+    coding: Coding,
+    tally: Tally,
+    copies: list[float],
+    total: int,
+    chosen: Coding,
 ) -> None:
     gbytes_per_s, ops_per_s = rates(tally.encode_s, 1, total)
     share = statistics.median(tally.sent) / total

@@ -14,7 +14,7 @@ from typing import Any
 from asyncfabric.bench.measure import paired_ratio
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.options import Options
-from asyncfabric_services.bench.report.report import Report
+from asyncfabric_services.bench.report.report import BenchReport
 from asyncfabric_services.bench.weights.setup import open_setup
 
 UNTIL_CODED = 3
@@ -26,7 +26,7 @@ WALK_BYTES = 256 << 20
 
 
 def run_weights(
-    options: Options, report: Report, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = ()
+    options: Options, report: BenchReport, model: dict[str, Any], scratch_bytes: int, codings: tuple[str, ...] = ()
 ) -> None:
     """Measure updates of one model; with codings its weights change a little before each."""
     report.expect(options.repeats + 1)

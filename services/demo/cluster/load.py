@@ -13,7 +13,7 @@ TEMPERATURE = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """What a client wants: a prompt and the length of the answer in tokens."""
 
     prompt: str
@@ -21,7 +21,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """What a client got.
 
     Attributes:
@@ -32,7 +32,7 @@ class Outcome:
         seconds: to the end.
     """
 
-    ask: Ask
+    ask: LoadRequest
     text: str
     error: str
     ttft_seconds: float
@@ -51,8 +51,8 @@ class Load:
         outcomes: of ended requests.
     """
 
-    def __init__(self, address: str, model: str, asks: Sequence[Ask]) -> None:
-        self.outcomes: list[Outcome] = []
+    def __init__(self, address: str, model: str, asks: Sequence[LoadRequest]) -> None:
+        self.outcomes: list[LoadOutcome] = []
         self._address = address
         self._model = model
         self._asks = asks
@@ -92,7 +92,7 @@ class Load:
             self._ended.set()
             self._ended = trio.Event()
 
-    async def _one(self, client: openai.AsyncOpenAI, ask: Ask) -> Outcome:
+    async def _one(self, client: openai.AsyncOpenAI, ask: LoadRequest) -> LoadOutcome:
         began, first, text, error = trio.current_time(), 0.0, "", ""
         try:
             stream = await client.completions.create(
@@ -109,4 +109,4 @@ class Load:
         except openai.OpenAIError as failure:
             error = f"{type(failure).__name__}: {failure}"
         ended = trio.current_time()
-        return Outcome(ask, text, error, (first or ended) - began, ended - began)
+        return LoadOutcome(ask, text, error, (first or ended) - began, ended - began)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from asyncfabric_services.demo.cluster.load import Ask
-from asyncfabric_services.runner.batch import Span
+from asyncfabric_services.demo.cluster.load import LoadRequest
+from asyncfabric_services.runner.batch import TokenSpan
 from asyncfabric_services.runner.model import ModelChoice, load_model
 from asyncfabric_services.runner.runner import Runner
 
@@ -21,7 +21,7 @@ class OneProcess:
         memory = torch.zeros(shape.pool_bytes(self._pages), dtype=torch.uint8)
         self._runner = Runner(self._loaded, shape.view(memory, self._pages))
 
-    def answer(self, ask: Ask) -> str:
+    def answer(self, ask: LoadRequest) -> str:
         """Return the text of the greedy answer."""
         tokenizer, table = self._loaded.tokenizer, range(self._pages)
         tokens = tokenizer.encode(ask.prompt)
@@ -32,6 +32,6 @@ class OneProcess:
             if token in self._loaded.end_tokens:
                 break
             text += pieces.feed(token)
-            logits = self._runner.step([Span([token], len(tokens), table)])[0]
+            logits = self._runner.step([TokenSpan([token], len(tokens), table)])[0]
             tokens.append(token)
         return text + pieces.finish()

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo.cluster.load import Ask
+from asyncfabric_services.demo.cluster.load import LoadRequest
 from asyncfabric_services.demo.cluster.scenario import Observed
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 
 
-class Summary(Closing, frozen=True, kw_only=True):
+class ClusterSummary(Closing, frozen=True, kw_only=True):
     """The closing object of `--json`. Times per token are means of one request each."""
 
     demo: str
@@ -34,13 +34,15 @@ class Summary(Closing, frozen=True, kw_only=True):
         return self.requests > 0 and not (self.wrong_answers or self.lost or self.leaked_pages or self.errors)
 
 
-def summarize(settings: Settings, observed: Observed, expected: Mapping[Ask, str], seconds: float) -> Summary:
+def summarize(
+    settings: DemoSettings, observed: Observed, expected: Mapping[LoadRequest, str], seconds: float
+) -> ClusterSummary:
     """Judge the answers; `expected` are those of one process."""
     whole = [outcome for outcome in observed.outcomes if not outcome.error]
     ttft_p50, ttft_p99 = _percentiles([outcome.ttft_seconds for outcome in whole])
     token_p50, token_p99 = _percentiles([outcome.per_token_seconds for outcome in whole])
     errors = [outcome.error for outcome in observed.outcomes if outcome.error]
-    return Summary(
+    return ClusterSummary(
         demo="kv",
         provider=settings.provider,
         requests=len(observed.outcomes),
@@ -59,7 +61,7 @@ def summarize(settings: Settings, observed: Observed, expected: Mapping[Ask, str
     )
 
 
-def show(summary: Summary, *, as_json: bool) -> None:
+def show(summary: ClusterSummary, *, as_json: bool) -> None:
     """Print the closing object, or a table."""
     if as_json:
         print_object(summary)

@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 import trio
 
-from asyncfabric_services.demo.cluster.load import Ask
+from asyncfabric_services.demo.cluster.load import LoadRequest
 from asyncfabric_services.demo.cluster.one_process import OneProcess
 from asyncfabric_services.demo.cluster.report import show, summarize
 from asyncfabric_services.demo.cluster.scenario import asks_of, play
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.interruption import guarded
 from asyncfabric_services.runner.model import ModelChoice
 
 
-def run_cluster_demo(settings: Settings, *, requests: int, clients: int, as_json: bool) -> int:
+def run_cluster_demo(settings: DemoSettings, *, requests: int, clients: int, as_json: bool) -> int:
     """Run the demo and show what became of it; return the exit status."""
     began = time.monotonic()
 
@@ -38,7 +38,7 @@ def run_cluster_demo(settings: Settings, *, requests: int, clients: int, as_json
     return FINE if summary.fine else CHECK_FAILED
 
 
-def _expected(settings: Settings, asks: Sequence[Ask]) -> dict[Ask, str]:
+def _expected(settings: DemoSettings, asks: Sequence[LoadRequest]) -> dict[LoadRequest, str]:
     torch.set_num_threads(settings.threads)
     path = Path(settings.model) if settings.model else None
     choice = ModelChoice(path=path, layers=settings.layers, hidden=settings.hidden, seed=settings.seed)

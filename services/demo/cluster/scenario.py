@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import trio
 
 from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
-from asyncfabric_services.demo.cluster.load import Ask, Load, Outcome
+from asyncfabric_services.demo.cluster.load import Load, LoadOutcome, LoadRequest
 from asyncfabric_services.demo.prompts import jobs_of_lengths
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 
 LENGTHS = (12, 40, 100, 200, 400, 800)  # characters of the prompts
 BETWEEN_STEPS = 6  # requests
@@ -36,7 +36,7 @@ class Observed:
         dirty_ends: nodes that were asked to end and did not end with status 0.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[LoadOutcome] = field(default_factory=list)
     retries: int = 0
     leaked_pages: int = 0
     sent_bytes: float = 0.0
@@ -45,15 +45,15 @@ class Observed:
     dirty_ends: list[str] = field(default_factory=list)
 
 
-def asks_of(new_tokens: int) -> list[Ask]:
+def asks_of(new_tokens: int) -> list[LoadRequest]:
     """Return the load: prompts of several lengths, answers of several lengths."""
     return [
-        Ask(job.text[:length], max(1, new_tokens >> job.id % 3))
+        LoadRequest(job.text[:length], max(1, new_tokens >> job.id % 3))
         for job, length in zip(jobs_of_lengths(LENGTHS), LENGTHS, strict=True)
     ]
 
 
-def environment_of(settings: Settings) -> dict[str, str]:
+def environment_of(settings: DemoSettings) -> dict[str, str]:
     """Return the settings of the nodes as environment variables."""
     values = {
         "MODEL__NAME": MODEL,
@@ -71,7 +71,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {f"ASYNCFABRIC_{name}": str(value) for name, value in values.items()}
 
 
-async def play(settings: Settings, asks: Sequence[Ask], requests: int, clients: int, report: Reporter) -> Observed:
+async def play(
+    settings: DemoSettings, asks: Sequence[LoadRequest], requests: int, clients: int, report: Reporter
+) -> Observed:
     """Play the scenario with at least so many requests and return what became of it.
 
     Raises:

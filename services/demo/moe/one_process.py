@@ -8,12 +8,12 @@ import torch
 
 from asyncfabric.integrations.sparse_blocks import config_for
 from asyncfabric_services.demo.moe.scenario import NODES, VICTIM, prompts_of
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.experts.sparse_model import greedy, load_sparse, mask_experts
 from asyncfabric_services.settings.schema import ModelSection
 
 
-def right_answers(settings: Settings) -> tuple[list[list[int]], list[list[int]]]:
+def right_answers(settings: DemoSettings) -> tuple[list[list[int]], list[list[int]]]:
     """Return the answers with all experts, and those without the experts of the node that is killed."""
     torch.set_num_threads(settings.threads)
     path = Path(settings.model) if settings.model else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo.moe.scenario import NODES, VICTIM, Observed
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.moe.scenario import NODES, VICTIM, MoeObserved
+from asyncfabric_services.demo.settings import DemoSettings
 
 Answers = list[list[int]]
 
 
-class Summary(Closing, frozen=True, kw_only=True):
+class MoeSummary(Closing, frozen=True, kw_only=True):
     """The closing object of `--json`.
 
     Attributes:
@@ -33,7 +33,9 @@ class Summary(Closing, frozen=True, kw_only=True):
         return self.answers > 0 and not self.wrong_answers and self.left_out == [VICTIM] and not self.errors
 
 
-def summarize(settings: Settings, observed: Observed, whole: Answers, masked: Answers, seconds: float) -> Summary:
+def summarize(
+    settings: DemoSettings, observed: MoeObserved, whole: Answers, masked: Answers, seconds: float
+) -> MoeSummary:
     """Judge the answers; `whole` and `masked` are those of one process with all experts, and without some.
 
     Answers of the second half that were complete before the kill have all experts, the others have the mask.
@@ -46,7 +48,7 @@ def summarize(settings: Settings, observed: Observed, whole: Answers, masked: An
     errors = [f"{name} did not end in good order" for name in observed.dirty_ends]
     if not masked_answers:
         errors.append("no answer was given with the mask")
-    return Summary(
+    return MoeSummary(
         demo="moe",
         provider=settings.provider,
         answers=len(observed.before) + len(observed.after),
@@ -60,7 +62,7 @@ def summarize(settings: Settings, observed: Observed, whole: Answers, masked: An
     )
 
 
-def show(summary: Summary, *, as_json: bool) -> None:
+def show(summary: MoeSummary, *, as_json: bool) -> None:
     """Print the closing object, or a table."""
     if as_json:
         print_object(summary)

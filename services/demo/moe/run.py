@@ -10,12 +10,12 @@ import trio
 from asyncfabric_services.demo.moe.one_process import right_answers
 from asyncfabric_services.demo.moe.report import show, summarize
 from asyncfabric_services.demo.moe.scenario import play
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.exits import CHECK_FAILED, FINE
 from asyncfabric_services.interruption import guarded
 
 
-def run_moe_demo(settings: Settings, *, as_json: bool) -> int:
+def run_moe_demo(settings: DemoSettings, *, as_json: bool) -> int:
     """Run the demo and show what became of it; return the exit status."""
     began = time.monotonic()
 

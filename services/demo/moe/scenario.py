@@ -9,7 +9,7 @@ import trio
 
 from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
 from asyncfabric_services.demo.prompts import jobs_of_lengths
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.experts.conductor import Departure
 from asyncfabric_services.experts.group import open_group
 
@@ -25,7 +25,7 @@ Reporter = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Observed:
+class MoeObserved:
     """What the scenario observed.
 
     Attributes:
@@ -48,7 +48,7 @@ def prompts_of() -> list[list[int]]:
     return [list(job.text.encode()[:length]) for job, length in zip(jobs_of_lengths(LENGTHS), LENGTHS, strict=True)]
 
 
-def environment_of(settings: Settings) -> dict[str, str]:
+def environment_of(settings: DemoSettings) -> dict[str, str]:
     """Return the settings of the nodes as environment variables."""
     values = {
         "MODEL__PATH": settings.model or "",
@@ -62,7 +62,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {f"ASYNCFABRIC_{name}": str(value) for name, value in values.items()}
 
 
-async def play(settings: Settings, report: Reporter) -> Observed:
+async def play(settings: DemoSettings, report: Reporter) -> MoeObserved:
     """Play the scenario and return what became of it.
 
     Raises:
@@ -70,7 +70,7 @@ async def play(settings: Settings, report: Reporter) -> Observed:
 
     Cancellation: all nodes are ended.
     """
-    observed, prompts, count = Observed(), prompts_of(), settings.new_tokens
+    observed, prompts, count = MoeObserved(), prompts_of(), settings.new_tokens
     async with open_launcher(environment_of(settings)) as launcher:
         directory = await launcher.start("directory", "directory")
         names = [f"expert-{rank}" for rank in range(NODES)]
@@ -103,7 +103,7 @@ async def play(settings: Settings, report: Reporter) -> Observed:
     return observed
 
 
-async def _end(launcher: Launcher, name: str, observed: Observed) -> None:
+async def _end(launcher: Launcher, name: str, observed: MoeObserved) -> None:
     if await launcher.end(name) != 0:
         observed.dirty_ends.append(name)
 

@@ -16,16 +16,16 @@ from transformers.cache_utils import DynamicCache
 
 from asyncfabric.kv import KvInbox, KvLease, deliver, open_inbox, open_kv_channel
 from asyncfabric_services.demo.pair.generation import decode, prefill
-from asyncfabric_services.demo.pair.node import Node, poison, run_child
-from asyncfabric_services.demo.pair.paged_cache import PagedCache
-from asyncfabric_services.demo.pair.protocol import Answer, Finish, Progress, encode_prompt
+from asyncfabric_services.demo.pair.node import PairNode, poison, run_child
+from asyncfabric_services.demo.pair.paged_cache import PairPagedCache
+from asyncfabric_services.demo.pair.protocol import Finish, PairAnswer, PairProgress, encode_prompt
 from asyncfabric_services.demo.pair.verdict import Continuation, compare
 from asyncfabric_services.demo.settings import Job
 
 PROGRESS_SECONDS = 0.05
 
 
-async def serve(node: Node) -> None:
+async def serve(node: PairNode) -> None:
     """Answer the parent's jobs one by one until it sends Finish.
 
     Cancellation: a forward pass in progress stops at its next token; pages that may still be written are not reused.
@@ -45,7 +45,7 @@ async def serve(node: Node) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _answer(node: Node, inbox: KvInbox, job: Job) -> None:
+async def _answer(node: PairNode, inbox: KvInbox, job: Job) -> None:
     count = node.settings.new_tokens
     prompt = node.loaded.inner.tokenizer.encode(job.text)
     prompt = prompt[: job.tokens] if job.tokens else prompt
@@ -58,7 +58,7 @@ async def _answer(node: Node, inbox: KvInbox, job: Job) -> None:
         await _answer_in(node, inbox, job, prompt, lease)
 
 
-async def _answer_in(node: Node, inbox: KvInbox, job: Job, prompt: list[int], lease: KvLease) -> None:
+async def _answer_in(node: PairNode, inbox: KvInbox, job: Job, prompt: list[int], lease: KvLease) -> None:
     count, table = node.settings.new_tokens, lease.pages.tolist()
     context = np.frombuffer(lease.context.memory, np.float32)
     context[:] = np.nan
@@ -80,14 +80,14 @@ async def _answer_in(node: Node, inbox: KvInbox, job: Job, prompt: list[int], le
     # From here on nobody writes to the pages but us. Had the wait failed they would be fenced before they are reused.
     progress = _Progress(node, job.id)
     begin = time.monotonic()
-    cache = PagedCache(node.pages, table, length=len(prompt))
+    cache = PairPagedCache(node.pages, table, length=len(prompt))
     continuation = partial(decode, node.loaded.model, cache, logits, count, progress.stage("decode", count))
     streamed = await trio.to_thread.run_sync(continuation)
     step = (time.monotonic() - begin) / max(1, count - 1)
     reference, reference_cache, reference_ttft = await trio.to_thread.run_sync(_one_process, node, prompt, progress)
     verdict = compare(streamed, reference, pages_equal=_same_cache(cache, reference_cache))
     await node.parent.send(
-        Answer(
+        PairAnswer(
             id=job.id,
             prompt_tokens=len(prompt),
             arrivals=lease.arrived,
@@ -101,16 +101,16 @@ async def _answer_in(node: Node, inbox: KvInbox, job: Job, prompt: list[int], le
     )
 
 
-async def _show_arrivals(node: Node, job: Job, lease: KvLease) -> None:
+async def _show_arrivals(node: PairNode, job: Job, lease: KvLease) -> None:
     while True:
-        await node.parent.send(Progress(job.id, "pages", lease.arrived, lease.expected))
+        await node.parent.send(PairProgress(job.id, "pages", lease.arrived, lease.expected))
         await trio.sleep(PROGRESS_SECONDS)
 
 
 class _Progress:
     """Reports to the parent how many tokens a worker thread has decoded, a few times a second."""
 
-    def __init__(self, node: Node, job: int) -> None:
+    def __init__(self, node: PairNode, job: int) -> None:
         self._node = node
         self._job = job
         self._shown = 0.0
@@ -123,12 +123,12 @@ class _Progress:
             now = time.monotonic()
             if now - self._shown >= PROGRESS_SECONDS:
                 self._shown = now
-                trio.from_thread.run(self._node.parent.send, Progress(self._job, name, done, total))
+                trio.from_thread.run(self._node.parent.send, PairProgress(self._job, name, done, total))
 
         return on_token
 
 
-def _one_process(node: Node, prompt: list[int], progress: _Progress) -> tuple[Continuation, DynamicCache, float]:
+def _one_process(node: PairNode, prompt: list[int], progress: _Progress) -> tuple[Continuation, DynamicCache, float]:
     """Run the same prompt with the cache of transformers, in this process alone."""
     model, count = node.loaded.model, node.settings.new_tokens
     begin = time.monotonic()
@@ -139,7 +139,7 @@ def _one_process(node: Node, prompt: list[int], progress: _Progress) -> tuple[Co
     return decode(model, cache, logits, count, progress.stage("reference", count)), cache, ttft
 
 
-def _same_cache(paged: PagedCache, reference: DynamicCache) -> bool:
+def _same_cache(paged: PairPagedCache, reference: DynamicCache) -> bool:
     """Return whether the pages hold, bit for bit, what the reference's cache holds."""
     their_layers: list[Any] = list(reference.layers)
     for ours, theirs in zip(paged.paged_layers, their_layers, strict=True):

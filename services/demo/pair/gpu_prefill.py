@@ -16,7 +16,7 @@ import torch
 import asyncfabric as af
 from asyncfabric.bench.gpu_driver import Module, open_driver
 from asyncfabric_services.demo.pair.generation import forward
-from asyncfabric_services.demo.pair.paged_cache import PagedCache
+from asyncfabric_services.demo.pair.paged_cache import PairPagedCache
 
 COUNT = b"""
 .version 7.0
@@ -71,7 +71,7 @@ class GpuPrefill:
         device, page_tokens = self._model.device, self._pool.shape[4]
         with torch.cuda.device(device), torch.inference_mode():
             ids = torch.zeros((1, end - start), dtype=torch.int64, device=device)
-            cache = PagedCache(self._pool, [0] * -(-end // page_tokens), length=start, on_written=self._bump)
+            cache = PairPagedCache(self._pool, [0] * -(-end // page_tokens), length=start, on_written=self._bump)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             # The engine's worker uses the driver beside us: only this thread is bound by the capture.

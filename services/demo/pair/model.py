@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from asyncfabric.kv import KvLayout
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.runner.model import LoadedModel, ModelChoice
 from asyncfabric_services.runner.model import load_model as load_runner_model
 
@@ -45,7 +45,7 @@ class PairModel:
         return "".join([*map(pieces.feed, tokens), pieces.finish()])
 
 
-def load_model(settings: Settings, device: str = "cpu") -> PairModel:
+def load_model(settings: DemoSettings, device: str = "cpu") -> PairModel:
     """Load the checkpoint of `settings.model`, or make the random model; ValueError if its cache cannot be paged."""
     torch.set_num_threads(settings.threads)
     path = None if settings.model is None else Path(settings.model)

@@ -23,16 +23,16 @@ from asyncfabric_services.children.line_channel import LineChannel
 from asyncfabric_services.children.worker import ParentPipes, take_pipes
 from asyncfabric_services.demo.pair.generation import prefill
 from asyncfabric_services.demo.pair.model import PairModel, load_model
-from asyncfabric_services.demo.pair.paged_cache import PagedCache
-from asyncfabric_services.demo.pair.protocol import Failed, Finish, Goodbye, Hello, Meet, Start, ToChild
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.pair.paged_cache import PairPagedCache
+from asyncfabric_services.demo.pair.protocol import Finish, Meet, PairFailed, PairGoodbye, PairHello, Start, ToChild
+from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.exits import CHECK_FAILED, DEADLINE, FINE, UNFIT
 
 SPARE = 2  # the pool has this many times the pages that the longest prompt needs, so that leases are scattered
 
 
 @dataclass(frozen=True)
-class Node:
+class PairNode:
     """One child, ready to serve.
 
     Attributes:
@@ -45,7 +45,7 @@ class Node:
         peer, peer_layout: where the other child's fabric is, and how its pages lie.
     """
 
-    settings: Settings
+    settings: DemoSettings
     parent: LineChannel
     orders: trio.MemoryReceiveChannel[ToChild]
     loaded: PairModel
@@ -55,7 +55,7 @@ class Node:
     peer_layout: KvLayout
 
 
-Serve = Callable[[Node], Awaitable[None]]
+Serve = Callable[[PairNode], Awaitable[None]]
 
 
 def run_child(serve: Serve, *, gpu: int = 0) -> None:
@@ -72,7 +72,7 @@ def run_child(serve: Serve, *, gpu: int = 0) -> None:
         causes = list(_leaves(error))
         status = _status(causes)
         reason = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
-        os.write(pipes.outgoing, msgspec.json.encode(Failed(reason, status)) + b"\n")
+        os.write(pipes.outgoing, msgspec.json.encode(PairFailed(reason, status)) + b"\n")
     sys.exit(status)
 
 
@@ -129,15 +129,15 @@ async def run_node(
             pages = pool.tensor()
             await trio.to_thread.run_sync(_warm_up, loaded, pages, settings)
             rails = [f"{rail.provider} {rail.device}".strip() for rail in fabric.rails]
-            await parent.send(Hello(bytes(fabric.address), rails, loaded.name, count, layout))
+            await parent.send(PairHello(bytes(fabric.address), rails, loaded.name, count, layout))
             meet = await orders.receive()
             if not isinstance(meet, Meet):
                 raise af.LocalProtocolError(f"expected Meet, got {meet!r}")
             peer = af.FabricAddress.from_bytes(meet.address)
             await fabric.connect(peer)
-            await serve(Node(settings, parent, orders, loaded, pool, pages, peer, meet.layout))
+            await serve(PairNode(settings, parent, orders, loaded, pool, pages, peer, meet.layout))
             report = pool.report()
-    await parent.send(Goodbye(report.held + report.quarantined))
+    await parent.send(PairGoodbye(report.held + report.quarantined))
 
 
 def poison(pages: torch.Tensor, table: Sequence[int]) -> None:
@@ -147,16 +147,16 @@ def poison(pages: torch.Tensor, table: Sequence[int]) -> None:
         torch.cuda.synchronize(pages.device)
 
 
-def _warm_up(loaded: PairModel, pages: torch.Tensor, settings: Settings) -> None:
+def _warm_up(loaded: PairModel, pages: torch.Tensor, settings: DemoSettings) -> None:
     """Touch all pages and run a short prompt, so that the first real one does not pay for first use."""
     poison(pages, range(pages.shape[1]))
     tokens = min(2 * settings.page_tokens, loaded.inner.max_tokens)
     table = range(loaded.layout.pages_for(tokens))
-    prefill(loaded.model, [1] * tokens, PagedCache(pages, table), settings.chunk)
+    prefill(loaded.model, [1] * tokens, PairPagedCache(pages, table), settings.chunk)
     poison(pages, table)
 
 
-def _device(settings: Settings, gpu: int) -> str:
+def _device(settings: DemoSettings, gpu: int) -> str:
     """Return where torch computes and where pages lie: cpu, or cuda:N."""
     if settings.device == "cpu":
         return "cpu"

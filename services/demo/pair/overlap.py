@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from asyncfabric_services.demo.pair.protocol import Answer, Pushed
+from asyncfabric_services.demo.pair.protocol import PairAnswer, Pushed
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def busy_ns(intervals: Iterable[tuple[int, int]], until: int | None = None) -> i
     return total
 
 
-def figures(pushed: Pushed, answer: Answer) -> Figures:
+def figures(pushed: Pushed, answer: PairAnswer) -> Figures:
     """Join what both sides reported of one prompt."""
     spans = [(max(write.submitted_ns, pushed.compute_start_ns), write.completed_ns) for write in pushed.writes]
     busy = busy_ns(spans)

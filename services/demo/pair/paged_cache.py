@@ -17,7 +17,7 @@ Written = Callable[[int, int, int], None]
 """Called with (layer, first token, end token) when the keys and values of those tokens are in their pages."""
 
 
-class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed for us
+class PairPagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed for us
     """One layer: a view of that layer's pages and the block table of the request."""
 
     is_sliding = False
@@ -100,7 +100,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         raise NotImplementedError("a paged cache holds one sequence; beam search is not supported")
 
 
-class PagedCache(Cache):  # type: ignore[misc]  # transformers is not typed for us
+class PairPagedCache(Cache):  # type: ignore[misc]  # transformers is not typed for us
     """The cache of one request: `table` lists its pages, `length` tokens of them are filled already."""
 
     def __init__(
@@ -111,7 +111,7 @@ class PagedCache(Cache):  # type: ignore[misc]  # transformers is not typed for 
         A decode node starts with the `length` tokens that arrived.
         """
         block_table = torch.tensor(list(table), dtype=torch.int64, device=pool.device)
-        layers = [PagedLayer(index, pages, block_table, on_written) for index, pages in enumerate(pool)]
+        layers = [PairPagedLayer(index, pages, block_table, on_written) for index, pages in enumerate(pool)]
         for layer in layers:
             layer.length = length
         super().__init__(layers=list(layers))

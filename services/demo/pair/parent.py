@@ -13,22 +13,22 @@ from typing import Protocol
 
 import trio
 
-from asyncfabric_services.children.child import Child, ChildDied
+from asyncfabric_services.children.child import ChildDied, ChildProcess
 from asyncfabric_services.demo.pair.overlap import Figures, figures
 from asyncfabric_services.demo.pair.protocol import (
-    Answer,
-    Failed,
     Finish,
-    Goodbye,
-    Hello,
     Meet,
-    Progress,
+    PairAnswer,
+    PairFailed,
+    PairGoodbye,
+    PairHello,
+    PairProgress,
     Pushed,
     Start,
     ToChild,
     ToParent,
 )
-from asyncfabric_services.demo.settings import Job, Settings
+from asyncfabric_services.demo.settings import DemoSettings, Job
 from asyncfabric_services.exits import CHECK_FAILED
 
 ROLES = ("prefill", "decode")
@@ -44,36 +44,36 @@ class DemoError(Exception):
         self.status = status
 
 
-class View(Protocol):
+class PairView(Protocol):
     """Shows what happens."""
 
-    def hello(self, role: str, hello: Hello) -> None:
+    def hello(self, role: str, hello: PairHello) -> None:
         """A child is ready."""
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PairProgress) -> None:
         """A stage of a prompt goes on."""
 
     def answered(self, figures: Figures) -> None:
         """A prompt is done."""
 
 
-Inbox = trio.MemoryReceiveChannel[tuple[Child, ToParent | None]]
+Inbox = trio.MemoryReceiveChannel[tuple[ChildProcess, ToParent | None]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PairOutcome:
     """All figures, and how many pages were still leased at the end."""
 
     figures: list[Figures]
     leaked_pages: int
 
 
-async def run(settings: Settings, jobs: Sequence[Job], view: View) -> Outcome:
+async def run(settings: DemoSettings, jobs: Sequence[Job], view: PairView) -> PairOutcome:
     """Run the whole demo; raises DemoError when a child fails or dies.
 
     Cancellation: both children are ended, with a bound, before this returns.
     """
-    sender, inbox = trio.open_memory_channel[tuple[Child, ToParent | None]](64)
+    sender, inbox = trio.open_memory_channel[tuple[ChildProcess, ToParent | None]](64)
     async with trio.open_nursery() as nursery:
         async with _open_children(settings, sender, nursery) as children:
             secret = os.urandom(32)
@@ -82,14 +82,16 @@ async def run(settings: Settings, jobs: Sequence[Job], view: View) -> Outcome:
             done = await _conduct(children, inbox, jobs, view)
             leaked = await _finish(children, inbox)
         nursery.cancel_scope.cancel()
-    return Outcome(done, leaked)
+    return PairOutcome(done, leaked)
 
 
-async def _conduct(children: Sequence[Child], inbox: Inbox, jobs: Sequence[Job], view: View) -> list[Figures]:
-    hellos: dict[str, Hello] = {}
+async def _conduct(
+    children: Sequence[ChildProcess], inbox: Inbox, jobs: Sequence[Job], view: PairView
+) -> list[Figures]:
+    hellos: dict[str, PairHello] = {}
     while len(hellos) < len(children):
         child, message = await _next(children, inbox)
-        if isinstance(message, Hello):
+        if isinstance(message, PairHello):
             hellos[child.role] = message
             view.hello(child.role, message)
     prefill, decode = children
@@ -99,40 +101,40 @@ async def _conduct(children: Sequence[Child], inbox: Inbox, jobs: Sequence[Job],
     for job in jobs:
         await _send(decode, job)
         pushed: Pushed | None = None
-        answer: Answer | None = None
+        answer: PairAnswer | None = None
         while pushed is None or answer is None:
             _, message = await _next(children, inbox)
-            if isinstance(message, Progress):
+            if isinstance(message, PairProgress):
                 view.progress(message)
             elif isinstance(message, Pushed):
                 pushed = message
-            elif isinstance(message, Answer):
+            elif isinstance(message, PairAnswer):
                 answer = message
         done.append(figures(pushed, answer))
         view.answered(done[-1])
     return done
 
 
-async def _finish(children: Sequence[Child], inbox: Inbox) -> int:
+async def _finish(children: Sequence[ChildProcess], inbox: Inbox) -> int:
     for child in children:
         await _send(child, Finish())
     leaked, left = 0, list(children)
     while left:
         child, message = await _next(left, inbox)
-        if isinstance(message, Goodbye):
+        if isinstance(message, PairGoodbye):
             leaked += message.leaked_pages
             left.remove(child)
     return leaked
 
 
-async def _next(children: Sequence[Child], inbox: Inbox) -> tuple[Child, ToParent]:
+async def _next(children: Sequence[ChildProcess], inbox: Inbox) -> tuple[ChildProcess, ToParent]:
     """Return the next message of these children; raises DemoError naming each of them that failed or died."""
     reasons: dict[str, str] = {}
     status = CHECK_FAILED
     with trio.CancelScope() as scope:
         while len(reasons) < len(children):
             child, message = await inbox.receive()
-            if isinstance(message, Failed):
+            if isinstance(message, PairFailed):
                 reasons[child.role] = f"{child.role} failed: {message.reason}"
                 status = message.status
             elif child not in children:
@@ -147,7 +149,7 @@ async def _next(children: Sequence[Child], inbox: Inbox) -> tuple[Child, ToParen
     raise DemoError("; ".join(reasons.values()), status)
 
 
-async def _send(child: Child, message: ToChild) -> None:
+async def _send(child: ChildProcess, message: ToChild) -> None:
     try:
         await trio.to_thread.run_sync(child.send, message, abandon_on_cancel=True)
     except ChildDied:
@@ -156,12 +158,14 @@ async def _send(child: Child, message: ToChild) -> None:
 
 @asynccontextmanager
 async def _open_children(
-    settings: Settings, sender: trio.MemorySendChannel[tuple[Child, ToParent | None]], nursery: trio.Nursery
-) -> AsyncIterator[list[Child]]:
-    children: list[Child] = []
+    settings: DemoSettings, sender: trio.MemorySendChannel[tuple[ChildProcess, ToParent | None]], nursery: trio.Nursery
+) -> AsyncIterator[list[ChildProcess]]:
+    children: list[ChildProcess] = []
     try:
         for role in ROLES:
-            children.append(Child(role, f"{__package__}.{role}", receives=ToParent, environment=_environment(settings)))
+            children.append(
+                ChildProcess(role, f"{__package__}.{role}", receives=ToParent, environment=_environment(settings))
+            )
             nursery.start_soon(_receive_from, children[-1], sender)
         yield children
     finally:
@@ -172,13 +176,15 @@ async def _open_children(
                     closing.start_soon(trio.to_thread.run_sync, child.end, LEAVE_SECONDS)
 
 
-async def _receive_from(child: Child, sender: trio.MemorySendChannel[tuple[Child, ToParent | None]]) -> None:
+async def _receive_from(
+    child: ChildProcess, sender: trio.MemorySendChannel[tuple[ChildProcess, ToParent | None]]
+) -> None:
     while (message := await child.receive()) is not None:
         await sender.send((child, message))
     await sender.send((child, None))
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def _environment(settings: DemoSettings) -> dict[str, str]:
     """Return the children's environment: no look-ups over the network, and thread counts that hold for every thread.
 
     torch.set_num_threads alone is not enough: OpenMP keeps the number per calling thread, and forwards run on workers.

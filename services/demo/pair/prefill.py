@@ -16,8 +16,8 @@ import trio
 import asyncfabric as af
 from asyncfabric.kv import KvJob, KvStream, deliver, open_kv_channel, open_outbox
 from asyncfabric_services.demo.pair.generation import prefill
-from asyncfabric_services.demo.pair.node import Node, run_child
-from asyncfabric_services.demo.pair.paged_cache import PagedCache
+from asyncfabric_services.demo.pair.node import PairNode, run_child
+from asyncfabric_services.demo.pair.paged_cache import PairPagedCache
 from asyncfabric_services.demo.pair.protocol import Pushed, decode_prompt
 from asyncfabric_services.runner.runner import chunks
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncfabric_services.demo.pair.gpu_prefill import GpuPrefill
 
 
-async def serve(node: Node) -> None:
+async def serve(node: PairNode) -> None:
     """Serve the offers of the one peer until the parent sends Finish.
 
     Cancellation: a request in progress stops at its next layer and drains its transfers.
@@ -34,7 +34,7 @@ async def serve(node: Node) -> None:
     async with (
         fabric.watch() as word,
         open_kv_channel(fabric) as channel,
-        open_outbox(fabric, node.pool, channel, Prefill(node, word).serve) as outbox,
+        open_outbox(fabric, node.pool, channel, PairPrefill(node, word).serve) as outbox,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(deliver, channel, [outbox])
@@ -42,10 +42,10 @@ async def serve(node: Node) -> None:
         nursery.cancel_scope.cancel()
 
 
-class Prefill:
+class PairPrefill:
     """Computes the prompts of offers and streams their pages."""
 
-    def __init__(self, node: Node, word: af.WatchWord) -> None:
+    def __init__(self, node: PairNode, word: af.WatchWord) -> None:
         """Compute on the device of the node's pages; there `word` counts layers if that is a GPU."""
         self._node = node
         self._word = word
@@ -93,7 +93,7 @@ class Prefill:
                 raise failures[0]
             loop.run_sync_soon(push, layer, end)
 
-        cache = PagedCache(self._node.pages, table, on_written=on_written)
+        cache = PairPagedCache(self._node.pages, table, on_written=on_written)
         run = partial(prefill, self._node.loaded.model, prompt, cache, self._node.settings.chunk)
         logits = await trio.to_thread.run_sync(run)
         if failures:

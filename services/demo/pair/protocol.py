@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncfabric.kv import KvLayout, StreamWrite
-from asyncfabric_services.demo.settings import Job, Settings
+from asyncfabric_services.demo.settings import DemoSettings, Job
 
 # Parent to child.
 
@@ -18,7 +18,7 @@ from asyncfabric_services.demo.settings import Job, Settings
 class Start(msgspec.Struct, tag=True, frozen=True):
     """First line: how to run, and the secret of both fabrics. It travels through a pipe that only the child reads."""
 
-    settings: Settings
+    settings: DemoSettings
     secret: bytes
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class Finish(msgspec.Struct, tag=True, frozen=True):
 # Child to parent.
 
 
-class Hello(msgspec.Struct, tag=True, frozen=True):
+class PairHello(msgspec.Struct, tag=True, frozen=True):
     """The child is ready."""
 
     address: bytes
@@ -50,7 +50,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     layout: KvLayout
 
 
-class Progress(msgspec.Struct, tag=True, frozen=True):
+class PairProgress(msgspec.Struct, tag=True, frozen=True):
     """How far a stage of a job is: pages (arrivals), decode or reference (tokens)."""
 
     id: int
@@ -70,7 +70,7 @@ class Pushed(msgspec.Struct, tag=True, frozen=True):
     writes: tuple[StreamWrite, ...]
 
 
-class Answer(msgspec.Struct, tag=True, frozen=True):
+class PairAnswer(msgspec.Struct, tag=True, frozen=True):
     """What decode found for one job. Times as in Pushed; durations are seconds."""
 
     id: int
@@ -84,21 +84,21 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     differences: list[str]
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class PairFailed(msgspec.Struct, tag=True, frozen=True):
     """The last message of a child that cannot go on; `status` is the exit status it stands for."""
 
     reason: str
     status: int
 
 
-class Goodbye(msgspec.Struct, tag=True, frozen=True):
+class PairGoodbye(msgspec.Struct, tag=True, frozen=True):
     """The child has closed its fabric."""
 
     leaked_pages: int
 
 
 ToChild = Start | Meet | Job | Finish
-ToParent = Hello | Progress | Pushed | Answer | Failed | Goodbye
+ToParent = PairHello | PairProgress | Pushed | PairAnswer | PairFailed | PairGoodbye
 
 
 def encode_prompt(tokens: Sequence[int]) -> bytes:

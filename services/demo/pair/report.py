@@ -14,8 +14,8 @@ from rich.table import Table
 
 from asyncfabric_services.closing import wide_console
 from asyncfabric_services.demo.pair.overlap import Figures
-from asyncfabric_services.demo.pair.protocol import Hello, Progress
-from asyncfabric_services.demo.settings import Job, Settings
+from asyncfabric_services.demo.pair.protocol import PairHello, PairProgress
+from asyncfabric_services.demo.settings import DemoSettings, Job
 
 PIPED_WIDTH = 110  # columns where stdout is no terminal
 
@@ -46,7 +46,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summarize(
-    settings: Settings,
+    settings: DemoSettings,
     rows: Sequence[Figures],
     *,
     model: str,
@@ -83,11 +83,11 @@ class JsonView:
 
     model = ""
 
-    def hello(self, role: str, hello: Hello) -> None:
+    def hello(self, role: str, hello: PairHello) -> None:
         """Keep the name of the model."""
         self.model = hello.model
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PairProgress) -> None:
         """Show nothing."""
 
     def answered(self, figures: Figures) -> None:
@@ -104,7 +104,7 @@ class JsonView:
 class TableView:
     """Bars while it runs (lines where stdout is no terminal), a table at the end."""
 
-    def __init__(self, jobs: Sequence[Job], settings: Settings) -> None:
+    def __init__(self, jobs: Sequence[Job], settings: DemoSettings) -> None:
         """Start drawing."""
         self.model = ""
         self._console = wide_console(PIPED_WIDTH)
@@ -123,7 +123,7 @@ class TableView:
         self._bars.start()
         self._tasks: dict[tuple[int, str], TaskID] = {}
 
-    def hello(self, role: str, hello: Hello) -> None:
+    def hello(self, role: str, hello: PairHello) -> None:
         """State what a child runs on."""
         self.model = hello.model
         page_kib = hello.layout.page_bytes // 1024
@@ -133,7 +133,7 @@ class TableView:
             highlight=False,
         )
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PairProgress) -> None:
         """Move the bar of one stage of one prompt."""
         key = (progress.id, progress.stage)
         if key not in self._tasks:
@@ -168,7 +168,7 @@ class TableView:
             self._console.print(summary.error, style="red", highlight=False, markup=False)
 
 
-def _table(settings: Settings, rows: Sequence[Figures]) -> Table:
+def _table(settings: DemoSettings, rows: Sequence[Figures]) -> Table:
     table = Table(
         title=f"KvCache over {settings.provider}: {settings.new_tokens} tokens decoded greedily for each prompt",
         caption="stream: first push to last arrival. transfer: time in which something was on the way. "

@@ -14,7 +14,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairVerdict:
     """Comparison of a streamed run with the one-process run; `differences` names in words what is wrong."""
 
     differences: tuple[str, ...]
@@ -25,7 +25,7 @@ class Verdict:
         return not self.differences
 
 
-def compare(streamed: Continuation, reference: Continuation, *, pages_equal: bool) -> Verdict:
+def compare(streamed: Continuation, reference: Continuation, *, pages_equal: bool) -> PairVerdict:
     """Compare tokens, the bits of all logits, and the content of the pages with the reference's cache."""
     found: list[str] = []
     if len(streamed.tokens) != len(reference.tokens):
@@ -38,7 +38,7 @@ def compare(streamed: Continuation, reference: Continuation, *, pages_equal: boo
         found.append("first logits differ" if wrong == 0 else f"logits of token {wrong} differ")
     if not pages_equal:
         found.append("pages differ from the cache of one process")
-    return Verdict(tuple(found))
+    return PairVerdict(tuple(found))
 
 
 def _first_difference(ours: tuple[object, ...], theirs: tuple[object, ...]) -> int | None:

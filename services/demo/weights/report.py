@@ -5,11 +5,11 @@ from __future__ import annotations
 from statistics import median
 
 from asyncfabric_services.closing import Closing, print_object, print_table
-from asyncfabric_services.demo.weights.scenario import Observed, Scenario
+from asyncfabric_services.demo.weights.scenario import Scenario, WeightsObserved
 from asyncfabric_services.demo.weights.verdict import Usual
 
 
-class Summary(Closing, frozen=True, kw_only=True):
+class WeightsSummary(Closing, frozen=True, kw_only=True):
     """The closing object of `--json`. Seconds are medians over the committed versions."""
 
     demo: str
@@ -35,7 +35,7 @@ class Summary(Closing, frozen=True, kw_only=True):
         return self.compared > 0 and not (self.torn or self.wrong_bits or self.errors)
 
 
-def summarize(scenario: Scenario, observed: Observed, usual: Usual, seconds: float) -> Summary:
+def summarize(scenario: Scenario, observed: WeightsObserved, usual: Usual, seconds: float) -> WeightsSummary:
     """Judge every version that a rollout served."""
     rows = [row for each in observed.served.values() for row in each]
     committed = [row for row in observed.updates if row["outcome"] == "committed"]
@@ -51,7 +51,7 @@ def summarize(scenario: Scenario, observed: Observed, usual: Usual, seconds: flo
     def middle(name: str) -> float:
         return round(median(row[name] for row in committed), 6) if committed else 0.0
 
-    return Summary(
+    return WeightsSummary(
         demo="weights",
         provider=scenario.provider,
         form=scenario.form,
@@ -73,7 +73,7 @@ def summarize(scenario: Scenario, observed: Observed, usual: Usual, seconds: flo
     )
 
 
-def show(summary: Summary, *, as_json: bool) -> None:
+def show(summary: WeightsSummary, *, as_json: bool) -> None:
     """Print the closing object, or a table."""
     if as_json:
         print_object(summary)

@@ -50,7 +50,7 @@ class Scenario:
 
 
 @dataclass(slots=True)
-class Observed:
+class WeightsObserved:
     """What the scenario observed.
 
     Attributes:
@@ -103,7 +103,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-async def play(scenario: Scenario, folder: Path, report: Reporter) -> Observed:
+async def play(scenario: Scenario, folder: Path, report: Reporter) -> WeightsObserved:
     """Play the scenario and return what became of it; checkpoints are left in the folder.
 
     Raises:
@@ -111,7 +111,7 @@ async def play(scenario: Scenario, folder: Path, report: Reporter) -> Observed:
 
     Cancellation: all nodes are ended.
     """
-    observed = Observed()
+    observed = WeightsObserved()
     async with open_launcher(environment_of(scenario, folder)) as launcher:
         await launcher.start("directory", "directory")
         port = free_port()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from asyncfabric_services.fanout.blueprint import Blueprint
+from asyncfabric_services.fanout.blueprint import FanoutBlueprint
 from asyncfabric_services.fanout.coordinator_service import BLUEPRINT_SUFFIX
 from asyncfabric_services.rollout.fingerprint import bytes_digest, logits_digest
 from asyncfabric_services.rollout.fused_model import FusedModel
@@ -27,7 +27,7 @@ class Usual:
 
     def __init__(self, folder: Path, log: Path) -> None:
         data = log.with_name(log.name + BLUEPRINT_SUFFIX).read_bytes()
-        self.blueprint = msgspec.msgpack.decode(data, type=Blueprint)
+        self.blueprint = msgspec.msgpack.decode(data, type=FanoutBlueprint)
         self.config: Any = self.blueprint.model_config()
         self._folder = folder
         self._model = FusedModel(self.config, self.blueprint.layout)

@@ -21,7 +21,7 @@ from cluster import Cluster, bare_cluster  # noqa: E402
 from asyncfabric.errors import BrokenError  # noqa: E402
 from asyncfabric_services.experts.conductor import Conductor  # noqa: E402
 from asyncfabric_services.experts.group import open_conductor, open_group  # noqa: E402
-from asyncfabric_services.experts.messages import LeaveOut, Seat, Speak  # noqa: E402
+from asyncfabric_services.experts.messages import LeaveOut, SeatExpert, Speak  # noqa: E402
 from asyncfabric_services.experts.sparse_model import greedy, load_sparse, mask_experts  # noqa: E402
 from asyncfabric_services.settings.schema import ModelSection  # noqa: E402
 
@@ -118,7 +118,7 @@ async def is_bounded(made: Cluster) -> None:
     with trio.fail_after(LONG_S):
         async with open_conductor(directory, len(NODES), ipc_folder=folder, patience=PATIENCE_S) as conductor:
             addresses = [member.fabric_address for member in conductor.members]
-            alone = partial(Seat, "alone", addresses=addresses, patience_s=SOON_S)
+            alone = partial(SeatExpert, "alone", addresses=addresses, patience_s=SOON_S)
             answers, failures = await conductor._ask([0, 2], lambda rank: alone(rank=rank), lambda _: False)
             assert answers == {} and failures.keys() == {0, 2}, "rank 1 never came"
             await conductor.seat()  # who gave a seat up takes another

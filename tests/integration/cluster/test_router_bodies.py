@@ -21,7 +21,7 @@ from test_router_http import samples
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.router import app as router_application
 from asyncfabric_services.router.admission import RequestAdmission
-from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.bodies import MOST_BODY_BYTES, SHORT_BODY_BYTES, BodyRoom
 from asyncfabric_services.router.generation import MIDDLE_BODY_BYTES
 from asyncfabric_services.router.server import Doorway, serve_until
@@ -178,7 +178,7 @@ class Gated(ByteTokenizer):
 async def test_no_body_waits_for_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Gated()
     async with open_site() as site:
-        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", tokenizer, 1 << 20)])
+        monkeypatch.setattr(site.backend, "models", lambda: [ServedModel("tiny", tokenizer, 1 << 20)])
         ask = {"model": "tiny", "max_tokens": 2}
         async with await site.post("/v1/completions", ask | {"prompt": "x" * (MIDDLE_BODY_BYTES + 1)}) as longest:
             assert await in_thread(tokenizer.begun.wait, PATIENCE)
@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_waits_for_no_body_thread(monkeypatch: pytest
     room, tokenizer = BodyRoom(), Gated()
     monkeypatch.setattr(router_application, "BodyRoom", lambda: room)
     async with open_site() as site:
-        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", tokenizer, 1 << 20)])
+        monkeypatch.setattr(site.backend, "models", lambda: [ServedModel("tiny", tokenizer, 1 << 20)])
         monkeypatch.setattr(tokenizer, "gated", length - 1)
         ask = {"model": "tiny", "max_tokens": 2, "prompt": "x" * length}
         async with await site.post("/v1/completions", ask) as first:
@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_waits_for_no_body_thread(monkeypatch: pytest
 async def test_a_prompt_that_cannot_fit_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Gated()  # never let go on: tokens of such a prompt would be waited for
     async with open_site() as site:
-        monkeypatch.setattr(site.backend, "models", lambda: [ModelCard("tiny", tokenizer, 2048)])
+        monkeypatch.setattr(site.backend, "models", lambda: [ServedModel("tiny", tokenizer, 2048)])
         prompt = {"model": "tiny", "prompt": "x" * (MIDDLE_BODY_BYTES + 1)}
         with trio.fail_after(PATIENCE / 2):
             assert await status_of(site, prompt) == 400

@@ -21,7 +21,7 @@ from asyncfabric.control.messages import (
     Goodbye,
     Hello,
     Parcel,
-    Refusal,
+    SessionRefusal,
     Undecodable,
     Welcome,
     decode,
@@ -112,7 +112,7 @@ def test_frames_that_are_none_are_counted_and_answered_by_reason(node: Process, 
     ):
         stranger.say(frame)
         answer = stranger.hear()
-        assert isinstance(answer, Refusal) and answer.code == reason, (frame[:20], answer)
+        assert isinstance(answer, SessionRefusal) and answer.code == reason, (frame[:20], answer)
     stranger.say(good, good)
     stranger.say(*[b"x"] * 50)
     stranger.greet()
@@ -164,7 +164,7 @@ def test_a_flood_of_garbage_is_not_answered_frame_by_frame(node: Process, strang
         stranger.say(b"?" + os.urandom(40))  # bare noise has our magic in one frame of 65,536
     stranger.greet()
     answers = 0
-    while isinstance(answer := stranger.hear(), Refusal):
+    while isinstance(answer := stranger.hear(), SessionRefusal):
         answers += 1
     assert isinstance(answer, Welcome)
     heartbeats = (time.monotonic() - began) / HEARTBEAT_S

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfabric.actors import Actor, ActorDied, Message, Node, Reference, handles, open_node
-from asyncfabric.actors.mailbox import EndOfMailbox, Mailbox, Place
+from asyncfabric.actors.mailbox import EndOfMailbox, Mailbox, MailboxPlace
 from asyncfabric.testing.fake_link import FakeLinkNetwork
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -94,7 +94,7 @@ def test_sv3_places_keep_their_order(capacity: int, does: list[str], seed: int) 
     async def example(census: TaskCensus) -> None:
         choose = dice(seed)
         mailbox: Mailbox[int] = Mailbox(capacity)
-        expected: list[Place[int]] = []
+        expected: list[MailboxPlace[int]] = []
         for number, what in enumerate(does):
             if what == "enter":
                 expected.append(mailbox.enter(number))

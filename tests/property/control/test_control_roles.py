@@ -14,7 +14,7 @@ from asyncfabric.control.messages import (
     Envelope,
     Hello,
     Identity,
-    Refusal,
+    SessionRefusal,
     Undecodable,
     Welcome,
     decode,
@@ -66,7 +66,7 @@ def test_a_name_keeps_its_role_and_key_while_it_lives_and_a_key_its_roles(
         refused = [
             answer.message.code
             for answer in answers
-            if not isinstance(answer, Undecodable) and isinstance(answer.message, Refusal)
+            if not isinstance(answer, Undecodable) and isinstance(answer.message, SessionRefusal)
         ]
         if TRUSTED[key] and role not in TRUSTED[key]:
             assert refused == ["key_role"]

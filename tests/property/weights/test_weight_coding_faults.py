@@ -13,7 +13,7 @@ from weight_fixture import Fixture, open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import Relay
-from asyncfabric.weights.coding.lane import Lane
+from asyncfabric.weights.coding.lane import CodingLane
 from asyncfabric.weights.messages import Coded, Opened
 from asyncfabric.weights.receiver.slots import SLOTS, Arrivals
 
@@ -175,13 +175,15 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
             small_plan(), random_shard, tmp_path / "log", rail=SLOW, **ALWAYS, reads=tight
         ) as fixture:
             await begun(fixture)
-            flush, version, cuts = Lane.flush, 1, 0
+            flush, version, cuts = CodingLane.flush, 1, 0
             for steps in (1, 3):
                 version += 1
                 serving = fixture.coordinator.committed
-                scope, left, lanes = anyio.CancelScope(), [-1], set[Lane]()
+                scope, left, lanes = anyio.CancelScope(), [-1], set[CodingLane]()
 
-                async def cut(self: Lane, steps: int = steps, scope: Any = scope, lanes: set[Lane] = lanes) -> None:
+                async def cut(
+                    self: CodingLane, steps: int = steps, scope: Any = scope, lanes: set[CodingLane] = lanes
+                ) -> None:
                     nonlocal cuts
                     posts = bool(self._rows) and self._fabric is fixture.fabrics["trainer-0"]
                     await flush(self)
@@ -192,7 +194,7 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
                             scope.cancel()
 
                 async def publish(
-                    version: int = version, scope: Any = scope, left: list[int] = left, lanes: set[Lane] = lanes
+                    version: int = version, scope: Any = scope, left: list[int] = left, lanes: set[CodingLane] = lanes
                 ) -> None:
                     with scope:
                         await fixture.publishers[0].publish(version)
@@ -204,7 +206,7 @@ def test_a_cancelled_publish_leaves_nothing_under_way(tmp_path: Path) -> None:
 
                 cuts = 0
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(Lane, "flush", cut)
+                    patch.setattr(CodingLane, "flush", cut)
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(publish)
                         tasks.start_soon(other)

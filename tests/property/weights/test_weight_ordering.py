@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import asyncfabric as af
 from asyncfabric.weights.memory.rows import Strided, order_and_sum, orders
-from asyncfabric.weights.sender.filling import Filler
+from asyncfabric.weights.sender.filling import UnitFiller
 from asyncfabric.weights.sender.program import Program
-from asyncfabric.weights.sender.scratch import Staging
+from asyncfabric.weights.sender.scratch import ScratchStaging
 from asyncfabric.weights.sender.shards import open_shards
 from asyncfabric_services.bench.weights.workload import plan_of, rows_of
 
@@ -82,7 +82,7 @@ async def test_columns_of_a_shard_go_through_the_one_pass() -> None:
         assert any(box.lies is not None for box in program.boxes)
         (unit,) = program.units(1 << 30)
         region = await fabric.allocate(unit.staged_bytes, access="local")
-        filled = Filler(shards, Staging(region), "xxh3").fill_here(unit, 0, [None] * len(unit.boxes))
+        filled = UnitFiller(shards, ScratchStaging(region), "xxh3").fill_here(unit, 0, [None] * len(unit.boxes))
         staged, at = np.frombuffer(region.memory, np.uint8), 0
         for box, found in zip(unit.boxes, filled.sums.result(), strict=True):
             wanted = shards.box(box.parameter, box.local_start, box.size)

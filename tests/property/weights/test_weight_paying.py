@@ -16,8 +16,8 @@ from asyncfabric.weights.coding.choice import (
     PLAIN_FIRST,
     PLAIN_KEPT,
     Coding,
+    CodingOffer,
     Costs,
-    Offer,
     Paying,
     known_codings,
 )
@@ -51,12 +51,12 @@ def paying(rate: float, costs: Any = (DELTA, EXPONENT)) -> Paying:
     ],
 )
 def test_the_measured_rate_decides(rate: float, has_base: bool, expected: Coding) -> None:
-    coding, why = paying(rate).settle("a/0", Offer(BOTH, has_base, 1.0, 1))
+    coding, why = paying(rate).settle("a/0", CodingOffer(BOTH, has_base, 1.0, 1))
     assert coding is expected and why
 
 
 def test_what_was_not_measured_is_not_used() -> None:
-    offer = Offer(BOTH, True, 1.0, 1)
+    offer = CodingOffer(BOTH, True, 1.0, 1)
     assert Paying().settle("a/0", offer) == (Coding.FULL, "not measured yet")
     assert paying(0.01e9).settle("b/0", offer) == (Coding.FULL, "not measured yet")
     unknown = Paying()
@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_not_used() -> None:
 
 def test_a_busy_moment_makes_no_slow_wire() -> None:
     """Of the last plain versions the best one counts; a wire that is slow throughout is one in the end."""
-    offer = Offer(BOTH, True, 1.0, 1)
+    offer = CodingOffer(BOTH, True, 1.0, 1)
     one = paying(LOCAL)
     for _ in range(PLAIN_KEPT - 1):
         one.sent([("a/0", Coding.FULL, 0.01e9)])
@@ -85,7 +85,7 @@ def test_a_busy_moment_makes_no_slow_wire() -> None:
 
 @pytest.mark.parametrize(("gain", "looks"), [(2.0, True), (10.0, False)])
 def test_plain_bytes_are_measured_again_unless_they_are_far_behind(gain: float, looks: bool) -> None:
-    offer = Offer(BOTH, True, 1.0, 1)
+    offer = CodingOffer(BOTH, True, 1.0, 1)
     one = paying(0.02e9)
     for _ in range(LOOK_EVERY):
         assert one.settle("a/0", offer)[0] is Coding.DELTA
@@ -111,14 +111,14 @@ def test_a_coding_is_never_chosen_that_is_slower_by_what_was_measured(
         Costs(coding=each, ratio=ratio, encode_bytes_per_s=encode, decode_bytes_per_s=decode)
         for each in (Coding.DELTA, Coding.EXPONENT)
     ]
-    coding, _ = paying(rate, costs).settle("a/0", Offer(BOTH, has_base, share, senders))
+    coding, _ = paying(rate, costs).settle("a/0", CodingOffer(BOTH, has_base, share, senders))
     if coding is not Coding.FULL:
         assert has_base or coding is Coding.EXPONENT
         assert min(encode * share, rate / ratio, decode / senders) > rate
 
 
 def test_a_coding_that_turned_out_slower_is_left_until_it_is_measured_again() -> None:
-    offer = Offer(BOTH, True, 1.0, 1)
+    offer = CodingOffer(BOTH, True, 1.0, 1)
     one = paying(0.1e9)
     for reached in (0.3e9, 0.09e9, 0.3e9, 0.09e9):  # never twice in a row
         one.sent([("a/0", Coding.DELTA, reached)])

@@ -29,7 +29,7 @@ from asyncfabric.weights.plan.formats import STORED_AS, block_maxima, cast, quan
 from asyncfabric.weights.plan.parts import Kind
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.sender.program import Program
-from asyncfabric.weights.sender.scratch import Staging
+from asyncfabric.weights.sender.scratch import ScratchStaging
 from asyncfabric.weights.sender.shards import Shards
 
 
@@ -151,7 +151,7 @@ def test_trainers_make_as_many_writes_as_receivers_count(shortest: int, case: Ca
 @given(st.integers(64, 2000), st.lists(st.integers(1, 900), max_size=40), st.data())
 def test_places_in_the_ring_never_overlap_and_never_leave_it(length: int, sizes: list[int], data: Any) -> None:
     async def body() -> None:
-        staging = Staging(SimpleNamespace(length=length))  # type: ignore[arg-type]
+        staging = ScratchStaging(SimpleNamespace(length=length))  # type: ignore[arg-type]
         taken: deque[tuple[int, int]] = deque()
         for size in sizes:
             padded = -(-size // PLACE_ALIGN) * PLACE_ALIGN

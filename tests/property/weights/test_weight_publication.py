@@ -11,7 +11,7 @@ import pytest
 from weight_fixture import Fixture, open_fixture, run
 
 from asyncfabric.weights.messages import Maxima, Opened, Outcome, decode_message
-from asyncfabric.weights.sender.version import Awaited
+from asyncfabric.weights.sender.version import AwaitedMessages
 from asyncfabric.weights.update import COORDINATOR, WeightMessage
 from asyncfabric_services.bench.weights.workload import plan_of, rows_at, rows_of
 
@@ -53,14 +53,14 @@ def kept(kind: type, receiver: str, sender: str = "") -> Callable[[str, str, Wei
 @pytest.mark.parametrize(
     ("which", "wanted"),
     [
-        (kept(Opened, "trainer-1", "replica 0/1"), Awaited("keys of receivers", ("replica 0/1",))),
-        (kept(Opened, "trainer-1"), Awaited("keys of receivers", ("replica 0/0", "replica 0/1"))),
-        (kept(Maxima, "trainer-1", "trainer-2"), Awaited("maxima of blocks", ("trainer-2",))),
-        (kept(Outcome, "trainer-1"), Awaited("the decision", (COORDINATOR,))),
+        (kept(Opened, "trainer-1", "replica 0/1"), AwaitedMessages("keys of receivers", ("replica 0/1",))),
+        (kept(Opened, "trainer-1"), AwaitedMessages("keys of receivers", ("replica 0/0", "replica 0/1"))),
+        (kept(Maxima, "trainer-1", "trainer-2"), AwaitedMessages("maxima of blocks", ("trainer-2",))),
+        (kept(Outcome, "trainer-1"), AwaitedMessages("the decision", (COORDINATOR,))),
     ],
 )
 def test_what_is_missing_is_named(
-    tmp_path: Path, which: Callable[[str, str, WeightMessage], bool], wanted: Awaited
+    tmp_path: Path, which: Callable[[str, str, WeightMessage], bool], wanted: AwaitedMessages
 ) -> None:
     plan = plan_of(TRAINERS, 2, 1, 2, SIDE, "fp8")
 
@@ -72,7 +72,7 @@ def test_what_is_missing_is_named(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publisher.publish, 1)
                 await anyio.wait_all_tasks_blocked()
-                assert publisher.awaited == Awaited("the offers of all trainers", (COORDINATOR,))
+                assert publisher.awaited == AwaitedMessages("the offers of all trainers", (COORDINATOR,))
                 for other in (fixture.publishers[0], fixture.publishers[2]):
                     tasks.start_soon(other.publish, 1)
                 tasks.start_soon(fixture.coordinator.update, 1)

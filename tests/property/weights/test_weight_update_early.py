@@ -12,8 +12,8 @@ from weight_fixture import open_fixture, run
 
 from asyncfabric.weights import Plan, threads
 from asyncfabric.weights.memory import host as host_device
-from asyncfabric.weights.sender.filling import Filler
-from asyncfabric.weights.sender.pipeline import Sending
+from asyncfabric.weights.sender.filling import UnitFiller
+from asyncfabric.weights.sender.pipeline import WeightSending
 from asyncfabric_services.bench.weights.workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
@@ -33,7 +33,7 @@ def shard(rank: int, name: str) -> np.ndarray[Any, Any]:
 def seen_in(patch: pytest.MonkeyPatch, busy: int) -> list[str]:
     """Return a list of what the senders of a version do, in order, filled while it comes."""
     seen: list[str] = []
-    fill, opened, begun = Filler.fill_here, Sending.open, Sending.run
+    fill, opened, begun = UnitFiller.fill_here, WeightSending.open, WeightSending.run
 
     def noted(name: str, method: Any) -> Any:
         def call(self: Any, *arguments: Any) -> Any:
@@ -44,7 +44,11 @@ def seen_in(patch: pytest.MonkeyPatch, busy: int) -> list[str]:
 
     patch.setattr(threads, "threads", lambda: busy)
     patch.setattr(host_device.HostDevice, "unit_bytes", 1 << 15)
-    for name, kind, method in (("fill", Filler, fill), ("open", Sending, opened), ("run", Sending, begun)):
+    for name, kind, method in (
+        ("fill", UnitFiller, fill),
+        ("open", WeightSending, opened),
+        ("run", WeightSending, begun),
+    ):
         patch.setattr(kind, {"fill": "fill_here"}.get(name, name), noted(name, method))
     return seen
 

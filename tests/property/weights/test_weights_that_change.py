@@ -11,7 +11,7 @@ from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
 from asyncfabric.weights import threads
-from asyncfabric.weights.sender.pipeline import Sending
+from asyncfabric.weights.sender.pipeline import WeightSending
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def test_weights_that_change_while_they_are_published_are_not_committed(
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
             before = await fixture.begin()
-            retire = Sending._retire
+            retire = WeightSending._retire
 
             async def late(self: Any, posted: Any) -> None:
                 if self._shards is fixture.publishers[1]._shards:
@@ -37,7 +37,7 @@ def test_weights_that_change_while_they_are_published_are_not_committed(
                 await retire(self, posted)
 
             with monkeypatch.context() as patch:
-                patch.setattr(Sending, "_retire", late)
+                patch.setattr(WeightSending, "_retire", late)
                 with pytest.raises(af.BrokenError, match=r"version 2 was not committed: .*weights changed while they"):
                     await fixture.update(2)
             for replica in fixture.replicas.values():
@@ -61,14 +61,14 @@ def test_what_lies_beside_the_weights_may_change(tmp_path: Path, monkeypatch: py
             held[name] = arena[2 * number].reshape(held[name].shape)
         return held
 
-    retire = Sending._retire
+    retire = WeightSending._retire
 
     async def late(self: Any, posted: Any) -> None:
         for arena in arenas:
             arena[1::2] += 1
         await retire(self, posted)
 
-    monkeypatch.setattr(Sending, "_retire", late)
+    monkeypatch.setattr(WeightSending, "_retire", late)
 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", given=in_arena) as fixture:

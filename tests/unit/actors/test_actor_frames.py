@@ -48,7 +48,7 @@ async def test_a_frame_of_another_version_is_refused_by_number() -> None:
         await here.connect(there.address)
         await here.send(there.identity, wire.CHANNEL, wire.encoded({"type": "call", "number": 7, "version": 2}))
         answer = wire.decoded((await answers.receive()).body)
-        assert isinstance(answer, wire.Failed)
+        assert isinstance(answer, wire.CallFailed)
         assert (answer.number, answer.outcome) == (7, "refused")
         assert "cannot be read" in answer.reason
         assert node.protocol_errors == 1
@@ -78,7 +78,7 @@ async def test_an_answer_that_would_quote_more_than_a_frame_holds_is_short(frame
         await node.spawn(Worker, [], trio.Event(), name="worker")
         await here.send(there.identity, wire.CHANNEL, wire.encoded(frame))
         answer = wire.decoded((await answers.receive()).body)
-        assert isinstance(answer, wire.Failed) and answer.number == 7 and len(answer.reason) < 1000
+        assert isinstance(answer, wire.CallFailed) and answer.number == 7 and len(answer.reason) < 1000
 
 
 async def test_more_calls_than_the_window_are_refused_and_harm_nobody() -> None:
@@ -90,7 +90,7 @@ async def test_more_calls_than_the_window_are_refused_and_harm_nobody() -> None:
         await node.spawn(Worker, [], gate, name="worker")
         await send_calls(here, there, [Wait(), *[Add(1, 1)] * 90])
         outcomes = [wire.decoded((await answers.receive()).body) for _ in range(3 + 24)]
-        refused = [frame for frame in outcomes if isinstance(frame, wire.Failed)]
+        refused = [frame for frame in outcomes if isinstance(frame, wire.CallFailed)]
         assert len(refused) == 24  # 1 is handled, 2 are in the mailbox, 64 in line
         assert {frame.outcome for frame in refused} == {"refused"}
         gate.set()
@@ -114,7 +114,7 @@ async def test_a_refused_call_is_our_protocol_error() -> None:
 
         async def refuse() -> None:
             call = wire.decoded((await calls.receive()).body)
-            failed = wire.Failed(number=call.number, outcome="refused", reason="too many")
+            failed = wire.CallFailed(number=call.number, outcome="refused", reason="too many")
             await there.send(here.identity, wire.CHANNEL, wire.encoded(failed))
 
         async with trio.open_nursery() as nursery:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 import asyncfabric as af
-from asyncfabric.actors.region_ledger import RegionLedger, Registered
+from asyncfabric.actors.region_ledger import RegionLedger, RegisteredRegion
 from asyncfabric.errors import ClosedError
 
 pytestmark = pytest.mark.trio
@@ -31,7 +31,7 @@ class Memory:
             raise self._error
 
 
-def accepts_a_region(region: af.Region) -> Registered:
+def accepts_a_region(region: af.Region) -> RegisteredRegion:
     return region  # the type checker compares
 
 

@@ -18,8 +18,8 @@ from asyncfabric.control.events import (
     Leave,
     Path,
     PathLost,
-    Post,
     Received,
+    SendParcel,
     Tick,
 )
 from asyncfabric.control.messages import (
@@ -35,7 +35,7 @@ from asyncfabric.control.messages import (
     Identity,
     Message,
     Parcel,
-    Refusal,
+    SessionRefusal,
     Undecodable,
     Welcome,
     decode,
@@ -105,7 +105,7 @@ def changes(actions: list[Any]) -> list[tuple[str, str]]:
 
 
 def codes(actions: list[Any]) -> list[str]:
-    return [message.code for message in spoken(actions) if isinstance(message, Refusal)]
+    return [message.code for message in spoken(actions) if isinstance(message, SessionRefusal)]
 
 
 def test_a_welcome_for_each_hello_is_no_replay_and_one_more_is() -> None:
@@ -190,7 +190,7 @@ def test_dials_that_cross_lose_nothing() -> None:
 def test_a_refused_dial_fails_at_once_with_the_reason() -> None:
     bench = Bench()
     bench.feed(Dial(1, "ipc:///peer"))
-    actions = bench.hear(Refusal("name_taken", "by another"), session=100, path=1)
+    actions = bench.hear(SessionRefusal("name_taken", "by another"), session=100, path=1)
     (failed,) = [action for action in actions if isinstance(action, DialFailed)]
     assert "a live peer of this name has another role or another key" in failed.reason
     assert failed.code == "name_taken"
@@ -256,9 +256,9 @@ def test_refusals_are_never_refused() -> None:
     """Else two processes could throw them at each other for ever."""
     bench = Bench().ready()
     for session in (7, 8):
-        assert spoken(bench.hear(Refusal("types", "?"), session=session)) == []
+        assert spoken(bench.hear(SessionRefusal("types", "?"), session=session)) == []
     assert spoken(bench.hear(Goodbye("left"), 1, session=8)) == [] and bench.peers == [PEER]
-    assert changes(bench.hear(Refusal("unknown_session", "?")))[0][0] == "lost"
+    assert changes(bench.hear(SessionRefusal("unknown_session", "?")))[0][0] == "lost"
 
 
 def test_answers_are_bounded_in_time_and_counts_are_not() -> None:
@@ -283,7 +283,7 @@ def test_a_lower_incarnation_may_take_a_name_that_nobody_lives_under() -> None:
 
 def test_draining_has_two_phases_and_a_deadline() -> None:
     bench = Bench().ready()
-    bench.feed(Post(PEER, "x", b"before"))
+    bench.feed(SendParcel(PEER, "x", b"before"))
     assert spoken(bench.feed(Leave(PEER))) == [Drain()]
     with pytest.raises(KeyError):
         bench.table.admits(PEER, "x", 0)
@@ -303,7 +303,7 @@ def test_windows_bound_what_is_under_way_on_each_channel() -> None:
     assert bench.table.admits(PEER, "x", full)
     body = bytes(MAX_FRAME_BYTES - 3000)
     for _ in range(2):
-        bench.feed(Post(PEER, "x", body))
+        bench.feed(SendParcel(PEER, "x", body))
     assert not bench.table.admits(PEER, "x", full) and bench.table.admits(PEER, "y", full)
     assert not codes(bench.hear(Credit("x", 2 * cost_of(len(body))), 1))
     assert bench.table.admits(PEER, "x", full)

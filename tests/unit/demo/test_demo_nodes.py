@@ -19,28 +19,30 @@ from asyncfabric.kv.posting import Post, Posting
 from asyncfabric.testing import FakeEngine, FakeNetwork
 from asyncfabric_services.children.line_channel import LineChannel
 from asyncfabric_services.demo.pair import decode, prefill
-from asyncfabric_services.demo.pair.node import Node, run_node
+from asyncfabric_services.demo.pair.node import PairNode, run_node
 from asyncfabric_services.demo.pair.protocol import (
-    Answer,
     Finish,
-    Goodbye,
-    Hello,
     Meet,
+    PairAnswer,
+    PairGoodbye,
+    PairHello,
     Pushed,
     Start,
     ToChild,
     ToParent,
 )
 from asyncfabric_services.demo.prompts import jobs_of_lengths
-from asyncfabric_services.demo.settings import Settings
+from asyncfabric_services.demo.settings import DemoSettings
 
-SETTINGS = Settings(layers=2, hidden=64, new_tokens=5, pool_tokens=64, chunk=24, deadline=20.0)
+SETTINGS = DemoSettings(layers=2, hidden=64, new_tokens=5, pool_tokens=64, chunk=24, deadline=20.0)
 
 
 class BenchWorker:
     """One node under test: its orders go in, its reports come out."""
 
-    def __init__(self, serve: Callable[[Node], Awaitable[None]], settings: Settings, network: FakeNetwork) -> None:
+    def __init__(
+        self, serve: Callable[[PairNode], Awaitable[None]], settings: DemoSettings, network: FakeNetwork
+    ) -> None:
         ours, theirs = trio.testing.memory_stream_pair()
         self._serve = serve
         self._settings = settings
@@ -63,7 +65,9 @@ class BenchWorker:
         return message
 
 
-async def conduct(lengths: list[int], prefill_settings: Settings, decode_settings: Settings) -> list[Answer]:
+async def conduct(
+    lengths: list[int], prefill_settings: DemoSettings, decode_settings: DemoSettings
+) -> list[PairAnswer]:
     """Do what the parent does, with both nodes as tasks; return the answers."""
     network = FakeNetwork()
     first, second = (
@@ -75,24 +79,24 @@ async def conduct(lengths: list[int], prefill_settings: Settings, decode_setting
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.run)
             nursery.start_soon(second.run)
-            hellos = [await worker.next(Hello) for worker in (first, second)]
+            hellos = [await worker.next(PairHello) for worker in (first, second)]
             await first.orders.send(Meet(hellos[1].address, hellos[1].layout))
             await second.orders.send(Meet(hellos[0].address, hellos[0].layout))
             for job in jobs_of_lengths(lengths):
                 await second.orders.send(job)
-                pushed, answer = await first.next(Pushed), await second.next(Answer)
+                pushed, answer = await first.next(Pushed), await second.next(PairAnswer)
                 assert pushed.pages == answer.arrivals - 1 >= 2 * -(-job.tokens // prefill_settings.page_tokens)
                 assert sum(write.bytes for write in pushed.writes) == pushed.bytes
                 answers.append(answer)
             for worker in (first, second):
                 await worker.orders.send(Finish())
-                assert (await worker.next(Goodbye)).leaked_pages == 0
+                assert (await worker.next(PairGoodbye)).leaked_pages == 0
     return answers
 
 
 def run_both(
-    lengths: list[int], prefill_settings: Settings = SETTINGS, decode_settings: Settings = SETTINGS
-) -> list[Answer]:
+    lengths: list[int], prefill_settings: DemoSettings = SETTINGS, decode_settings: DemoSettings = SETTINGS
+) -> list[PairAnswer]:
     return trio.run(conduct, lengths, prefill_settings, decode_settings)
 
 

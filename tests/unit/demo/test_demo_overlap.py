@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from asyncfabric.kv import StreamWrite
 from asyncfabric_services.demo.pair.overlap import busy_ns, figures
-from asyncfabric_services.demo.pair.protocol import Answer, Pushed
+from asyncfabric_services.demo.pair.protocol import PairAnswer, Pushed
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda x: (x[0], x[0] + x[1])), max_size=8)
 
@@ -20,8 +20,8 @@ def test_busy_time_is_the_number_of_covered_nanoseconds(intervals: list[tuple[in
     assert busy_ns(intervals, until) == len(covered)
 
 
-def make_answer() -> Answer:
-    return Answer(0, 20, 7, 1_900_000, 0.5, 0.4, 0.01, "text", [])
+def make_answer() -> PairAnswer:
+    return PairAnswer(0, 20, 7, 1_900_000, 0.5, 0.4, 0.01, "text", [])
 
 
 def pushed(total: int, start_ns: int, end_ns: int, writes: list[tuple[int, int]]) -> Pushed:

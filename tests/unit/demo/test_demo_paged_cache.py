@@ -15,9 +15,9 @@ from transformers.cache_utils import DynamicCache  # noqa: E402
 from asyncfabric_services.demo.pair.generation import decode, prefill  # noqa: E402
 from asyncfabric_services.demo.pair.model import PairModel, load_model  # noqa: E402
 from asyncfabric_services.demo.pair.node import poison  # noqa: E402
-from asyncfabric_services.demo.pair.paged_cache import PagedCache  # noqa: E402
+from asyncfabric_services.demo.pair.paged_cache import PairPagedCache  # noqa: E402
 from asyncfabric_services.demo.pair.verdict import Continuation, compare  # noqa: E402
-from asyncfabric_services.demo.settings import Settings  # noqa: E402
+from asyncfabric_services.demo.settings import DemoSettings  # noqa: E402
 from asyncfabric_services.runner.runner import chunks  # noqa: E402
 
 NEW_TOKENS = 8
@@ -25,7 +25,7 @@ PROMPT = [(7 * i * i + 3 * i) % 256 for i in range(70)]
 
 
 def load(page_tokens: int) -> PairModel:
-    return load_model(Settings(layers=2, hidden=64, page_tokens=page_tokens))
+    return load_model(DemoSettings(layers=2, hidden=64, page_tokens=page_tokens))
 
 
 def make_pool(loaded: PairModel, pages: int = 96) -> Any:
@@ -64,12 +64,12 @@ def test_prefill_in_one_pool_and_decode_in_another_give_the_same_bits(
     ours = lease(1, layout.pages_for(length))
     theirs = lease(2, layout.pages_for(length + NEW_TOKENS - 1))
     events: list[tuple[int, int, int]] = []
-    written = PagedCache(here, ours, on_written=lambda *event: events.append(event))
+    written = PairPagedCache(here, ours, on_written=lambda *event: events.append(event))
     logits = prefill(loaded.model, prompt, written, chunk)
     spans = list(chunks(length, chunk or length))
     assert events == [(layer, start, end) for start, end in spans for layer in range(layout.layers)]
     move(here, there, ours, theirs[: len(ours)])
-    cache = PagedCache(there, theirs, length=length)
+    cache = PairPagedCache(there, theirs, length=length)
     streamed = decode(loaded.model, cache, logits, NEW_TOKENS)
     expected, dynamic = reference(loaded, prompt, chunk)
     assert compare(streamed, expected, pages_equal=True).differences == ()
@@ -84,13 +84,13 @@ def test_one_missing_page_is_seen() -> None:
     prompt = PROMPT[:64]
     here, there = make_pool(loaded), make_pool(loaded)
     ours, theirs = lease(1, 4), lease(2, 5)
-    logits = prefill(loaded.model, prompt, PagedCache(here, ours), 0)
+    logits = prefill(loaded.model, prompt, PairPagedCache(here, ours), 0)
     expected, _ = reference(loaded, prompt, 0)
     for missing in range(4):
         poison(there, theirs)
         kept = [index for index in range(4) if index != missing]
         move(here, there, [ours[i] for i in kept], [theirs[i] for i in kept])
-        streamed = decode(loaded.model, PagedCache(there, theirs, length=64), logits, NEW_TOKENS)
+        streamed = decode(loaded.model, PairPagedCache(there, theirs, length=64), logits, NEW_TOKENS)
         assert not compare(streamed, expected, pages_equal=True).identical
 
 
@@ -99,9 +99,9 @@ def test_two_swapped_pages_are_seen() -> None:
     prompt = PROMPT[:64]
     here, there = make_pool(loaded), make_pool(loaded)
     ours, theirs = lease(1, 4), lease(2, 5)
-    logits = prefill(loaded.model, prompt, PagedCache(here, ours), 0)
+    logits = prefill(loaded.model, prompt, PairPagedCache(here, ours), 0)
     move(here, there, ours, [theirs[1], theirs[0], theirs[2], theirs[3]])
-    streamed = decode(loaded.model, PagedCache(there, theirs, length=64), logits, NEW_TOKENS)
+    streamed = decode(loaded.model, PairPagedCache(there, theirs, length=64), logits, NEW_TOKENS)
     expected, _ = reference(loaded, prompt, 0)
     assert not compare(streamed, expected, pages_equal=True).identical
 
@@ -114,14 +114,14 @@ def test_the_random_model_states_something_else_for_each_prompt() -> None:
 
 
 def test_seeds_make_different_weights_and_name_them() -> None:
-    ours, theirs = load(16).layout, load_model(Settings(layers=2, hidden=64, seed=1)).layout
+    ours, theirs = load(16).layout, load_model(DemoSettings(layers=2, hidden=64, seed=1)).layout
     assert (ours.difference(theirs) or "").startswith("model: ")
 
 
 def test_tokens_beyond_the_lease_are_refused() -> None:
     loaded = load(16)
     pool = make_pool(loaded)
-    cache = PagedCache(pool, lease(1, 1))
+    cache = PairPagedCache(pool, lease(1, 1))
     with pytest.raises(ValueError, match="token 19 is beyond the 1 leased pages of 16 tokens"):
         prefill(loaded.model, PROMPT[:20], cache, 0)
 
@@ -129,7 +129,7 @@ def test_tokens_beyond_the_lease_are_refused() -> None:
 def test_crop_forgets_the_last_tokens_and_reset_all() -> None:
     loaded = load(16)
     pool = make_pool(loaded)
-    cache = PagedCache(pool, lease(1, 4))
+    cache = PairPagedCache(pool, lease(1, 4))
     first = prefill(loaded.model, PROMPT[:20], cache, 0)
     prefill(loaded.model, PROMPT[20:30], cache, 0)
     cache.crop(-11)

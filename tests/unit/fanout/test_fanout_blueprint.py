@@ -11,15 +11,15 @@ import trio
 pytest.importorskip("starlette", reason="services need starlette")
 
 from asyncfabric.weights import LocalTensor, ReplicaLayout
-from asyncfabric_services.fanout.blueprint import Blueprint, BlueprintPart, BlueprintStore
+from asyncfabric_services.fanout.blueprint import BlueprintPart, BlueprintStore, FanoutBlueprint
 
 
-def blueprint(config: str = "{}") -> Blueprint:
+def blueprint(config: str = "{}") -> FanoutBlueprint:
     tensors = [{"w": LocalTensor("bfloat16", (2, 3))}, {"w": LocalTensor("bfloat16", (2, 3))}]
-    return Blueprint(b"plan", config, ReplicaLayout(ranks=2, tp=2), tensors)
+    return FanoutBlueprint(b"plan", config, ReplicaLayout(ranks=2, tp=2), tensors)
 
 
-def parts(made: Blueprint, size: int = 16) -> list[BlueprintPart]:
+def parts(made: FanoutBlueprint, size: int = 16) -> list[BlueprintPart]:
     data = msgspec.msgpack.encode(made)
     return [BlueprintPart(at, len(data), data[at : at + size]) for at in range(0, len(data), size)]
 

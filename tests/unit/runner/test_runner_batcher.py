@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry  # noqa: E402
 from runner_cases import alone, make_runner, make_scheduler, member_of, prompt_of  # noqa: E402
 
 from asyncfabric.errors import BrokenError, BusyError, ClosedError  # noqa: E402
-from asyncfabric_services.runner.batch import Span  # noqa: E402
+from asyncfabric_services.runner.batch import TokenSpan  # noqa: E402
 from asyncfabric_services.runner.batcher import Batcher  # noqa: E402
 from asyncfabric_services.runner.meter import RunnerMeter  # noqa: E402
 from asyncfabric_services.runner.page_supply import FreeList  # noqa: E402
@@ -34,10 +34,10 @@ class GatedRunner(Runner):
         self.__dict__.update(inner.__dict__)
         self.gate = threading.Event()
         self.gate.set()
-        self.passes: list[Sequence[Span]] = []
+        self.passes: list[Sequence[TokenSpan]] = []
         self.failing = False
 
-    def step(self, spans: Sequence[Span]) -> Any:
+    def step(self, spans: Sequence[TokenSpan]) -> Any:
         self.passes.append(spans)
         assert self.gate.wait(30)
         if self.failing:

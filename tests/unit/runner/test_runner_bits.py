@@ -15,7 +15,7 @@ from runner_cases import alone, make_runner, make_scheduler, member_of, prompt_o
 from transformers import LlamaForCausalLM  # noqa: E402
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
-from asyncfabric_services.runner.batch import Span  # noqa: E402
+from asyncfabric_services.runner.batch import TokenSpan  # noqa: E402
 from asyncfabric_services.runner.model import TINY, ModelChoice, load_model  # noqa: E402
 from asyncfabric_services.runner.row_rule import RowRule, measure_rule  # noqa: E402
 from asyncfabric_services.runner.runner import Runner  # noqa: E402
@@ -43,10 +43,10 @@ def test_logits_do_not_depend_on_the_other_requests_of_a_pass(expected: Any, oth
     table = table_of(len(PROMPT), 8, pages=100)
     runner.prefill(PROMPT[:-1], table, chunk_tokens=64)
     draws = random.Random(others)
-    spans = [Span(PROMPT[-1:], len(PROMPT) - 1, table)]
+    spans = [TokenSpan(PROMPT[-1:], len(PROMPT) - 1, table)]
     for index in range(others):  # some decode, some are prefilled, all in the pass that decodes ours
         length = draws.choice([1, 3, 40, 100])
-        spans.append(Span(prompt_of(length, index), 0, list(range(100 + 20 * index, 120 + 20 * index))))
+        spans.append(TokenSpan(prompt_of(length, index), 0, list(range(100 + 20 * index, 120 + 20 * index))))
     draws.shuffle(spans)
     logits = runner.step(spans)
     ours = next(index for index, span in enumerate(spans) if span.table is table)
@@ -146,7 +146,7 @@ def test_an_answer_computed_again_as_a_prompt_has_the_same_bits() -> None:
     tokens = list(PROMPT)
     for _ in range(30):
         tokens.append(int(logits.argmax()))
-        logits = runner.step([Span(tokens[-1:], len(tokens) - 1, table)])[0]
+        logits = runner.step([TokenSpan(tokens[-1:], len(tokens) - 1, table)])[0]
     again = make_runner().prefill(tokens, table_of(260, 16, seed=9), chunk_tokens=50)
     assert torch.equal(again, logits)
 

@@ -28,7 +28,7 @@ from transformers.utils import logging  # noqa: E402
 from asyncfabric_services.nodes.router_service import card_of  # noqa: E402
 from asyncfabric_services.router.local_service import load_named  # noqa: E402
 from asyncfabric_services.router.server import StartError  # noqa: E402
-from asyncfabric_services.runner.batch import Span  # noqa: E402
+from asyncfabric_services.runner.batch import TokenSpan  # noqa: E402
 from asyncfabric_services.runner.model import LoadedModel, ModelChoice, load_model  # noqa: E402
 from asyncfabric_services.runner.runner import Runner  # noqa: E402
 from asyncfabric_services.runner.supported import (  # noqa: E402
@@ -97,7 +97,7 @@ def answer(runner: Runner, prompt: list[int]) -> list[int]:
     table = table_of(len(prompt) + ANSWER, 16, pages=64)
     stated = [int(runner.prefill(prompt, table, chunk_tokens=20).argmax())]
     while len(stated) < ANSWER:
-        stated.append(int(runner.step([Span(stated[-1:], len(prompt) + len(stated) - 1, table)])[0].argmax()))
+        stated.append(int(runner.step([TokenSpan(stated[-1:], len(prompt) + len(stated) - 1, table)])[0].argmax()))
     return stated
 
 
@@ -115,9 +115,9 @@ def test_each_type_answers_as_transformers_does_alone_and_in_company(kind: str, 
     prompt, table = prompt_of(75), list(range(10))
     whole = runner.prefill(prompt, table, chunk_tokens=100)
     assert torch.equal(runner.prefill(prompt, table, chunk_tokens=7), whole)
-    last = Span(prompt[-1:], len(prompt) - 1, table)
+    last = TokenSpan(prompt[-1:], len(prompt) - 1, table)
     assert torch.equal(runner.step([last])[0], whole)
-    assert torch.equal(runner.step([Span([3], 0, [20]), last, Span(prompt[:33], 0, [21, 22, 23])])[1], whole)
+    assert torch.equal(runner.step([TokenSpan([3], 0, [20]), last, TokenSpan(prompt[:33], 0, [21, 22, 23])])[1], whole)
 
 
 def test_a_window_changes_the_answers_of_these_models() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="the runner needs transformers")
 from runner_cases import make_runner, make_scheduler, member_of, prompt_of, table_of, tiny  # noqa: E402
 
 from asyncfabric.errors import BusyError  # noqa: E402
-from asyncfabric_services.runner.batch import Span  # noqa: E402
+from asyncfabric_services.runner.batch import TokenSpan  # noqa: E402
 from asyncfabric_services.runner.page_shape import PageShape  # noqa: E402
 from asyncfabric_services.runner.page_supply import FreeList  # noqa: E402
 from asyncfabric_services.runner.runner import Runner, chunks  # noqa: E402
@@ -42,10 +42,10 @@ def test_pages_copied_elsewhere_decode_the_same(page_tokens: int) -> None:
     logits = here.prefill(PROMPT, table, chunk_tokens=32)
     there.pool[:, target] = here.pool[:, table]
     token = int(logits.argmax())
-    ours = here.step([Span([token], len(PROMPT), table)])
-    assert torch.equal(there.step([Span([token], len(PROMPT), target)]), ours)
+    ours = here.step([TokenSpan([token], len(PROMPT), table)])
+    assert torch.equal(there.step([TokenSpan([token], len(PROMPT), target)]), ours)
     there.pool[:, target[0]] = float("nan")
-    assert torch.isnan(there.step([Span([token], len(PROMPT), target)])).any()
+    assert torch.isnan(there.step([TokenSpan([token], len(PROMPT), target)])).any()
 
 
 @pytest.mark.parametrize("chunk_tokens", [5, 16, 64, 100])
@@ -91,15 +91,15 @@ def test_a_prefill_can_start_behind_pages_that_are_there() -> None:
 @pytest.mark.parametrize(
     ("span", "text"),
     [
-        (Span([1] * 20, 0, [3]), "token 19 is beyond the 1 leased pages of 16 tokens"),
-        (Span([1], 16, [3]), "token 16 is beyond the 1 leased pages"),
-        (Span([], 0, [3]), "a span needs a token"),
-        (Span([1], -1, [3]), "a start >= 0"),
-        (Span([1], 0, [320]), r"page ids must be in 0\.\.319"),
-        (Span([1], 0, [-1]), r"page ids must be in 0\.\.319"),
+        (TokenSpan([1] * 20, 0, [3]), "token 19 is beyond the 1 leased pages of 16 tokens"),
+        (TokenSpan([1], 16, [3]), "token 16 is beyond the 1 leased pages"),
+        (TokenSpan([], 0, [3]), "a span needs a token"),
+        (TokenSpan([1], -1, [3]), "a start >= 0"),
+        (TokenSpan([1], 0, [320]), r"page ids must be in 0\.\.319"),
+        (TokenSpan([1], 0, [-1]), r"page ids must be in 0\.\.319"),
     ],
 )
-def test_spans_that_their_pages_cannot_hold_are_refused(span: Span, text: str) -> None:
+def test_spans_that_their_pages_cannot_hold_are_refused(span: TokenSpan, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make_runner().step([span])
 

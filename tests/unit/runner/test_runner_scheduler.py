@@ -12,7 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from runner_cases import make_scheduler, member_of  # noqa: E402
 
 from asyncfabric.errors import BusyError  # noqa: E402
-from asyncfabric_services.runner.scheduler import Member, Scheduler  # noqa: E402
+from asyncfabric_services.runner.scheduler import ScheduledRequest, Scheduler  # noqa: E402
 
 STEP = st.one_of(
     st.tuples(st.just("join"), st.integers(1, 60), st.integers(1, 8)),
@@ -21,7 +21,7 @@ STEP = st.one_of(
 )
 
 
-def check(scheduler: Scheduler, waiting_order: list[Member], free: int, pages: int) -> None:
+def check(scheduler: Scheduler, waiting_order: list[ScheduledRequest], free: int, pages: int) -> None:
     leased = [page for member in scheduler.members() for page in member.table]
     assert len(leased) == len(set(leased)) == pages - free
     holders = [member for member in waiting_order if member.table]
@@ -40,7 +40,7 @@ def one_pass(scheduler: Scheduler, chunk_tokens: int) -> None:
 @given(st.lists(STEP, max_size=40), st.integers(1, 9), st.integers(1, 40))
 def test_pages_order_and_ends(steps: list[tuple[str, int, int]], page_tokens: int, chunk_tokens: int) -> None:
     scheduler, supply = make_scheduler(30, page_tokens, chunk_tokens=chunk_tokens, most_running=4, most_waiting=5)
-    there: list[Member] = []
+    there: list[ScheduledRequest] = []
     for what, first, second in steps:
         if what == "join":
             member = member_of([1] * first, second)

@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from asyncfabric_services.runner.choice import Chooser  # noqa: E402
 from asyncfabric_services.runner.sampling import Sampling  # noqa: E402
-from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer, Pieces  # noqa: E402
+from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer, TokenPieces  # noqa: E402
 
 TEXT = "naïve €5 — 日本語 🙂 end"
 
 
-def spoken(pieces: Pieces, tokens: list[int]) -> list[str]:
+def spoken(pieces: TokenPieces, tokens: list[int]) -> list[str]:
     return [*(pieces.feed(token) for token in tokens), pieces.finish()]
 
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import trio
 
-from asyncfabric_services.children.child import Child, ChildDied, wait_any
+from asyncfabric_services.children.child import ChildDied, ChildProcess, wait_any
 
 PROGRAM = """
 import os, signal, sys, time
@@ -63,8 +63,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def child(environment: dict[str, str], role: str = "echo") -> Iterator[Child]:
-    started = Child(role, "echoing_child", receives=Echo, environment=environment)
+def child(environment: dict[str, str], role: str = "echo") -> Iterator[ChildProcess]:
+    started = ChildProcess(role, "echoing_child", receives=Echo, environment=environment)
     try:
         yield started
     finally:
@@ -72,7 +72,7 @@ def child(environment: dict[str, str], role: str = "echo") -> Iterator[Child]:
         started.end(PATIENCE_S)
 
 
-def answer(child: Child) -> str:
+def answer(child: ChildProcess) -> str:
     while not child.ready:
         assert wait_any([child], PATIENCE_S) == [child]
         assert child.take(), child.death()
@@ -110,7 +110,7 @@ def test_several_are_waited_for_together_and_only_who_sent_is_returned(environme
 
 
 def test_a_task_receives_without_holding_up_the_loop(environment: dict[str, str]) -> None:
-    async def main(echo: Child) -> list[str]:
+    async def main(echo: ChildProcess) -> list[str]:
         with trio.move_on_after(0.01) as scope:
             await echo.receive()
         assert scope.cancelled_caught
@@ -137,7 +137,7 @@ def test_a_death_has_the_signal_and_the_end_of_stderr(environment: dict[str, str
 
 
 def test_a_child_that_does_not_leave_is_killed_in_bounded_time(environment: dict[str, str]) -> None:
-    echo = Child("echo", "echoing_child", receives=Echo, environment=environment)
+    echo = ChildProcess("echo", "echoing_child", receives=Echo, environment=environment)
     try:
         echo.send(Order("stay"))
         assert answer(echo) == "staying"
@@ -150,7 +150,7 @@ def test_a_child_that_does_not_leave_is_killed_in_bounded_time(environment: dict
 
 
 def test_a_child_that_reads_nothing_is_ended_while_a_thread_sends_to_it(environment: dict[str, str]) -> None:
-    echo = Child("echo", "echoing_child", receives=Echo, environment=environment)
+    echo = ChildProcess("echo", "echoing_child", receives=Echo, environment=environment)
     failures: list[BaseException] = []
 
     def send() -> None:

@@ -22,7 +22,7 @@ from asyncfabric.observe.spans import SpanRing, new_context, parse_context
 from asyncfabric_services.nodes.messages import DECODER, FIELDS_LABEL, LAYOUT_LABEL, Generate, Tokens, refuse_fields
 from asyncfabric_services.router import cluster_backend
 from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsActor
-from asyncfabric_services.router.backend import GenerateRequest, ModelCard
+from asyncfabric_services.router.backend import GenerateRequest, ServedModel
 from asyncfabric_services.router.cluster_backend import MOST_ATTEMPTS, ClusterBackend
 from asyncfabric_services.router.fault import ApiFault
 from asyncfabric_services.runner.sampling import Sampling
@@ -125,7 +125,7 @@ async def open_site(
         membership, attempts = Membership(), Attempts()
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
         backend = ClusterBackend(
-            ModelCard("m", ByteTokenizer(), 100),
+            ServedModel("m", ByteTokenizer(), 100),
             node,
             link,
             directory,

@@ -10,17 +10,17 @@ pytest.importorskip("transformers", reason="the runner needs transformers")
 
 from asyncfabric import BusyError, FabricConfig, InternalError, PeerError, open_fabric  # noqa: E402
 from asyncfabric.kv import KvLayout, open_inbox, open_kv_channel, open_pool  # noqa: E402
-from asyncfabric_services.demo.cluster.load import Ask, Outcome  # noqa: E402
+from asyncfabric_services.demo.cluster.load import LoadOutcome, LoadRequest  # noqa: E402
 from asyncfabric_services.demo.cluster.report import summarize  # noqa: E402
 from asyncfabric_services.demo.cluster.scenario import Observed  # noqa: E402
-from asyncfabric_services.demo.settings import Settings  # noqa: E402
+from asyncfabric_services.demo.settings import DemoSettings  # noqa: E402
 from asyncfabric_services.nodes.filling import fill  # noqa: E402
 from asyncfabric_services.nodes.messages import Source, decode_prompt, encode_prompt  # noqa: E402
 from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402
 from asyncfabric_services.runner.choice import Chooser  # noqa: E402
 from asyncfabric_services.runner.sampling import Sampling  # noqa: E402
 
-SETTINGS = Settings(
+SETTINGS = DemoSettings(
     provider="local",
     model=None,
     seed=0,
@@ -88,8 +88,8 @@ async def test_a_pool_lends_pages_to_a_roster() -> None:
             supply.release(first)
 
 
-def outcome(text: str, error: str = "") -> Outcome:
-    return Outcome(Ask("p", 3), text, error, 0.1, 0.5)
+def outcome(text: str, error: str = "") -> LoadOutcome:
+    return LoadOutcome(LoadRequest("p", 3), text, error, 0.1, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def outcome(text: str, error: str = "") -> Outcome:
     ],
 )
 def test_the_verdict_of_the_demo(told: Observed, wrong: int, lost: int, fine: bool) -> None:
-    summary = summarize(SETTINGS, told, {Ask("p", 3): "abc"}, 1.0)
+    summary = summarize(SETTINGS, told, {LoadRequest("p", 3): "abc"}, 1.0)
     assert (summary.wrong_answers, summary.lost, summary.fine) == (wrong, lost, fine)
     assert summary.requests == len(told.outcomes)
     if told.open_seconds:

@@ -9,7 +9,7 @@ from doctor_cases import CASES, Case
 
 from asyncfabric_services.doctor.command import plain, status_of
 from asyncfabric_services.doctor.finding import PROVIDERS, Finding, Verdict
-from asyncfabric_services.doctor.groups import GROUPS, Group, examine
+from asyncfabric_services.doctor.groups import GROUPS, CheckGroup, examine
 from asyncfabric_services.doctor.kernel import KernelFacts, check_kernel
 from asyncfabric_services.doctor.trials import Trial, TrialFacts, check_trials, try_rail
 
@@ -67,7 +67,7 @@ def test_a_room_that_cannot_look_fails_and_does_not_stop_the_others() -> None:
     def broken(_: Path) -> KernelFacts:
         raise PermissionError(13, "Permission denied", "/proc/self/status")
 
-    groups = (Group("limits", broken, check_kernel, frozenset(PROVIDERS)), GROUPS[0])
+    groups = (CheckGroup("limits", broken, check_kernel, frozenset(PROVIDERS)), GROUPS[0])
     first, second, *_ = examine(Path("/"), frozenset({"cuda"}), groups)
     assert (first.check, first.verdict) == ("limits", "fail")
     assert "Permission denied" in first.detail

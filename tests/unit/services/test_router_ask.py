@@ -13,12 +13,12 @@ pytest.importorskip("starlette", reason="the router needs starlette")
 
 from asyncfabric.errors import BrokenError, BusyError, ClosedError, PeerError
 from asyncfabric_services.router.ask import Ask, Limits, read_ask
-from asyncfabric_services.router.backend import ModelCard
+from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.fault import ApiFault, fault_of
 from asyncfabric_services.router.spoken import Spoken
 from asyncfabric_services.runner.tokenizer import ByteTokenizer
 
-CARDS = [ModelCard("tiny", ByteTokenizer(), 100), ModelCard("other", ByteTokenizer(), 50)]
+CARDS = [ServedModel("tiny", ByteTokenizer(), 100), ServedModel("other", ByteTokenizer(), 50)]
 LIMITS = Limits(default_tokens=16, deadline_seconds=60)
 
 
@@ -213,7 +213,7 @@ class Tokenless(ByteTokenizer):
     ],
 )
 def test_no_tokens_are_made_of_a_prompt_that_cannot_fit(body: dict[str, Any], param: str, found: str) -> None:
-    cards = [ModelCard("tiny", Tokenless(), 10)]
+    cards = [ServedModel("tiny", Tokenless(), 10)]
     with pytest.raises(ApiFault, match=found) as caught:
         read_ask(json.dumps(body).encode(), chat="messages" in body, cards=cards, limits=LIMITS, deadline_seconds=1)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "context_length_exceeded")
@@ -224,7 +224,7 @@ def test_a_prompt_that_may_fit_is_counted_in_tokens() -> None:
         read_ask(
             json.dumps(completion(prompt="x" * 27)).encode(),
             chat=False,
-            cards=[ModelCard("tiny", Tokenless(), 10)],
+            cards=[ServedModel("tiny", Tokenless(), 10)],
             limits=LIMITS,
             deadline_seconds=1,
         )
@@ -239,7 +239,7 @@ def test_a_template_that_refuses_is_the_requests_fault() -> None:
         read_ask(
             json.dumps(talk()).encode(),
             chat=True,
-            cards=[ModelCard("tiny", Refusing(), 100)],
+            cards=[ServedModel("tiny", Refusing(), 100)],
             limits=LIMITS,
             deadline_seconds=1,
         )

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from asyncfabric.weights.memory.device import PlacedBox
-from asyncfabric.weights.memory.gpu.kernels import WHOLE, WHOLES, Kernels
+from asyncfabric.weights.memory.gpu.kernels import WHOLE, WHOLES, WeightKernels
 from asyncfabric.weights.plan.formats import BLOCK, SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan.parts import Kind
 
@@ -22,7 +22,7 @@ TILE = 64
 """Rows and columns that a block of threads lays at once."""
 
 
-class Part(NamedTuple):
+class BoxPart(NamedTuple):
     """Three dimensions of a box: fields of WHOLE; `out` and `scales` count from where the box's begin."""
 
     source: tuple[int, ...]
@@ -42,7 +42,7 @@ class KernelBox(NamedTuple):
     """
 
     kernel: str
-    parts: tuple[Part, ...]
+    parts: tuple[BoxPart, ...]
     tiles: int
 
 
@@ -73,7 +73,7 @@ def kernel_box(
     parts = []
     for place in places:
         parts.append(
-            Part(
+            BoxPart(
                 (box[place].data_ptr(), box.stride(-3) if lead else 0, box.stride(-2)),
                 sum(at * stride for at, stride in zip(place, strides, strict=False)),
                 (strides[-3] if lead else 0, *strides[-2:]),
@@ -84,10 +84,10 @@ def kernel_box(
     return KernelBox(_kernel(kind), tuple(parts), len(places) * each)
 
 
-def laying_boxes(kernels: Kernels, boxes: Sequence[PlacedBox]) -> list[Callable[[], None]]:
+def laying_boxes(kernels: WeightKernels, boxes: Sequence[PlacedBox]) -> list[Callable[[], None]]:
     """Return the launches that lay boxes that `kernel_box` described, for as long as all stays where it is."""
     found: list[Callable[[], None]] = []
-    alike: dict[str, list[tuple[Part, int, int, int]]] = defaultdict(list)
+    alike: dict[str, list[tuple[BoxPart, int, int, int]]] = defaultdict(list)
     for how, memory, at, scales_at in boxes:
         begin, each = memory.data_ptr(), how.tiles // len(how.parts)
         alike[how.kernel] += [

@@ -23,7 +23,7 @@ from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Measured, PlacedBox, Root, Stretch, Summing, Sums, added
 from asyncfabric.weights.memory.gpu.arithmetic import BITS, BY_BYTES, block_maxima, box_scales, convert, sizes_of
 from asyncfabric.weights.memory.gpu.boxes import KernelBox, kernel_box, laying_boxes
-from asyncfabric.weights.memory.gpu.kernels import Kernels
+from asyncfabric.weights.memory.gpu.kernels import WeightKernels
 from asyncfabric.weights.memory.gpu.sums import BroughtSums, KernelSums, PackedSums, TorchSums, packed
 from asyncfabric.weights.memory.tiles import Floats
 from asyncfabric.weights.plan.boxes import Ints
@@ -48,7 +48,7 @@ class TorchDevice:
         self.name: str = name
         self._device = torch.device(name)
         self._streams = threading.local()
-        self._kernels: Kernels | None = Kernels(self._device) if self._device.type == "cuda" else None
+        self._kernels: WeightKernels | None = WeightKernels(self._device) if self._device.type == "cuda" else None
 
     def memory_of(self, region: Region) -> Tensor:
         """Return the bytes of a region."""
@@ -198,7 +198,9 @@ class TorchDevice:
 
     # ---- inside
 
-    def _quantise(self, kernels: Kernels, target: Tensor, box: Tensor, kind: Kind, scales: Tensor, start: Ints) -> None:
+    def _quantise(
+        self, kernels: WeightKernels, target: Tensor, box: Tensor, kind: Kind, scales: Tensor, start: Ints
+    ) -> None:
         """By the kernel, which writes rows one after the other; turned round afterwards where that is not wanted."""
         ordered = target if target.is_contiguous() else torch.empty(box.shape, dtype=torch.uint8, device=box.device)
         row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
@@ -216,7 +218,7 @@ class TorchDevice:
         ordered = torch.as_strided(bits, lies.sizes, strides, bits.storage_offset() + at // lies.item).contiguous()
         return ordered.view(-1).view(torch.uint8)
 
-    def _maxima(self, kernels: Kernels, shard: Tensor, start: Ints, kind: Kind) -> Tensor:
+    def _maxima(self, kernels: WeightKernels, shard: Tensor, start: Ints, kind: Kind) -> Tensor:
         row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
         blocks = (-(-(row + shard.shape[-2]) // BLOCK), -(-(column + shard.shape[-1]) // BLOCK))
         parts = [kernels.maxima(shard[at], kind.dtype, row, column, blocks) for at in _cubes(shard)]

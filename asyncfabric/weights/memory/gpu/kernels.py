@@ -81,7 +81,7 @@ class Brought:
         return found
 
 
-class Kernels:
+class WeightKernels:
     """The kernels of one device; they stay loaded as long as the process."""
 
     def __init__(self, device: torch.device, launch: Launch | None = None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asyncfabric.weights.memory.checksums import FIRST, OFFSET, SECOND, ChecksumKind, checksum, finished
 from asyncfabric.weights.memory.device import Stretch
-from asyncfabric.weights.memory.gpu.kernels import OUTER, STRETCH, Brought, Kernels
+from asyncfabric.weights.memory.gpu.kernels import OUTER, STRETCH, Brought, WeightKernels
 from asyncfabric.weights.memory.rows import Strided
 from asyncfabric.weights.plan.boxes import Ints
 
@@ -99,7 +99,7 @@ class LaunchedSums:
 class KernelSums(LaunchedSums):
     """Checksums that are added one by one."""
 
-    def __init__(self, kernels: Kernels, gathered: Gathered) -> None:
+    def __init__(self, kernels: WeightKernels, gathered: Gathered) -> None:
         super().__init__([])
         self._kernels = kernels
         self._gathered = gathered
@@ -274,7 +274,7 @@ def packed(stretches: Sequence[Sequence[Stretch]]) -> Packed | None:
 class PackedSums(LaunchedSums):
     """Some of them, by one launch of the kernel for as many as its parameters hold."""
 
-    def __init__(self, kernels: Kernels, table: Packed, numbers: Sequence[int]) -> None:
+    def __init__(self, kernels: WeightKernels, table: Packed, numbers: Sequence[int]) -> None:
         """Make ready what begins checksums by their numbers."""
         super().__init__([table.lengths[number] for number in numbers])
         self._kernels = kernels
