@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_cancels_its_request(stream_mode: bool, permi
         site.backend.permits = permits
         asked = {"prompt": "x"} if path == "/v1/completions" else {"messages": CHAT}
         stream = await site.post(path, {"model": "tiny", "stream": stream_mode, **asked})
-        await site.until(lambda: len(site.backend.inside) == 1 and site.backend.said == permits)
+        await site.until(lambda: len(site.backend.inside) == 1 and site.backend.stated == permits)
         if stream_mode and permits:
             await receive_until(stream, b"data: ")
         await stream.aclose()
@@ -311,7 +311,7 @@ async def test_the_drain_deadline_cuts_off_with_an_answer(stream_mode: bool) -> 
     async with open_site(drain=0.5) as site:
         site.backend.permits = 2
         stream = await site.post("/v1/completions", {"model": "tiny", "prompt": "x", "stream": stream_mode})
-        await site.until(lambda: site.backend.said == 2)
+        await site.until(lambda: site.backend.stated == 2)
         site.stop.set()
         data = await receive_all(stream)
         assert b"the node was stopped before the answer was complete" in data
