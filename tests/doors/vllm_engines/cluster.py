@@ -68,7 +68,8 @@ class NodeProcess:
     """One node and the processes of its engine."""
 
     def __init__(self, folder: Path, name: str, words: list[str], environment: dict[str, str]) -> None:
-        self.name, self.log = name, folder / f"{name}.log"
+        """Start it by the words of `asyncfabric serve ROLE ...`."""
+        self.name, self.role, self.log = name, words[1], folder / f"{name}.log"
         self._out = folder / f"{name}.out"
         self._out.unlink(missing_ok=True)
         self.told: dict[str, str] = {}
@@ -198,7 +199,7 @@ class Cluster:
             self.nodes[name].ready()
         router = self.nodes["router"]
         for role in ("prefill", "decode"):
-            count = sum(1 for name in names if f'"{role}"' in self.nodes[name].get("/health"))
+            count = sum(1 for name in names if self.nodes[name].role == role)
             until(lambda role=role, count=count: router.metric(f"asyncfabric_router_{role}_nodes") >= count)
 
     def connect(self, prompt: list[int], count: int, **fields: Any) -> http.client.HTTPConnection:
