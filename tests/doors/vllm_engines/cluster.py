@@ -6,6 +6,7 @@ own, `executor.py` stands in place of the worker. vLLM is not imported in this p
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import json
 import multiprocessing
@@ -314,7 +315,8 @@ def generate(prompts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def serve(words: list[str], environment: dict[str, str], out: str, log: str) -> None:
-    """Be a node; in its process."""
+    """Be a node; in its process, which does not outlive the one that it was forked from."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     for path, descriptor in ((out, 1), (log, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)
