@@ -61,8 +61,9 @@ class Incoming {
   const ProcessWatch* process() const { return process_.get(); }
   void hang_up() const { shutdown(socket_.get(), SHUT_RDWR); }  // any thread: both ends learn of it
 
-  // Any thread: may the peer still be copying into `slot`?
-  bool may_touch(uint32_t slot) const { return ring_.names(slot) && !process_->gone(); }
+  // Any thread: may the peer still be copying into `slot`? A stranger without the fabric's secret got no file, whatever it claims. Its words
+  // are read first: a peer makes them after it was admitted.
+  bool may_touch(uint32_t slot) const { return ring_.names(slot) && admitted() && !process_->gone(); }
 
   // [engine lock] Moves entries into `events`; returns how many. Stops when events or shelf are full.
   size_t drain(std::span<RailEvent> events, MessageShelf& shelf, Regions& regions, const Copier& copier);
