@@ -198,7 +198,9 @@ void LibfabricRail::take_entry(const fi_cq_data_entry& entry) {
   }
   ReceiveSlot* slot = buffers_->owns(entry.op_context) ? static_cast<ReceiveSlot*>(entry.op_context) : nullptr;
   if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) {
-    take_immediate(entry.data);
+    // Over sockets immediates come with writes alone. A stranger's message may claim one that its header has no room for: libfabric takes what
+    // an earlier header left there, which may be a peer's.
+    if (slot == nullptr || !names_connections_) take_immediate(entry.data);
     if (slot != nullptr) buffers_->repost(slot);  // FI_RX_CQ_DATA: the immediate used up a receive
   } else if (slot != nullptr) {
     take_message(slot, entry.len);
