@@ -1,0 +1,200 @@
+"""Siege: two honest processes work together on one rail; beside them an attacker without their secret does its worst.
+
+`SECONDS=600 python tests/attackers/siege.py --rail local`. Slices with the attacker alternate with slices in which it
+is stopped, so that both meet the same load of the machine. Ends with status 1 where a byte, a count or a message was
+wrong, something waited, a stranger became a peer, or memory or descriptors grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PROMISED = ("wrong_bytes", "wrong_counts", "strange_messages", "late")
+"""What the honest count, and must not see."""
+SLICE_S = 1.0
+PATIENCE_S = 60.0
+MOST_GROWTH_BYTES = 64 << 20
+MOST_DESCRIPTORS = 400  # more than before, while the attacker holds some
+LEFT_DESCRIPTORS = 16  # more than before, once it is gone
+
+
+class Hung(Exception):
+    """A process did not answer."""
+
+
+class Program:
+    """A process of the siege that speaks in JSON lines."""
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        self.name = name
+        self.child = subprocess.Popen(
+            [sys.executable, "-P", str(HERE / name), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(HERE)},
+        )
+        self.place: dict[str, str] = {}
+        self._taken = b""
+
+    def tell(self, line: str) -> None:
+        """Send a line."""
+        assert self.child.stdin is not None
+        self.child.stdin.write(line.encode() + b"\n")
+
+    def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Return the next answer; raises Hung when none comes."""
+        assert self.child.stdout is not None
+        deadline = time.monotonic() + patience_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.child.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._taken:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise Hung(f"{self.name} {self.child.pid} did not answer within {patience_s:g} s")
+                chunk = os.read(self.child.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    raise Hung(f"{self.name} ended with status {self.child.wait(PATIENCE_S)}")
+                self._taken += chunk
+        line, self._taken = self._taken.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, line: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Send a line and return the answer."""
+        self.tell(line)
+        return self.hear(patience_s)
+
+    def end(self) -> None:
+        """End it, however it is."""
+        self.child.kill()
+        self.child.wait()
+        for pipe in (self.child.stdin, self.child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def honest_pair(rail: str) -> Iterator[list[Program]]:
+    """Start two honest processes that work together; they end with the scope."""
+    secret = secrets.token_hex(32)
+    pair: list[Program] = []
+    try:
+        pair += [Program("honest.py", rail, secret, str(seed)) for seed in (0, 1)]
+        for one in pair:
+            one.place = one.hear()
+        for one, other in (pair, reversed(pair)):
+            one.tell(json.dumps(other.place))
+        yield pair
+    finally:
+        for one in pair:
+            one.end()
+
+
+def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    """Run it and return the report; `names`: these attacks alone, joined by commas.
+
+    Raises Hung when a process does not answer within `patience_s`.
+    """
+    with honest_pair(rail) as pair:
+        addresses = [one.place["address"] for one in pair]
+        attacker = Program("attacker.py", *addresses, str(seed), names)
+        try:
+            trap = attacker.hear()["trap"]
+            attacker.child.send_signal(signal.SIGSTOP)
+            begun = time.monotonic()
+            while min(one.ask("look")["rounds"] for one in pair) < 5:
+                if time.monotonic() > begun + PATIENCE_S:
+                    raise Hung("the honest pair did not begin")
+                time.sleep(0.05)
+            before = [one.ask("look") for one in pair]
+            pair[0].tell(f"lure {trap}")
+            rounds, times = {False: 0, True: 0}, {False: 0.0, True: 0.0}
+            rows = [before]
+            attacked = False
+            while sum(times.values()) < seconds:
+                attacked = not attacked
+                attacker.child.send_signal(signal.SIGCONT if attacked else signal.SIGSTOP)
+                began = time.monotonic()
+                time.sleep(SLICE_S)
+                rows.append([one.ask("look", patience_s) for one in pair])
+                times[attacked] += time.monotonic() - began
+                rounds[attacked] += sum(
+                    now["rounds"] - then["rounds"] for now, then in zip(rows[-1], rows[-2], strict=True)
+                )
+            attacker.child.send_signal(signal.SIGCONT)
+            done = attacker.ask("end")
+            attacker.child.wait(PATIENCE_S)
+        finally:
+            attacker.end()
+        time.sleep(3.0)  # what strangers left is ended within 2 s
+        after = [one.ask("look", patience_s) for one in pair]
+        return report_of(rows, after, done, rounds, times)
+
+
+def report_of(
+    rows: list[list[dict[str, Any]]],
+    after: list[dict[str, Any]],
+    done: dict[str, Any],
+    rounds: dict[bool, int],
+    times: dict[bool, float],
+) -> dict[str, Any]:
+    """Return what became of it, and `broken`: the promises that were not kept."""
+    before = rows[0]
+    rate = {attacked: rounds[attacked] / times[attacked] for attacked in (False, True)}
+    sums = {name: sum(one[name] for one in after) for name in ("rounds", "registered", "lured", *PROMISED)}
+    every = [one for row in rows for one in row]
+    report = sums | {
+        "attacks": done["attacks"],
+        "refused_messages": sum(one["refused"] for one in after),
+        "rounds_per_s": {"alone": round(rate[False], 1), "attacked": round(rate[True], 1)},
+        "share": round(rate[True] / rate[False], 3) if rate[False] else 0.0,
+        "most_descriptors": max(one["descriptors"] for one in every),
+        "descriptors": [[old["descriptors"], new["descriptors"]] for old, new in zip(before, after, strict=True)],
+        "grown_bytes": [new["resident_bytes"] - old["resident_bytes"] for old, new in zip(before, after, strict=True)],
+    }
+    broken = [f"{name}: {report[name]}" for name in PROMISED if report[name]]
+    broken += [fault for one in after for fault in one["faults"]]
+    broken += [f"a stranger is among the peers: {stranger}" for one in after for stranger in one["strangers"]]
+    broken += [f"the attacker got something: {what}" for what in done["got"]]
+    broken += [f"memory grew by {grown >> 20} MiB" for grown in report["grown_bytes"] if grown > MOST_GROWTH_BYTES]
+    for old, new in report["descriptors"]:
+        if new > old + LEFT_DESCRIPTORS:
+            broken.append(f"{new - old} descriptors were left")
+    if report["most_descriptors"] > max(one["descriptors"] for one in before) + MOST_DESCRIPTORS:
+        broken.append(f"{report['most_descriptors']} descriptors were open at a time")
+    stopped = [number for number, one in enumerate(after) if one["rounds"] == rows[-1][number]["rounds"]]
+    broken += [f"honest process {number} made no round in the last 3 s" for number in stopped]
+    return report | {"broken": broken}
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rail", default="local")
+    parser.add_argument("--seconds", type=float, default=float(os.environ.get("SECONDS", "60")))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--attacks", default="", help="these alone, joined by commas")
+    given = parser.parse_args()
+    try:
+        report = besiege(given.rail, given.seconds, given.seed, given.attacks)
+    except Hung as error:
+        report = {"broken": [f"hung: {error}"]}
+    print(json.dumps(report, indent=1))
+    return 1 if report["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
