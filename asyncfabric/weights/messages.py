@@ -1,8 +1,7 @@
 """Messages between the coordinator, trainers and receivers of an update. Values and their coding; imports no role.
 
-Weights go through the fabric; here are keys, counters, checksums, maxima. Each message names its version. Columns of
-numbers are little-endian bytes. Links keep the order of one session, and a session of a receiver begins with
-`Standing`: no message of an earlier session arrives after it.
+Weights go through the fabric; here are keys, counters, checksums, maxima, with their version. Columns of numbers are
+little-endian bytes. A session of a receiver begins with `Standing`; no message of an earlier one arrives after it.
 """
 
 from __future__ import annotations
@@ -69,6 +68,12 @@ class Stopped(Struct, frozen=True, tag="weights.stopped"):
 
 class Ready(Struct, frozen=True, tag="weights.ready"):
     """From a receiver: its memory is open for this version, with keys that no earlier version had."""
+
+    version: Version
+
+
+class Reached(Struct, frozen=True, tag="weights.reached"):
+    """From a receiver: it is at a step boundary, for which this version, which is over, had waited."""
 
     version: Version
 
@@ -147,7 +152,7 @@ class Standing(Struct, frozen=True, tag="weights.standing"):
 
 ToReceiver = Prepare | Commit | Abort | CatchUp
 
-FromReceiver = Standing | Stopped | Ready | Verified | Failed | Fetched
+FromReceiver = Standing | Stopped | Reached | Ready | Verified | Failed | Fetched
 
 ToSender = Write | Abort
 
@@ -343,6 +348,7 @@ class Given(Struct, frozen=True, tag="weights.given"):
 WeightMessage = (
     Prepare
     | Stopped
+    | Reached
     | Ready
     | Write
     | Verified

@@ -50,6 +50,38 @@ class WeightCoordinator:
         """The receivers that are there, and the complete version that each holds."""
         return self._updates.machine.receivers
 
+    @property
+    def late(self) -> frozenset[str]:
+        """The receivers of engines that were left out of an update and have not reached a step boundary since."""
+        return self._updates.machine.late
+
+    def unprepared(self, version: int) -> tuple[bool, tuple[str, ...]]:
+        """Return whether an engine has opened its memory for a version, and the receivers that have not yet."""
+        return self._updates.unprepared(version)
+
+    def leave_out(self, version: int, names: Iterable[str], reason: str) -> None:
+        """Go on with a version without the engines of these receivers, if they have not opened their memory.
+
+        They keep what they have, get later versions once they have reached a step boundary, and are not waited for
+        until then. A version that nobody else is there for is aborted.
+        """
+        self._updates.leave_out(version, names, reason)
+
+    async def wait_changed(self) -> None:
+        """Return when anything here has changed.
+
+        Cancellation: only this wait ends.
+        """
+        await self._updates.changed.wait()
+
+    async def wait_trainers(self) -> None:
+        """Return when all trainers are there.
+
+        Cancellation: only this wait ends.
+        """
+        while self._updates.absent:
+            await self._updates.changed.wait()
+
     async def wait_receivers(self, names: Iterable[str]) -> None:
         """Return when these receivers are there.
 

@@ -24,6 +24,7 @@ from asyncfabric.weights.messages import (
     Fetched,
     FromReceiver,
     Prepare,
+    Reached,
     Ready,
     Standing,
     Stopped,
@@ -68,6 +69,7 @@ class _Receiver:
     held: int
     in_place: bool = False
     fetching: int = 0
+    late: bool = False  # it was left out of an update, and has not reported since that it reached a step boundary
 
 
 @dataclass
@@ -94,13 +96,20 @@ class Coordinator:
     """
 
     def __init__(
-        self, *, begun: int = 0, committed: int = 0, seat: Callable[[str], Hashable] = lambda receiver: None
+        self,
+        *,
+        begun: int = 0,
+        committed: int = 0,
+        seat: Callable[[str], Hashable] = lambda receiver: None,
+        engine: Callable[[str], Hashable] = lambda receiver: receiver,
     ) -> None:
         """Begin with what the decision log holds; no receiver and no sender is known.
 
-        Receivers of one `seat` hold the same and can stand in for each other; by default all do.
+        Receivers of one `seat` hold the same and can stand in for each other; by default all do. Receivers of one
+        `engine` take part in an update together, or are left out of it together; by default each is by itself.
         """
         self._seat = seat
+        self._engine = engine
         self.begun: int = begun
         self.committed: int = committed
         self.phase: Phase = Phase.IDLE
@@ -123,6 +132,18 @@ class Coordinator:
         return tuple(sorted(set(self._update.ready) - self._update.verified))
 
     @property
+    def late(self) -> frozenset[str]:
+        """The receivers of engines that were left out of an update and have not reached a step boundary since."""
+        engines = {self._engine(name) for name, one in self._receivers.items() if one.late}
+        return frozenset(name for name in self._receivers if self._engine(name) in engines)
+
+    @property
+    def invited(self) -> list[str]:
+        """The receivers that the next update would be for: all that are not late, or all where every one is."""
+        late = self.late
+        return [name for name in self._receivers if name not in late] or list(self._receivers)
+
+    @property
     def endangered(self) -> str:
         """Why an update would be the end of the committed version, before anybody stops for it; empty if it would not.
 
@@ -138,7 +159,7 @@ class Coordinator:
         return any(receiver.in_place for receiver in self._receivers.values())
 
     def begin(self, version: int, manifest: str, senders: Iterable[str], *, logged: bool = True) -> list[Effect]:
-        """Open an update to all receivers that are there; unless `logged`, call that when its beginning is on the disk.
+        """Open an update to all that are `invited`; unless `logged`, call that when its beginning is on the disk.
 
         Raises ValueError when an update is open, the version is not later than all before, nobody is there, or nobody
         could keep the committed version meanwhile.
@@ -154,11 +175,12 @@ class Coordinator:
             raise ValueError(self.endangered)
         self.begun = version
         self.failure = ""
-        ready = dict.fromkeys(self._receivers, False)
+        ready = dict.fromkeys(self.invited, False)
         self._update = _Update(version, manifest, wanted, ready, logged, self._keeping())
         self.phase = Phase.PREPARING
-        for receiver in self._receivers.values():
-            receiver.fetching = 0  # who was catching up gets this version instead
+        for name in ready:
+            self._receivers[name].late = False
+            self._receivers[name].fetching = 0  # who was catching up gets this version instead
         prepare = Prepare(version, manifest)  # one message for all: it is encoded once
         return [Send(name, prepare) for name in self._update.ready]
 
@@ -180,7 +202,13 @@ class Coordinator:
                 self._receivers[receiver].held = 0
             return self._send_elsewhere()
         update = self._update
-        if update is None or message.version != update.version or receiver not in update.ready:
+        if (
+            isinstance(message, Reached)
+            or update is None
+            or (message.version != update.version or receiver not in update.ready)
+        ):
+            if receiver in self._receivers:
+                self._receivers[receiver].late = False  # it is at a step boundary, or was when it was left out
             return self._send_elsewhere()
         if isinstance(message, Ready):
             update.ready[receiver] = True
@@ -189,6 +217,27 @@ class Coordinator:
         elif self.phase is not Phase.DECIDING:
             return self._abort(f"{receiver}: {message.reason}")
         return self._go_on()
+
+    def leave_out(self, names: Iterable[str], reason: str) -> list[Effect]:
+        """Go on without the engines of these receivers, which have not opened their memory.
+
+        They are in no update until they report that they reached a step boundary, and fetch what was decided meanwhile.
+        """
+        update = self._update
+        if update is None or self.phase is not Phase.PREPARING:
+            return []
+        engines = {self._engine(name) for name in names if update.ready.get(name) is False}
+        out = [name for name in update.ready if self._engine(name) in engines]
+        for name in out:
+            self._receivers[name].late = not update.ready[name]
+        if not out:
+            return []
+        if len(out) == len(update.ready) or update.senders.intersection(out):  # others wait for what those forward
+            return self._abort(reason)
+        for name in out:
+            del update.ready[name]
+        abort = Abort(update.version, reason[:2000])
+        return [*(Send(name, abort) for name in out), *self._go_on()]
 
     def sender_failed(self, sender: str, reason: str) -> list[Effect]:
         """Take the failure or the loss of a sender."""
@@ -303,10 +352,14 @@ class Coordinator:
             holders.setdefault(self._seat(name), []).append(name)
         effects: list[Effect] = []
         taking_part = self._update.ready if self._update is not None else {}  # gets a later one, or is asked again
+        late = self.late  # one rank of an engine must not be a version ahead of one that is at no boundary yet
         behind = [
             (name, receiver)
             for name, receiver in self._receivers.items()
-            if receiver.held != self.committed and name not in taking_part and receiver.fetching != self.committed
+            if receiver.held != self.committed
+            and name not in taking_part
+            and name not in late
+            and receiver.fetching != self.committed
         ]
         for index, (name, receiver) in enumerate(behind):
             if able := holders.get(self._seat(name)):

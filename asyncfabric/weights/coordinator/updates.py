@@ -7,7 +7,7 @@ beginning of the version at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -29,6 +29,7 @@ from asyncfabric.weights.messages import (
     Gone,
     Offered,
     Outcome,
+    Reached,
     Ready,
     Standing,
     Stopped,
@@ -71,7 +72,10 @@ class Updates:
         self.trainers: tuple[str, ...] = tuple(trainer_name(rank) for rank in range(plan.trainers))
         self.log: DecisionLog = log
         self.machine: Coordinator = Coordinator(
-            begun=log.begun, committed=log.committed, seat=lambda name: receiver_of(name)[1]
+            begun=log.begun,
+            committed=log.committed,
+            seat=lambda name: receiver_of(name)[1],
+            engine=lambda name: receiver_of(name)[0],
         )
         self.proposals: Proposals = Proposals(self.trainers)
         self.admission: Admission = Admission(plan.with_replicas(()))
@@ -151,7 +155,7 @@ class Updates:
         """State who takes part, and open the update; nothing waits between the two."""
         if self.proposals.agreed != update.version:
             raise BrokenError("a trainer withdrew it before it began")
-        present = list(self.machine.receivers)
+        present = self.machine.invited
         if not present or not set(self.trainers) <= self._here:
             gone = sorted(set(self.trainers) - self._here)
             lacking = [*gone, *([] if present else ["a receiver"])]
@@ -174,6 +178,22 @@ class Updates:
                 logged=logged,
             )
         )
+
+    def unprepared(self, version: int) -> tuple[bool, tuple[str, ...]]:
+        """Return whether an engine has opened its memory for a version, and the receivers that have not yet."""
+        update = self._update
+        if update is None or update.version != version or self.machine.begun < version:
+            return self.machine.committed >= version, ()
+        waits = self.machine.awaited if self.machine.phase is Phase.PREPARING else ()
+        return {receiver_of(name)[0] for name in waits} < {receiver_of(name)[0] for name in update.receivers}, waits
+
+    def leave_out(self, version: int, names: Iterable[str], reason: str) -> None:
+        """Go on with a version without the engines of these receivers; see `Coordinator.leave_out`."""
+        update = self._update
+        if update is not None and update.version == version:
+            self._carry_out(self.machine.leave_out(names, reason))
+            update.receivers = tuple(sorted(set(update.receivers) - self.machine.late))
+            self._settle()
 
     async def _await_reports(self, update: UpdateProgress) -> None:
         """Wait a while for reports of trainers about a decided version: it may be verified before they come."""
@@ -244,7 +264,7 @@ class Updates:
                     self._carry_out(self.machine.sender_failed(sender, reason))
             case Standing() if sender not in self._ranks:
                 self._stands(sender, event)
-            case Stopped() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
+            case Stopped() | Reached() | Ready() | Verified() | Failed() | Fetched() if sender not in self._ranks:
                 self._carry_out(self.machine.received(sender, event))
             case _:
                 pass

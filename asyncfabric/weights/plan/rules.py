@@ -255,7 +255,10 @@ class _Tensor:
         extents = np.array([extent for _, _, _, extent in row], np.int64)
         target = Target(wanted, axes, origins, extents)
         block = BLOCK if self._dtype == "float8_e4m3fn" != part.held.dtype else 0
-        return Move(part.name, part.held.dtype, part.held.placement, self._name, self._dtype, target, block)
+        try:
+            return Move(part.name, part.held.dtype, part.held.placement, self._name, self._dtype, target, block)
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {part.name} does not go into it: {error}") from None
 
 
 def _turned(dim: int, part: _Part) -> int:

@@ -28,6 +28,7 @@ from asyncfabric.weights.messages import (
     Fetched,
     FromReceiver,
     Prepare,
+    Reached,
     Ready,
     Standing,
     Stopped,
@@ -106,6 +107,7 @@ class Receiver:
         self._in_place = in_place
         self._next: Prepare | CatchUp | None = None  # came before the flip
         self._at_stop: Open | Fetch | None = None  # waits until nothing serves from the one copy
+        self._left_out = 0  # a version that waited for a step boundary and was taken back, 0 for none
 
     @property
     def held(self) -> int:
@@ -120,7 +122,7 @@ class Receiver:
     @property
     def waits_for_flip(self) -> bool:
         """Whether the next `flip` changes anything."""
-        return self.state is State.COMMITTED or self._at_stop is not None
+        return self.state is State.COMMITTED or self._at_stop is not None or self._left_out > 0
 
     def session_began(self, differs: Difference | None = None) -> list[Effect]:
         """Report where we stand, first to a coordinator, the same one or a new one; `differs` once it was refused."""
@@ -175,7 +177,17 @@ class Receiver:
         return [Report(Fetched(version))]
 
     def flip(self) -> list[Effect]:
-        """At a step boundary: let a committed version serve, or none where the memory is to be overwritten."""
+        """At a step boundary: let a committed version serve, or none where the memory is to be overwritten.
+
+        A receiver that versions did not wait for reports that it is there again.
+        """
+        effects = self._flip()
+        if self._left_out:
+            reached, self._left_out = self._left_out, 0
+            return [Report(Reached(reached)), *effects]
+        return effects
+
+    def _flip(self) -> list[Effect]:
         if self._at_stop is not None:
             begun, self._at_stop, self.serving, self.serving_arrival = self._at_stop, None, 0, 0
             return [Report(Stopped(begun.version)), begun]
@@ -202,6 +214,7 @@ class Receiver:
             return [Report(Failed(version, f"version {self.version} is in doubt here"))]
         if version <= self.held:
             return [Report(Failed(version, f"version {self.held} is here already"))]
+        self._left_out = 0  # Ready reports the boundary
         if self.state is State.COMMITTED:
             self._next = message
             return []
@@ -227,7 +240,9 @@ class Receiver:
     def _abort(self, version: int) -> list[Effect]:
         if isinstance(self._next, Prepare) and self._next.version == version:
             self._next = None
+            self._left_out = version
         if self.state in (State.RECEIVING, State.VERIFIED) and version == self.version:
+            self._left_out = version if self._at_stop is not None else 0
             return self._drop()
         return []
 

@@ -182,7 +182,7 @@ class WeightPublisher:
             now - ended,
             sending.stages,
             staged,
-            program.receivers,
+            tuple(name for name in program.receivers if one.write is not None and name in one.write.receivers),
             used,
             sent_bytes,
         )

@@ -5,8 +5,9 @@ Runs on the event loop's thread. Program, exchange and scratch memory are kept w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import anyio
@@ -52,6 +53,7 @@ class PublishReport:
         receivers: that this trainer wrote to.
         codings: for each receiver that reads a coding which this trainer writes: what was used, and why.
         sent_bytes: that were written, coded ones as they were sent; `stages` counts those that went plain.
+        failures: where the version went to engines of several layouts: why it was aborted for some.
     """
 
     version: int
@@ -64,6 +66,28 @@ class PublishReport:
     receivers: tuple[str, ...]
     codings: tuple[CodingReport, ...] = ()
     sent_bytes: int = 0
+    failures: tuple[str, ...] = ()
+
+
+def merged(reports: Sequence[PublishReport], failures: tuple[str, ...]) -> PublishReport:
+    """Return one report of what went side by side: times are the longest, work, memory and bytes are sums."""
+    first = reports[0]
+    if len(reports) == 1:
+        return replace(first, failures=failures)
+    totals = {each.name: sum(getattr(one.stages, each.name) for one in reports) for each in fields(Stages)}
+    return PublishReport(
+        first.version,
+        max(one.seconds for one in reports),
+        max(one.wait_s for one in reports),
+        max(one.write_s for one in reports),
+        max(one.decide_s for one in reports),
+        Stages(**totals),
+        sum(one.staged_bytes for one in reports),
+        tuple(name for one in reports for name in one.receivers),
+        tuple(coding for one in reports for coding in one.codings),
+        sum(one.sent_bytes for one in reports),
+        failures,
+    )
 
 
 class AwaitedMessages(NamedTuple):

@@ -1,6 +1,10 @@
-"""Blueprint: what a training's ranks hold and an engine's ranks want, and the one plan that rank 0 makes of both.
+"""Blueprint: what ranks report to a meeting, and the plan of one layout of engines that rank 0 of the training makes.
 
-Event loop's thread; the plan is made in a thread of its own. All ranks wait for it, engines that come later too.
+Event loop's thread; plans are made in a thread of their own.
+
+    held/R       what rank R of the training holds         wish/N    what a rank of an engine has, the N-th to come
+    blueprint/L  the plan of layout L                      answer/N  to the N-th: its layout, or why it has none
+    version/V    the layouts that version V goes to
 """
 
 from __future__ import annotations
@@ -42,12 +46,22 @@ class Wish(msgspec.Struct, frozen=True):
     rules: tuple[Rule, ...]
 
 
-class Blueprint(msgspec.Struct, frozen=True):
-    """The plan, and for each rank of an engine its tensors and the part of each that a version fills."""
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to a wish: the number of the engine's layout, or why it has none."""
 
-    plan: bytes
-    engine: list[dict[str, Shape]]
-    filled: list[dict[str, Shape]]
+    layout: int = -1
+    refusal: str = ""
+
+
+class Blueprint(msgspec.Struct, frozen=True):
+    """The plan of one layout of engines, and for each rank the part of each tensor that a version fills.
+
+    `refusal`: of the first engine: why there is no plan.
+    """
+
+    plan: bytes = b""
+    filled: list[dict[str, Shape]] = []
+    refusal: str = ""
 
 
 async def put_holdings(join: Join, rank: int, holdings: Sequence[Holding]) -> None:
@@ -55,77 +69,59 @@ async def put_holdings(join: Join, rank: int, holdings: Sequence[Holding]) -> No
 
     Cancellation: it may have been reported.
     """
-    await join.put(f"held/{rank}", msgspec.msgpack.encode(list(holdings)))
+    await put(join, f"held/{rank}", list(holdings))
 
 
-async def put_wish(join: Join, wish: Wish) -> None:
-    """Report what an engine's rank has.
+async def get_holdings(join: Join, world: int) -> list[list[Holding]]:
+    """Wait for what all ranks of the training hold.
+
+    Cancellation: only this wait ends.
+    """
+    return [await read(join, f"held/{rank}", list[Holding]) for rank in range(world)]
+
+
+async def put_wish(join: Join, wish: Wish) -> int:
+    """Report what an engine's rank has; return the number of the wish.
 
     Cancellation: it may have been reported.
     """
     number = await join.take_number("wishes")
-    await join.put(f"wish/{number}", msgspec.msgpack.encode(wish))
+    await put(join, f"wish/{number}", wish)
+    return number
 
 
-async def put_blueprint(join: Join, world: int, chunk_bytes: int) -> str:
-    """Wait for all ranks of the trainer and of the first engine, make the plan, report it; return the engine's name.
-
-    Raises:
-        ValueError: the trainer's parameters do not go into the engine's tensors; the engine gets the same text.
-
-    Cancellation: nothing was reported.
-    """
-    told = [await _read(join, f"held/{rank}", list[Holding]) for rank in range(world)]
-    first: Wish | None = None
-    wishes: dict[int, Wish] = {}
-    number = 0
-    while first is None or len(wishes) < first.ranks:
-        wish = await _read(join, f"wish/{number}", Wish)
-        number += 1
-        first = first or wish
-        if wish.replica == first.replica:  # ranks of other engines are alike, and look for themselves
-            wishes[wish.rank] = wish
-    engine = [wishes[rank].tensors for rank in range(first.ranks)]
-    try:
-        blueprint = await in_thread(_planned, told, engine, wishes[0].rules, chunk_bytes)
-    except ValueError as error:
-        await join.put("refusal", str(error).encode())
-        await join.put("blueprint", b"")
-        raise
-    await join.put("blueprint", msgspec.msgpack.encode(blueprint))
-    return first.replica
-
-
-async def get_blueprint(join: Join) -> tuple[Plan, Blueprint]:
-    """Wait for the plan.
+async def get_answer(join: Join, number: int) -> tuple[int, Plan, Blueprint]:
+    """Wait until the training is ready for the engine of a wish; return the number of its layout, and its plan.
 
     Raises:
-        ValueError: there is none, since the parameters do not go into the engine's tensors.
+        ValueError: the trainer's parameters do not go into the engine's tensors.
 
     Cancellation: only this wait ends.
     """
-    if not await join.get("blueprint"):
-        raise ValueError((await join.get("refusal")).decode(errors="replace"))
-    blueprint = await _read(join, "blueprint", Blueprint)
+    answer = await read(join, f"answer/{number}", Answer)
+    if answer.refusal:
+        raise ValueError(answer.refusal)
+    return (answer.layout, *await get_blueprint(join, answer.layout))
+
+
+async def get_blueprint(join: Join, layout: int) -> tuple[Plan, Blueprint]:
+    """Wait for the plan of a layout.
+
+    Raises:
+        ValueError: the first engine is refused, and so there is none.
+
+    Cancellation: only this wait ends.
+    """
+    blueprint = await read(join, f"blueprint/{layout}", Blueprint)
+    if blueprint.refusal:
+        raise ValueError(blueprint.refusal)
     return await in_thread(from_bytes, blueprint.plan), blueprint
 
 
-def check_alike(wish: Wish, blueprint: Blueprint) -> None:
-    """Raise ValueError naming what an engine has otherwise than the first one."""
-    if wish.ranks != len(blueprint.engine):
-        raise ValueError(f"{wish.replica} has {wish.ranks} ranks, the first engine has {len(blueprint.engine)}")
-    first = blueprint.engine[wish.rank]
-    for name in sorted(first.keys() | wish.tensors.keys()):
-        if first.get(name) != wish.tensors.get(name):
-            raise ValueError(
-                f"{name}: rank {wish.rank} of {wish.replica} has {wish.tensors.get(name, 'no such tensor')}, the first "
-                f"engine has {first.get(name, 'no such tensor')}; all engines of a training are laid out alike"
-            )
-
-
-def _planned(
+def planned(
     told: Sequence[Sequence[Holding]], engine: Sequence[Mapping[str, Shape]], rules: Sequence[Rule], chunk_bytes: int
-) -> Blueprint:
+) -> tuple[Plan, Blueprint]:
+    """Make the plan of an engine; raises ValueError where the trainer's parameters do not go into its tensors."""
     rooms = [{name: LocalTensor(*shape) for name, shape in tensors.items()} for tensors in engine]
     moves = moves_by_rules(held_by(told), rooms, rules)
     plan = plan_weights(moves, trainers=len(told), receivers=len(engine), replicas=(), chunk_bytes=chunk_bytes)
@@ -133,10 +129,25 @@ def _planned(
         {name: (one.dtype, one.shape) for name, one in local_tensors(moves, rank).items()}
         for rank in range(len(engine))
     ]
-    return Blueprint(to_bytes(plan), [dict(tensors) for tensors in engine], filled)
+    return plan, Blueprint(to_bytes(plan), filled)
 
 
-async def _read(join: Join, key: str, kind: type[Value]) -> Value:
+async def put(join: Join, key: str, value: object) -> None:
+    """Write a value that others wait for.
+
+    Cancellation: it may have been written.
+    """
+    await join.put(key, msgspec.msgpack.encode(value))
+
+
+async def read(join: Join, key: str, kind: type[Value]) -> Value:
+    """Wait for a value.
+
+    Raises:
+        RemoteProtocolError: what is there is none of this kind.
+
+    Cancellation: only this wait ends.
+    """
     try:
         return msgspec.msgpack.decode(await join.get(key), type=kind)
     except UNREADABLE as error:

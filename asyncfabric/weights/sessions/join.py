@@ -21,10 +21,13 @@ from asyncfabric.control import LocalChannels, StoreChannels
 from asyncfabric.control.channels.store import DEADLINE_S, KeyStore
 from asyncfabric.errors import BrokenError
 from asyncfabric.weights.channel import WEIGHT_CODEC, WeightChannel
+from asyncfabric.weights.messages import WeightMessage
+from asyncfabric.weights.sessions.renewed import RenewedChannel
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
-POLL_S = 0.02
+POLL_S = 0.005
+MOST_POLL_S = 0.1
 
 Result = TypeVar("Result")
 
@@ -146,27 +149,40 @@ class StoreJoin:
         """
         whole = self._key(key)
         # A store's own get() waits in C++ and keeps all other calls of this process waiting.
-        while True:
-            if await self._call(partial(self._store.check, [whole])):
-                return await self._call(partial(self._store.get, whole))
-            await anyio.sleep(POLL_S)
+        pause_s = POLL_S
+        while not await self._call(partial(self._store.check, [whole])):
+            await anyio.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, MOST_POLL_S)  # what nobody is in a hurry for, as the next engine that joins
+        return await self._call(partial(self._store.get, whole))
 
     @asynccontextmanager
     async def open_channel(self, name: str) -> AsyncIterator[WeightChannel]:
-        """Open the channel of a participant, and give signs of life meanwhile.
+        """Open the channel of a participant, and give signs of life meanwhile; it begins anew if others lose it.
 
         Cancellation: the others lose it.
         """
-        channels = StoreChannels(
-            self._store, WEIGHT_CODEC, prefix=f"{self._name}/channels", deadline_s=self._deadline_s
-        )
-        channel = await channels.open(name)
+        prefix = f"{self._name}/channels"
+
+        def begun() -> StoreChannels[WeightMessage]:
+            return StoreChannels(self._store, WEIGHT_CODEC, prefix=prefix, deadline_s=self._deadline_s)
+
+        channels = begun()
+        channel = RenewedChannel(await channels.open(name))
 
         async def run() -> None:
+            members = channels
             try:
-                await channels.run()
-            except BrokenError as error:  # the channel has ended; an engine goes on with the version that it has
+                while True:
+                    try:
+                        await members.run()
+                    except BrokenError as error:
+                        logger.warning("%s begins anew in its meeting: %s", name, error)
+                    members = begun()
+                    channel.renew(await members.open(name))
+            except BrokenError as error:  # no store; an engine goes on with the version that it has
                 logger.warning("%s left its meeting: %s", name, error)
+            finally:
+                channel.end()
 
         async with beside() as tasks:
             tasks.start_soon(run)

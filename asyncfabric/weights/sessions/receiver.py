@@ -17,8 +17,9 @@ from asyncfabric.weights.memory.device import HOST
 from asyncfabric.weights.plan.holdings import LocalTensor
 from asyncfabric.weights.plan.rules import SAME_NAMES, Rule
 from asyncfabric.weights.receiver.replica import WeightReplica, open_replica
-from asyncfabric.weights.sessions.blueprint import Wish, check_alike, get_blueprint, put_wish
+from asyncfabric.weights.sessions.blueprint import Wish, get_answer, put_wish
 from asyncfabric.weights.sessions.join import Join
+from asyncfabric.weights.sessions.scoped import open_scoped
 from asyncfabric.weights.sessions.sender import NamedTensors, tensors_of
 from asyncfabric.weights.tensors import dtype_of, tensor_over
 
@@ -118,7 +119,10 @@ async def open_receiver(
     config: FabricConfig | None = None,
     device: str = HOST,
 ) -> AsyncIterator[WeightReceiver]:
-    """Open one rank of an engine that takes a training's weights into its own tensors; returns when a plan is made.
+    """Open one rank of an engine that takes a training's weights into its own tensors.
+
+    It returns when all ranks of the engine have joined and the training is ready for it. The engine gets the version
+    that serves from another one that is laid out alike; the first one of its layout waits for the next version.
 
     Args:
         named: the engine's tensors of this rank; of tensors that share their storage give one.
@@ -132,7 +136,7 @@ async def open_receiver(
             weights fit there besides the engine's own.
 
     Raises:
-        ValueError: the trainer's parameters do not go into these tensors, or an engine that joined before is laid out
+        ValueError: the trainer's parameters do not go into these tensors, or the engine joined before and was laid out
             otherwise; the text names the tensor.
         DeviceError: no memory left.
 
@@ -143,13 +147,11 @@ async def open_receiver(
     wish = Wish(name, rank, ranks, shapes, tuple(rules))
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be in 0..{ranks - 1}, got {rank}")
-    await put_wish(join, wish)
-    plan, blueprint = await get_blueprint(join)
-    check_alike(wish, blueprint)
+    layout, plan, blueprint = await get_answer(join, await put_wish(join, wish))
     filled = {each: LocalTensor(*shape) for each, shape in blueprint.filled[rank].items()}
     async with (
         open_fabric(config) as fabric,
-        join.open_channel(receiver_name(name, rank)) as channel,
+        open_scoped(join, layout, receiver_name(name, rank)) as channel,
         open_replica(fabric, channel, plan, name, rank, device=device) as replica,
     ):
         yield WeightReceiver(replica, tensors, filled)

@@ -1,4 +1,4 @@
-"""Sender: one rank of a training that publishes its weights; rank 0 also plans, and decides about versions.
+"""Sender: one rank of a training that publishes its weights to the layouts of its engines.
 
 Event loop's thread.
 """
@@ -8,25 +8,31 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import anyio
 import torch
 
-from asyncfabric import Fabric, FabricConfig, open_fabric
-from asyncfabric._groups import beside
-from asyncfabric.errors import BrokenError
-from asyncfabric.weights.channel import COORDINATOR, receiver_name, trainer_name
-from asyncfabric.weights.coordinator.coordinator import WeightCoordinator, open_coordinator
+from asyncfabric import FabricConfig, open_fabric
+from asyncfabric._groups import beside, unwrapped
+from asyncfabric.errors import BusyError, FabricError
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.plan.planner import CHUNK_BYTES
-from asyncfabric.weights.sender.publisher import WeightPublisher, open_publisher
-from asyncfabric.weights.sender.version import PublishReport
-from asyncfabric.weights.sessions.blueprint import get_blueprint, put_blueprint, put_holdings
+from asyncfabric.weights.sender.version import PublishReport, merged
+from asyncfabric.weights.sessions.blueprint import get_blueprint, put, put_holdings, read
+from asyncfabric.weights.sessions.engines import Engines
 from asyncfabric.weights.sessions.join import Join
+from asyncfabric.weights.sessions.layouts import Layouts
 from asyncfabric.weights.tensors import arrays_of, holdings
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+BOUNDARY_S = 30.0
+"""So long a version waits for an engine that reaches no step boundary while others could take the version."""
+
+LOOK_S = 0.1
+"""Between two looks at engines that are late."""
 
 NamedTensors = torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 """A module, whose named_parameters() are meant; or tensors by name."""
@@ -57,14 +63,22 @@ class WeightSender:
 
     Attributes:
         rank: of the training.
-        plan: what goes where.
     """
 
-    def __init__(self, rank: int, plan: Plan, publisher: WeightPublisher) -> None:
+    def __init__(self, join: Join, layouts: Layouts, engines: Engines | None, world: int, boundary_s: float) -> None:
         """Not for users: `async with open_sender(...)`."""
-        self.rank: int = rank
-        self.plan: Plan = plan
-        self._publisher = publisher
+        self.rank: int = layouts.rank
+        self._join = join
+        self._layouts = layouts
+        self._engines = engines
+        self._world = world
+        self._boundary_s = boundary_s
+        self._publishing = 0
+
+    @property
+    def plan(self) -> Plan:
+        """What goes where in engines that are laid out as the first one."""
+        return self._layouts.plans[0]
 
     async def publish(self, version: int) -> PublishReport:
         """Bring the weights, as they are now, to every engine as this version; return when it is decided.
@@ -72,13 +86,72 @@ class WeightSender:
         Every rank publishes the same version, later than all before. The weights must not change meanwhile: no
         optimizer's step, no load_state_dict. A forward pass, and a backward pass, may run.
 
+        A version is whole for engines of each layout by itself: what goes wrong for some is in `failures` of the
+        report, and the others have it. An engine that reaches no step boundary for `boundary_s` while another one could
+        take the version is left out of this one, and of later ones until it does.
+
         Raises:
             BusyError: another version is being published.
-            BrokenError: the version was aborted; the text says why. Engines keep what they have; publish a later one.
+            BrokenError: the version was aborted for every engine; the text says why. Engines keep what they have;
+                publish a later one.
 
-        Cancellation: what was posted drains, and the version is aborted.
+        Cancellation: what was posted drains, and the version is aborted where it is not decided.
         """
-        return await self._publisher.publish(version)
+        if self._publishing:
+            raise BusyError(f"version {self._publishing} is being published")
+        self._publishing = version
+        try:
+            return await self._publish(version, await self._chosen(version))
+        finally:
+            self._publishing = 0
+
+    async def _chosen(self, version: int) -> list[int]:
+        """Return the layouts of engines that a version goes to, which rank 0 decides."""
+        if self._engines is None:
+            return await read(self._join, f"version/{version}", list[int])
+        chosen = await self._engines.choose()
+        if self._world > 1:
+            await put(self._join, f"version/{version}", chosen)
+        return chosen
+
+    async def _publish(self, version: int, chosen: list[int]) -> PublishReport:
+        reports: list[PublishReport] = []
+        failures: list[FabricError] = []
+        ended = 0
+
+        async def publish(layout: int) -> None:
+            nonlocal ended
+            try:
+                reports.append(await (await self._layouts.publisher(layout)).publish(version))
+            except FabricError as error:
+                failures.append(error)
+            ended += 1
+            if ended == len(chosen):
+                tasks.cancel_scope.cancel()
+
+        with unwrapped():
+            async with anyio.create_task_group() as tasks:
+                for layout in chosen:
+                    tasks.start_soon(publish, layout)
+                if self._engines is not None:
+                    tasks.start_soon(self._leave_out_late, version, chosen)
+        if not reports:
+            raise failures[0]
+        return merged(reports, tuple(map(str, failures)))
+
+    async def _leave_out_late(self, version: int, chosen: list[int]) -> None:
+        """At rank 0: once a version has waited long enough, let those who are ready for it have it."""
+        await anyio.sleep(self._boundary_s)
+        reason = f"no step boundary within {self._boundary_s:g} s"
+        coordinators = [self._layouts.coordinators[layout] for layout in chosen]
+        while True:
+            found = [(one, *one.unprepared(version)) for one in coordinators]
+            late = [(one, names) for one, _, names in found if names]
+            if late and any(ready for _, ready, _ in found):
+                for one, names in late:
+                    logger.warning("version %d goes on without %s: %s", version, ", ".join(names), reason)
+                    one.leave_out(version, names, f"{', '.join(names)}: {reason}")
+            await anyio.sleep(LOOK_S)
 
 
 @asynccontextmanager
@@ -92,8 +165,12 @@ async def open_sender(
     config: FabricConfig | None = None,
     log: Path | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    boundary_s: float = BOUNDARY_S,
 ) -> AsyncIterator[WeightSender]:
     """Open one rank of a training whose weights engines want; returns when the first engine has joined.
+
+    Engines may differ in ranks, shapes, element types and rules. One whose tensors the parameters do not go into is
+    refused by itself, unless it is the first.
 
     Args:
         named: all parameters of this rank: DTensors as FSDP2 and tensor parallelism make them, or whole tensors.
@@ -102,52 +179,37 @@ async def open_sender(
         ranks: of the training.
         parts: of plain tensors that are a part: shape of the whole parameter, and where the part begins.
         config: how the fabric is opened; over several hosts name a rail, as `rails=("auto", "tcp:eth0")`.
-        log: of rank 0, which decides whether a version serves: the file of its decisions, for a training that goes on
-            after a restart; None keeps them as long as this block lasts.
+        log: of rank 0, which decides whether a version serves: what the names of the files of its decisions begin with,
+            one for each layout of engines, for a training that goes on after a restart; None keeps them as long as this
+            block lasts.
         chunk_bytes: about the most that one piece writes; 64 MiB and more for GPUs.
+        boundary_s: of rank 0: seconds that a version waits for an engine that reaches no step boundary, while another
+            one could take it.
 
     Raises:
-        ValueError: the parameters do not go into the engine's tensors; the text names the tensor.
+        ValueError: the parameters do not go into the tensors of the first engine; the text names the tensor.
         DeviceError: memory cannot be registered.
 
     Cancellation: what was posted drains (INV-2), the memory is released, then it goes on.
     """
     here, world = rank_and_world(rank, ranks)
+    if not boundary_s > 0:
+        raise ValueError(f"boundary_s must be positive, got {boundary_s}")
     state = tensors_of(named)
+    shards = arrays_of(state, here)
     await put_holdings(join, here, holdings(state, here, parts))
-    first = await put_blueprint(join, world, chunk_bytes) if here == 0 else ""
-    plan, _ = await get_blueprint(join)
-    async with open_fabric(config) as fabric:
-        if here:
-            async with _open_rank(fabric, join, plan, here, state) as sender:
-                yield sender
-            return
-        with tempfile.TemporaryDirectory(prefix="asyncfabric-weights-") as folder:
-            async with (
-                join.open_channel(COORDINATOR) as channel,
-                open_coordinator(channel, plan, log or Path(folder) / "decisions") as coordinator,
-                beside() as tasks,
-            ):
-                tasks.start_soon(_decide, coordinator, [receiver_name(first, one) for one in range(plan.receivers)])
-                async with _open_rank(fabric, join, plan, here, state) as sender:
-                    yield sender
-
-
-@asynccontextmanager
-async def _open_rank(
-    fabric: Fabric, join: Join, plan: Plan, rank: int, state: Mapping[str, torch.Tensor]
-) -> AsyncIterator[WeightSender]:
-    async with (
-        join.open_channel(trainer_name(rank)) as channel,
-        open_publisher(fabric, channel, plan, rank, arrays_of(state, rank)) as publisher,
-    ):
-        yield WeightSender(rank, plan, publisher)
-
-
-async def _decide(coordinator: WeightCoordinator, first: list[str]) -> None:
-    await coordinator.wait_receivers(first)
-    async for version in coordinator.offers():
-        try:
-            await coordinator.update(version)
-        except (BrokenError, ValueError) as error:  # the senders raise it, engines keep what they have
-            logger.warning("version %d was not committed: %s", version, error)
+    async with AsyncExitStack() as stack:
+        if log is None:
+            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncfabric-weights-"))) / "decisions"
+        fabric = await stack.enter_async_context(open_fabric(config))
+        async with beside() as tasks:
+            layouts = Layouts(fabric, join, here, shards, log, tasks)
+            if here:
+                layouts.open(0, (await get_blueprint(join, 0))[0])
+                tasks.start_soon(layouts.follow)
+                yield WeightSender(join, layouts, None, world, boundary_s)
+                return
+            engines = Engines(join, layouts, world, chunk_bytes, tasks)
+            tasks.start_soon(engines.run)
+            await engines.wait_first()
+            yield WeightSender(join, layouts, engines, world, boundary_s)

@@ -78,3 +78,69 @@ async def test_a_sender_wants_a_rank_and_ranks_or_neither() -> None:
     with pytest.raises(ValueError, match="give both rank and ranks, or neither"):
         async with open_sender({"w": torch.zeros(4)}, LocalJoin(), rank=1):
             pass
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("shape", [(64, 8), (32, 8)], ids=["alike", "of another layout"])
+async def test_a_version_goes_on_without_an_engine_that_reaches_no_boundary(shape: tuple[int, int]) -> None:
+    """It is waited for once, keeps the version that it has whole, and gets later ones when it is there again."""
+    join, weight, joined, ended = LocalJoin(), torch.zeros(64, 8), trio.Event(), trio.Event()
+    prompt, late = torch.zeros(64, 8), [torch.zeros(shape) for _ in range(64 // shape[0])]
+    receivers: dict[int, Any] = {}
+    reports: list[tuple[set[str], float]] = []
+
+    async def publish(sender: Any, version: int) -> None:
+        weight.fill_(float(version))
+        began_s = trio.current_time()
+        report = await sender.publish(version)
+        reports.append(({name.partition("/")[0] for name in report.receivers}, trio.current_time() - began_s))
+
+    async def serve(rank: int) -> None:
+        opened = open_receiver({"w": late[rank]}, join, name="late", rank=rank, ranks=len(late), config=LOCAL)
+        async with opened as receivers[rank]:
+            if len(receivers) == len(late):
+                joined.set()
+            await ended.wait()
+
+    async def keep_up(receiver: Any) -> None:
+        while True:
+            await receiver.wait()
+            receiver.apply()
+
+    async def step() -> None:
+        for rank in range(len(late)):
+            await receivers[rank].wait()
+            receivers[rank].apply()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for rank in range(len(late)):
+                nursery.start_soon(serve, rank)
+            sender = open_sender({"w": weight}, join, config=LOCAL, boundary_s=2.0)
+            async with trio.open_nursery() as engines:
+                opened = open_receiver({"w": prompt}, join, name="prompt", config=LOCAL)
+
+                async def serve_promptly() -> None:
+                    async with opened as receiver:
+                        await keep_up(receiver)
+
+                engines.start_soon(serve_promptly)
+                async with sender as training:
+                    await joined.wait()
+                    for version in (1, 2, 3):  # the late engine has the first one and does not apply it
+                        await publish(training, version)
+                    assert [names for names, _ in reports] == [{"prompt", "late"}, {"prompt"}, {"prompt"}]
+                    assert reports[1][1] >= 2.0 > reports[2][1], "an engine that is late is waited for once"
+                    await step()
+                    assert all((one == 1).all() for one in late), "it kept the first one"
+                    if shape == (64, 8):
+                        await step()  # from the engine that is laid out alike
+                        assert (late[0] == 3).all()
+                    version = 3
+                    while "late" not in reports[-1][0]:  # once its report of the boundary has come
+                        version += 1
+                        await publish(training, version)
+                    await step()
+                    assert all((one == version).all() for one in late)
+                    ended.set()
+                    engines.cancel_scope.cancel()

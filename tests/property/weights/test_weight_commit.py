@@ -123,6 +123,11 @@ class World:
             assert self.log.committed == max(self.decided, default=0)
             self.coordinator = Coordinator(begun=self.log.begun, committed=self.log.committed)
 
+    def leave_out(self, name: str) -> None:
+        """Go on without an engine that has not opened its memory; it may be about to."""
+        if self.coordinator is not None:
+            self.run(self.coordinator.leave_out([name], "it reached no step boundary"))
+
     def sender_fails(self) -> None:
         if self.coordinator is not None:
             self.run(self.coordinator.sender_failed(SENDER, "by choice"))
@@ -256,6 +261,7 @@ class World:
             self.record(True)
             self.check()
         assert self.coordinator.phase is Phase.IDLE and self.coordinator.awaited == ()
+        assert not self.coordinator.late, "at step boundaries, and left out for ever"
         held = {name: node.machine.serving for name, node in self.nodes.items()}
         assert held == self.coordinator.receivers
         if self.log.committed in held.values():
@@ -279,6 +285,8 @@ STEPS = st.one_of(
     st.tuples(st.just("cut"), name),
     st.tuples(st.just("kill"), name),
     st.tuples(st.just("sender_fails")),
+    st.tuples(st.just("leave_out"), name),
+    st.tuples(st.just("leave_out"), name),
     st.tuples(st.just("crash_coordinator"), st.booleans()),
     st.tuples(st.just("restart_coordinator")),
     st.tuples(st.just("rush"), st.integers(1, 4), st.booleans()),

@@ -6,7 +6,18 @@ import pytest
 
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights.coordinator.decision import Coordinator, Send
-from asyncfabric.weights.messages import Abort, CatchUp, Commit, Fetched, Prepare, Ready, Standing, Stopped
+from asyncfabric.weights.messages import (
+    Abort,
+    CatchUp,
+    Commit,
+    Fetched,
+    Prepare,
+    Reached,
+    Ready,
+    Standing,
+    Stopped,
+    Verified,
+)
 from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver, Report, State
 
 SENDER = "trainer"
@@ -79,3 +90,36 @@ def test_a_receiver_that_overwrote_its_version_for_an_aborted_one_is_brought_up(
     coordinator.sender_failed(SENDER, "by choice")
     assert coordinator.received("a", Stopped(2)) == [Send("a", CatchUp(1, "b"))]
     assert coordinator.receivers == {"a": 0, "b": 1}
+
+
+def test_an_engine_that_is_left_out_takes_part_again_once_one_of_its_ranks_was_at_a_boundary() -> None:
+    coordinator = Coordinator(begun=1, committed=1, seat=lambda name: name[-1], engine=lambda name: name[0])
+    for name in ("a0", "a1", "b0", "b1"):
+        coordinator.received(name, Standing(held=1, verified=0))
+    coordinator.begin(2, "m", [SENDER])
+    for name in ("a0", "a1", "b0"):
+        assert coordinator.received(name, Ready(2)) == []
+    effects = coordinator.leave_out(["b1"], "it is late")
+    assert effects[:2] == [Send(name, Abort(2, "it is late")) for name in ("b0", "b1")], "one rank is left out alone"
+    assert [effect.to for effect in effects[2:] if isinstance(effect, Send)] == [SENDER]
+    for name in ("a0", "a1"):
+        decided = coordinator.received(name, Verified(2))
+    assert decided and coordinator.recorded(2) == [Send(name, Commit(2)) for name in ("a0", "a1")]
+    assert coordinator.late == {"b0", "b1"} and coordinator.invited == ["a0", "a1"]
+    assert coordinator.received("b1", Reached(2)) == [Send("b0", CatchUp(2, "a0")), Send("b1", CatchUp(2, "a1"))]
+    assert not coordinator.late and coordinator.invited == ["a0", "a1", "b0", "b1"]
+
+
+def test_a_receiver_reports_the_boundary_that_a_version_had_waited_for() -> None:
+    for in_place in (False, True):
+        receiver = Receiver(in_place=in_place)
+        receiver.received(CatchUp(1, "a"))
+        receiver.fetched(1)
+        if not in_place:
+            receiver.received(Prepare(2, "m"))
+        else:
+            receiver.flip()
+            receiver.received(Prepare(2, "m"))
+        receiver.received(Abort(2, "it is late"))
+        assert receiver.waits_for_flip and receiver.flip() == [Report(Reached(2))]
+        assert receiver.serving == 1 and receiver.flip() == []

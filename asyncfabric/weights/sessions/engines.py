@@ -1,0 +1,183 @@
+"""Engines: at rank 0 of a training: takes in the engines that join, and says which layouts a version goes to.
+
+Event loop's thread. An engine whose tensors the parameters do not go into is refused by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import monotonic
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncfabric._notice import Notice
+from asyncfabric.errors import BrokenError, RemoteProtocolError
+from asyncfabric.weights.channel import receiver_name, receiver_of
+from asyncfabric.weights.plan.holdings import Holding
+from asyncfabric.weights.sessions.blueprint import Answer, Blueprint, Wish, get_holdings, planned, put, read
+from asyncfabric.weights.sessions.join import Join
+from asyncfabric.weights.sessions.layouts import Layouts
+from asyncfabric.weights.threads import in_thread
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+JOIN_S = 30.0
+"""So long a version waits for an engine that was taken in and has not begun its session with the coordinator."""
+
+
+class Engines:
+    """The engines of a training, as rank 0 knows them."""
+
+    def __init__(self, join: Join, layouts: Layouts, world: int, chunk_bytes: int, tasks: TaskGroup) -> None:
+        """Know none yet."""
+        self._join = join
+        self._layouts = layouts
+        self._world = world
+        self._chunk_bytes = chunk_bytes
+        self._tasks = tasks
+        self._told: Sequence[Sequence[Holding]] = ()
+        self._coming: dict[str, dict[int, tuple[int, Wish]]] = {}  # by engine and rank: number and wish
+        self._known: dict[str, tuple[int, list[Wish]]] = {}  # by engine: its layout, and the wishes of its ranks
+        self._expected: dict[str, tuple[int, float]] = {}  # receivers that were taken in: layout, and until when
+        self._refusal: ValueError | None = None  # of the first engine
+        self._admitted = False  # whether any was taken in
+        self._changed = Notice()
+
+    async def run(self) -> None:
+        """Take in each engine that joins, as long as there is a meeting.
+
+        Cancellation: at once.
+        """
+        try:
+            self._told = await get_holdings(self._join, self._world)
+            number = 0
+            while True:
+                try:
+                    await self._take(number, await read(self._join, f"wish/{number}", Wish))
+                except RemoteProtocolError as error:
+                    logger.warning("an engine cannot be taken in: %s", error)
+                    await self._answer(number, Answer(refusal=str(error)))
+                number += 1
+        except BrokenError as error:
+            logger.warning("no more engines can join: %s", error)
+
+    async def wait_first(self) -> None:
+        """Return when there is a plan for an engine.
+
+        Raises:
+            ValueError: the parameters do not go into the tensors of the first one.
+
+        Cancellation: only this wait ends.
+        """
+        while not self._layouts.plans:
+            if self._refusal is not None:
+                raise self._refusal
+            await self._changed.wait()
+
+    async def choose(self) -> list[int]:
+        """Return the layouts that the next version goes to: those with engines that are not late.
+
+        It waits for engines that were just taken in. Where all are late, all are chosen; where no engine is there at
+        all, the first.
+
+        Cancellation: only this wait ends.
+        """
+        while not self._admitted:
+            await self._changed.wait()
+        for name, (layout, until_s) in list(self._expected.items()):
+            with anyio.move_on_after(max(0.0, until_s - monotonic())):
+                await self._layouts.coordinators[layout].wait_receivers([name])
+            self._expected.pop(name, None)
+        coordinators = self._layouts.coordinators
+        able = {layout: one for layout, one in coordinators.items() if one.receivers and not one.absent}
+        prompt = [layout for layout, one in able.items() if one.receivers.keys() - one.late]
+        return sorted(prompt or able) or [0]
+
+    # ---- engines that join
+
+    async def _take(self, number: int, wish: Wish) -> None:
+        name = wish.replica
+        try:
+            if not 0 <= wish.rank < wish.ranks:
+                raise ValueError(f"rank {wish.rank} of {name}: ranks are 0 to {wish.ranks - 1}")
+            receiver_of(receiver_name(name, wish.rank))
+        except ValueError as error:
+            return await self._answer(number, Answer(refusal=str(error)))
+        known = self._known.get(name)
+        if known is not None:
+            layout, wishes = known
+            if wish.rank >= len(wishes) or wish != wishes[wish.rank]:
+                reason = _difference(wish, wishes)
+                return await self._answer(number, Answer(refusal=f"{reason}; take another name for it"))
+            self._tasks.start_soon(self._admit, layout, [(number, wish)])
+            return None
+        ranks = self._coming.setdefault(name, {})
+        for rank, (earlier, other) in list(ranks.items()):
+            if other.ranks != wish.ranks or rank == wish.rank:  # of a life that ended before all were there
+                del ranks[rank]
+                await self._answer(earlier, Answer(refusal=f"rank {rank} of {name} was begun again"))
+        ranks[wish.rank] = (number, wish)
+        if len(ranks) == wish.ranks:
+            del self._coming[name]
+            await self._take_whole(name, [ranks[rank] for rank in range(wish.ranks)])
+        return None
+
+    async def _take_whole(self, name: str, ranks: list[tuple[int, Wish]]) -> None:
+        wishes = [wish for _, wish in ranks]
+        layout = next((one for one, other in self._known.values() if _alike(wishes, other)), None)
+        if layout is None:
+            layout = len(self._layouts.plans)
+            tensors = [wish.tensors for wish in wishes]
+            try:
+                plan, blueprint = await in_thread(planned, self._told, tensors, wishes[0].rules, self._chunk_bytes)
+            except ValueError as error:
+                logger.warning("engine %s is refused: %s", name, error)
+                if not layout:
+                    await put(self._join, "blueprint/0", Blueprint(refusal=str(error)))
+                for number, _ in ranks:
+                    await self._answer(number, Answer(refusal=str(error)))
+                if not layout:
+                    self._refusal = error
+                    self._changed.tell()
+                return
+            await put(self._join, f"blueprint/{layout}", blueprint)
+            self._layouts.open(layout, plan)
+            self._changed.tell()
+        self._known[name] = (layout, wishes)
+        self._tasks.start_soon(self._admit, layout, ranks)
+
+    async def _admit(self, layout: int, ranks: list[tuple[int, Wish]]) -> None:
+        """Answer an engine's ranks once every rank of the training is ready for its layout."""
+        await self._layouts.publisher(layout)
+        await self._layouts.coordinators[layout].wait_trainers()
+        for _, wish in ranks:
+            self._expected[receiver_name(wish.replica, wish.rank)] = (layout, monotonic() + JOIN_S)
+        self._admitted = True
+        self._changed.tell()
+        for number, _ in ranks:
+            await self._answer(number, Answer(layout))
+
+    async def _answer(self, number: int, answer: Answer) -> None:
+        await put(self._join, f"answer/{number}", answer)
+
+
+def _alike(wishes: Sequence[Wish], others: Sequence[Wish]) -> bool:
+    """Return whether two engines have one plan."""
+    return [one.tensors for one in wishes] == [one.tensors for one in others] and wishes[0].rules == others[0].rules
+
+
+def _difference(wish: Wish, known: Sequence[Wish]) -> str:
+    """Return what a rank has otherwise than the engine of its name."""
+    who = f"rank {wish.rank} of {wish.replica}"
+    if wish.ranks != len(known):
+        return f"{who}: it has {wish.ranks} ranks, and joined with {len(known)}"
+    before = known[wish.rank]
+    for name in sorted(before.tensors.keys() | wish.tensors.keys()):
+        if before.tensors.get(name) != wish.tensors.get(name):
+            return (
+                f"{name}: {who} has {wish.tensors.get(name, 'no such tensor')}, and joined with "
+                f"{before.tensors.get(name, 'no such tensor')}"
+            )
+    return f"{who} has other rules than it joined with"

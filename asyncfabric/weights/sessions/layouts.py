@@ -1,0 +1,103 @@
+"""Layouts: what one rank of a training opens for each layout of its engines: a publisher, at rank 0 a coordinator too.
+
+Event loop's thread. Engines that are laid out alike share a plan, and fetch from each other; updates of different
+layouts know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncfabric import Fabric
+from asyncfabric._notice import Notice
+from asyncfabric.errors import BrokenError
+from asyncfabric.weights.channel import COORDINATOR, trainer_name
+from asyncfabric.weights.coordinator.coordinator import WeightCoordinator, open_coordinator
+from asyncfabric.weights.plan.plan import Plan
+from asyncfabric.weights.sender.publisher import WeightPublisher, open_publisher
+from asyncfabric.weights.sessions.blueprint import get_blueprint
+from asyncfabric.weights.sessions.join import Join
+from asyncfabric.weights.sessions.scoped import open_scoped
+
+logger: logging.Logger = logging.getLogger("asyncfabric.weights")
+
+
+class Layouts:
+    """The layouts that one rank of a training serves, by number.
+
+    Attributes:
+        rank: of the training.
+        publishers, coordinators, plans: of each layout; coordinators at rank 0 only.
+    """
+
+    def __init__(
+        self, fabric: Fabric, join: Join, rank: int, shards: Mapping[str, Any], log: Path, tasks: TaskGroup
+    ) -> None:
+        """Serve none yet; `log`: what the files of decisions begin with."""
+        self.rank: int = rank
+        self.publishers: dict[int, WeightPublisher] = {}
+        self.coordinators: dict[int, WeightCoordinator] = {}
+        self.plans: dict[int, Plan] = {}
+        self._fabric = fabric
+        self._join = join
+        self._shards = shards
+        self._log = log
+        self._tasks = tasks
+        self._opened = Notice()
+
+    def open(self, layout: int, plan: Plan) -> None:
+        """Begin to serve a layout."""
+        self.plans[layout] = plan
+        self._tasks.start_soon(self._serve, layout, plan)
+
+    async def publisher(self, layout: int) -> WeightPublisher:
+        """Return the publisher of a layout once it is open.
+
+        Cancellation: only this wait ends.
+        """
+        while layout not in self.publishers:
+            await self._opened.wait()
+        return self.publishers[layout]
+
+    async def follow(self) -> None:
+        """Serve each further layout that rank 0 makes a plan of, as long as there is a meeting.
+
+        Cancellation: at once.
+        """
+        try:
+            while True:
+                layout = len(self.plans)
+                plan, _ = await get_blueprint(self._join, layout)
+                self.open(layout, plan)
+        except BrokenError as error:
+            logger.warning("no more layouts of engines come: %s", error)
+
+    async def _serve(self, layout: int, plan: Plan) -> None:
+        async with AsyncExitStack() as stack:
+            if self.rank == 0:
+                channel = await stack.enter_async_context(open_scoped(self._join, layout, COORDINATOR))
+                log = self._log.with_name(f"{self._log.name}.{plan.digest[:12]}")
+                coordinator = await stack.enter_async_context(open_coordinator(channel, plan, log))
+                self._tasks.start_soon(_decide, coordinator)
+                self.coordinators[layout] = coordinator
+            mine = await stack.enter_async_context(open_scoped(self._join, layout, trainer_name(self.rank)))
+            self.publishers[layout] = await stack.enter_async_context(
+                open_publisher(self._fabric, mine, plan, self.rank, self._shards)
+            )
+            self._opened.tell()
+            await anyio.sleep_forever()
+
+
+async def _decide(coordinator: WeightCoordinator) -> None:
+    async for version in coordinator.offers():
+        try:
+            await coordinator.update(version)
+        except (BrokenError, ValueError) as error:  # the senders raise it, engines keep what they have
+            logger.warning("version %d was not committed: %s", version, error)
