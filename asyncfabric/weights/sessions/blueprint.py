@@ -46,7 +46,7 @@ class Wish(msgspec.Struct, frozen=True):
     rules: tuple[Rule, ...]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class JoinAnswer(msgspec.Struct, frozen=True):
     """The answer to a wish: the number of the engine's layout, or why it has none."""
 
     layout: int = -1
@@ -98,7 +98,7 @@ async def get_answer(join: Join, number: int) -> tuple[int, Plan, Blueprint]:
 
     Cancellation: only this wait ends.
     """
-    answer = await read(join, f"answer/{number}", Answer)
+    answer = await read(join, f"answer/{number}", JoinAnswer)
     if answer.refusal:
         raise ValueError(answer.refusal)
     return (answer.layout, *await get_blueprint(join, answer.layout))

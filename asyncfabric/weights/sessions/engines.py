@@ -16,7 +16,7 @@ from asyncfabric._notice import Notice
 from asyncfabric.errors import BrokenError, RemoteProtocolError
 from asyncfabric.weights.channel import receiver_name, receiver_of
 from asyncfabric.weights.plan.holdings import Holding
-from asyncfabric.weights.sessions.blueprint import Answer, Blueprint, Wish, get_holdings, planned, put, read
+from asyncfabric.weights.sessions.blueprint import Blueprint, JoinAnswer, Wish, get_holdings, planned, put, read
 from asyncfabric.weights.sessions.join import Join
 from asyncfabric.weights.sessions.layouts import Layouts
 from asyncfabric.weights.threads import in_thread
@@ -58,7 +58,7 @@ class Engines:
                     await self._take(number, await read(self._join, f"wish/{number}", Wish))
                 except RemoteProtocolError as error:
                     logger.warning("an engine cannot be taken in: %s", error)
-                    await self._answer(number, Answer(refusal=str(error)))
+                    await self._answer(number, JoinAnswer(refusal=str(error)))
                 number += 1
         except BrokenError as error:
             logger.warning("no more engines can join: %s", error)
@@ -104,20 +104,20 @@ class Engines:
                 raise ValueError(f"rank {wish.rank} of {name}: ranks are 0 to {wish.ranks - 1}")
             receiver_of(receiver_name(name, wish.rank))
         except ValueError as error:
-            return await self._answer(number, Answer(refusal=str(error)))
+            return await self._answer(number, JoinAnswer(refusal=str(error)))
         known = self._known.get(name)
         if known is not None:
             layout, wishes = known
             if wish.rank >= len(wishes) or wish != wishes[wish.rank]:
                 reason = _difference(wish, wishes)
-                return await self._answer(number, Answer(refusal=f"{reason}; take another name for it"))
+                return await self._answer(number, JoinAnswer(refusal=f"{reason}; take another name for it"))
             self._tasks.start_soon(self._admit, layout, [(number, wish)])
             return None
         ranks = self._coming.setdefault(name, {})
         for rank, (earlier, other) in list(ranks.items()):
             if other.ranks != wish.ranks or rank == wish.rank:  # of a life that ended before all were there
                 del ranks[rank]
-                await self._answer(earlier, Answer(refusal=f"rank {rank} of {name} was begun again"))
+                await self._answer(earlier, JoinAnswer(refusal=f"rank {rank} of {name} was begun again"))
         ranks[wish.rank] = (number, wish)
         if len(ranks) == wish.ranks:
             del self._coming[name]
@@ -137,7 +137,7 @@ class Engines:
                 if not layout:
                     await put(self._join, "blueprint/0", Blueprint(refusal=str(error)))
                 for number, _ in ranks:
-                    await self._answer(number, Answer(refusal=str(error)))
+                    await self._answer(number, JoinAnswer(refusal=str(error)))
                 if not layout:
                     self._refusal = error
                     self._changed.tell()
@@ -157,9 +157,9 @@ class Engines:
         self._admitted = True
         self._changed.tell()
         for number, _ in ranks:
-            await self._answer(number, Answer(layout))
+            await self._answer(number, JoinAnswer(layout))
 
-    async def _answer(self, number: int, answer: Answer) -> None:
+    async def _answer(self, number: int, answer: JoinAnswer) -> None:
         await put(self._join, f"answer/{number}", answer)
 
 
