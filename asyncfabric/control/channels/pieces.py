@@ -5,7 +5,7 @@ Pure values and rules, event loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,8 +36,8 @@ class MessagePiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 PART, LAST, END, TAKEN = range(4)
-decode_piece = msgspec.msgpack.Decoder(MessagePiece).decode
-encode_piece = msgspec.msgpack.Encoder().encode
+decode_piece: Callable[[bytes], MessagePiece] = msgspec.msgpack.Decoder(MessagePiece).decode
+encode_piece: Callable[[MessagePiece], bytes] = msgspec.msgpack.Encoder().encode
 
 
 def part_bytes(source: str, to: str) -> int:

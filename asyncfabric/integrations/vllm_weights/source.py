@@ -42,6 +42,7 @@ class HeldWeights:
         if source is None:
             raise TypeError("a training that sends its weights needs a source, as vLLM's ModuleSource(model)")
         self.parts: Parts = {}
+        self.tensors: dict[str, torch.Tensor] = {}
         self._source = source
         self._rank = rank
         self._ranks = ranks
@@ -49,7 +50,6 @@ class HeldWeights:
         if self._module is not None:
             self.tensors = {name: each.detach() for name, each in self._module.named_parameters()}
             return
-        self.tensors = {}
         for number, share in enumerate(shares_of(source, ranks)):
             if self._sends(number, share):
                 self.tensors[share.name] = share.tensor.detach().clone(memory_format=torch.contiguous_format)

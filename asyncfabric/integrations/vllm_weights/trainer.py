@@ -63,7 +63,7 @@ class SendingEngine(TrainerWeightTransferEngine):
     def __init__(self, named: dict[str, Any], held: HeldWeights, deadline_s: float) -> None:
         """Not for users: `trainer_init`."""
         super().__init__(**named)
-        self.version = 0
+        self.version: int = 0
         self._held = held
         self._deadline_s = deadline_s
         self._stack = ExitStack()

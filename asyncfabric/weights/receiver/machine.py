@@ -122,7 +122,7 @@ class Receiver:
     @property
     def waits_for_flip(self) -> bool:
         """Whether the next `flip` changes anything."""
-        return self.state is State.COMMITTED or self._at_stop is not None or self._left_out > 0
+        return self.state is State.COMMITTED or self._at_stop is not None
 
     def session_began(self, differs: Difference | None = None) -> list[Effect]:
         """Report where we stand, first to a coordinator, the same one or a new one; `differs` once it was refused."""
