@@ -1,7 +1,10 @@
 // libfabric_rail_test.cc: the provider contract on the profiles of libfabric, two rails in one process, post and poll driven by hand.
 #include "libfabric_pair.h"
 
+#include <linux/tcp.h>
 #include <malloc.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -156,6 +159,39 @@ TEST_P(LibfabricRail, MessagesBothWaysInOrder) {
   EXPECT_EQ(b.messages, sent);
   for (size_t i = 0; i < a.messages.size(); ++i) EXPECT_EQ(a.messages[i], sent[i * 7]);
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == sent.size(); }));
+}
+
+// Of all TCP sockets of this process.
+uint64_t received_bytes() {
+  uint64_t bytes = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0) bytes += info.tcpi_bytes_received;
+  }
+  return bytes;
+}
+
+TEST(LibfabricAnswers, OneProvesAMessageAndTheWriteBehindIt) {
+  constexpr uint64_t kRounds = 50, kAnswerBytes = 16;
+  Side a(spec_of("tcp")), b(spec_of("tcp"));
+  Link link(a, b);
+  const std::string text = "a note";
+  const auto cost = [&](size_t at_once) {
+    const uint64_t before = received_bytes();
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      const std::array<WorkRequest, 2> requests{link.message(text, 1), link.write_imm(0, 0, 4096, 2, 5)};
+      const size_t done = a.done.size(), messages = b.messages.size(), imms = b.imms.size();
+      for (size_t i = 0; i < requests.size(); i += at_once)
+        EXPECT_EQ(a.rail->post({&requests[i], at_once}).accepted, at_once);
+      EXPECT_TRUE(pump_until({&a, &b}, [&] {
+        return a.done.size() == done + 2 && b.messages.size() == messages + 1 && b.imms.size() == imms + 1;
+      }));
+    }
+    return received_bytes() - before;
+  };
+  (void)cost(2);  // connects
+  EXPECT_LE(cost(2) + kRounds * kAnswerBytes, cost(1));
 }
 
 // More messages than there are receive buffers, while nobody polls the receiver: nothing is lost, the sender gets kBusy.

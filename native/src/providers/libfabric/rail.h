@@ -77,6 +77,7 @@ class LibfabricRail final : public Rail {
   // post.cc
   Status check(const WorkRequest& request) const;
   std::bitset<kBatch> last_of_each_peer(std::span<const WorkRequest> batch);
+  bool leaves_question(const WorkRequest& request) const;
   size_t post_batch(std::span<const WorkRequest> batch);
   void cover_later() { cover_wanted_ = device_->profile().acknowledged; }
   void cover();

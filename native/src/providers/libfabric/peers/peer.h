@@ -26,7 +26,8 @@ struct PeerState {
   uint64_t open_bytes = 0;     // of requests that libfabric holds
   uint64_t unasked_bytes = 0;  // submitted behind the newest one that asks
   uint32_t asks_in_flight = 0;
-  uint32_t post_mark = 0;  // the post() that saw this peer last
+  uint32_t post_mark = 0;      // the post() that saw this peer last
+  uint32_t question_mark = 0;  // the post() whose last request of this peer asks for others too
   uint32_t outstanding = 0;
   uint32_t submitted = 0;
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again

@@ -70,17 +70,26 @@ PostResult LibfabricRail::post(std::span<const WorkRequest> requests) {
   return {accepted, StatusCode::kOk};
 }
 
-// The last request of each peer in a batch asks for the target's word, unless an earlier question is still on its way.
+// The last request of each peer in a batch asks for the target's word, unless an earlier question is still on its way. A message asks as
+// well, except where one behind it in the batch does: a stream keeps order, so that one answer proves both.
 std::bitset<LibfabricRail::kBatch> LibfabricRail::last_of_each_peer(std::span<const WorkRequest> batch) {
   std::bitset<kBatch> last;
   if (!device_->profile().acknowledged) return last;
   ++post_mark_;
   for (size_t i = batch.size(); i > 0; --i) {
     PeerState& peer = *state_of(batch[i - 1].peer);
-    if (peer.post_mark != post_mark_) last.set(i - 1);
+    if (peer.post_mark != post_mark_)
+      last.set(i - 1);
+    else if (leaves_question(batch[i - 1]))
+      peer.question_mark = post_mark_;
     peer.post_mark = post_mark_;
   }
   return last;
+}
+
+// A sign of life may leave before others of its batch, which wait for room.
+bool LibfabricRail::leaves_question(const WorkRequest& request) const {
+  return device_->profile().acknowledged && request.kind == WorkKind::kSend && !request.urgent && !request.delivered;
 }
 
 size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
@@ -90,7 +99,10 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
     const WorkRequest& request = batch[i];
     PeerState& peer = *state_of(request.peer);
     // The engine may not know yet that earlier requests failed: what it posts would arrive, and be counted, without them (INV-1).
-    if ((peer.doubted_until_ns != 0 || !stash_.empty()) && request.kind != WorkKind::kSend) return i;
+    if ((peer.doubted_until_ns != 0 || !stash_.empty()) && request.kind != WorkKind::kSend) {
+      cover_later();  // those before it may have left the question to it
+      return i;
+    }
     Context* context = enlist(peer, request, false);
     if (context == nullptr) {
       cover_later();
@@ -103,7 +115,10 @@ size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
       if (last.test(i)) cover_later();
       continue;
     }
-    context->acknowledges |= last.test(i) && peer.asks_in_flight == 0;
+    if (last.test(i))
+      context->acknowledges |= peer.asks_in_flight == 0 || peer.question_mark == post_mark_;
+    else if (leaves_question(request))
+      context->acknowledges = false;
     if (request.kind == WorkKind::kSend) {
       encode(MessageHead{MessageKind::kPayload, peer.connection}, context->payload);
       std::memcpy(context->payload + kMessageHeadBytes, request.address, request.length);
@@ -189,7 +204,7 @@ bool LibfabricRail::has_room(const PeerState& peer, const Context& context) cons
 ssize_t LibfabricRail::submit_send(Context& context, size_t bytes) {
   PeerState& peer = *context.peer;
   void* descriptor = buffers_->descriptor();
-  if (!device_->profile().acknowledged)
+  if (!device_->profile().acknowledged || !context.acknowledges)
     return fi_send(peer.endpoint, context.payload, bytes, descriptor, peer.address, &context.fi);
   const iovec source{context.payload, bytes};
   const fi_msg message{&source, &descriptor, 1, peer.address, &context.fi, 0};
