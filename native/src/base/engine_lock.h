@@ -14,10 +14,10 @@ class EngineLock {
  public:
   // Worker thread.
   void lock_as_worker() {
-    for (uint32_t callers = callers_.load(std::memory_order_acquire); callers != 0;
-         callers = callers_.load(std::memory_order_acquire)) {
+    while (callers_.load(std::memory_order_acquire) != 0) {
+      const uint32_t calls = calls_.load(std::memory_order_relaxed);
       worker_waits_.store(true, std::memory_order_seq_cst);
-      callers_.wait(callers, std::memory_order_seq_cst);
+      if (callers_.load(std::memory_order_seq_cst) != 0) calls_.wait(calls, std::memory_order_acquire);
       worker_waits_.store(false, std::memory_order_relaxed);
     }
     mutex_.lock();
@@ -30,10 +30,14 @@ class EngineLock {
    public:
     explicit Caller(EngineLock& lock) : lock_(lock) { lock_.callers_.fetch_add(1, std::memory_order_acq_rel); }
     ~Caller() {
-      // notify_all() is a system call even if nobody waits. Either we see the flag, or the worker's wait sees our leaving.
-      if (lock_.callers_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
-          lock_.worker_waits_.load(std::memory_order_seq_cst))
-        lock_.callers_.notify_all();
+      // notify_one() is a system call even if nobody waits. Either we see the flag, or the worker sees our leaving. A worker that was called
+      // may be long without a core: who takes the flag down calls, and callers after it need not.
+      if (lock_.callers_.fetch_sub(1, std::memory_order_seq_cst) != 1 ||
+          !lock_.worker_waits_.load(std::memory_order_seq_cst) ||
+          !lock_.worker_waits_.exchange(false, std::memory_order_seq_cst))
+        return;
+      lock_.calls_.fetch_add(1, std::memory_order_release);
+      lock_.calls_.notify_one();
     }
     Caller(const Caller&) = delete;
     Caller& operator=(const Caller&) = delete;
@@ -48,7 +52,9 @@ class EngineLock {
  private:
   std::mutex mutex_;
   alignas(64) std::atomic<uint32_t> callers_{0};  // partner: callers count themselves, the worker waits for zero
-  std::atomic<bool> worker_waits_{false};         // partner: the worker sets it before it waits, the last caller looks
+  std::atomic<bool> worker_waits_{
+      false};                       // partner: the worker raises it before it waits, the last caller takes it down
+  std::atomic<uint32_t> calls_{0};  // what the worker sleeps on: callers_ may be the same again when it wakes
 };
 
 }  // namespace asyncfabric

@@ -5,8 +5,11 @@
 #include <pthread.h>
 
 #include <array>
+#include <atomic>
 #include <string_view>
+#include <thread>
 
+#include "base/engine_lock.h"
 #include "engine/loop/loop_turn.h"
 #include "engine/loop/poll_turn.h"
 #include "rigs/engine_pair.h"
@@ -277,6 +280,46 @@ TEST(PollTurnTest, LooksInQuickSuccessionHoldTheEngineForAMoment) {
   EXPECT_TRUE(turn.held(clock));
   turn.stop();
   EXPECT_FALSE(turn.held(clock)) << "when a thread goes to sleep";
+}
+
+TEST(PollTurnTest, APollerThatSharesItsCoreKeepsItsTurn) {
+  PollTurn turn;
+  uint64_t now = 1'000'000'000;
+  const auto look = [&](uint64_t gap) {
+    now += gap;
+    const bool quick = turn.begin(now);
+    turn.end(now, quick);
+    return quick;
+  };
+  for (uint32_t looks = 0; looks < PollTurn::kMostLooks; ++looks) look(1000);
+  for (int round = 0; round < 100; ++round) {
+    EXPECT_TRUE(look(2 * PollTurn::kQuickNs)) << "a late look, round " << round;
+    for (int looks = 0; looks < 20; ++looks) EXPECT_TRUE(look(1000)) << "round " << round;
+  }
+  int late = 0;
+  while (late < 100 && look(2 * PollTurn::kQuickNs)) ++late;
+  EXPECT_LT(late, 8) << "looks that are all late";
+  for (uint32_t looks = 0; looks < PollTurn::kMostLooks; ++looks) look(1000);
+  EXPECT_FALSE(look(PollTurn::kAwayNs)) << "a program that was away";
+}
+
+// Who leaves last calls the worker once; a call that got lost would leave it asleep for good.
+TEST(EngineLockTest, TheWorkerGetsItsTurnsBetweenThoseOfCallers) {
+  EngineLock lock;
+  std::atomic<uint32_t> turns{0};
+  std::thread worker([&] {
+    while (turns.load() < 20'000) {
+      lock.lock_as_worker();
+      lock.unlock();
+      turns.fetch_add(1);
+    }
+  });
+  while (turns.load() < 20'000) {
+    EngineLock::Caller caller(lock);
+    caller.lock();
+    caller.unlock();
+  }
+  worker.join();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // that should not be ends by itself.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -16,12 +17,16 @@ class PollTurn {
   static constexpr uint64_t kKeepNs = 100'000;  // after the last look
   static constexpr uint64_t kNapNs = 250'000;   // of the worker; what comes when looks have ended waits so long at most
   static constexpr uint32_t kLooks = 3;
+  // A program that shares its core looks late whenever the others had it: that halves what its looks have earned, and does not end its turn.
+  static constexpr uint32_t kMostLooks = 64;
+  static constexpr uint64_t kAwayNs = 10'000'000;
 
   // Before a look. True: looks follow each other quickly.
   bool begin(uint64_t now) {
-    const bool quick = now - looked_ns_.load(std::memory_order_relaxed) < kQuickNs;
-    const uint32_t looks = quick ? looks_.load(std::memory_order_relaxed) + 1 : 0;
-    looks_.store(looks < kLooks ? looks : kLooks, std::memory_order_relaxed);
+    const uint64_t gap = now - looked_ns_.load(std::memory_order_relaxed);
+    uint32_t looks = looks_.load(std::memory_order_relaxed);
+    looks = gap < kQuickNs ? std::min(looks + 1, kMostLooks) : gap < kAwayNs ? looks / 2 : 0;
+    looks_.store(looks, std::memory_order_relaxed);
     return looks >= kLooks;
   }
 
