@@ -75,6 +75,17 @@ cdef class _CompletionRoom(_CounterRoom):
         finally:
             self.leave()
 
+    def look(self):
+        """Return whether completions are there for poll(); while there are none, assist() first."""
+        cdef cpp_bool came = False
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                came = engine.look()
+        finally:
+            self.leave()
+        return came
+
     def poll(self, Py_ssize_t limit):
         """Return up to `limit` completions, oldest first; never blocks."""
         cdef Completion batch[POLL_BATCH]

@@ -208,6 +208,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         void disarm() except +
         size_t poll(Completion*, size_t) except +
         void assist() except +
+        cpp_bool look() except +
         void take_messages(size_t, vector[ReceivedMessage]*) except +
         Status spin_messages(size_t, uint64_t, vector[ReceivedMessage]*) except +
         size_t step() except +

@@ -31,7 +31,10 @@ class AnyTransfer(Pending):
 
     def __init__(self, dispatcher: CompletionDispatcher, what: str, where: object, total: int) -> None:
         """Not for users: `where` is what the op uses (region, key, peers), kept alive by the transfer."""
-        super().__init__(dispatcher)
+        self._dispatcher = dispatcher  # as in Pending: a call less for each transfer
+        self._waiters = None
+        self.completion = None
+        self.abandoned = False
         self._result: TransferResult | None = None
         self._what = what
         self._where = where

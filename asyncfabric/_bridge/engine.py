@@ -236,6 +236,7 @@ class Engine(Protocol):
     def disarm(self) -> None: ...  # clears the fd after a wake-up
     def poll(self, limit: int) -> list[Completion]: ...
     def assist(self) -> None: ...  # any thread that polls: brings on what is under way
+    def look(self) -> bool: ...  # whether poll() has something to return; while it has not, assists first
     def take_messages(self, limit: int) -> list[tuple[int, bytes]]: ...  # (peer id, payload); any thread, never waits
     def spin_messages(
         self, limit: int, deadline_ns: int

@@ -87,6 +87,16 @@ class ThreadDispatcher(CompletionDispatcher):
             except EngineStatusError:
                 pass  # closed by another thread
 
+    def look(self) -> None:
+        """Take what is there; while nothing is, bring on what is under way, and take what came of that."""
+        if not self.closed:
+            try:
+                came = self.engine.look()
+            except EngineStatusError:
+                return  # closed by another thread
+            if came:
+                self.drain()
+
     def waiting(self) -> list[Waiting]:
         """Return a line for each wait of this fabric, oldest first."""
         with self.lock:

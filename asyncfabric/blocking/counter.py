@@ -34,8 +34,14 @@ class ImmCounter(AnyCounter):
     @property
     def value(self) -> int:
         """Arrivals so far; a look brings on what is under way. Raises ClosedError after `close()`."""
-        self._dispatcher.assist()
-        return super().value
+        dispatcher = self._dispatcher
+        if self._closed or dispatcher.closed:
+            raise faults.closed(repr(self))
+        dispatcher.assist()
+        try:
+            return dispatcher.engine.counter_value(self._id)
+        except EngineStatusError:  # another thread closes it, or the fabric
+            raise faults.closed(repr(self)) from None
 
     def wait(
         self,

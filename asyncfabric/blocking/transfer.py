@@ -35,12 +35,17 @@ class Transfer(AnyTransfer):
         if self.completion is not None:
             return True
         if not self.abandoned:
-            dispatcher = self._dispatcher
-            dispatcher.drain()  # a small one has often ended in the call that submitted it
-            if self.completion is not None:
-                return True
-            dispatcher.assist()
-            dispatcher.drain()
+            self._dispatcher.look()
+        return self.ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the transfer is known to have ended. Unlike `done` it brings nothing on.
+
+        What is submitted before anything looks leaves together.
+        """
+        if self.completion is None and not self.abandoned:
+            self._dispatcher.drain()
         return self.ended
 
     def wait(self, deadline: float | None = None) -> TransferResult:

@@ -51,6 +51,9 @@ class CompletionRing:
             self._statistics["loop_wakes"] += 1
             os.eventfd_write(self.fd, 1)
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def arm(self) -> bool:
         """Promise to sleep; False when something waits already."""
         self._armed = not self._waiting and self.fd >= 0

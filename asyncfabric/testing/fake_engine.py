@@ -303,6 +303,11 @@ class FakeEngine(ControlCalls):
     def assist(self) -> None:
         """Do nothing: a fake moves bytes in the calls that submit, or in step()."""
 
+    def look(self) -> bool:
+        """Return whether there are completions."""
+        with self.network.lock:
+            return len(self.ring) > 0
+
     def step(self) -> int:
         """Do one pass: post, look at words, deliver. Needed when polling is manual."""
         with self.network.lock:

@@ -116,10 +116,13 @@ class EarlyNotes:
         found, self._ended = self._ended, []
         for number in tuple(self._waiting):
             slot = self._slots[number]
-            value = slot.counter.value
-            found.extend((slot.peer, note) for note in slot.notes if note.arrivals <= value)
-            slot.notes = [note for note in slot.notes if note.arrivals > value]
-            if not slot.notes:
+            value, notes = slot.counter.value, slot.notes
+            if len(notes) > 1:
+                found += [(slot.peer, note) for note in notes if note.arrivals <= value]
+                slot.notes = notes = [note for note in notes if note.arrivals > value]
+            elif notes[0].arrivals <= value:
+                found.append((slot.peer, notes.pop()))
+            if not notes:
                 self._waiting.discard(number)
         if len(found) > 1:
             found.sort(key=lambda one: one[1].number)

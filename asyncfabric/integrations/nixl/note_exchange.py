@@ -58,7 +58,7 @@ class NoteExchange:
         self.queue: NoteQueue = NoteQueue()
         self.early: EarlyNotes = EarlyNotes(self._open_counter)
         self.refused: int = 0  # messages that no agent has made, or for slots that their sender has not
-        self._title = title
+        self._title, self._name = title, title.decode()
         self._fabric = fabric
         self._wait_for_room = wait_for_room
         self._messages = fabric.messages()
@@ -78,12 +78,15 @@ class NoteExchange:
             nixlBackendError: too many transfers are in flight, and for the drain deadline none has ended.
         """
         for message in messages_of(self._title, next(self._numbers), note):
-            self._see_off(remote, self._submit(remote, message, note))
+            transfer = self._submit(remote, message, note)
+            # A look lets it leave now whatever the caller does next; most have ended with that.
+            if not (transfer.done and went_well(transfer)) or self._sent:
+                self._see_off(remote, transfer)
 
     def slot_for(self, remote: RemoteAgent, note: bytes) -> NoteSlot | None:
         """Return a free slot of a target, by which this note may leave early; None if it may not."""
         peer = remote.connected
-        if peer is None or len(note) > EARLY_BYTES or remote.name.encode() == self._title:
+        if peer is None or len(note) > EARLY_BYTES or remote.name == self._name:
             return None
         slots = remote.slots
         if slots is None or slots.peer is not peer:
@@ -97,7 +100,10 @@ class NoteExchange:
         return slots.take()
 
     def send_early(self, remote: RemoteAgent, slot: NoteSlot, note: bytes) -> bool:
-        """Submit a note that waits for the count of its slot; False if it cannot leave now, and has to be late."""
+        """Submit a note that waits for the count of its slot; False if it cannot leave now, and has to be late.
+
+        It leaves with the bytes, by the next look at any transfer.
+        """
         number, peer = next(self._numbers), slot.owner.peer
         message = next(messages_of(self._title, number, note, slot.number, slot.count))
         try:
@@ -216,12 +222,10 @@ class NoteExchange:
                 raise translated(error, _note_text(remote, note)) from error
 
     def _see_off(self, remote: RemoteAgent, transfer: blocking.Transfer) -> None:
-        """Look at a note, which lets it leave now whatever the caller does next; most have ended with that."""
-        if transfer.done and went_well(transfer) and not self._sent:
-            return
+        """Keep a note until it has ended, and report those that have and did not arrive."""
         with self._lock:
             self._sent.append((remote.name, transfer))
-            while self._sent and self._sent[0][1].done:
+            while self._sent and self._sent[0][1].ended:
                 target, ended = self._sent.popleft()
                 if went_well(ended):
                     continue

@@ -72,7 +72,10 @@ def messages_of(name: bytes, number: int, note: bytes, slot: int = 0, count: int
         nixlInvalidParamError: it is too long.
     """
     room = MESSAGE_BYTES - _HEAD.size - len(name)
-    parts = max(1, -(-len(note) // room))
+    if len(note) <= room:
+        yield _HEAD.pack(_MAGIC, _VERSION, len(name), 0, 1, number, slot, count) + name + note
+        return
+    parts = -(-len(note) // room)
     if parts > MOST_PARTS:
         raise nixlInvalidParamError(f"a note of {len(note)} bytes; at most {room * MOST_PARTS} go")
     for part in range(parts):

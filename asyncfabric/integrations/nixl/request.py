@@ -133,9 +133,10 @@ class Request:
             self._note_due = bool(self._note)
             self._state = _ACTIVE
             self._posted_ns = monotonic_ns()
-            done = self._advance()  # small ones over shared memory have ended: their note needs no counter
-            if not done and slot is not None and self._failure is None:
+            if slot is not None and transfers and not transfers[-1].has_ended and self._failure is None:
+                # It leaves together with the bytes. Small ones over shared memory have ended: theirs needs no counter.
                 self._note_due = not exchange.send_early(self._remote, slot, self._note)
+            done = self._advance()
         if not done and (self._note_due or self._slots):
             self._core.watch_note(self)
         return done

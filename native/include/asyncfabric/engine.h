@@ -115,6 +115,8 @@ class Engine {
   virtual size_t poll(Completion* out, size_t capacity) = 0;  // never blocks
   // Any thread that polls: brings on what is under way, so that what it polls for needs no other thread to be scheduled.
   virtual void assist() = 0;
+  // Whether completions are there for poll(); while there are none, assists first.
+  virtual bool look() = 0;
 
   // Two-sided messages, any thread: appends up to `capacity` that are here, in the order of each sender. Never waits.
   virtual void take_messages(size_t capacity, std::vector<ReceivedMessage>* out) = 0;

@@ -80,6 +80,7 @@ class NativeEngine final : public Engine {
   void disarm() override;
   size_t poll(Completion* out, size_t capacity) override;
   void assist() override;
+  bool look() override;
   void take_messages(size_t capacity, std::vector<ReceivedMessage>* out) override;
   Status spin_messages(size_t capacity, uint64_t deadline_ns, std::vector<ReceivedMessage>* out) override;
   void set_trace(bool on) override { core_.trace.enable(on); }

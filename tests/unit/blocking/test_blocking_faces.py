@@ -22,8 +22,8 @@ PAIRS = [
 ]
 OTHERWISE = {"aclose": "close"}  # an async close is `aclose`
 ONLY_BLOCKING = {
-    af.Transfer: {"wait"},  # awaited by itself
-    af.BoxTransfer: {"wait"},
+    af.Transfer: {"wait", "has_ended"},  # awaited by itself; `done` brings nothing on
+    af.BoxTransfer: {"wait", "has_ended"},
     af.WatchWord: {"wait"},  # iterated over
     af.MessageStream: {"receive"},
     af.Fabric: {"close"},

@@ -78,6 +78,12 @@ void NativeEngine::assist() {
   if (!quiet) core_.gate.notify();
 }
 
+bool NativeEngine::look() {
+  if (has_completions()) return true;
+  assist();
+  return has_completions();
+}
+
 // Under the engine lock, while the worker sleeps: does what is to do and arms the rails again, as if the worker had. Not quiet: wake it.
 size_t NativeEngine::serve_rails(bool* quiet) {
   size_t events = 0;
