@@ -31,10 +31,7 @@ class AnyTransfer(Pending):
 
     def __init__(self, dispatcher: CompletionDispatcher, what: str, where: object, total: int) -> None:
         """Not for users: `where` is what the op uses (region, key, peers), kept alive by the transfer."""
-        self._dispatcher = dispatcher  # as in Pending: a call less for each transfer
-        self._waiters = None
-        self.completion = None
-        self.abandoned = False
+        super().__init__(dispatcher)
         self._result: TransferResult | None = None
         self._what = what
         self._where = where

@@ -93,7 +93,7 @@ def _frames() -> list[bytes]:
         control.Parcel("c", b"body"),
         control.Drain(),
         control.Goodbye("why"),
-        control.Refusal("tag", "text"),
+        control.SessionRefusal("tag", "text"),
     )
     return [control.encode(control.Envelope(IDENTITY, 5, n, None, one)) for n, one in enumerate(messages)]
 
