@@ -52,8 +52,9 @@ def test_who_has_the_secret_is_let_in_over_the_connection_that_proved_it(rail: s
 
 @pytest.mark.parametrize("rail", RAILS)
 def test_honest_work_goes_on_beside_an_attacker(rail: str) -> None:
-    report = besiege(rail, SECONDS, seed=secrets.randbits(32))
-    assert report["broken"] == []
+    seed = secrets.randbits(32)
+    report = besiege(rail, SECONDS, seed)
+    assert report["broken"] == [], f"seed {seed}"
     assert report["lured"] == 1 and report["registered"] > 0
     assert len(report["attacks"]) > 3 and report["refused_messages"] > 0
 

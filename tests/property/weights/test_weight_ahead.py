@@ -140,8 +140,8 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
     monkeypatch.setattr(TorchDevice, "first_unit_bytes", 1)  # a box each
     monkeypatch.setattr("asyncfabric.weights.sender.scratch.UNITS_STAGED", 1 << 20)
     filled: list[int] = []
-    fill = pipeline.Filler.fill
-    monkeypatch.setattr(pipeline.Filler, "fill", lambda *words: filled.append(1) or fill(*words))
+    fill = pipeline.UnitFiller.fill
+    monkeypatch.setattr(pipeline.UnitFiller, "fill", lambda *words: filled.append(1) or fill(*words))
 
     async def body() -> None:
         with torch_everywhere():
