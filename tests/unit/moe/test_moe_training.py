@@ -110,6 +110,26 @@ def _slope(out: Any) -> Any:
     return torch.linspace(-1.0, 1.0, out.numel(), dtype=torch.float64).reshape(out.shape)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_weights_keep_more_than_16_bits(dtype: str) -> None:
+    """Rows and the output's gradient have 16 bits; their products are sums in fp32, and travel in two pieces."""
+    config = MoeConfig(**SMALL | {"in_dtype": dtype, "out_dtype": dtype, "hidden": 64}, ranks=2)
+    tokens = [tokens_of(config, rank, seed=4, count=8) for rank in range(2)]
+    found = {}
+
+    def train(rank: int, training: MoeTraining) -> None:
+        weights = tokens[rank].weights.clone().requires_grad_()
+        step = training.dispatch(tokens[rank].x, tokens[rank].indices, weights)
+        out = training.combine(step.rows, step)
+        out.backward(_slope(out).to(out.dtype))
+        found[rank] = weights.grad
+
+    run(config, train)
+    for rank, (x, indices, _, _) in enumerate(tokens):
+        exact = (x.double() * _slope(x).to(x.dtype).double()).sum(dim=1, keepdim=True) * (indices >= 0)
+        assert (found[rank].double() - exact).abs().max() < 2e-5 * exact.abs().max()
+
+
 def test_nobody_asks_for_the_gradients_of_tokens() -> None:
     """The experts learn, their tokens and weights are data: steps of the second exchange end all the same."""
     config = MoeConfig(**SMALL, ranks=2)
