@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +30,16 @@ ASK = {
     "remote_port": None,
 }
 """What a proxy sends with a request to the engine that prefills."""
+
+
+def free_port() -> int:
+    """Return a free port below those that the kernel gives to connections: vLLM binds it only seconds later."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(lowest // 2, lowest)
+        with socket.socket() as taken, suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 class Node:
@@ -56,9 +68,7 @@ class Node:
             transfer["kv_connector_module_path"] = "asyncfabric.integrations.vllm"
         context = multiprocessing.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+        environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         settings = {
             "transfer": transfer,
             "blocks": blocks,
