@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -159,3 +160,13 @@ class Claimant:
         payload = theirs + self.nonce + struct.pack("<Q", 1 << lane)
         self.said.append(self.message(Kind.PROOF, OUR_LIFE << 32, payload).sealed(self.secret, self.theirs.rail))
         return self.said[-1]
+
+    def is_let_in(self, say: Callable[[bytes], None], messages: Iterable[Message]) -> bool:
+        """Say hello and prove what there is to prove; return whether the target welcomes us before its messages end."""
+        say(self.hello())
+        for message in messages:
+            if message.kind == Kind.CHALLENGE:
+                say(self.answer(message))
+            elif message.kind in (Kind.WELCOME, Kind.REFUSED):
+                return message.kind == Kind.WELCOME
+        return False

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_wire import Claimant, Kind, Message, Target
+from engine_wire import Claimant, Message, Target
 from local_wire import (
     ASLEEP,
     BELL_BYTES,
@@ -195,15 +195,7 @@ class LocalClient:
     def claim(self, secret: bytes, patience_s: float = 1.0) -> Claimant | None:
         """Say hello and prove what there is to prove; None where the target does not welcome us."""
         claimant = Claimant(self.ours, self.target, secret)
-        self.say(claimant.hello())
-        for message in self.messages(patience_s):
-            if message.kind == Kind.CHALLENGE:
-                self.say(claimant.answer(message))
-            elif message.kind == Kind.WELCOME:
-                return claimant
-            elif message.kind == Kind.REFUSED:
-                return None
-        return None
+        return claimant if claimant.is_let_in(self.say, self.messages(patience_s)) else None
 
     def close(self) -> None:
         """End the connection; what the target had of us goes with it."""

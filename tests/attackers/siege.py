@@ -51,12 +51,12 @@ class Program:
         self.place: dict[str, str] = {}
         self._taken = b""
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Send a line."""
         assert self.child.stdin is not None
         self.child.stdin.write(line.encode() + b"\n")
 
-    def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Return the next answer; raises Hung when none comes."""
         assert self.child.stdout is not None
         deadline = time.monotonic() + patience_s
@@ -75,8 +75,8 @@ class Program:
 
     def ask(self, line: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Send a line and return the answer."""
-        self.tell(line)
-        return self.hear(patience_s)
+        self.send(line)
+        return self.receive(patience_s)
 
     def end(self) -> None:
         """End it, however it is."""
@@ -95,9 +95,9 @@ def honest_pair(rail: str) -> Iterator[list[Program]]:
     try:
         pair += [Program("honest.py", rail, secret, str(seed)) for seed in (0, 1)]
         for one in pair:
-            one.place = one.hear()
+            one.place = one.receive()
         for one, other in (pair, reversed(pair)):
-            one.tell(json.dumps(other.place))
+            one.send(json.dumps(other.place))
         yield pair
     finally:
         for one in pair:
@@ -113,7 +113,7 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
         addresses = [one.place["address"] for one in pair]
         attacker = Program("attacker.py", *addresses, str(seed), names)
         try:
-            trap = attacker.hear()["trap"]
+            trap = attacker.receive()["trap"]
             attacker.child.send_signal(signal.SIGSTOP)
             begun = time.monotonic()
             while min(one.ask("look")["rounds"] for one in pair) < 5:
@@ -121,7 +121,7 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
                     raise Hung("the honest pair did not begin")
                 time.sleep(0.05)
             before = [one.ask("look") for one in pair]
-            pair[0].tell(f"lure {trap}")
+            pair[0].send(f"lure {trap}")
             rounds, times = {False: 0, True: 0}, {False: 0.0, True: 0.0}
             rows = [before]
             attacked = False

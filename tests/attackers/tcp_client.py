@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from enum import IntEnum
 
-from engine_wire import Claimant, Kind, Message, Target
+from engine_wire import Claimant, Message, Target
 
 CONNECT = struct.Struct("<BBHIQQQ")  # ofi_ctrl_hdr: version, type, bytes that follow (big endian), ..., our byte order
 ENDPOINT = struct.Struct(">BBHI")  # version, reserved, port, process
@@ -123,17 +123,9 @@ class TcpClient:
 
     def claim(self, secret: bytes, patience_s: float = 1.0) -> Claimant | None:
         """Say hello and prove what there is to prove; None where the target does not welcome us."""
-        claimant = Claimant(self.ours, self.target, secret)
         self.send(self.introduction())
-        self.say(claimant.hello())
-        for message in self.messages(patience_s):
-            if message.kind == Kind.CHALLENGE:
-                self.say(claimant.answer(message))
-            elif message.kind == Kind.WELCOME:
-                return claimant
-            elif message.kind == Kind.REFUSED:
-                return None
-        return None
+        claimant = Claimant(self.ours, self.target, secret)
+        return claimant if claimant.is_let_in(self.say, self.messages(patience_s)) else None
 
     def close(self) -> None:
         """End the connection."""
