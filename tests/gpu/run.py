@@ -166,7 +166,12 @@ def tests() -> None:
 
 def tests_alone() -> None:
     """Run those that need all of a GPU, one after the other, and name each."""
-    step("tests that run alone", *PYTEST, "-v", "tests/gpu", "-m", "alone", limit_s=300)
+    step("tests that run alone", *PYTEST, "-v", "--durations=8", "tests/gpu", "-m", "alone", limit_s=300)
+
+
+def demo() -> None:
+    """Run the demo on GPUs."""
+    step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
 
 
 def conformance() -> None:
@@ -211,7 +216,6 @@ def side_by_side(*lanes: Callable[[], None]) -> None:
 
 def figures() -> None:
     """Take the figures, each alone on the machine."""
-    step("demo", *ASYNCFABRIC, "demo", "--device", "cuda")
     gpus = gpu_count()
     half = str(max(1, gpus // 2))
     for needed, name, arguments in BENCHES:
@@ -255,7 +259,7 @@ def main() -> None:
     tools = [partial(sanitized, tool) for tool in ("memcheck", "racecheck", "synccheck")]
     lanes: dict[str, Sequence[Callable[[], None]]] = {
         "tests": [tests],
-        "conformance": [conformance],
+        "conformance": [conformance, demo],
         "sanitized": tools,
         "planted": [planted],
     }

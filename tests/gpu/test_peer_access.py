@@ -30,6 +30,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("said", [False, True], ids=["refused", "said but refused"])
 def test_gpus_without_peer_access(driver: Path, far: int, said: bool) -> None:
     environment = os.environ | {"LD_PRELOAD": str(driver)} | ({"PEER_ACCESS_SAID": "1"} if said else {})
