@@ -13,14 +13,14 @@ class Notice:
     def __init__(self) -> None:
         self._event: anyio.Event | None = None
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake who waits."""
         if self._event is not None:
             self._event.set()
             self._event = None
 
     async def wait(self) -> None:
-        """Return at the next `tell()`.
+        """Return at the next `notify()`.
 
         Cancellation: only this wait ends.
         """

@@ -26,7 +26,7 @@ class Queue(Generic[Item]):
         """Add an item, whether there is room or not; nobody takes what is added after `close()`."""
         if not self._closed:
             self._items.append(item)
-            self._changed.tell()
+            self._changed.notify()
 
     async def put(self, item: Item) -> None:
         """Add an item once there is room.
@@ -43,7 +43,7 @@ class Queue(Generic[Item]):
         items = list(self._items)
         if items:
             self._items.clear()
-            self._changed.tell()
+            self._changed.notify()
         return items
 
     def next_nowait(self) -> Item | None:
@@ -51,7 +51,7 @@ class Queue(Generic[Item]):
         if not self._items:
             return None
         item = self._items.popleft()
-        self._changed.tell()
+        self._changed.notify()
         return item
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Queue(Generic[Item]):
     def close(self) -> None:
         """Announce that nothing more will come."""
         self._closed = True
-        self._changed.tell()
+        self._changed.notify()
 
     def __aiter__(self) -> Queue[Item]:
         return self

@@ -350,5 +350,5 @@ def checked_peers(dispatcher: CompletionDispatcher, peers: Iterable[Peer] | Peer
         if not isinstance(peer, Peer):
             raise TypeError(f"peers must be Peer objects from `await fabric.connect(...)`, got {type(peer).__name__}")
         if peer._dispatcher is not dispatcher:
-            raise ValueError(f"{peer!r} belongs to another fabric of this process, so its loss is not heard of here")
+            raise ValueError(f"{peer!r} belongs to another fabric of this process, so its loss is not reported here")
     return named

@@ -1,4 +1,4 @@
-"""Node: this process as others see it. One nursery for all its actors; references ask and tell through it.
+"""Node: this process as others see it. One nursery for all its actors; references ask and report through it.
 
 Runs on the event loop's thread. Who restarts whom stands in `supervisor`, what travels in `wire`.
 """

@@ -55,7 +55,7 @@ class OutgoingCalls:
         return len(self._pending)
 
     async def call(self, to: Reference, message: Message[Any], *, asked: bool) -> Any:
-        """Ask or tell an actor on another node.
+        """Send to an actor on another node, with or without an answer.
 
         Raises what `Reference.ask` raises.
 

@@ -53,7 +53,7 @@ class Remote:
             self._outgoing.lose_all("the link was closed")
 
     async def call(self, to: Reference, message: Message[Any], *, asked: bool) -> Any:
-        """Ask or tell an actor on another node; see `OutgoingCalls.call`.
+        """Send to an actor on another node, with or without an answer; see `OutgoingCalls.call`.
 
         Cancellation: as described there.
         """

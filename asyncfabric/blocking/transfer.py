@@ -1,7 +1,7 @@
 """Transfer of a blocking fabric: one submitted op that any number of threads may look at and wait for.
 
 Any thread. A passed deadline and Ctrl-C end the wait and nothing else: the transfer goes on, and the fabric keeps its
-memory alive (INV-2). wait() that returns, or raises anything else, says that nothing touches the memory any more.
+memory alive (INV-2). wait() that returns, or raises anything else, means that nothing touches the memory any more.
 """
 
 from __future__ import annotations

@@ -91,20 +91,20 @@ class Directory:
                 objection = objection or self.table.objection(sender, role)
                 if not objection:
                     self._publish(self.table.register(sender, role, address, labels, now_ns))
-                watcher.say(Unregistered(objection, False) if objection else Registered(self.table.lease_ns))
+                watcher.put(Unregistered(objection, False) if objection else Registered(self.table.lease_ns))
             case Renew():
                 if not self.table.renew(sender, now_ns):
-                    watcher.say(Unregistered("not in: the lease ended, or the directory is new", True))
+                    watcher.put(Unregistered("not in: the lease ended, or the directory is new", True))
             case DrainMe():
                 if self.table.find(sender) is None:
-                    watcher.say(Unregistered("not in", True))
+                    watcher.put(Unregistered("not in", True))
                 self._publish(self.table.drain(sender))
             case LeaveMe():
                 self._publish(self.table.leave(sender))
             case WatchFrom(epoch):
                 watcher.watch(epoch)
             case AskSecret():
-                watcher.say(self._secret_for(sender))
+                watcher.put(self._secret_for(sender))
 
     def _secret_for(self, peer: Identity) -> ClusterSecret:
         if self._grant is None:
@@ -146,7 +146,7 @@ class Directory:
                     if watcher.watches:
                         again.watch(0)
                     if was_in:
-                        again.say(Unregistered(f"its session was lost: {change.reason}", True))
+                        again.put(Unregistered(f"its session was lost: {change.reason}", True))
 
     async def _end_leases(self) -> None:
         reported = False
@@ -155,7 +155,7 @@ class Directory:
             if settled and not reported:
                 reported = True
                 for watcher in self._watchers.values():
-                    watcher.say(Settled())
+                    watcher.put(Settled())
             due = min(self.table.next_deadline_ns() or inf, inf if settled else self.table.settles_ns)
             with anyio.move_on_after(max(0.0, (due - _now_ns()) / 1e9)):
                 await self._alarm.wait()
@@ -175,7 +175,7 @@ class _Watcher:
         self._woken = anyio.Event()
         self._scope = anyio.CancelScope()
 
-    def say(self, word: News) -> None:
+    def put(self, word: News) -> None:
         self._words[type(word)] = word
         self.wake()
 

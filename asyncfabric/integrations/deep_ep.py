@@ -5,7 +5,7 @@
 
 Blocks the calling thread; the fabric and its exchanges run on a thread of their own. All ranks make the same calls in
 the same order. Names, arguments and shapes are those of the public interface (deepseek-ai/DeepEP, V1); what has no
-meaning on a host is told in docs/guide/moe.md.
+meaning on a host stands in docs/guide/moe.md.
 """
 
 from __future__ import annotations
@@ -206,9 +206,9 @@ class Buffer(LowLatencyCalls):
         own = experts_of_rank(len(num_tokens_per_expert), self.group_size)
         if topk_idx is not None and topk_weights is not None:
             about = self._send(about_rows(topk_idx, topk_weights), None, is_token_in_rank, wide=True)
-            told, top_k = _rows(about), topk_idx.shape[1]
-            assert isinstance(told, torch.Tensor)
-            recv_idx, recv_weights = read_about(told, top_k, range(self.rank * own, (self.rank + 1) * own))
+            reported, top_k = _rows(about), topk_idx.shape[1]
+            assert isinstance(reported, torch.Tensor)
+            recv_idx, recv_weights = read_about(reported, top_k, range(self.rank * own, (self.rank + 1) * own))
             counts = torch.bincount(recv_idx[recv_idx >= 0], minlength=own).tolist()
         else:
             everywhere = torch.tensor(self._room.gathered(num_tokens_per_expert.tolist()), dtype=torch.int64).sum(0)

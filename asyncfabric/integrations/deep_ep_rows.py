@@ -72,7 +72,7 @@ def about_rows(topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tens
 
 
 def read_about(rows: torch.Tensor, top_k: int, experts: range) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what arrived rows say: experts counted from the first own one, int64, and weights, float32.
+    """Return what arrived rows state: experts counted from the first own one, int64, and weights, float32.
 
     Those of experts of other ranks are -1 and 0: a weight counts at one rank, so that sums over ranks have it once.
     """

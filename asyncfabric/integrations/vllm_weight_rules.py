@@ -29,7 +29,7 @@ def weight_rules(names: Iterable[str], *, heads: int, kv_heads: int, ranks: int 
         ranks: of tensor parallelism.
 
     Raises:
-        ValueError: GPT-OSS over several ranks: vLLM keeps the biases of experts at the first one, which no rule says.
+        ValueError: GPT-OSS over several ranks: vLLM keeps the biases of experts at the first one, which no rule states.
     """
     known = set(names)
     interleaved = any(".attn.qkv_proj." in name for name in known)

@@ -2,7 +2,7 @@
 
 Leaseholder (decode):  open_pool, open_inbox; lease = await pool.lease(...); async with inbox.request(lease, ...).
 Source (prefill):      open_pool, open_outbox(handler); async with job.open_stream(pages); stream.push(layer, tokens).
-Both:                  KvLayout says how pages lie; open_kv_channel carries messages, deliver hands them to the ends.
+Both:                  KvLayout states how pages lie; open_kv_channel carries messages, deliver hands them to the ends.
 """
 
 from asyncfabric.kv.channel import KV_CODEC, KvChannel, MessageHandler, deliver, member_name, open_kv_channel

@@ -1,7 +1,7 @@
 """The channel of both ends of a stream: how messages become bytes, how members are called, how messages find their end.
 
 Runs on the event loop's thread. Any asyncfabric.control.Channel of KV_CODEC does whose members are called as
-`member_name` has it. Of its guarantees the ends need one: a message is from whom it is said to be from. What is lost
+`member_name` has it. Of its guarantees the ends need one: a message is from whom it is stated to be from. What is lost
 with a session is one of the messages that the protocol survives; losses of peers are reported by the fabric.
 """
 

@@ -104,7 +104,7 @@ class KvRequest:
         if self.machine.over:
             for scope in self._scopes:
                 scope.cancel()
-        self._changed.tell()
+        self._changed.notify()
 
     async def decided(self) -> None:
         """Return when no source is left that may write and may still answer.

@@ -209,7 +209,7 @@ class KvOutbox:
             stopped = self._machine.ended(
                 offer.target, offer.lease, clean=job.clean, complete=job.finished, reason=reason or "the source ended"
             )
-            self._job_ended.tell()
+            self._job_ended.notify()
             if stopped is not None:
                 with anyio.CancelScope(shield=True):
                     await self._send(offer.target, stopped)

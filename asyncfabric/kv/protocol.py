@@ -232,7 +232,7 @@ class SourceMachine:
             reason = f"lease {offer.lease} is older than what this source still remembers; take a new lease"
             return SourceAction.NOTHING, KvStopped(target=offer.target, lease=offer.lease, clean=False, reason=reason)
         if offer.lease in known.ended:
-            # The count says that all was delivered; "stopped" might arrive before the count is looked at.
+            # The count shows that all was delivered; "stopped" might arrive before the count is looked at.
             silent = offer.lease in known.delivered
             return SourceAction.NOTHING, None if silent else known.ended.get(offer.lease)
         known.active.add(offer.lease)

@@ -58,7 +58,7 @@ class MoeConfig:
     buffer_limit_bytes: int = 2 * GIB
 
     def __post_init__(self) -> None:
-        """Check every value and say which one is wrong."""
+        """Check every value and name the wrong one."""
         bounds = {
             "num_experts": (1, 1 << 16),
             "top_k": (1, 64),

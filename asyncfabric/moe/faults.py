@@ -1,4 +1,4 @@
-"""MissingRankError: a step that cannot go on, told by the names of those who are missing.
+"""MissingRankError: a step that cannot go on, with the names of those who are missing.
 
 Values, any thread; `shortly_before_deadline` runs on the event loop's.
 """
@@ -37,13 +37,13 @@ def missing(what: str, ranks: Iterable[int], *, lost: bool) -> MissingRankError:
         remedy = "await moe.exclude(ranks) on all other ranks goes on without them; the steps in flight are lost"
         return MissingRankError(f"{what}: {who} lost", ranks=named, lost=True, remedy=remedy)
     remedy = "call it again to wait longer, or await moe.exclude(ranks) on all other ranks to go on without them"
-    return MissingRankError(f"{what}: {who} not heard of before the deadline", ranks=named, lost=False, remedy=remedy)
+    return MissingRankError(f"{what}: {who} silent until the deadline", ranks=named, lost=False, remedy=remedy)
 
 
 def shortly_before_deadline() -> anyio.CancelScope:
-    """Return a scope that ends a little before the caller's deadline, so that an error can still say who is missing.
+    """Return a scope that ends a little before the caller's deadline, so that an error can still state who is missing.
 
-    A fifth of what remains, at most a second: when the caller's own scope has ended, nobody can be told anything any
+    A fifth of what remains, at most a second: when the caller's own scope has ended, nobody receives anything any
     more, and a loop on a busy machine may be late by a good part of that.
     """
     deadline = anyio.current_effective_deadline()

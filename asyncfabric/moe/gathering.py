@@ -104,7 +104,7 @@ class _CardReader:
                 self._add(name, event)
         finally:
             self._is_read = False
-            self.changed.tell()
+            self.changed.notify()
 
     def _add(self, name: str, card: Card) -> None:
         try:
@@ -165,7 +165,7 @@ class _Gathering:
             while reader.found[name] == found:
                 await reader.changed.wait()
         self._ungiven.discard(rank)
-        reader.changed.tell()
+        reader.changed.notify()
 
     async def watch(self, fabric: Fabric, lost: list[int], scope: anyio.CancelScope) -> None:
         """Note the peers that are lost before cards were exchanged with them, and end the scope with the first of them.

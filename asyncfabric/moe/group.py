@@ -22,7 +22,7 @@ class MoeGroup:
     Attributes:
         rank: of this process.
         addresses: the fabric of each rank, in the order of ranks; the own one included.
-        tag: tells the exchanges of one fabric apart; the same on all ranks.
+        tag: distinguishes the exchanges of one fabric; the same on all ranks.
         channel: carries the keys of the ranks when the exchange opens: a Channel of CARD_CODEC whose members are called
             by the address of their fabric, `str(fabric.address)`, and which nobody else receives from. None: the
             messages of the fabric do, all of which are taken while an exchange of the fabric opens.

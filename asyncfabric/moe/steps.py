@@ -1,6 +1,6 @@
 """StepwiseExchange: what every exchange has, whoever moves its bytes: who takes part, and its steps in their order.
 
-Runs on the event loop's thread. How a step is done is told by the exchanges; here is what they refuse alike, and how
+Runs on the event loop's thread. How a step is done stands in the exchanges; here is what they refuse alike, and how
 they go on without ranks.
 """
 

@@ -47,7 +47,7 @@ class Outbox:
         self._tasks: TaskGroup | None = None
         self._ended = False
 
-    def say(self, to: str, message: WeightMessage) -> None:
+    def put(self, to: str, message: WeightMessage) -> None:
         """Put a message behind the others to the same recipient; once `run` has ended it is dropped."""
         if self._ended:
             return
@@ -63,7 +63,7 @@ class Outbox:
 
         Cancellation: it does not wait.
         """
-        self.say(to, message)
+        self.put(to, message)
 
     async def run(self) -> None:
         """Send for ever. A message that cannot be sent is logged: the loss of its reader is reported elsewhere.

@@ -141,7 +141,7 @@ class Reporter:
         unreported = self._unreported.get(receiver)
         if unreported is None:
             unreported = self._unreported[receiver] = _Unreported(monotonic())
-            self._added.tell()
+            self._added.notify()
         unreported.rows.append(row)
         unreported.sums.append(checksum)
         unreported.after = after
@@ -150,12 +150,12 @@ class Reporter:
             self._shares[receiver] = share
         if (share is None or share.add(row_bytes)) and receiver not in self._due:
             self._due.add(receiver)
-            self._added.tell()
+            self._added.notify()
 
     def finish(self) -> None:
         """Note that nothing more will be added: the rest is reported at once."""
         self._last.set()
-        self._added.tell()
+        self._added.notify()
 
     async def run(self) -> None:
         """Report until `finish`.

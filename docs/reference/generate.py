@@ -145,7 +145,7 @@ def core_page() -> str:
 
 
 def blocking_page() -> str:
-    """Return the page of `asyncfabric.blocking`, which tells only what differs from the core."""
+    """Return the page of `asyncfabric.blocking`, which has only what differs from the core."""
     from asyncfabric import blocking
 
     lines = ["# asyncfabric.blocking", "", GENERATED, "", (blocking.__doc__ or "").splitlines()[0], "", BESIDE, ""]

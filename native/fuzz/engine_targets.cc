@@ -43,9 +43,9 @@ void seal_key_again(std::string* bytes) {
   const std::string& key = *bytes;
   for (size_t length = 8; length + 10 <= key.size() && length <= kMaxAddressBytes; ++length) {
     const size_t at = key.size() - 8 - length;
-    uint16_t said;
-    std::memcpy(&said, key.data() + at - 2, sizeof said);
-    if (said != length || key.compare(at, 4, "AFA1") != 0) continue;
+    uint16_t stated;
+    std::memcpy(&stated, key.data() + at - 2, sizeof stated);
+    if (stated != length || key.compare(at, 4, "AFA1") != 0) continue;
     std::string address = key.substr(at, length);
     seal_again(&address);
     bytes->replace(at, length, address);

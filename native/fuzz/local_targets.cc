@@ -63,7 +63,8 @@ void read_packet(std::string_view bytes) {
     WireMessage message;
     FdPack got;
     if (receive_wire(ours.get(), &message, &got).ok()) {
-      require(packet.size() == sizeof message && message.fds == fds && fds <= kMaxFds, "a packet is what it says");
+      require(packet.size() == sizeof message && message.fds == fds && fds <= kMaxFds,
+              "a packet is what its message states");
       for (const UniqueFd& fd : got)
         if (fd) (void)is_eventfd(fd.get());
     }
@@ -104,7 +105,7 @@ Rig& rig() {
   return one;
 }
 
-// Entries of 56 bytes, each behind a byte that says whether its sequence number is right. Words count from the region's own.
+// Entries of 56 bytes, each behind a byte that states whether its sequence number is right. Words count from the region's own.
 void read_ring(std::string_view bytes) {
   Rig& here = rig();
   const SegmentLayout layout(kEntries);
@@ -154,7 +155,7 @@ Seeds ring_seeds() {
   return {entry_of(imms) + entry_of(inlined), entry_of(staged) + entry_of(write) + entry_of(read), entry_of(read)};
 }
 
-// The producer keeps to its ring and to its staging bytes, whatever the consumer says of how far it is.
+// The producer keeps to its ring and to its staging bytes, whatever the consumer reports of how far it is.
 void read_consumer(std::string_view bytes) {
   Rig& here = rig();
   auto* header = here.segment->as<SegmentHeader>();

@@ -26,7 +26,7 @@ from asyncfabric_services.trace.recorder import Recorder
 async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """Hold the node open.
 
-    Cancellation: requests end, their sources are told, the pass in progress is waited for.
+    Cancellation: requests end, their sources are notified, the pass in progress is waited for.
     """
     async with (
         open_member_link(stage) as link,

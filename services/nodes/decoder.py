@@ -57,7 +57,7 @@ class PagedDecode:
 
         Raises BusyError when too many wait for pages, ValueError for what the pool can never hold.
 
-        Cancellation: the source is told to stop and confirms, or is fenced off; the request leaves the batch.
+        Cancellation: the source is ordered to stop and confirms, or is fenced off; the request leaves the batch.
         """
         refuse_fields(request)
         lease, logits = await self._received(request, deadline, context, cluster.membership)
@@ -139,9 +139,9 @@ async def _tokens(first: int | None, others: AsyncIterator[int] | None) -> Async
 
 @asynccontextmanager
 async def open_paged_decode(stage: Stage) -> AsyncIterator[PagedDecode]:
-    """Open model, fabric, pool, batcher and inbox as the settings say. Raises StartError.
+    """Open model, fabric, pool, batcher and inbox as the settings ask. Raises StartError.
 
-    Cancellation: sources are told, the pass in progress is waited for.
+    Cancellation: sources are notified, the pass in progress is waited for.
     """
     batch = stage.settings.batch
     async with (

@@ -25,10 +25,10 @@ async def fill(
 ) -> torch.Tensor:
     """Have a prefill node compute a prompt into the pages of a lease; returns the logits of the next token.
 
-    With a `membership` the wait ends when the source is not in it any more: the fabric does not tell of a process that
+    With a `membership` the wait ends when the source is not in it any more: the fabric does not report a process that
     stands still. Raises what KvRequest.wait raises, and PeerError for a source that is gone or whose address is none.
 
-    Cancellation: the source is told to stop and confirms, or is fenced off.
+    Cancellation: the source is ordered to stop and confirms, or is fenced off.
     """
     try:
         address = FabricAddress.from_bytes(source.address)

@@ -9,7 +9,7 @@ from asyncfabric.control import DirectoryClient
 
 
 async def follow(directory: DirectoryClient, *takers: Callable[[MemberChange], None]) -> None:
-    """Hand each change that the directory tells to the takers, such as `Membership.apply`, for ever.
+    """Hand each change that the directory reports to the takers, such as `Membership.apply`, for ever.
 
     Cancellation: what was taken stays.
     """

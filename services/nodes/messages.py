@@ -1,4 +1,4 @@
-"""What router, decode and prefill nodes say to each other about requests. Pure values; how they travel is unknown here.
+"""What router, decode and prefill nodes send to each other about requests. Pure values; how they travel is not here.
 
 Router and decode node speak through actors; what a prefill node has to compute travels as the body of a KvOffer.
 """
@@ -46,11 +46,11 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Tokens(Message[None]):
-    """Tokens of an answer, told to whom the request named, in order.
+    """Tokens of an answer, reported to whom the request named, in order.
 
     Attributes:
-        attempt: of the request; what an earlier attempt still says is dropped.
-        tokens: those after the ones that were told before.
+        attempt: of the request; what an earlier attempt still sends is dropped.
+        tokens: those after the ones that were reported before.
     """
 
     attempt: str
@@ -58,7 +58,7 @@ class Tokens(Message[None]):
 
 
 class Generate(Message[int]):
-    """Generate an answer; answered with the number of tokens that were told, once all of them were.
+    """Generate an answer; answered with the number of tokens that were reported, once all of them were.
 
     Attributes:
         attempt: unique, carried in each `Tokens`.
@@ -68,7 +68,7 @@ class Generate(Message[int]):
         sampling: how tokens are chosen.
         remaining_s: time left.
         sources: prefill nodes, the one to ask first in front.
-        reply: the actor that is told the tokens.
+        reply: the actor that receives the tokens.
         trace: W3C traceparent, or empty.
         fields: of the client's body, for the engine, as a JSON object; empty where there are none.
     """

@@ -1,4 +1,4 @@
-"""Names of nodes for the numbers of their fabrics: what the directory said, kept also for those that are lost.
+"""Names of nodes for the numbers of their fabrics: what the directory stated, kept also for those that are lost.
 
 On the event loop. Who waits for a dead node wants its name, and by then the directory has forgotten it.
 """
@@ -22,12 +22,12 @@ class NodeNames:
         self._names: OrderedDict[int, str] = OrderedDict()
 
     def take(self, change: MemberChange) -> None:
-        """Learn from a change that the directory told."""
+        """Learn from a change that the directory reported."""
         if isinstance(change, Joined):
             self.learn(change.member)
 
     def learn(self, member: Member) -> None:
-        """Take what a member says of its fabric; an address that makes no sense is passed over."""
+        """Take what a member states of its fabric; an address that makes no sense is passed over."""
         try:
             incarnation = FabricAddress.from_bytes(member.fabric_address).incarnation
         except ValueError:
@@ -38,7 +38,7 @@ class NodeNames:
             self._names.popitem(last=False)
 
     def of(self, incarnation: int) -> str:
-        """Return the name of the node with this fabric, empty when nobody said it."""
+        """Return the name of the node with this fabric, empty when nobody stated it."""
         return self._names.get(incarnation, "")
 
     def spoken(self, text: str) -> str:

@@ -24,11 +24,11 @@ from asyncfabric_services.trace.recorder import Recorder
 async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     """Hold the node open.
 
-    Cancellation: prompts in progress are cancelled and drain, their leaseholders are told.
+    Cancellation: prompts in progress are cancelled and drain, their leaseholders are notified.
     """
     async with (
         open_member_link(stage) as link,
-        open_prefill_engine(stage) as engine,  # ends after the actors: prompts that end still tell their leaseholders
+        open_prefill_engine(stage) as engine,  # ends after the actors: prompts that end still notify their leaseholders
         open_node(stage.condition.name, link) as node,
     ):
         await engine.join(node)

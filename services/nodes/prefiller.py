@@ -177,9 +177,9 @@ class PagedPrefill:
 
 @asynccontextmanager
 async def open_paged_prefill(stage: Stage) -> AsyncIterator[PagedPrefill]:
-    """Open model, fabric, pool and outbox as the settings say. Raises StartError.
+    """Open model, fabric, pool and outbox as the settings ask. Raises StartError.
 
-    Cancellation: jobs are cancelled and drain, their leaseholders are told.
+    Cancellation: jobs are cancelled and drain, their leaseholders are notified.
     """
     async with (
         open_paged_model(stage) as model,

@@ -27,4 +27,4 @@ async def open_rails(settings: Settings, secret: bytes | None = None) -> AsyncIt
     except (ValueError, DeviceError) as error:
         if fabric is not None:
             raise
-        raise StartError(f"cluster.rails: {error}; `asyncfabric doctor` tells which rails work here") from error
+        raise StartError(f"cluster.rails: {error}; `asyncfabric doctor` reports which rails work here") from error

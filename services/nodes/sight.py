@@ -79,6 +79,6 @@ def fabric_peers(fabric: Fabric, names: NodeNames) -> list[Row]:
 
 
 def fabric_regions(fabric: Fabric, owners: Mapping[int, str]) -> list[Row]:
-    """Return the registered regions of a fabric as rows; `owners` says what some are for."""
+    """Return the registered regions of a fabric as rows; `owners` states what some are for."""
     rows = [{"owner": owners.get(region.id, "")} | asdict(region) for region in fabric.regions()]
     return [row | {"age_s": round(row["age_s"], 3), "cost_s": round(row["cost_s"], 6)} for row in rows]

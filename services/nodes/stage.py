@@ -47,7 +47,7 @@ class Stage:
         admission: requests inside; a drain waits for them.
         stop: set when the process is to end in good order.
         listening: set when the HTTP endpoint listens.
-        told: what is printed when it listens, besides the HTTP address.
+        reported: what is printed when it listens, besides the HTTP address.
         spans: what the node does for requests, while somebody records it.
         http: where others reach its HTTP endpoint, once it listens.
         keys: of its link, once that is open; None for none.
@@ -61,7 +61,7 @@ class Stage:
     admission: RequestAdmission
     stop: trio.Event = field(default_factory=trio.Event)
     listening: trio.Event = field(default_factory=trio.Event)
-    told: dict[str, str] = field(default_factory=dict)
+    reported: dict[str, str] = field(default_factory=dict)
     spans: SpanRing = field(default_factory=SpanRing)
     http: str = ""
     keys: LinkKeys | None = None
@@ -75,7 +75,7 @@ Opened = Callable[[Stage], AbstractAsyncContextManager[Starlette]]
 async def serve_process(settings: Settings, role: str, opened: Opened, announce: Announce) -> None:
     """Run a node until SIGTERM or SIGINT, then drain; a second signal ends it at once.
 
-    `opened(stage)` holds the node open and gives its HTTP application; `announce` is told where the process listens.
+    `opened(stage)` holds the node open and gives its HTTP application; `announce` receives where the process listens.
     Raises StartError, perhaps in groups, when it cannot start, and EnvironmentUnfit, perhaps in groups, when the
     directory refuses the node for good: before it listens at once, later after a drain.
 
@@ -93,7 +93,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     def on_listening(address: str) -> None:
         stage.http = reached_at(address, settings.cluster.advertise)
         stage.listening.set()
-        announce({"listening": address, "name": condition.name} | stage.told)
+        announce({"listening": address, "name": condition.name} | stage.reported)
 
     with stage.ending:
         async with trio.open_nursery() as nursery:
@@ -108,7 +108,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
 
 @asynccontextmanager
 async def open_control(stage: Stage) -> AsyncIterator[Link]:
-    """Open the node's link as its settings say.
+    """Open the node's link as its settings ask.
 
     Raises StartError for settings that cannot be used.
 
@@ -138,14 +138,14 @@ async def open_control(stage: Stage) -> AsyncIterator[Link]:
             insecure=cluster.plain_tcp == "allow",
             config=LinkConfig(ipc_folder=folder, advertise_host=cluster.advertise),
         ) as link:
-            stage.told["link"] = link.address
+            stage.reported["link"] = link.address
             yield link
     except (DeviceError, ValueError) as error:
         if link is not None:
             raise
         settings = "; the settings are cluster.bind, .keys, .plain_tcp and .advertise"  # the text names our arguments
-        told = settings if isinstance(error, ValueError) else ""
-        raise StartError(f"the link to other nodes cannot be opened: {error}{told}") from error
+        reported = settings if isinstance(error, ValueError) else ""
+        raise StartError(f"the link to other nodes cannot be opened: {error}{reported}") from error
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """The attacker's process: one attack after the other until its input ends, chosen by seeded dice.
 
-Begun by `siege.py` with the addresses of two honest fabrics. It says the address of its trap first, and at its end how
-often it did what, and what it got that it must not get.
+Begun by `siege.py` with the addresses of two honest fabrics. It prints the address of its trap first, and at its end
+how often it did what, and what it got that it must not get.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Client(Protocol):
 
     ours: Target
 
-    def say(self, message: bytes) -> None:
+    def send_message(self, message: bytes) -> None:
         """Send one message of the engine."""
 
     def messages(self, patience_s: float) -> Iterator[Message]:
@@ -61,12 +61,12 @@ def orders(sender: int, target: int, dice: random.Random) -> list[Message]:
     return found
 
 
-def says_no_hello(prey: Prey) -> str:
+def sends_no_hello(prey: Prey) -> str:
     """Send orders as somebody unknown."""
     client = prey.client(prey.target)
     try:
         for message in orders(client.ours.incarnation, prey.target.incarnation, prey.dice):
-            client.say(bytes(message))
+            client.send_message(bytes(message))
     finally:
         client.close()
     return ""
@@ -77,15 +77,15 @@ def forges_the_sender(prey: Prey) -> str:
     client = prey.client(prey.target)
     try:
         for message in orders(prey.other.incarnation, prey.target.incarnation, prey.dice):
-            client.say(bytes(message))
-            client.say(os.urandom(prey.dice.randrange(200)))
+            client.send_message(bytes(message))
+            client.send_message(os.urandom(prey.dice.randrange(200)))
     finally:
         client.close()
     return ""
 
 
 def claims_with(secret: bytes) -> Attack:
-    """Return the attack that says hello with this secret, which is none or a wrong one."""
+    """Return the attack that sends hello with this secret, which is none or a wrong one."""
 
     def claim(prey: Prey) -> str:
         client = prey.client(prey.target)
@@ -99,12 +99,12 @@ def claims_with(secret: bytes) -> Attack:
 
 
 def steals_an_identity(prey: Prey) -> str:
-    """Say hello as the peer that the target works with, from an address of ours."""
+    """Send hello as the peer that the target works with, from an address of ours."""
     client = prey.client(prey.target)
     try:
         ours = replace(client.ours, incarnation=prey.other.incarnation)
         claimant = Claimant(ours, prey.target, secrets.token_bytes(32))
-        client.say(claimant.hello())
+        client.send_message(claimant.hello())
         for message in client.messages(PATIENCE_S):
             if message.kind in (Kind.CHALLENGE, Kind.WELCOME):
                 return f"it was answered by {Kind(message.kind).name}"
@@ -120,20 +120,20 @@ def invents_proofs(prey: Prey) -> str:
         for sender in (client.ours.incarnation, prey.other.incarnation):
             for kind in (Kind.CHALLENGE, Kind.PROOF):
                 payload = os.urandom(2 * NONCE_BYTES + 8 + CODE_BYTES)
-                client.say(bytes(Message(kind, sender, prey.target.incarnation, OUR_LIFE << 32, 1, payload)))
+                client.send_message(bytes(Message(kind, sender, prey.target.incarnation, OUR_LIFE << 32, 1, payload)))
     finally:
         client.close()
     return ""
 
 
 def floods_hellos(prey: Prey) -> str:
-    """Say hello as hundreds, each with another identity, and never read an answer."""
+    """Send hello as hundreds, each with another identity, and never read an answer."""
     client = prey.client(prey.target)
     try:
         for number in range(BURST):
             ours = replace(client.ours, incarnation=prey.dice.getrandbits(63) | 1)
             wrong = secrets.token_bytes(32) if number % 2 else b""
-            client.say(Claimant(ours, prey.target, wrong).hello())
+            client.send_message(Claimant(ours, prey.target, wrong).hello())
     finally:
         client.close()
     return ""
@@ -147,16 +147,16 @@ def sends_nonsense(prey: Prey) -> str:
         for _ in range(BURST // 4):
             cut = bytearray(hello[: prey.dice.randrange(1, len(hello))])
             cut[prey.dice.randrange(len(cut))] ^= 1 << prey.dice.randrange(8)
-            client.say(bytes(cut))
-        client.say(bytes(Message(99, 1, 1)))
-        client.say(b"")
+            client.send_message(bytes(cut))
+        client.send_message(bytes(Message(99, 1, 1)))
+        client.send_message(b"")
     finally:
         client.close()
     return ""
 
 
 COMMON: tuple[Attack, ...] = (
-    says_no_hello,
+    sends_no_hello,
     forges_the_sender,
     claims_with(b""),
     claims_with(b"a secret that others have"),
@@ -179,7 +179,7 @@ def passes_on(trap: Client, prey: Prey) -> str:
         for to, copy in ((prey.target, message), (prey.other, message), (prey.target, turned)):
             client = prey.client(to)
             try:
-                client.say(bytes(copy))
+                client.send_message(bytes(copy))
                 for answer in client.messages(PATIENCE_S):
                     if answer.kind in (Kind.CHALLENGE, Kind.WELCOME):
                         return f"a hello that was passed on was answered by {Kind(answer.kind).name}"

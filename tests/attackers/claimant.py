@@ -32,10 +32,10 @@ def main(address: str, secret: str) -> None:
         return
     second = make(target)
     second.ours = replace(first.ours)
-    for text, connection, again in ((SECOND, second, claimant.said), (FIRST, first, [])):
+    for text, connection, again in ((SECOND, second, claimant.sent), (FIRST, first, [])):
         for message in again:
-            connection.say(message)
-        connection.say(bytes(claimant.message(Kind.USER, 0, struct.pack("<H", len(text)) + text)))
+            connection.send_message(message)
+        connection.send_message(bytes(claimant.message(Kind.USER, 0, struct.pack("<H", len(text)) + text)))
         time.sleep(SETTLE_S)
     sys.stdin.read()
 

@@ -138,15 +138,15 @@ class Claimant:
         self.ours, self.theirs, self.secret = ours, theirs, secret
         self.nonce = os.urandom(NONCE_BYTES)
         self.their_life = 0
-        self.said: list[bytes] = []
+        self.sent: list[bytes] = []
 
     def hello(self) -> bytes:
         """Return the hello."""
         address = self.ours.engine_bytes
         payload = struct.pack("<H", len(address)) + address + bytes([bool(self.secret)]) + self.nonce
         message = self.message(Kind.HELLO, OUR_LIFE << 32, payload)
-        self.said.append(message.sealed(self.secret, self.theirs.rail) if self.secret else bytes(message))
-        return self.said[-1]
+        self.sent.append(message.sealed(self.secret, self.theirs.rail) if self.secret else bytes(message))
+        return self.sent[-1]
 
     def message(self, kind: Kind, value: int = 0, payload: bytes = b"") -> Message:
         """Return a message to the target."""
@@ -158,15 +158,15 @@ class Claimant:
         theirs = challenge.payload[NONCE_BYTES : 2 * NONCE_BYTES]
         (lane,) = struct.unpack_from("<I", challenge.payload, 2 * NONCE_BYTES)
         payload = theirs + self.nonce + struct.pack("<Q", 1 << lane)
-        self.said.append(self.message(Kind.PROOF, OUR_LIFE << 32, payload).sealed(self.secret, self.theirs.rail))
-        return self.said[-1]
+        self.sent.append(self.message(Kind.PROOF, OUR_LIFE << 32, payload).sealed(self.secret, self.theirs.rail))
+        return self.sent[-1]
 
-    def is_let_in(self, say: Callable[[bytes], None], messages: Iterable[Message]) -> bool:
-        """Say hello and prove what there is to prove; return whether the target welcomes us before its messages end."""
-        say(self.hello())
+    def is_let_in(self, send: Callable[[bytes], None], messages: Iterable[Message]) -> bool:
+        """Send hello and prove what there is to prove; return whether the target welcomes us meanwhile."""
+        send(self.hello())
         for message in messages:
             if message.kind == Kind.CHALLENGE:
-                say(self.answer(message))
+                send(self.answer(message))
             elif message.kind in (Kind.WELCOME, Kind.REFUSED):
                 return message.kind == Kind.WELCOME
         return False

@@ -1,7 +1,7 @@
 """One of two honest processes: writes to the other, judges every byte, count and message that it gets, and counts.
 
-Talks to the siege in JSON lines: it says where it is, gets the other's address and key, and answers `look` with what it
-saw so far. Begins only by `siege.py`.
+Talks to the siege in JSON lines: it states where it is, gets the other's address and key, and answers `look` with what
+it saw so far. Begins only by `siege.py`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Honest:
             await self.fabric.send(peer, b"round %d" % number)
 
     async def take(self, other: int) -> None:
-        """Take messages: those of the other say that it judged a round; nobody else may send any."""
+        """Take messages: those of the other that show it judged a round; nobody else may send any."""
         async for message in self.fabric.messages():
             if message.peer.incarnation != other or bytes(message.payload) != b"round %d" % self.acknowledged:
                 self.seen["strange_messages"] += 1
@@ -123,7 +123,7 @@ class Honest:
         }
 
 
-def say(**what: Any) -> None:
+def report(**what: Any) -> None:
     """Print a JSON line."""
     print(json.dumps(what), flush=True)
 
@@ -135,7 +135,7 @@ async def main(rail: str, secret: str, seed: int) -> None:
     async with af.open_fabric(config) as fabric:
         target, source = await fabric.allocate(LENGTH), await fabric.allocate(LENGTH)
         np.frombuffer(memoryview(target), np.uint8)[:] = 0
-        say(address=bytes(fabric.address).hex(), key=bytes(target.key(access="write")).hex())
+        report(address=bytes(fabric.address).hex(), key=bytes(target.key(access="write")).hex())
         meet = json.loads(await lines.readline())
         address = af.FabricAddress.from_bytes(bytes.fromhex(meet["address"]))
         key = af.RegionKey.from_bytes(bytes.fromhex(meet["key"]))
@@ -152,7 +152,7 @@ async def main(rail: str, secret: str, seed: int) -> None:
                 if order == "lure":
                     nursery.start_soon(ours.be_lured, af.FabricAddress.from_bytes(bytes.fromhex(argument)))
                 else:
-                    say(**ours.look(address.incarnation))
+                    report(**ours.look(address.incarnation))
             nursery.cancel_scope.cancel()
 
 

@@ -26,7 +26,7 @@ def door(prey: Prey) -> socket.socket:
 
 
 def stays_mute(prey: Prey) -> str:
-    """Connect and say nothing, as often as it goes; the oldest leaves."""
+    """Connect and send nothing, as often as it goes; the oldest leaves."""
     for _ in range(8):
         _held.append(door(prey))
     while len(_held) > HELD_SOCKETS:
@@ -45,7 +45,7 @@ def stops_in_the_middle(prey: Prey) -> str:
 
 
 def hands_over_wrong_files(prey: Prey) -> str:
-    """Say hello with files that are pipes, can shrink, are short, or are not enough."""
+    """Send hello with files that are pipes, can shrink, are short, or are not enough."""
     place = Place.parse(prey.target.rail)
     reading, writing = os.pipe()
     loose, _ = memory(Layout().total, seals=0)
@@ -153,7 +153,7 @@ def lies_in_shared_memory(prey: Prey) -> str:
 
 
 def holds_regions(prey: Prey) -> str:
-    """Say for a while that we are touching every region, so that revoking and releasing wait for us."""
+    """State for a while that we are touching every region, so that revoking and releasing wait for us."""
     clients = [LocalClient(prey.target) for _ in range(8)]
     try:
         for number, client in enumerate(clients):
@@ -171,7 +171,7 @@ def floods_the_ring(prey: Prey) -> str:
     client = LocalClient(prey.target)
     try:
         for _ in range(20 * BURST):
-            client.say(b"nonsense")
+            client.send_message(b"nonsense")
     finally:
         client.close()
     return ""
@@ -199,7 +199,7 @@ LOCAL: tuple[Attack, ...] = (
 
 
 def clears_flags(prey: Prey) -> str:
-    """Clear the target's sleep flag and the bits by which others say that they have news."""
+    """Clear the target's sleep flag and the bits by which others signal that they have news."""
     client = LocalClient(prey.target)
     try:
         deadline = time.monotonic() + 0.3

@@ -131,7 +131,7 @@ class LocalClient:
         self.wake()
 
     def wake(self) -> None:
-        """Say that there is news."""
+        """Announce that there is news."""
         assert self.connection is not None
         word = ctypes.c_uint64.from_buffer(self.bell, DIRTY + self.connection // 64 * 8)
         _fetch_or(ctypes.byref(word), ctypes.c_uint64(1 << self.connection % 64), _SEQ_CST)
@@ -139,7 +139,7 @@ class LocalClient:
         if _exchange(ctypes.byref(asleep), ctypes.c_uint32(0), _SEQ_CST):
             os.write(self.doorbell, struct.pack("<Q", 1))
 
-    def say(self, message: bytes) -> None:
+    def send_message(self, message: bytes) -> None:
         """Send one message of the engine."""
         if len(message) <= MOST_INLINE:
             self.publish(entry(Entry.MESSAGE, inlined=1, length=len(message), rest=message))
@@ -193,9 +193,9 @@ class LocalClient:
         socket.send_fds(self._back, [welcome], [board_file, self.bell_file, self.our_doorbell])
 
     def claim(self, secret: bytes, patience_s: float = 1.0) -> Claimant | None:
-        """Say hello and prove what there is to prove; None where the target does not welcome us."""
+        """Send hello and prove what there is to prove; None where the target does not welcome us."""
         claimant = Claimant(self.ours, self.target, secret)
-        return claimant if claimant.is_let_in(self.say, self.messages(patience_s)) else None
+        return claimant if claimant.is_let_in(self.send_message, self.messages(patience_s)) else None
 
     def close(self) -> None:
         """End the connection; what the target had of us goes with it."""

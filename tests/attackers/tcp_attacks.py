@@ -20,7 +20,7 @@ def _hold(one: socket.socket) -> None:
 
 
 def stays_mute(prey: Prey) -> str:
-    """Connect and say nothing; the oldest leaves."""
+    """Connect and send nothing; the oldest leaves."""
     for _ in range(4):
         _hold(socket.create_connection(place_of(prey.target), 2.0))
     return ""
@@ -146,7 +146,7 @@ def _claims_an_immediate(prey: Prey, op: int) -> str:
 
 
 def holds_hundreds(prey: Prey) -> str:
-    """Open hundreds of connections, say nothing, and hold them."""
+    """Open hundreds of connections, send nothing, and hold them."""
     for _ in range(50):
         _held.append(socket.create_connection(place_of(prey.target), 2.0))
     while len(_held) > 600:

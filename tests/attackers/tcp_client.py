@@ -91,7 +91,7 @@ class TcpClient:
         """Send bytes."""
         self.socket.sendall(data)
 
-    def say(self, message: bytes) -> None:
+    def send_message(self, message: bytes) -> None:
         """Send one message of the engine."""
         self.send(self.frame(message))
 
@@ -122,10 +122,10 @@ class TcpClient:
         return back
 
     def claim(self, secret: bytes, patience_s: float = 1.0) -> Claimant | None:
-        """Say hello and prove what there is to prove; None where the target does not welcome us."""
+        """Send hello and prove what there is to prove; None where the target does not welcome us."""
         self.send(self.introduction())
         claimant = Claimant(self.ours, self.target, secret)
-        return claimant if claimant.is_let_in(self.say, self.messages(patience_s)) else None
+        return claimant if claimant.is_let_in(self.send_message, self.messages(patience_s)) else None
 
     def close(self) -> None:
         """End the connection."""

@@ -39,8 +39,8 @@ def test_who_has_the_secret_is_let_in_over_the_connection_that_proved_it(rail: s
                 start = partial(trio.run_process, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 claimant = await nursery.start(partial(start, command, env={**os.environ, "PYTHONPATH": str(HERE)}))
                 async with claimant.stdin, claimant.stdout:
-                    told = json.loads(await claimant.stdout.receive_some())
-                    assert told == {"welcome": secret == SECRET}
+                    reported = json.loads(await claimant.stdout.receive_some())
+                    assert reported == {"welcome": secret == SECRET}
                     if secret == SECRET:
                         async for message in fabric.messages():
                             assert bytes(message.payload) == FIRST, "a proof that was sent again opened a connection"
@@ -62,7 +62,7 @@ def test_honest_work_goes_on_beside_an_attacker(rail: str) -> None:
 UNMET = [
     ("local", "fills_doorbells", "a doorbell is shared by all peers of a rail: who fills it stops who rings it"),
     ("tcp:lo", "counts_by_writes", "libfabric takes an immediate from what an earlier header left, unchecked"),
-    ("tcp:lo", "holds_hundreds", "libfabric keeps connections that say nothing until their peer ends them"),
+    ("tcp:lo", "holds_hundreds", "libfabric keeps connections that send nothing until their peer ends them"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""How `bench moe` ends when one of its ranks dies: soon, with an error that says which. Real processes, host memory."""
+"""How `bench moe` ends when one of its ranks dies: soon, with an error that names it. Real processes, host memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_rank_that_is_killed_ends_the_command() -> None:
 
 
 def has_engine(pid: int) -> bool:
-    """Say whether a process has opened its fabric."""
+    """State whether a process has opened its fabric."""
     try:
         return "asyncfabric" in Path(f"/proc/{pid}/maps").read_text() and len(os.listdir(f"/proc/{pid}/task")) > 2
     except (FileNotFoundError, PermissionError):

@@ -41,7 +41,7 @@ def test_updates_are_whole_and_compared_with_copies() -> None:
     assert (write["figure"], update["figure"]) == ("write", "update")
     for row in (write, update):
         assert row["verified"] and row["limit"] in ("memcpy", "memcpy_nt") and row["ratio"] > 0
-        assert sum(each["pairs"] for each in row["codings"].values()) == 4  # which pays is this machine's to say
+        assert sum(each["pairs"] for each in row["codings"].values()) == 4  # which pays depends on this machine
         assert row["processes"] == 5 and row["bytes"] >= 1 << 20
         for rate in (row["gbytes_per_s"], row["limit_gbytes_per_s"]):
             assert 0 < rate["min"] <= rate["median"] <= rate["max"]

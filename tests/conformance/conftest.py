@@ -27,4 +27,4 @@ def rdma_devices_are_open() -> None:
     try:
         anyio.run(attempt, backend="trio")
     except af.DeviceError:
-        return  # the tests say why
+        return  # the tests state why

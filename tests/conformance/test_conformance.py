@@ -1,6 +1,6 @@
 """Ring 4: the public suite over the fake engine and over every provider of this build, with one and with several rails.
 
-A provider joins with one line in RINGS. Missing providers skip, saying what is missing; checks skip by capability.
+A provider joins with one line in RINGS. Missing providers skip, stating what is missing; checks skip by capability.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `python fsdp_rank.py block|causal|block+causal cpu|cuda VERSIONS`, with torchrun's variables: over NCCL and cuda rails
 for "cuda", over gloo and the local rail for "cpu". "causal" is what services train. Prints a line for each version that
-serves and is what whole tensors, quantised by torch, say.
+serves and is what whole tensors, quantised by torch, state.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ async def train(kind: str, here: str, versions: int) -> None:
     """Train, publish and check, as one rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     training: Any = BlockTraining(here) if kind == "block" else CausalTraining(here)
-    told: list[Any] = [None] * ranks
-    dist.all_gather_object(told, training.holdings())
-    plan = training.plan(held_by(told), ranks)
+    reported: list[Any] = [None] * ranks
+    dist.all_gather_object(reported, training.holdings())
+    plan = training.plan(held_by(reported), ranks)
     mine = [trainer_name(rank), f"a/{rank}", *([COORDINATOR] if rank == 0 else [])]
     config = af.FabricConfig(rails=("local" if here == "cpu" else here,), peer_deadline_host=30.0)
     async with AsyncExitStack() as stack:

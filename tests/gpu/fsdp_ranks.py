@@ -12,7 +12,7 @@ VERSIONS = 3
 
 
 def run_ranks(kind: str, device: str, ranks: int) -> list[tuple[int, str]]:
-    """Return how each rank ended, and what it said."""
+    """Return how each rank ended, and what it printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -29,8 +29,8 @@ def run_ranks(kind: str, device: str, ranks: int) -> list[tuple[int, str]]:
         for rank in range(ranks)
     ]
     try:
-        said = [process.communicate(timeout=180)[0] for process in started]
-        return [(process.returncode, words) for process, words in zip(started, said, strict=True)]
+        stated = [process.communicate(timeout=180)[0] for process in started]
+        return [(process.returncode, words) for process, words in zip(started, stated, strict=True)]
     finally:
         for process in started:
             process.kill()

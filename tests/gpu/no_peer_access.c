@@ -21,7 +21,7 @@ static int imports, mappings;
 
 static int can_access_peer(int* can, int device, int peer) {
   (void)device, (void)peer;
-  *can = getenv("PEER_ACCESS_SAID") != NULL;
+  *can = getenv("PEER_ACCESS_STATED") != NULL;
   return 0;
 }
 

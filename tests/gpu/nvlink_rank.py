@@ -70,7 +70,7 @@ def _main(pipe: Connection, device: str, rail: str) -> None:
 
 
 class Rank:
-    """A process; `tell` and `hear` talk to it."""
+    """A process; `send` and `receive` talk to it."""
 
     def __init__(self, device: str, rail: str) -> None:
         """Start it on a GPU, with a fabric on a rail."""
@@ -79,15 +79,15 @@ class Rank:
         self.process = context.Process(target=_main, args=(far, device, rail))
         self.process.start()
         far.close()
-        self.address: bytes = self.hear()
+        self.address: bytes = self.receive()
 
-    def hear(self) -> Any:
-        """Return what it says next."""
-        assert self.pipe.poll(PATIENCE_S), "a rank says nothing"
+    def receive(self) -> Any:
+        """Return what it sends next."""
+        assert self.pipe.poll(PATIENCE_S), "a rank sends nothing"
         return self.pipe.recv()
 
-    def tell(self, *words: Any) -> None:
-        """Tell it to do something."""
+    def send(self, *words: Any) -> None:
+        """Send it an order."""
         self.pipe.send(words)
 
 
@@ -104,8 +104,8 @@ def ranks_of(
     try:
         ranks.extend(Rank(device, rail) for device in devices)
         for number, rank in enumerate(ranks):
-            rank.tell(number, [each.address for each in ranks], shape | {"ranks": len(ranks)}, hosts, deadline_s)
-        assert [rank.hear() for rank in ranks] == ["open"] * len(ranks)
+            rank.send(number, [each.address for each in ranks], shape | {"ranks": len(ranks)}, hosts, deadline_s)
+        assert [rank.receive() for rank in ranks] == ["open"] * len(ranks)
         yield ranks
     finally:
         for rank in ranks:

@@ -97,7 +97,7 @@ class Party:
         return self
 
     def __exit__(self, *about: object) -> None:
-        with contextlib.suppress(OSError):  # a peer that was killed hears nothing
+        with contextlib.suppress(OSError):  # a peer that was killed receives nothing
             self._pipe.send(("stop",))
         self.process.join(30)
         if self.process.is_alive():

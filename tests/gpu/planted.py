@@ -1,7 +1,7 @@
 """Faults planted in the kernels of an exchange, each built and tested: who sees it. `python planted.py [NAME...]`.
 
 Needs nvcc; faults of order need no GPU. A fault that no test fails on is an error, and so is one whose place is no
-longer in the source. As many processes as `--together=N` says try them, each its share, one after the other.
+longer in the source. As many processes as `--together=N` states try them, each its share, one after the other.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def step(name: str, *command: str, limit_s: float = 600, needed: bool = False) -
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = 124
-            end_all_of(process.pid, signal.SIGABRT)  # each Python among them says where it is
+            end_all_of(process.pid, signal.SIGABRT)  # each Python among them prints where it is
             time.sleep(2)
         finally:
             end_all_of(process.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def figure_of(row: dict[str, Any]) -> str:
 
 
 def left_out(name: str, why: str) -> None:
-    """Say what was not run."""
+    """Print what was not run."""
     with PRINTING:
         STEPS.append({"name": name, "code": None, "seconds": 0, "end": [why]})
         print(f"== {name}: LEFT OUT: {why}", flush=True)

@@ -38,11 +38,11 @@ def main(path: str, case: str) -> int:
     shape = SHAPES[case] | {"node_size": 2 if path == "nodes" else 1}
     with ranks_of(devices, shape, hosts, deadline_s=DEADLINE_S) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, STEPS)
-        wrong = [rank.hear() for rank in ranks]
+            rank.send("steps", 0, STEPS)
+        wrong = [rank.receive() for rank in ranks]
         for rank in ranks:
-            rank.tell("leave")
-        ends = [rank.hear() for rank in ranks]
+            rank.send("leave")
+        ends = [rank.receive() for rank in ranks]
         for rank in ranks:
             rank.process.join(PATIENCE_S)  # the tool reports when a process ends
         codes = [rank.process.exitcode for rank in ranks]

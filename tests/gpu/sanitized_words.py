@@ -25,7 +25,7 @@ async def _becomes(word: af.WatchWord, value: int) -> None:
 
 
 async def main() -> None:
-    """Play every way in which a kernel and a fabric tell each other something."""
+    """Play every way in which a kernel and a fabric signal each other."""
     wait, bump = kernel("wait_then_copy"), kernel("bump")
     stream = cupy.cuda.Stream(non_blocking=True)
     async with af.open_fabric(CONFIG) as writer, af.open_fabric(CONFIG) as target, target.watch() as word:

@@ -1,4 +1,4 @@
-"""Launches that go to several streams in turn: what a count says holds for all earlier writes of its peer."""
+"""Launches that go to several streams in turn: what a count means holds for all earlier writes of its peer."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ async def test_a_killed_peer_is_named_and_harms_no_gpu(far: int) -> None:
                         await transfer
                     except af.PeerError as error:
                         outcomes.append(error)
-            assert outcomes, "200 writes of 256 MiB ended before the kill: the test says nothing"
+            assert outcomes, "200 writes of 256 MiB ended before the kill: the test shows nothing"
             assert time.monotonic() - killed < 1
             tensor = region.tensor(torch.uint8)
             tensor.fill_(3)

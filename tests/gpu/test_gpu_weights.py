@@ -173,14 +173,16 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, far: int, mon
             victim = fixture.replicas["b/1"]
             right = Intake._right
 
-            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
+            async def flipped(
+                self: Any, rows: list[int], sums: list[int], kind: Any, reported: Any = None
+            ) -> list[bool]:
                 assert kind == "words"
                 if self.copy in victim._versions.copies:
                     place = self.places.places(rows[0])[0]
                     self.copy.memory[place] |= 0xFF  # what is wrong is looked at twice
                     self.copy.memory[place] ^= 0x10
                     torch.cuda.synchronize(far)
-                return await right(self, rows, sums, kind, told)
+                return await right(self, rows, sums, kind, reported)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):

@@ -22,13 +22,13 @@ def _process(role: str, gpu: int) -> subprocess.Popen[str]:
     )
 
 
-def _tell(process: subprocess.Popen[str], words: dict[str, Any]) -> None:
+def _send(process: subprocess.Popen[str], words: dict[str, Any]) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps(words) + "\n")
     process.stdin.flush()
 
 
-def _hear(process: subprocess.Popen[str]) -> dict[str, Any]:
+def _receive(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, f"the process ended with {process.wait(60)}"
@@ -39,13 +39,13 @@ def _hear(process: subprocess.Popen[str]) -> dict[str, Any]:
 def test_a_gpu_that_the_writer_does_not_see(far: int) -> None:
     with _process("hold", far) as holder, _process("write", 0) as writer:
         try:
-            keys = _hear(holder)
+            keys = _receive(holder)
             assert keys["gpus"] == 1
-            _tell(writer, keys)
-            assert _hear(writer) == {"gpus": 1, "written": True}
-            _tell(holder, {})
-            assert _hear(holder) == {"right": [True, True]}
-            _tell(holder, {})
+            _send(writer, keys)
+            assert _receive(writer) == {"gpus": 1, "written": True}
+            _send(holder, {})
+            assert _receive(holder) == {"right": [True, True]}
+            _send(holder, {})
             assert holder.wait(60) == 0 and writer.wait(60) == 0
         finally:
             holder.kill()

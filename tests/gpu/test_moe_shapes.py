@@ -45,7 +45,7 @@ async def test_more_ranks_than_gpus(ranks: int, node_size: int) -> None:
             await cast.right_step(seed, split=seed % 3 == 1)
 
 
-async def test_ranks_of_one_process_that_do_not_fit_on_a_gpu_together_are_told_so() -> None:
+async def test_ranks_of_one_process_that_do_not_fit_on_a_gpu_together_are_refused() -> None:
     ranks = 2 * torch.cuda.device_count()
     config = MoeConfig(num_experts=8, top_k=2, hidden=128, max_tokens=8, ranks=ranks)
     with pytest.raises((ValueError, ExceptionGroup)) as found:

@@ -88,7 +88,7 @@ async def test_a_graph_replayed_with_changing_routes() -> None:
 
 @pytest.mark.parametrize("away", [1, 2, 3])
 async def test_a_rank_that_does_not_come_is_named_by_all_and_the_others_go_on_without_its_node(away: int) -> None:
-    """Also by those who wait for a rank that itself waits for it, and hear of it by way of others."""
+    """Also by those who wait for a rank that itself waits for it, and learn of it by way of others."""
     config = MoeConfig(**SMALL, ranks=4, node_size=2)
     async with cast_of(config, deadline_s=3.0, hosts=hosts_of(4, 2)) as cast:
         await cast.right_step(0)
@@ -130,32 +130,32 @@ def devices(ranks: int) -> list[str]:
 def test_steps_between_processes_are_right(dtype: dict[str, Any]) -> None:
     with ranks_of(devices(4), SHAPE | dtype, hosts_of(4, 2)) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, 5 * torch.cuda.device_count())
-        assert [rank.hear() for rank in ranks] == [0] * 4
+            rank.send("steps", 0, 5 * torch.cuda.device_count())
+        assert [rank.receive() for rank in ranks] == [0] * 4
         for rank in ranks:
-            rank.tell("leave")
-        assert [rank.hear() for rank in ranks] == ["closed"] * 4
+            rank.send("leave")
+        assert [rank.receive() for rank in ranks] == ["closed"] * 4
 
 
 @pytest.mark.alone
 def test_a_killed_rank_is_named_and_the_other_node_goes_on() -> None:
     with ranks_of(devices(4), SHAPE, hosts_of(4, 2)) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, 2)
-        assert [rank.hear() for rank in ranks] == [0] * 4
+            rank.send("steps", 0, 2)
+        assert [rank.receive() for rank in ranks] == [0] * 4
         ranks[2].process.kill()
         ranks[2].process.join()
         left, begin = [ranks[0], ranks[1]], time.monotonic()
         for rank in (*left, ranks[3]):
-            rank.tell("steps", 2, 1)
-        assert [rank.hear() for rank in (*left, ranks[3])] == [(2,)] * 3
+            rank.send("steps", 2, 1)
+        assert [rank.receive() for rank in (*left, ranks[3])] == [(2,)] * 3
         assert time.monotonic() - begin < 4 * DEADLINE_S + 4
         for rank in left:
-            rank.tell("exclude", [2, 3])
-        assert [rank.hear() for rank in left] == ["went on"] * 2
+            rank.send("exclude", [2, 3])
+        assert [rank.receive() for rank in left] == ["went on"] * 2
         for rank in left:
-            rank.tell("steps", 2, 5)
-        assert [rank.hear() for rank in left] == [0, 0]
+            rank.send("steps", 2, 5)
+        assert [rank.receive() for rank in left] == [0, 0]
         for rank in left:
-            rank.tell("leave")
-        assert [rank.hear() for rank in left] == ["closed"] * 2
+            rank.send("leave")
+        assert [rank.receive() for rank in left] == ["closed"] * 2

@@ -281,7 +281,7 @@ async def test_nobody_sends_the_next_step_before_all_have_read_the_last() -> Non
 
 
 async def test_a_rank_that_does_not_come_is_named_and_the_others_go_on() -> None:
-    """Rank 1 stays away from a step. The others' kernels give up, say so, and go on with the mask."""
+    """Rank 1 stays away from a step. The others' kernels give up, report that, and go on with the mask."""
     config = MoeConfig(**(SMALL | {"ranks": 3}))
     async with cast_of(config, deadline_s=3.0) as cast:
         await cast.right_step(0)

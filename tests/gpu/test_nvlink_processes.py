@@ -18,31 +18,31 @@ def devices(ranks: int) -> list[str]:
 def test_steps_between_processes_are_right() -> None:
     with ranks_of(devices(2), SHAPE | {"in_dtype": "float8_e4m3fn", "scale_block": 64}) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, 20)
-        assert [rank.hear() for rank in ranks] == [0, 0]
+            rank.send("steps", 0, 20)
+        assert [rank.receive() for rank in ranks] == [0, 0]
         for rank in ranks:
-            rank.tell("leave")
-        assert [rank.hear() for rank in ranks] == ["closed"] * 2
+            rank.send("leave")
+        assert [rank.receive() for rank in ranks] == ["closed"] * 2
 
 
 @pytest.mark.alone
 def test_a_killed_rank_is_named_and_the_others_go_on_without_it() -> None:
     with ranks_of(devices(3), SHAPE) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, 2)
-        assert [rank.hear() for rank in ranks] == [0, 0, 0]
+            rank.send("steps", 0, 2)
+        assert [rank.receive() for rank in ranks] == [0, 0, 0]
         ranks[1].process.kill()
         ranks[1].process.join()
         left = [ranks[0], ranks[2]]
         for rank in left:
-            rank.tell("steps", 2, 1)
-        assert [rank.hear() for rank in left] == [(1,), (1,)]
+            rank.send("steps", 2, 1)
+        assert [rank.receive() for rank in left] == [(1,), (1,)]
         for rank in left:
-            rank.tell("exclude", [1])
-        assert [rank.hear() for rank in left] == ["went on"] * 2
+            rank.send("exclude", [1])
+        assert [rank.receive() for rank in left] == ["went on"] * 2
         for rank in left:
-            rank.tell("steps", 2, 5)
-        assert [rank.hear() for rank in left] == [0, 0]
+            rank.send("steps", 2, 5)
+        assert [rank.receive() for rank in left] == [0, 0]
         for rank in left:
-            rank.tell("leave")
-        assert [rank.hear() for rank in left] == ["closed"] * 2
+            rank.send("leave")
+        assert [rank.receive() for rank in left] == ["closed"] * 2

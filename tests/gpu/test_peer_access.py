@@ -31,9 +31,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("said", [False, True], ids=["refused", "said but refused"])
-def test_gpus_without_peer_access(driver: Path, far: int, said: bool) -> None:
-    environment = os.environ | {"LD_PRELOAD": str(driver)} | ({"PEER_ACCESS_SAID": "1"} if said else {})
+@pytest.mark.parametrize("stated", [False, True], ids=["refused", "stated but refused"])
+def test_gpus_without_peer_access(driver: Path, far: int, stated: bool) -> None:
+    environment = os.environ | {"LD_PRELOAD": str(driver)} | ({"PEER_ACCESS_STATED": "1"} if stated else {})
     run = subprocess.run(
         [sys.executable, HERE / "unreachable.py", f"cuda:{far}"],
         env=environment,

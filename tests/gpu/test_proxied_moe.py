@@ -132,11 +132,11 @@ def test_steps_between_processes_are_right(rail: str, gpus: int, dtype: dict[str
         pytest.skip("RANKS ON TWO GPUS WERE NOT RUN: here is one")
     with ranks_of(devices(2, gpus), SHAPE | dtype, [0, 1], rail) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, max(1, STEPS // 4) if gpus == 1 else STEPS)
-        assert [rank.hear() for rank in ranks] == [0, 0]
+            rank.send("steps", 0, max(1, STEPS // 4) if gpus == 1 else STEPS)
+        assert [rank.receive() for rank in ranks] == [0, 0]
         for rank in ranks:
-            rank.tell("leave")
-        assert [rank.hear() for rank in ranks] == ["closed"] * 2
+            rank.send("leave")
+        assert [rank.receive() for rank in ranks] == ["closed"] * 2
 
 
 @pytest.mark.alone
@@ -144,22 +144,22 @@ def test_steps_between_processes_are_right(rail: str, gpus: int, dtype: dict[str
 def test_a_killed_rank_is_named_within_the_deadline_and_the_others_go_on_without_it(rail: str) -> None:
     with ranks_of(devices(3, 2), SHAPE, [0, 1, 2], rail) as ranks:
         for rank in ranks:
-            rank.tell("steps", 0, 2)
-        assert [rank.hear() for rank in ranks] == [0, 0, 0]
+            rank.send("steps", 0, 2)
+        assert [rank.receive() for rank in ranks] == [0, 0, 0]
         ranks[1].process.kill()
         ranks[1].process.join()
         left, begin = [ranks[0], ranks[2]], time.monotonic()
         for rank in left:
-            rank.tell("steps", 2, 1)
-        assert [rank.hear() for rank in left] == [(1,), (1,)]
+            rank.send("steps", 2, 1)
+        assert [rank.receive() for rank in left] == [(1,), (1,)]
         assert time.monotonic() - begin < DEADLINE_S + 4
         print(f"{rail}: named after {time.monotonic() - begin:.2f} s")
         for rank in left:
-            rank.tell("exclude", [1])
-        assert [rank.hear() for rank in left] == ["went on"] * 2
+            rank.send("exclude", [1])
+        assert [rank.receive() for rank in left] == ["went on"] * 2
         for rank in left:
-            rank.tell("steps", 2, 5)
-        assert [rank.hear() for rank in left] == [0, 0]
+            rank.send("steps", 2, 5)
+        assert [rank.receive() for rank in left] == [0, 0]
         for rank in left:
-            rank.tell("leave")
-        assert [rank.hear() for rank in left] == ["closed"] * 2
+            rank.send("leave")
+        assert [rank.receive() for rank in left] == ["closed"] * 2

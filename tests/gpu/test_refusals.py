@@ -1,4 +1,4 @@
-"""What cannot be done with GPU memory is said clearly, and nothing breaks by it."""
+"""What cannot be done with GPU memory is stated clearly, and nothing breaks by it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_more_memory_than_there_is() -> None:
 
 
 async def test_boxes_are_not_written_over_the_rail_of_a_gpu() -> None:
-    """They were, as other bytes: the rail said that it could do what the rail below it does for host memory."""
+    """They were, as other bytes: the rail stated that it could do what the rail below it does for host memory."""
     import numpy as np
     import torch
 

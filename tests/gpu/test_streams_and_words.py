@@ -69,7 +69,7 @@ async def test_nothing_lands_once_a_revocation_has_returned(far: int) -> None:
             met += bool(stale)
             if met == 5:
                 return
-        assert met, "all writes were through before each revocation: the test says nothing"
+        assert met, "all writes were through before each revocation: the test shows nothing"
 
 
 async def test_a_write_after_a_stream_carries_what_the_stream_made() -> None:
@@ -85,7 +85,7 @@ async def test_a_write_after_a_stream_carries_what_the_stream_made() -> None:
                 torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
                 tensor.fill_(round_number)
             transfer = writer.write(source, exposed.key(), 0, after=stream)
-            assert not stream.query(), "the stream was done already: the test says nothing"
+            assert not stream.query(), "the stream was done already: the test shows nothing"
             await transfer
             torch.cuda.synchronize()
             assert bool((landed == round_number).all())
@@ -250,7 +250,7 @@ async def test_copy_engines_move_bytes_while_every_multiprocessor_is_taken(far: 
         try:
             with anyio.fail_after(10):
                 await writer.write(source, key, 0)
-            assert not stream.query(), "the kernel is gone: the test says nothing"
+            assert not stream.query(), "the kernel is gone: the test shows nothing"
             assert int(exposed[128 * MIB :].tensor(torch.uint8).min()) == 3
             pages = writer.write_pages(source, torch.arange(64), key, torch.arange(64), page_bytes=4096)
             await anyio.sleep(0.3)

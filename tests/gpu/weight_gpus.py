@@ -24,7 +24,7 @@ def tensor_of(array: Any, device: str) -> Any:
 
 
 class Tensors:
-    """The trainers' arrays once more on a GPU, as tensors of the types that the plan says."""
+    """The trainers' arrays once more on a GPU, as tensors of the types that the plan names."""
 
     def __init__(self, plan: Plan) -> None:
         pairs = set(zip(plan.move_parameter.tolist(), plan.move_kind.tolist(), strict=True))

@@ -52,14 +52,14 @@ class Service:
             self.child = template.template.start(["asyncfabric", *arguments], environment, errors, namespace)
         processes.started.append(self.child.pid)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Wait until it listens."""
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
         assert line, f"{self.name} ended: {self.log.read_text()[-3000:]}"
-        told = json.loads(line)
-        self.address: str = told["listening"]
-        self.link: str = told["link"]
+        reported = json.loads(line)
+        self.address: str = reported["listening"]
+        self.link: str = reported["link"]
 
     def connect(self) -> socket.socket:
         """Connect to its HTTP endpoint."""
@@ -102,7 +102,7 @@ class Service:
         self.child.stdout.close()
 
     def end(self) -> int:
-        """Tell it to end in good order and return its status."""
+        """Ask it to end in good order and return its status."""
         self.child.send_signal(signal.SIGTERM)
         return self.ended()
 
@@ -138,7 +138,7 @@ class Cluster:
             begun.append(service)
             self.started.append(service)
         for service in begun:
-            service.hear()
+            service.receive()
         if "directory" in names:
             self.settings |= {"CLUSTER__DIRECTORY": self.nodes["directory"].link}
 
@@ -164,7 +164,7 @@ class Cluster:
         return both[held.index(True)], both[held.index(False)]
 
     def end(self, *names: str) -> dict[str, int]:
-        """Tell nodes to end in good order, side by side, and return their statuses."""
+        """Ask nodes to end in good order, side by side, and return their statuses."""
         for name in names:
             self[name].child.send_signal(signal.SIGTERM)
         return {name: self[name].ended() for name in names}
@@ -246,8 +246,8 @@ class OneProcess:
         from asyncfabric_services.runner.batch import TokenSpan
 
         tokens, table = list(prompt.encode()), range(self.pages)
-        said = [int(self.runner.prefill(tokens, table, chunk_tokens=256).numpy().argmax())]
-        while len(said) < count:
-            span = TokenSpan([said[-1]], len(tokens) + len(said) - 1, table)
-            said.append(int(self.runner.step([span])[0].numpy().argmax()))
-        return bytes(said).decode(errors="replace")
+        stated = [int(self.runner.prefill(tokens, table, chunk_tokens=256).numpy().argmax())]
+        while len(stated) < count:
+            span = TokenSpan([stated[-1]], len(tokens) + len(stated) - 1, table)
+            stated.append(int(self.runner.step([span])[0].numpy().argmax()))
+        return bytes(stated).decode(errors="replace")

@@ -20,7 +20,7 @@ started: list[int] = []  # pids of the running test
 
 
 class Process:
-    """One running program. `ask` sends a command and waits for its answer; `tell` does not wait."""
+    """One running program. `ask` sends a command and waits for its answer; `send` does not wait."""
 
     def __init__(self, program: str = "party.py", *arguments: str, prefix: tuple[str, ...] = ()) -> None:
         self.child = subprocess.Popen(
@@ -33,11 +33,11 @@ class Process:
         started.append(self.child.pid)
         self._buffer = b""
 
-    def tell(self, **command: Any) -> None:
+    def send(self, **command: Any) -> None:
         assert self.child.stdin is not None
         self.child.stdin.write(json.dumps(command).encode() + b"\n")
 
-    def hear(self, patience: float = PATIENCE) -> dict[str, Any]:
+    def receive(self, patience: float = PATIENCE) -> dict[str, Any]:
         """Return the next answer; fails the test when none comes in time or the process ended."""
         assert self.child.stdout is not None
         deadline = time.monotonic() + patience
@@ -56,15 +56,15 @@ class Process:
 
     def ask(self, do: str, patience: float = PATIENCE, **arguments: Any) -> dict[str, Any]:
         """Send a command and return its answer; an answer that is an error fails the test."""
-        self.tell(do=do, **arguments)
-        answer = self.hear(patience)
+        self.send(do=do, **arguments)
+        answer = self.receive(patience)
         assert "error" not in answer, f"{do}: {answer}"
         return answer
 
     def fail(self, do: str, patience: float = PATIENCE, **arguments: Any) -> dict[str, Any]:
         """Send a command that must be answered with an error."""
-        self.tell(do=do, **arguments)
-        answer = self.hear(patience)
+        self.send(do=do, **arguments)
+        answer = self.receive(patience)
         assert "error" in answer, f"{do} succeeded: {answer}"
         return answer
 
@@ -75,8 +75,8 @@ class Process:
 
     def close(self, patience: float = PATIENCE) -> None:
         """Close in good order and check that the process reports it and ends with 0."""
-        self.tell(do="close")
-        assert self.hear(patience) == {"closed": True}
+        self.send(do="close")
+        assert self.receive(patience) == {"closed": True}
         assert self.child.stdin is not None
         self.child.stdin.close()
         assert self.child.wait(patience) == 0
@@ -97,5 +97,5 @@ class Process:
 def party(*rails: str, prefix: tuple[str, ...] = (), **options: Any) -> Process:
     """Start a party with these rails; its first answer holds where it is."""
     process = Process(prefix=prefix)
-    process.tell(rails=list(rails), options=options)
+    process.send(rails=list(rails), options=options)
     return process

@@ -35,7 +35,7 @@ async def near(folder: Path) -> AsyncIterator[tuple[Node, Link]]:
 
 
 async def meet(far: Process, link: Link) -> Identity:
-    address = (await trio.to_thread.run_sync(far.hear))["address"]
+    address = (await trio.to_thread.run_sync(far.receive))["address"]
     return await link.connect(address)
 
 

@@ -123,8 +123,8 @@ def test_hosts_meet_over_the_network_that_both_name_and_processes_of_one_over_it
         party("auto", prefix=here.prefix) as beside,
         party(*rails, prefix=there.prefix) as far,
     ):
-        near, away = beside.hear()["address"], far.hear()["address"]
-        assert one.hear()["rails"] == ["local", "tcp"]
+        near, away = beside.receive()["address"], far.receive()["address"]
+        assert one.receive()["rails"] == ["local", "tcp"]
         assert one.ask("connect", address=near)["provider"] == "local"
         assert one.ask("connect", address=away)["provider"] == "tcp"
         refused = beside.fail("connect", address=away)

@@ -21,16 +21,16 @@ def test_target_killed_mid_transfer(rail: str) -> None:
     need(rail)
     with party(rail, peer_deadline_network=2.0) as writer, party(rail) as target, party(rail) as other:
         for one in (writer, target, other):
-            one.hear()
+            one.receive()
         key = target.ask("expose", length=8 * MIB)["key"]
         elsewhere = other.ask("expose", length=MIB)["key"]
         imm = other.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=1)
         writer.ask("write", key=elsewhere, length=MIB, imm=imm)
-        writer.tell(do="stream", key=key, piece=MIB)
-        assert writer.hear() == {"streaming": True}
+        writer.send(do="stream", key=key, piece=MIB)
+        assert writer.receive() == {"streaming": True}
         killed = target.send_signal(signal.SIGKILL)
-        error = writer.hear()
+        error = writer.receive()
         assert error["error"] == "PeerError", error
         deadline = 2.0 if rail == "tcp" else HOST_DEADLINE
         assert error["at"] - killed < deadline + SLACK, error
@@ -47,19 +47,19 @@ def test_writer_killed_while_the_target_waits(rail: str) -> None:
     """Waiters that named the dead peer fail by name; the memory of the target is usable, its other peers go on."""
     need(rail)
     with party(rail) as writer, party(rail, peer_deadline_network=2.0) as target, party(rail) as other:
-        address = writer.hear()["address"]
-        home = target.hear()["address"]
-        other.hear()
+        address = writer.receive()["address"]
+        home = target.receive()["address"]
+        other.receive()
         key = target.ask("expose", length=8 * MIB)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=1)
         writer.ask("connect", address=home)
         target.ask("connect", address=address)
-        target.tell(do="wait", imm=imm, value=1 << 40, address=address)
-        writer.tell(do="stream", key=key, piece=MIB, imm=imm)
-        assert writer.hear() == {"streaming": True}
+        target.send(do="wait", imm=imm, value=1 << 40, address=address)
+        writer.send(do="stream", key=key, piece=MIB, imm=imm)
+        assert writer.receive() == {"streaming": True}
         killed = writer.send_signal(signal.SIGKILL)
-        error = target.hear()
+        error = target.receive()
         assert error["error"] == "PeerError", error
         assert error["at"] - killed < (2.0 if rail == "tcp" else HOST_DEADLINE) + SLACK
         before = target.ask("value", imm=imm)["value"]
@@ -74,13 +74,13 @@ def test_stopped_peer() -> None:
     rail = "tcp"
     need(rail)
     with party(rail, peer_deadline_network=2.0, drain_deadline=2.0) as writer, party(rail) as target:
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         key = target.ask("expose", length=8 * MIB)["key"]
         writer.ask("expose", length=MIB, name="source", seed=1)
-        writer.tell(do="stream", key=key, piece=MIB)
-        assert writer.hear() == {"streaming": True}
+        writer.send(do="stream", key=key, piece=MIB)
+        assert writer.receive() == {"streaming": True}
         stopped = target.send_signal(signal.SIGSTOP)
-        error = writer.hear()
+        error = writer.receive()
         assert error["error"] == "PeerError", error
         assert error["at"] - stopped < 2.0 + SLACK, error
         target.send_signal(signal.SIGCONT)
@@ -94,7 +94,7 @@ def test_who_was_stopped_itself_blames_nobody(rail: str) -> None:
     deadline = 4.0
     limits = {"peer_deadline_network": deadline, "peer_deadline_host": deadline, "drain_deadline": 60.0}
     with party(rail, **limits) as writer, party(rail) as target:
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         key = target.ask("expose", length=64 * MIB)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=16 * MIB, name="source", seed=1)
@@ -120,27 +120,27 @@ def test_who_lost_the_other_alone_begins_anew_with_it(rail: str) -> None:
     hasty = {"peer_deadline_network": 1.0, "peer_deadline_host": 1.0, "drain_deadline": 2.0}
     patient = {"peer_deadline_network": 60.0, "peer_deadline_host": 60.0}
     with party(rail, **hasty) as writer, party(rail, **patient) as target:
-        home, address = writer.hear()["address"], target.hear()["address"]
+        home, address = writer.receive()["address"], target.receive()["address"]
         key = target.ask("expose", length=64 * MIB)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=64 * MIB, name="source", seed=1)
         for text in ("one", "two"):
-            writer.ask("say", address=address, text=text)
-            assert target.ask("hear")["text"] == text
+            writer.ask("send", address=address, text=text)
+            assert target.ask("receive")["text"] == text
         target.send_signal(signal.SIGSTOP)
-        writer.tell(do="stream", key=key, piece=8 * MIB)
-        lost = writer.hear()
+        writer.send(do="stream", key=key, piece=8 * MIB)
+        lost = writer.receive()
         while "error" not in lost:
-            lost = writer.hear()
+            lost = writer.receive()
         assert lost["error"] == "PeerError", lost
         target.send_signal(signal.SIGCONT)
         writer.ask("connect", address=address)
-        writer.ask("say", address=address, text="three")
-        assert target.ask("hear")["text"] == "three"
+        writer.ask("send", address=address, text="three")
+        assert target.ask("receive")["text"] == "three"
         writer.ask("write", key=key, length=MIB, imm=imm)
         assert target.ask("wait", imm=imm, value=1)["value"] == 1
-        target.ask("say", address=home, text="four")
-        assert writer.ask("hear")["text"] == "four"
+        target.ask("send", address=home, text="four")
+        assert writer.ask("receive")["text"] == "four"
         writer.close()
         target.close()
 
@@ -153,19 +153,19 @@ def test_who_waits_for_a_stopped_writer_is_alive_for_the_others() -> None:
         party("tcp") as writer,
         party("tcp", peer_deadline_host=2.0) as other,
     ):
-        address, _, home = (one.hear()["address"] for one in (target, writer, other))
+        address, _, home = (one.receive()["address"] for one in (target, writer, other))
         key = target.ask("expose", length=MIB)["key"]
         writer.ask("expose", length=MIB, name="source", seed=1)
         writer.ask("write", key=key, length=MIB)
         imm = other.ask("counter")["imm"]
         target.ask("connect", address=home)
-        other.tell(do="wait", imm=imm, value=1, address=address)  # fails by name when it loses the target
+        other.send(do="wait", imm=imm, value=1, address=address)  # fails by name when it loses the target
         writer.send_signal(signal.SIGSTOP)
         os.waitpid(writer.child.pid, os.WUNTRACED)
         error = target.fail("release")
         assert "for good" in error["text"] and error["seconds"] >= 6.0, error
         target.ask("signal", address=home, imm=imm)
-        assert other.hear() == {"value": 1}
+        assert other.receive() == {"value": 1}
         writer.send_signal(signal.SIGCONT)
         for one in (other, target, writer):
             one.close()
@@ -175,7 +175,7 @@ def test_stopped_peer_of_one_host() -> None:
     """Local writes need nothing from a stopped peer but room for their counts: none is lost."""
     need("local")
     with party("local", peer_deadline_host=20.0) as writer, party("local") as target:
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         key = target.ask("expose", length=8 * MIB)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=1)
@@ -193,13 +193,13 @@ def test_dead_peer_that_swallows_everything() -> None:
     """The provider sees its peer alive, but nothing is answered: heartbeats find out, and only this peer is lost."""
     need("local")
     with party("fault+local?dead_peer_after=20") as writer, party("fault+local") as target:
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         key = target.ask("expose", length=8 * MIB)["key"]
         writer.ask("expose", length=MIB, name="source", seed=1)
         started = time.monotonic()
-        writer.tell(do="stream", key=key, piece=4096)
-        assert writer.hear() == {"streaming": True}
-        error = writer.hear()
+        writer.send(do="stream", key=key, piece=4096)
+        assert writer.receive() == {"streaming": True}
+        error = writer.receive()
         assert error["error"] == "PeerError", error
         assert error["at"] - started < HOST_DEADLINE + SLACK
         writer.close()
@@ -211,12 +211,12 @@ def test_interrupt_drains_before_the_program_ends() -> None:
     from processes import Process
 
     with party("fault+local") as target, Process("interrupted.py") as writer:
-        target.hear()
+        target.receive()
         key = target.ask("expose", length=32 * MIB, memory="foreign")["key"]
-        writer.tell(key=key, rail="fault+local?delay_us=2000&reorder=8")
-        assert writer.hear() == {"streaming": True}
+        writer.send(key=key, rail="fault+local?delay_us=2000&reorder=8")
+        assert writer.receive() == {"streaming": True}
         writer.send_signal(signal.SIGINT)
-        assert writer.hear() == {"interrupted": True, "threads": 1}
+        assert writer.receive() == {"interrupted": True, "threads": 1}
         assert writer.child.wait(10) == 0
         assert target.ask("digest", length=1)["length"] == 1
         assert target.ask("find", byte=0x5C)["count"] == 0, "the source was read after the fabric had closed"
@@ -228,11 +228,11 @@ def test_killed_processes_leave_nothing_in_shared_memory() -> None:
     need("local")
     for _ in range(2):
         with party("local") as writer, party("local") as target:
-            writer.hear(), target.hear()
+            writer.receive(), target.receive()
             key = target.ask("expose", length=8 * MIB)["key"]
             writer.ask("expose", length=MIB, name="source", seed=1)
-            writer.tell(do="stream", key=key, piece=MIB)
-            writer.hear()
+            writer.send(do="stream", key=key, piece=MIB)
+            writer.receive()
             writer.send_signal(signal.SIGKILL)
             target.send_signal(signal.SIGKILL)
             assert writer.child.wait(5) == target.child.wait(5) == -signal.SIGKILL

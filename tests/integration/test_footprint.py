@@ -20,14 +20,14 @@ def test_idle_fabric_sleeps(rail: str) -> None:
     """An adaptive fabric with a connected peer takes less than 1 % of a core when nothing happens."""
     need(rail)
     with party(rail) as one, party(rail) as two:
-        home = one.hear()["address"]
-        two.hear()
+        home = one.receive()["address"]
+        two.receive()
         imm = one.ask("counter")["imm"]
         two.ask("signal", address=home, imm=imm)
         one.ask("wait", imm=imm, value=1)
-        one.tell(do="idle", seconds=2.5)
-        two.tell(do="idle", seconds=2.5)
-        shares = [one.hear()["share"], two.hear()["share"]]
+        one.send(do="idle", seconds=2.5)
+        two.send(do="idle", seconds=2.5)
+        shares = [one.receive()["share"], two.receive()["share"]]
         assert max(shares) < 0.01, shares
         two.ask("signal", address=home, imm=imm)
         assert one.ask("wait", imm=imm, value=2)["value"] == 2, "and it still wakes up"

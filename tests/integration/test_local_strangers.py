@@ -23,13 +23,13 @@ def abstract_socket(pid: int) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 def test_another_user_who_holds_connections_keeps_no_peer_out() -> None:
     with party("local") as target:
-        target.hear()
+        target.receive()
         key = target.ask("expose", length=64)["key"]
         name = abstract_socket(target.child.pid)
         with Process("stranger.py", name, str(MOST_SESSIONS + 100)) as stranger:
-            assert stranger.hear()["held"] > MOST_SESSIONS
+            assert stranger.receive()["held"] > MOST_SESSIONS
             with party("local") as writer:
-                writer.hear()
+                writer.receive()
                 writer.ask("expose", length=64, name="source")
                 assert writer.ask("write", key=key, length=64)["bytes"] == 64
                 writer.close()

@@ -66,16 +66,16 @@ def test_tcp_between_namespaces(namespaces: tuple[str, str]) -> None:
         party("tcp:fabric0", prefix=_inside(left), peer_deadline_network=2.0, drain_deadline=2.0) as writer,
         party("tcp:fabric0", prefix=_inside(right)) as target,
     ):
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         key = target.ask("expose", length=8 * MIB)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=2)
         writer.ask("write", key=key, length=MIB, imm=imm)
         assert target.ask("wait", imm=imm, value=1)["value"] == 1
-        writer.tell(do="stream", key=key, piece=MIB)
-        assert writer.hear() == {"streaming": True}
+        writer.send(do="stream", key=key, piece=MIB)
+        assert writer.receive() == {"streaming": True}
         _ip("-n", right, "link", "set", "fabric0", "down")
-        error = writer.hear()
+        error = writer.receive()
         assert error["error"] == "PeerError", error
         assert error["seconds"] < 20
 
@@ -91,14 +91,14 @@ def test_a_slow_cable_is_not_a_dead_peer(namespaces: tuple[str, str]) -> None:
         party("tcp:fabric0", prefix=_inside(left), peer_deadline_network=2.5) as writer,
         party("tcp:fabric0", prefix=_inside(right), peer_deadline_network=2.5) as target,
     ):
-        writer.hear()
+        writer.receive()
         address = writer.ask("about")["address"]
-        target.hear()
+        target.receive()
         key = target.ask("expose", length=SLOW)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=SLOW, name="source", seed=2)
         writer.ask("connect", address=target.ask("about")["address"])
-        target.tell(do="wait", imm=imm, value=PIECES, address=address)
+        target.send(do="wait", imm=imm, value=PIECES, address=address)
         assert writer.ask("pieces", key=key, count=PIECES, imm=imm) == {"bytes": SLOW}
-        assert target.hear() == {"value": PIECES}
+        assert target.receive() == {"value": PIECES}
         assert target.ask("digest")["sha"] == writer.ask("digest", name="source")["sha"]

@@ -64,8 +64,8 @@ def test_a_note_has_its_bytes_whatever_becomes_of_its_sender(rail: str, monkeypa
     for life in range(LIVES):
         name = f"sender {life}"
         with Process("nixl_sender.py", name, str(life)) as sender:
-            target.agent.add_remote_agent(bytes.fromhex(sender.hear()["metadata"]))
-            sender.tell(**target.card())
+            target.agent.add_remote_agent(bytes.fromhex(sender.receive()["metadata"]))
+            sender.send(**target.card())
             before = target.moved
             while target.moved < before + NOTES or not (waited and target.released):
                 target.take()

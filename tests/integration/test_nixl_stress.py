@@ -47,7 +47,7 @@ def started(agent: nixl_agent, name: str) -> Target:
 
 def known(agent: nixl_agent, process: Process) -> int:
     """Take the metadata that a target reports; return where its memory is."""
-    report = process.hear()
+    report = process.receive()
     agent.add_remote_agent(bytes.fromhex(report["metadata"]))
     return int(report["address"])
 
@@ -154,7 +154,7 @@ def test_threads_kills_releases_and_registrations_break_no_byte() -> None:
             agent.remove_remote_agent(target.name)
             target.process = Process("nixl_target.py", target.name)
         else:
-            target.process.tell(do="again")
+            target.process.send(do="again")
         target.address = known(agent, target.process)
         target.troubles += 1
     for worker in workers:

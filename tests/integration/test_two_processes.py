@@ -31,8 +31,8 @@ def _sha(seed: int, total: int, length: int) -> str:
 def test_bytes_and_counts(rails: tuple[str, ...], memory: str) -> None:
     need(*rails)
     with party(*rails) as writer, party(*rails) as target:
-        assert len(writer.hear()["rails"]) == len(rails)
-        target.hear()
+        assert len(writer.receive()["rails"]) == len(rails)
+        target.receive()
         length = 4 * MIB
         key = target.ask("expose", length=length, memory=memory)["key"]
         writer.ask("expose", length=length, name="source", memory=memory, seed=11)
@@ -57,7 +57,7 @@ def test_columns_in_one_pass(source: str) -> None:
     """Boxes go from any memory to memory that its owner allocated; to other memory they are refused, nothing moves."""
     need("local")
     with party("local") as writer, party("local") as target:
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         rows, row_bytes = 300, 11_264
         length = rows * row_bytes
         writer.ask("expose", length=length, name="source", memory=source, seed=9)
@@ -85,10 +85,10 @@ def test_revoked_and_restarted_keys(rail: str) -> None:
     """INV-3 between processes: a revoked key, then the key of a process that was restarted."""
     need(rail)
     with party(rail) as writer:
-        writer.hear()
+        writer.receive()
         writer.ask("expose", length=65_536, name="source", seed=5)
         with party(rail) as target:
-            target.hear()
+            target.receive()
             old = target.ask("expose", length=65_536)["key"]
             new = target.ask("revoke")["key"]
             assert writer.fail("write", key=old, length=65_536)["error"] == "StaleKeyError"
@@ -97,7 +97,7 @@ def test_revoked_and_restarted_keys(rail: str) -> None:
             target.send_signal(9)
             target.child.wait()
         with party(rail) as target:
-            target.hear()
+            target.receive()
             fresh = target.ask("expose", length=65_536)["key"]
             error = writer.fail("write", key=new, length=65_536)
             assert error["error"] in ("StaleKeyError", "PeerError"), error
@@ -111,7 +111,7 @@ def test_close_with_work_in_flight() -> None:
     """A process that leaves `open_fabric` right after submitting has delivered and counted everything."""
     need("local")
     with party("local") as writer, party("local") as target:
-        writer.hear(), target.hear()
+        writer.receive(), target.receive()
         key = target.ask("expose", length=32 * MIB)["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=4)
@@ -129,17 +129,17 @@ def test_everybody_writes_to_everybody() -> None:
     try:
         everybody = [party("local") for _ in range(4)]
         for one in everybody:
-            one.hear()
+            one.receive()
         keys = [one.ask("expose", length=MIB)["key"] for one in everybody]
         for one in everybody:
             one.ask("counter", imm=9)
             one.ask("expose", length=MIB, name="source", seed=6)
         for one in everybody:
             for key in keys:
-                one.tell(do="write", key=key, length=MIB, imm=9)
+                one.send(do="write", key=key, length=MIB, imm=9)
         for one in everybody:
             for _ in keys:
-                assert one.hear()["bytes"] == MIB
+                assert one.receive()["bytes"] == MIB
         for one in everybody:
             assert one.ask("wait", imm=9, value=4)["value"] == 4
             assert one.ask("digest")["sha"] == _sha(6, MIB, MIB)

@@ -33,7 +33,7 @@ class WeightWorld:
         self._folder = str(folder / "s")
         self._directory = ""
         self._begin("directory")
-        self._directory = self.nodes["directory"].hear()["address"]
+        self._directory = self.nodes["directory"].receive()["address"]
         self.start("coordinator", *TRAINERS, *replicas)
 
     def __getitem__(self, name: str) -> Process:
@@ -41,7 +41,7 @@ class WeightWorld:
 
     def _begin(self, name: str) -> None:
         node = self.nodes[name] = self._stack.enter_context(Process("weight_party.py"))
-        node.tell(
+        node.send(
             name=name,
             folder=self._folder,
             directory=self._directory,
@@ -54,7 +54,7 @@ class WeightWorld:
         for name in names:
             self._begin(name)
         for name in names:
-            self[name].hear()
+            self[name].receive()
         self["coordinator"].ask("present", receivers=self.everybody)
 
     @property
@@ -66,15 +66,15 @@ class WeightWorld:
         """Let an update begin; returns its version."""
         version: int = self["coordinator"].ask("next")["version"]
         for name in TRAINERS:
-            self[name].tell(do="publish", version=version)
-        self["coordinator"].tell(do="update", version=version)
+            self[name].send(do="publish", version=version)
+        self["coordinator"].send(do="update", version=version)
         return version
 
     def bring(self) -> int:
         """Bring a version everywhere."""
         version = self.begin()
         for name in ("coordinator", *TRAINERS):
-            answer = self[name].hear()
+            answer = self[name].receive()
             assert "error" not in answer, (name, answer)
             self.links = answer.get("links", self.links)
         for name in self.replicas:
@@ -86,7 +86,7 @@ class WeightWorld:
         self[victim].ask("arm", way=way, word=word, other=other)
         version = self.begin()
         assert self[victim].child.wait(60) == -signal.SIGKILL
-        return version, {name: self[name].hear() for name in ("coordinator", *TRAINERS) if name != victim}
+        return version, {name: self[name].receive() for name in ("coordinator", *TRAINERS) if name != victim}
 
     def decided(self) -> list[int]:
         records = [json.loads(line)["record"] for line in self.log.read_text().splitlines()]
@@ -117,9 +117,9 @@ def open_world(folder: Path, replicas: dict[str, dict[str, Any]], **options: Any
         made.bring()
         made.all_served()
         for node in made.nodes.values():
-            node.tell(do="close")
+            node.send(do="close")
         for node in made.nodes.values():
-            assert node.hear() == {"closed": True}
+            assert node.receive() == {"closed": True}
             assert node.child.stdin is not None
             node.child.stdin.close()
             assert node.child.wait(60) == 0

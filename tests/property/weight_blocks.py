@@ -38,7 +38,7 @@ def awkward(dtype: str, rows: int, columns: int) -> NDArray[Any]:
 def check_whole_blocks(
     device: Device, dtype: str, rows: int, columns: int, put: Callable[[Any], Any], take: Callable[[Any], Any]
 ) -> None:
-    """WT-5: scales and float8 are those that maxima told by the host make; `put` and `take` move arrays."""
+    """WT-5: scales and float8 are those that maxima reported by the host make; `put` and `take` move arrays."""
     host, kind = HostDevice(), Kind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
     start = np.zeros(4, np.int64)
     with np.errstate(all="ignore"):
@@ -54,9 +54,9 @@ def check_whole_blocks(
             memory = put(np.full(64 + shard.size + scales.size * 4, 0x55, np.uint8))
             device.laying([PlacedBox(how, memory, 64, 64 + shard.size)])()
             device.finish()
-            before, found, told = np.split(take(memory), [64, 64 + shard.size])
+            before, found, reported = np.split(take(memory), [64, 64 + shard.size])
             assert (before == 0x55).all()
-            assert np.array_equal(told.view("<f4"), np.ascontiguousarray(scales).reshape(-1), equal_nan=True)
+            assert np.array_equal(reported.view("<f4"), np.ascontiguousarray(scales).reshape(-1), equal_nan=True)
             assert np.array_equal(found, expected)
 
 

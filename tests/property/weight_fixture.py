@@ -99,7 +99,7 @@ class Fixture:
         return before
 
     def kill_at(self, name: str, word: type) -> None:
-        """Let a receiver die when it hears such a word for the first time; it is none of `replicas` any more."""
+        """Let a receiver die when it receives such a word for the first time; it is none of `replicas` any more."""
         victim = self.replicas.pop(name)._versions
         hand_over = victim._hand_over
 
@@ -199,7 +199,7 @@ async def open_fixture(
 ) -> AsyncIterator[Fixture]:
     """Open everybody that the plan names.
 
-    `codings` for all, `reads` says what a receiver is opened with instead; `given` makes of a trainer's arrays what it
+    `codings` for all, `reads` is what a receiver is opened with instead; `given` makes of a trainer's arrays what it
     is opened with.
     """
     post = LocalChannels(WEIGHT_CODEC)

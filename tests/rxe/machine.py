@@ -41,7 +41,7 @@ class Machine:
     limit_s: float = 540.0
 
     def run(self, command: str, cache: Path, print_line: Callable[[str], None]) -> int:
-        """Run a command of bash in a new machine; each of its lines goes to `hear`."""
+        """Run a command of bash in a new machine; each of its lines goes to `print_line`."""
         emulator = shutil.which("qemu-system-x86_64")
         if emulator is None:
             raise CannotRunError("qemu-system-x86_64 is missing (apt-get install qemu-system-x86)")

@@ -15,16 +15,16 @@ def test_target_killed_mid_transfer() -> None:
     options = {"peer_deadline_network": DEADLINE, "connect_deadline": 30.0}
     with party("verbs:rxe0", **options) as writer, party("verbs:rxe3") as target, party("verbs:rxe4") as other:
         for one in (writer, target, other):
-            one.hear(PATIENCE)
+            one.receive(PATIENCE)
         key = target.ask("expose", length=MIB, memory="foreign")["key"]
         elsewhere = other.ask("expose", length=MIB, memory="foreign")["key"]
         imm = other.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=1, patience=PATIENCE)
         writer.ask("write", key=elsewhere, length=100_000, imm=imm, patience=PATIENCE)
-        writer.tell(do="stream", key=key, piece=100_000)
-        assert writer.hear(PATIENCE) == {"streaming": True}
+        writer.send(do="stream", key=key, piece=100_000)
+        assert writer.receive(PATIENCE) == {"streaming": True}
         killed = target.send_signal(signal.SIGKILL)
-        error = writer.hear(PATIENCE)
+        error = writer.receive(PATIENCE)
         assert error["error"] in ("PeerError", "TransferError"), error
         assert error["at"] - killed < DEADLINE + 6, error
         writer.ask("write", key=elsewhere, length=100_000, imm=imm)
@@ -37,19 +37,19 @@ def test_target_killed_mid_transfer() -> None:
 def test_writer_killed_while_the_target_waits() -> None:
     options = {"peer_deadline_network": DEADLINE, "connect_deadline": 30.0}
     with party("verbs:rxe0") as writer, party("verbs:rxe3", **options) as target, party("verbs:rxe1") as other:
-        address = writer.hear(PATIENCE)["address"]
-        home = target.hear(PATIENCE)["address"]
-        other.hear(PATIENCE)
+        address = writer.receive(PATIENCE)["address"]
+        home = target.receive(PATIENCE)["address"]
+        other.receive(PATIENCE)
         key = target.ask("expose", length=MIB, memory="foreign")["key"]
         imm = target.ask("counter")["imm"]
         writer.ask("expose", length=MIB, name="source", seed=1, patience=PATIENCE)
         writer.ask("connect", address=home)
         target.ask("connect", address=address)
-        target.tell(do="wait", imm=imm, value=1 << 40, address=address)
-        writer.tell(do="stream", key=key, piece=100_000, imm=imm)
-        assert writer.hear(PATIENCE) == {"streaming": True}
+        target.send(do="wait", imm=imm, value=1 << 40, address=address)
+        writer.send(do="stream", key=key, piece=100_000, imm=imm)
+        assert writer.receive(PATIENCE) == {"streaming": True}
         killed = writer.send_signal(signal.SIGKILL)
-        error = target.hear(PATIENCE)
+        error = target.receive(PATIENCE)
         assert error["error"] == "PeerError", error
         assert error["at"] - killed < DEADLINE + 6, error
         before = target.ask("value", imm=imm)["value"]

@@ -26,7 +26,7 @@ class Target:
         self.view: Bytes | None = None
         self.memory: Memory | None = None
         self.counter: Any = None
-        self.heard: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
         self.more = anyio.Event()
 
     async def open(self) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class Target:
     def _counter(self) -> Any:
         return self.fabric.counter(self.order["imm"])
 
-    def hear(self, number: int) -> None:
-        self.heard[number] += 1
+    def receive(self, number: int) -> None:
+        self.received[number] += 1
         self.more.set()
         self.more = anyio.Event()
 
@@ -81,10 +81,10 @@ class Target:
         if report is not None and calm:
             await counter.wait(report["arrivals"])
             for number, state in enumerate(report["sent"]):
-                while state == "ok" and not self.heard[number]:
+                while state == "ok" and not self.received[number]:
                     await self.more.wait()
-        if any(count > 1 for count in self.heard.values()):
-            raise Fault(f"lane {self.lane}: messages came more than once: {self.heard}")
+        if any(count > 1 for count in self.received.values()):
+            raise Fault(f"lane {self.lane}: messages came more than once: {self.received}")
         if not self.void:
             if report is None or not calm:
                 everything = [(0, self.length)]

@@ -87,7 +87,7 @@ class Writer:
             try:
                 op = await self._submit(dice)
             except af.FabricError as error:
-                # A stale key, a peer that is lost: said at the call. What was taken for it stays untouched.
+                # A stale key, a peer that is lost: raised at the call. What was taken for it stays untouched.
                 self.ops.append(Op("refused", None, [], [], 0, 0, "error", f"{type(error).__name__}: {error}"))
                 break
             if op is None:

@@ -1,4 +1,4 @@
-"""One process of the soak: opens a fabric, does what it is told over standard input, opens the next one when told to.
+"""One process of the soak: opens a fabric, obeys orders from standard input, and opens the next one on order.
 
 `python node.py trio|asyncio`. Each command is a JSON line with an id and runs as a task of its own; each is answered by
 a line with this id. Commands that a closed fabric took with it are answered with `gone`.
@@ -87,7 +87,7 @@ class Node:
             async for message in self.fabric.messages():
                 lane, number = message.payload.split()
                 if (target := self.targets.get(int(lane))) is not None:
-                    target.hear(int(number))
+                    target.receive(int(number))
         except af.ClosedError:
             pass
 

@@ -107,12 +107,12 @@ class Soak:
         home = writer.address
         end = dice.choice(("", "", "", "revoke", "release"))
         report: dict[str, Any] | None = None
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
 
         async def write() -> None:
-            nonlocal told
+            nonlocal reported
             try:
-                told = await writer.ask(
+                reported = await writer.ask(
                     "write_lane",
                     **about,
                     key=opened["key"],
@@ -122,7 +122,7 @@ class Soak:
                     ops=dice.choice((3, 20, 100)),
                 )
             except Gone:
-                told = {"gone": True}
+                reported = {"gone": True}
 
         ended: dict[str, Any] = {}
         async with trio.open_nursery() as both:
@@ -133,14 +133,14 @@ class Soak:
         calm = begun == (self._state(writer, target)[0], True)
         if "error" in ended:
             return self._error(ended, begun, writer, target)
-        if "error" in told and not end:
-            self._error(told, begun, writer, target)
-        if "ops" in told:
-            report = {name: told[name] for name in ("sure", "maybe", "arrivals", "most", "sent")}
-            self.seen["transfers"] += told["ops"]
-            self.seen["cancelled"] += told["cancelled"]
-            self.seen["bytes"] += told["bytes"]
-            for error in told["errors"]:
+        if "error" in reported and not end:
+            self._error(reported, begun, writer, target)
+        if "ops" in reported:
+            report = {name: reported[name] for name in ("sure", "maybe", "arrivals", "most", "sent")}
+            self.seen["transfers"] += reported["ops"]
+            self.seen["cancelled"] += reported["cancelled"]
+            self.seen["bytes"] += reported["bytes"]
+            for error in reported["errors"]:
                 self.seen[f"{'calm ' if calm else ''}{end} {error.split(': ')[1]}"] += 1
                 # Over tcp a refused write ends the connection: what was behind it fails with that, of other lanes too.
                 refused = (end and "StaleKeyError" in error) or (
@@ -151,9 +151,9 @@ class Soak:
         checked = await target.ask("check_lane", lane=lane, report=report, calm=calm and not end)
         if "error" in checked:
             return self._error(checked, begun, writer, target)
-        if "gone" in told and writer.address != home and writer is not target and target.troubles == troubles:
+        if "gone" in reported and writer.address != home and writer is not target and target.troubles == troubles:
             lost = await target.ask("await_loss", lane=lane, address=home)
-            self.seen["losses told" if "lost" in lost else "losses told otherwise"] += 1
+            self.seen["losses reported" if "lost" in lost else "losses reported otherwise"] += 1
         dropped = await target.ask("drop_lane", lane=lane)
         if "error" in dropped:
             return self._error(dropped, begun, writer, target)
@@ -168,11 +168,11 @@ class Soak:
         who = self.parties if "tcp" in self.rails else [writer, target]
         return tuple(party.troubles for party in who), all(party.calm() for party in who)
 
-    def _error(self, told: dict[str, Any], begun: Begun, writer: Party, target: Party) -> None:
+    def _error(self, reported: dict[str, Any], begun: Begun, writer: Party, target: Party) -> None:
         calm = begun == (self._state(writer, target)[0], True)
-        self.seen[f"{'calm ' if calm else ''}{told['error']}"] += 1
+        self.seen[f"{'calm ' if calm else ''}{reported['error']}"] += 1
         if calm:
-            raise Broken(f"from {writer.number} to {target.number}, in no trouble: {told}")
+            raise Broken(f"from {writer.number} to {target.number}, in no trouble: {reported}")
 
     async def troubles(self) -> None:
         dice = self.dice
@@ -197,10 +197,10 @@ class Soak:
                 party.trouble()
             else:
                 party.born = trio.Event()
-                await party.tell(id=0, do="reopen", how=what)
+                await party.send(id=0, do="reopen", how=what)
 
     async def dump(self, text: str) -> None:
-        """Say what hangs, with what each fabric waits for and the stacks of each process."""
+        """Print what hangs, with what each fabric waits for and the stacks of each process."""
         print(f"HANG: {text}", file=sys.stderr, flush=True)
         for party in self.parties:
             party.process.send_signal(signal.SIGUSR1)
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--deadline", type=float, default=2.0, help="of silent peers, seconds")
-    parser.add_argument("--patience", type=float, default=90.0, help="seconds after which a process is said to hang")
+    parser.add_argument("--patience", type=float, default=90.0, help="seconds after which a process is taken to hang")
     parser.add_argument("--pace", type=float, default=6.0, help="most seconds between two troubles")
     parser.add_argument("--troubles", default="kill,stop,stop,aclose,cancel,raise")
     parser.add_argument("--calm", action="store_true", help="kill, stop and close nobody")

@@ -51,7 +51,7 @@ class Party:
                 stdout=subprocess.PIPE,
                 stderr=self.soak.errors,
             )
-            await self.tell(rails=self.soak.rails, options=self.soak.options)
+            await self.send(rails=self.soak.rails, options=self.soak.options)
             await self._listen()
             status = await self.process.wait()
             self._everything_gone()
@@ -63,12 +63,12 @@ class Party:
         async for chunk in self.process.stdout:
             *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
-                told = json.loads(line)
-                if "born" in told:
-                    self.address = told["born"]
+                reported = json.loads(line)
+                if "born" in reported:
+                    self.address = reported["born"]
                     self.born.set()
-                elif "id" in told and (wait := self.waits.pop(told["id"], None)) is not None:
-                    wait.send_nowait(told)
+                elif "id" in reported and (wait := self.waits.pop(reported["id"], None)) is not None:
+                    wait.send_nowait(reported)
 
     def _everything_gone(self) -> None:
         self.born = trio.Event() if self.born.is_set() else self.born
@@ -76,7 +76,7 @@ class Party:
         for wait in waits.values():
             wait.send_nowait({"gone": True})
 
-    async def tell(self, **order: Any) -> None:
+    async def send(self, **order: Any) -> None:
         try:
             async with self.speaking:
                 await self.process.stdin.send_all(json.dumps(order).encode() + b"\n")
@@ -91,17 +91,17 @@ class Party:
         number = self.next_id
         send, receive = trio.open_memory_channel[dict[str, Any]](1)
         self.waits[number] = send
-        await self.tell(id=number, do=do, **order)
-        told = None
+        await self.send(id=number, do=do, **order)
+        reported = None
         with trio.move_on_after(self.soak.patience):
-            told = await receive.receive()
-        if told is None:
+            reported = await receive.receive()
+        if reported is None:
             await self.soak.dump(f"process {self.number} does not answer {do} {str(order)[:300]}")
-        if "gone" in told:
+        if "gone" in reported:
             raise Gone
-        if "fault" in told:
-            raise Broken(f"process {self.number} ({self.loop}), {do}: {told['fault']}")
-        return told
+        if "fault" in reported:
+            raise Broken(f"process {self.number} ({self.loop}), {do}: {reported['fault']}")
+        return reported
 
     def trouble(self) -> None:
         self.troubles += 1

@@ -1,4 +1,4 @@
-"""A short run of the soak, seeded: `soak.py` tells what it looks for, tests/README.md how to run it for long."""
+"""A short run of the soak, seeded: `soak.py` describes what it looks for, tests/README.md how to run it for long."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class FabricChannels(Generic[Message]):
                 self.gather_nowait()
         finally:
             self._reading = None
-            self._changed.tell()
+            self._changed.notify()
 
     def gather_nowait(self) -> None:
         """Put what is here now into the members' channels."""

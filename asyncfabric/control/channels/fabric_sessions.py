@@ -242,4 +242,4 @@ class FabricSessions:
         else:
             del self._named[self._addresses.pop(name).incarnation], self.peers[name]
         self._on_lost(name, reason)
-        self._changed.tell()
+        self._changed.notify()

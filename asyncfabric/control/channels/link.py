@@ -170,7 +170,7 @@ class LinkChannels(Generic[Message]):
 
     def taken(self, source: str, to: str) -> None:
         """Let the listener look again."""
-        self._room.tell()
+        self._room.notify()
 
     async def more(self, changed: Notice) -> None:
         """Wait for a change.
@@ -296,7 +296,7 @@ class LinkChannels(Generic[Message]):
         node = self._sessions.pop(identity, None)
         for name in node.names if node is not None else ():
             self._lose(name, identity, reason)
-        self._room.tell()
+        self._room.notify()
 
     def _lose(self, name: str, identity: Identity, reason: str) -> None:
         if self._where.get(name) != identity:

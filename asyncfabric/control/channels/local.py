@@ -51,7 +51,7 @@ class LocalChannels(Generic[Message]):
         self._members.pop(name).end()
         for channel in self._members.values():
             channel.lose(name, reason)
-        self._room.tell()
+        self._room.notify()
 
     def renew(self, one: str, other: str, reason: str = "the link broke") -> None:
         """Break the session of two members and begin a new one at once."""
@@ -88,7 +88,7 @@ class LocalChannels(Generic[Message]):
 
     def taken(self, source: str, to: str) -> None:
         """Let senders look again."""
-        self._room.tell()
+        self._room.notify()
 
     async def more(self, changed: Notice) -> None:
         """Wait for a change.

@@ -153,7 +153,7 @@ class MemberChannel(Generic[Message]):
     def end(self) -> None:
         """End the channel: nothing more comes."""
         self._ended = True
-        self._changed.tell()
+        self._changed.notify()
 
     def untaken(self, source: str) -> int:
         """Return how many messages of a source were not received."""
@@ -161,7 +161,7 @@ class MemberChannel(Generic[Message]):
 
     def _add(self, peer: str, event: Message | PeerFound | PeerLost) -> None:
         self._items.append((peer, event))
-        self._changed.tell()
+        self._changed.notify()
 
     def _next(self) -> tuple[str, Message | PeerFound | PeerLost]:
         peer, event = item = self._items.popleft()

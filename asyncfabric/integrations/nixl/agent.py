@@ -1,6 +1,6 @@
 """nixl_agent: NIXL's Python interface over a fabric, method by method; each hands on to AgentCore, Memory and Request.
 
-Any thread, several at once, whatever the synchronization mode says. Names and arguments are those of NIXL 1.5.
+Any thread, several at once, whatever the synchronization mode is. Names and arguments are those of NIXL 1.5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which backends of NIXL the face stands in for, and which it refuses by name.
 
-Values. All network backends are one and the same fabric here: which rails it has is said by FabricConfig.
+Values. All network backends are one and the same fabric here: FabricConfig names the rails it has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_chosen(chosen: list[str], made: dict[str, int]) -> None:
 
 
 class BackendNames:
-    """Methods of nixl_agent about backends: names that an agent has, and what NIXL tells about each."""
+    """Methods of nixl_agent about backends: names that an agent has, and what NIXL reports about each."""
 
     def __init__(self) -> None:
         self.plugin_list: list[str] = list(NETWORK)

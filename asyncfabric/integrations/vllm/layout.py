@@ -130,7 +130,7 @@ def _pieces(name: str, tensor: torch.Tensor, count: int) -> tuple[list[tuple[int
 
 
 def _logical(tensor: torch.Tensor, at: int) -> str:
-    """Return the order of dimensions in memory, which tells HND from NHD where sizes are equal."""
+    """Return the order of dimensions in memory, which distinguishes HND from NHD where sizes are equal."""
     dimensions = [d for d in range(tensor.dim()) if d != at]
     return "".join(str(d) for d in sorted(dimensions, key=tensor.stride, reverse=True))
 

@@ -37,7 +37,7 @@ class HeldWeights:
 
         Raises:
             TypeError: no source.
-            ValueError: a part is not as large as the source says.
+            ValueError: a part is not as large as the source states.
         """
         if source is None:
             raise TypeError("a training that sends its weights needs a source, as vLLM's ModuleSource(model)")
@@ -93,7 +93,7 @@ class HeldWeights:
         row = placement.row_of(self._rank)
         if tuple(placement.sizes[row].tolist()) != tuple(share.tensor.shape):
             raise ValueError(
-                f"{share.name}: rank {self._rank} yields {tuple(share.tensor.shape)}, its placement says "
+                f"{share.name}: rank {self._rank} yields {tuple(share.tensor.shape)}, its placement states "
                 f"{tuple(placement.sizes[row].tolist())}"
             )
         self.parts[share.name] = (share.whole, tuple(placement.starts[row].tolist()))

@@ -156,7 +156,7 @@ class Share(NamedTuple):
 def shares_of(source: Any, ranks: int) -> Iterator[Share]:
     """Iterate over what a source of vLLM yields at this rank.
 
-    0.26 knows whole parameters alone, which mean something at rank 0. In 0.33 a source says who owns a parameter and
+    0.26 knows whole parameters alone, which mean something at rank 0. In 0.33 a source states who owns a parameter and
     how it is cut, and yields parts, or whole parameters at every owner.
     """
     metadata = source.metadata

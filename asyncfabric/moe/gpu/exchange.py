@@ -1,7 +1,7 @@
 """CudaMoeExchange: dispatch and combine among GPUs, in the order of a stream.
 
 Calls return at once and may be captured in graphs; they run on the event loop's thread, on the current stream. What a
-kernel could not do is told by `check`, by every later call and by `settled`.
+kernel could not do is reported by `check`, by every later call and by `settled`.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
             return
         found = {rank: word for rank, word in enumerate(session.missing.tolist()) if word}
         if found:
-            told = ", ".join(f"rank {rank} ({WAITS.get(word, 'something')})" for rank, word in found.items())
+            reported = ", ".join(f"rank {rank} ({WAITS.get(word, 'something')})" for rank, word in found.items())
             lost = "".join(f"; rank {rank}: {why}" for rank, why in self._losses().items() if rank in found)
             raise MissingRankError(
-                f"a kernel on {self.device} waited for {told} in vain, {self._site.deadline_s:g} s at most{lost}",
+                f"a kernel on {self.device} waited for {reported} in vain, {self._site.deadline_s:g} s at most{lost}",
                 ranks=found,
                 lost=True,
                 remedy="await moe.exclude(ranks) on all other ranks goes on without them; the steps in flight are lost",
@@ -188,7 +188,7 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
         self._session = None
 
     def _losses(self) -> Mapping[int, str]:
-        """Why proxies hear nothing more from ranks."""
+        """Why proxies receive nothing more from ranks."""
         return self._session.losses if self._session else {}
 
     def _begin(

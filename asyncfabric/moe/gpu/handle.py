@@ -57,7 +57,7 @@ class CudaMoeHandle:
     """One step. The tensors are the exchange's: they are written again `config.in_flight` steps later.
 
     Their contents are there for work on the stream that dispatched. How many rows there are is known to the GPU only:
-    `rows` has room for the most that can come, and `offsets[-1]` says how many count.
+    `rows` has room for the most that can come, and `offsets[-1]` is how many count.
 
     Attributes:
         number: of the step.

@@ -2,7 +2,7 @@
 
 From each rank to each other there is a block: [verdict][parcel of turn 0][parcel of turn 1]... A parcel has a place for
 every token, so nothing about room is ever agreed on. Among the GPUs of a host a token's number is its place, and words
-tell what has arrived. Behind a proxy rows are packed, the first `private_tokens` leave with what stands before them,
+show what has arrived. Behind a proxy rows are packed, the first `private_tokens` leave with what stands before them,
 and arrivals are counted.
 """
 

@@ -15,7 +15,7 @@ from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.handle import CudaMoeHandle
 from asyncfabric.moe.gpu.lanes import NodeLanes
 from asyncfabric.moe.gpu.launch import RECEIVE, SEND, combine_words, dispatch_words
-from asyncfabric.moe.gpu.session import NvlinkSession, hear_verdicts, open_nvlink
+from asyncfabric.moe.gpu.session import NvlinkSession, join_verdicts, open_nvlink
 from asyncfabric.moe.gpu.site import Site
 from asyncfabric.moe.group import MoeGroup
 
@@ -58,8 +58,8 @@ class CudaNodeExchange(CudaMoeExchange):
             opened.append(await self._stack.enter_async_context(opening))
         across, inside = opened
         for one, other, site in ((across, inside, self._site), (inside, across, self._across_site)):
-            hear_verdicts(one.words, site.rank, other.words)
-            one.words.verdict_told[1] = other.words.verdict_told[0]
+            join_verdicts(one.words, site.rank, other.words)
+            one.words.verdict_sent[1] = other.words.verdict_sent[0]
         inside.words.missing, inside.words.broken = across.words.missing, across.words.broken
         inside.missing = across.missing
         self._between = [

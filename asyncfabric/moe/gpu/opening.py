@@ -107,7 +107,7 @@ async def _opening(
 ) -> AsyncIterator[CudaMoeExchange]:
     failure: Exception | None = None
     far = any(site.far(range(site.layout.config.ranks)) for site in sites)
-    # Tasks of the proxy, if there is one; whatever fails beside them is told as it is, not as a group.
+    # Tasks of the proxy, if there is one; whatever fails beside them is reported as it is, not as a group.
     async with anyio.create_task_group() if far else nullcontext() as tasks:
         moe = make(tasks)
         try:

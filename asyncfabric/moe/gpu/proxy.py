@@ -1,9 +1,9 @@
 """Proxy: carries parcels between the GPUs of this host and those of others, over any rail.
 
 Runs on the event loop's thread. What is on the path of a step needs no Python: writes are submitted before their step
-begins, and the engine's worker posts them when the kernels' watch word says so; counters flag the kernels that receive.
+begins, and the engine's worker posts them when the kernels' watch word asks; counters flag the kernels that receive.
 The tasks here submit the writes of the next step, send what did not fit the first write, note that parcels may be
-packed again, and tell kernels whom they would wait for in vain.
+packed again, and show kernels whom they would wait for in vain.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Proxy:
         peers: Mapping[int, Peer],
         keys: Mapping[int, RegionKey],
         regions: tuple[Region, Region],
-        told: Sequence[WatchWord],
+        reported: Sequence[WatchWord],
         notes: Notes,
     ) -> None:
         """Open the counters.
@@ -102,7 +102,7 @@ class Proxy:
             peers: the ranks behind the proxy.
             keys: to the block of this rank at each of them.
             regions: memory of what goes out and of what comes in, a block for each rank in ascending order.
-            told: words that kernels store: the step whose dispatch was packed, whose combine was, and 1 with a verdict.
+            reported: words that kernels store: steps whose dispatch, whose combine was packed, and 1 with a verdict.
             notes: for kernels.
         """
         self.losses: dict[int, str] = {}
@@ -114,7 +114,7 @@ class Proxy:
         self._peers = peers
         self._keys = keys
         self._outgoing, self._incoming = regions
-        self._told = told
+        self._reported = reported
         self._notes = notes
         self._blocks = {far: number * layout.block_bytes for number, far in enumerate(sorted(peers))}
         self._turns = range(layout.config.in_flight)
@@ -157,7 +157,7 @@ class Proxy:
             self._ended.set()
 
     async def finish(self, patience_s: float) -> None:
-        """End the tasks once all that kernels told of has been sent; no kernel of this epoch runs any more.
+        """End the tasks once all that kernels reported has been sent; no kernel of this epoch runs any more.
 
         Args:
             patience_s: what is not sent by then never is: its receiver stands still.
@@ -173,9 +173,9 @@ class Proxy:
         await self._ended.wait()
 
     def _owes(self) -> bool:
-        """Whether something that kernels told of is still to be sent to a rank that is there."""
+        """Whether something that kernels reported is still to be sent to a rank that is there."""
         self._moved = anyio.Event()
-        steps, verdict = [word.value for word in self._told[:2]], bool(self._told[2].value)
+        steps, verdict = [word.value for word in self._reported[:2]], bool(self._reported[2].value)
         return any(
             (verdict and far not in self._judged)
             or not all(self._notes.settled(far, back, step) for back, step in zip((False, True), steps, strict=True))
@@ -187,7 +187,7 @@ class Proxy:
         """Tokens of this rank: the first write is submitted a step ahead, and leaves by the kernels' word."""
         for step in itertools.count(turn + 1, len(self._turns)):
             first = self._layout.first_span(step)
-            sent = await self._write(far, first, Kind.THERE, turn, self._told[0].reaches(step))
+            sent = await self._write(far, first, Kind.THERE, turn, self._reported[0].reaches(step))
             if sent:
                 begin, end = self._layout.rest_span(step, self._rows(self._outgoing, far, step))
                 if begin < end:
@@ -206,14 +206,14 @@ class Proxy:
                 self._lose(far, error)
                 return
             span = self._layout.back_span(step, self._rows(self._incoming, far, step))
-            sent = await self._write(far, span, Kind.BACK, turn, self._told[1].reaches(step))
+            sent = await self._write(far, span, Kind.BACK, turn, self._reported[1].reaches(step))
             self._settle(far, True, step)
             if not sent:
                 return
 
     async def _judge(self, far: int) -> None:
         """The verdict of this rank's kernels, if they ever give one."""
-        await self._write(far, (0, HEAD_BYTES), Kind.VERDICT, 0, self._told[2].reaches(1))
+        await self._write(far, (0, HEAD_BYTES), Kind.VERDICT, 0, self._reported[2].reaches(1))
         self._judged.add(far)
         self._moved.set()
 

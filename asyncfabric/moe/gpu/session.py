@@ -45,7 +45,7 @@ class NvlinkSession:
         broken: word on the GPU: a kernel has given up.
         outputs: memory that steps hand out, by turns.
         missing: host words that kernels write when they give up: what was waited for, by rank.
-        losses: why the proxy hears nothing more from a rank.
+        losses: why the proxy receives nothing more from a rank.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ async def _introduce(
         words.outbox[rank] = address + group.rank * layout.block_bytes
         words.inbox[rank] = own.address + rank * layout.block_bytes
     if staging is None:
-        hear_verdicts(words, group.rank, words)
+        join_verdicts(words, group.rank, words)
         return None
     proxy = Proxy(
         fabric,
@@ -183,17 +183,17 @@ async def _introduce(
         {rank: peers[rank] for rank in far},
         {rank: RegionKey.from_bytes(cards[rank].keys[1 + group.rank]) for rank in far},
         (staging.outgoing, staging.incoming),
-        staging.told,
+        staging.reported,
         staging.notes,
     )
     stack.callback(proxy.close)
     staging.fill(words, proxy)
-    hear_verdicts(words, group.rank, words)
+    join_verdicts(words, group.rank, words)
     return proxy
 
 
-def hear_verdicts(words: ExchangeWords, rank: int, lane: ExchangeWords) -> None:
-    """Let kernels with `words` tell their verdicts to the ranks of a lane, and hear theirs: blocks begin with one.
+def join_verdicts(words: ExchangeWords, rank: int, lane: ExchangeWords) -> None:
+    """Let kernels with `words` report their verdicts to the ranks of a lane, and receive theirs: blocks begin with one.
 
     Args:
         words: of an exchange or of one lane of it.
@@ -203,7 +203,7 @@ def hear_verdicts(words: ExchangeWords, rank: int, lane: ExchangeWords) -> None:
     for other in range(lane.ranks):
         if other != rank and lane.outbox[other]:
             place = lane.first_rank + other * lane.rank_stride
-            words.tell[place], words.hear[place] = lane.outbox[other], lane.inbox[other]
+            words.verdict_out[place], words.verdict_in[place] = lane.outbox[other], lane.inbox[other]
 
 
 def _words(site: Site, present: Sequence[int]) -> ExchangeWords:

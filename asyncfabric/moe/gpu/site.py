@@ -1,6 +1,6 @@
 """Site: what one rank is opened with, whatever the epoch: layout, GPU, launches, and which ranks are on which host.
 
-Pure values, any thread. `Share` tells ranks of one process on one GPU apart from those that take turns on it.
+Pure values, any thread. `Share` distinguishes ranks of one process on one GPU from those that take turns on it.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def check_shares(shares: Mapping[int, Share], multiprocessors: int) -> None:
         places.setdefault((share.process, share.device), {})[rank] = share.blocks
     for (_, device), blocks in places.items():
         if sum(blocks.values()) > multiprocessors:
-            told = ", ".join(f"rank {rank} {count}" for rank, count in blocks.items())
+            reported = ", ".join(f"rank {rank} {count}" for rank, count in blocks.items())
             raise ValueError(
-                f"one process launches more blocks on cuda:{device} ({told}) than it has multiprocessors"
+                f"one process launches more blocks on cuda:{device} ({reported}) than it has multiprocessors"
                 f" ({multiprocessors}): kernels would wait for some that cannot start; give fewer blocks="
             )
 

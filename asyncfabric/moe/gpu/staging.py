@@ -21,7 +21,7 @@ from asyncfabric.moe.gpu.pinned import Pinned, PinnedWord
 from asyncfabric.moe.gpu.proxy import STEP_KINDS, Notes, Proxy
 from asyncfabric.types import AccessMode
 
-TOLD_WORDS = 3
+REPORT_WORDS = 3
 
 
 class BlockCounts(NamedTuple):
@@ -37,7 +37,7 @@ class Staging:
     Attributes:
         outgoing: blocks that kernels fill and the proxy writes from.
         incoming: blocks that the proxies of other ranks write to.
-        told: watch words that kernels store: step of dispatch, step of combine, verdict.
+        reported: watch words that kernels store: step of dispatch, step of combine, verdict.
         notes: what the proxy stores for kernels.
     """
 
@@ -47,7 +47,7 @@ class Staging:
         far: Sequence[int],
         outgoing: BlockCounts,
         incoming: BlockCounts,
-        told: Sequence[WatchWord],
+        reported: Sequence[WatchWord],
         stack: AsyncExitStack,
         driver: Driver,
         device: torch.device,
@@ -56,7 +56,7 @@ class Staging:
         config = layout.config
         self.outgoing: Region = outgoing.region
         self.incoming: Region = incoming.region
-        self.told: tuple[WatchWord, ...] = tuple(told)
+        self.reported: tuple[WatchWord, ...] = tuple(reported)
         self._notes = torch.zeros(config.ranks, 1 + 2 * config.in_flight, dtype=torch.int32, pin_memory=True)
         self.notes: Notes = Notes(self._notes.numpy(), config.in_flight)
         self._layout = layout
@@ -73,13 +73,13 @@ class Staging:
         return bytes(self.incoming[at : at + self._layout.block_bytes].key())
 
     def fill(self, words: ExchangeWords, proxy: Proxy) -> None:
-        """Tell kernels where everything is."""
+        """Show kernels where everything is."""
         config, block = self._layout.config, self._layout.block_bytes
         for number, rank in enumerate(self._far):
             words.proxied |= 1 << rank
             words.outbox[rank], words.inbox[rank] = (base + number * block for base in self._addresses)
-        told = [self._word(word.address) for word in self.told]
-        words.told[0], words.told[1], words.verdict_told[0] = told
+        reported = [self._word(word.address) for word in self.reported]
+        words.reported[0], words.reported[1], words.verdict_sent[0] = reported
         words.notes = self._notes.data_ptr()
         arrivals = np.zeros((len(STEP_KINDS), config.ranks, config.in_flight, 2), dtype=np.int64)
         for (kind, turn, rank), counter in proxy.counters.items():
@@ -110,8 +110,8 @@ async def open_staging(
         length = len(far) * layout.block_bytes
         outgoing = await _open_blocks(fabric, length, "local", driver, device, stack)
         incoming = await _open_blocks(fabric, length, "write", driver, device, stack)
-        told = [await stack.enter_async_context(fabric.watch()) for _ in range(TOLD_WORDS)]
-        yield Staging(layout, far, outgoing, incoming, told, stack, driver, device)
+        reported = [await stack.enter_async_context(fabric.watch()) for _ in range(REPORT_WORDS)]
+        yield Staging(layout, far, outgoing, incoming, reported, stack, driver, device)
 
 
 async def _open_blocks(

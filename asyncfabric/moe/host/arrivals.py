@@ -1,8 +1,8 @@
 """Arrivals: what a lane waits for. One counter per member, kind of message and step in flight, so nothing is ambiguous.
 
 Runs on the event loop's thread. An immediate names the sender: `base + (kind, turn, sender)`, the same at all members,
-so that one scatter reaches all of them. A counter shared by several senders could not tell a fast one's next step from
-a slow one's late step, and could not name who is missing.
+so that one scatter reaches them all. A counter shared by several senders could not distinguish a fast one's next step
+from a slow one's late step, and could not name who is missing.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
             with anyio.CancelScope(shield=True):
                 await _post_back(lane, step, number, fill)
             step.back_posted += 1
-        # The first pass has a message from everybody: it also says that our rows there were taken (MOE-1).
+        # The first pass has a message from everybody: it also means that our rows there were taken (MOE-1).
         senders = range(lane.shape.members) if number == 0 else mine.senders(number) if number < mine.passes else []
         await lane.arrivals.wait(Kind.BACK, step.turn, senders, _what(step, "results"), lane.names)
         if mine.passes > 1 and number < mine.passes:
@@ -68,7 +68,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
             row_loops().gather_sums(rows, kind, step.route.tokens, parts, step.sums.numpy())
             if number + 1 < mine.passes:
                 with anyio.CancelScope(shield=True):
-                    await lane.tell(Kind.BACK_TAKEN, step.turn, mine.senders(number + 1))
+                    await lane.send_empty(Kind.BACK_TAKEN, step.turn, mine.senders(number + 1))
         step.back_taken += 1
     return _sums(lane, step)
 

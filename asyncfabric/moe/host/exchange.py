@@ -1,6 +1,6 @@
 """MoeExchange: dispatch and combine as users call them; each in two halves for overlap with compute.
 
-Runs on the event loop's thread. What travels how is told by the path, what lies where by the lanes.
+Runs on the event loop's thread. What travels how stands in the path, what lies where in the lanes.
 """
 
 from __future__ import annotations

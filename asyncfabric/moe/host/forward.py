@@ -39,7 +39,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
 
     Cancellation: nothing was sent, the step did not begin.
     """
-    await lane.settle("told")
+    await lane.settle("reported")
     await lane.settle("records")
     shape, memory = lane.shape, lane.memory
     route = plan_route(owned, shape.members)
@@ -165,7 +165,7 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
             _place(lane, groups, first + segment.begin, first + segment.end, at, out)
         if number + 1 < mine.passes:
             with anyio.CancelScope(shield=True):
-                await lane.tell(Kind.REST_TAKEN, step.turn, mine.senders(number + 1))
+                await lane.send_empty(Kind.REST_TAKEN, step.turn, mine.senders(number + 1))
     step.taken += 1
     return True
 

@@ -3,10 +3,10 @@
 Runs on the event loop's thread. What is common to both halves: memory, keys, counters, posting, and the rule of turns.
 
 MOE-1 (turns): step n uses the memory of turn n mod in_flight. A member sends step n only after it combined step
-n - in_flight. Its peers' rows that came back for that step say that they had taken its records and rows; its own
-record of step n says that it has taken the rows that came back. So nobody writes to what was not read yet, and no
+n - in_flight. Its peers' rows that came back for that step show that they had taken its records and rows; its own
+record of step n shows that it has taken the rows that came back. So nobody writes to what was not read yet, and no
 message exists for that alone.
-MOE-2 (passes): a sender writes its part of pass p > 0 to a receiver only after that receiver said that it took the
+MOE-2 (passes): a sender writes its part of pass p > 0 to a receiver only after that receiver reported that it took the
 pass before.
 """
 
@@ -123,7 +123,7 @@ class Lane:
                 try:
                     await transfer
                 except FabricError:
-                    pass  # told below, when all have ended
+                    pass  # reported below, when all have ended
         for transfer, members in pending:
             self._result(transfer, members)
 
@@ -172,7 +172,7 @@ class Lane:
                 raise self._lost(error, members) from error
         self._posted.setdefault(what, []).append((transfer, members))
 
-    async def tell(self, kind: Kind, turn: int, members: Iterable[int]) -> None:
+    async def send_empty(self, kind: Kind, turn: int, members: Iterable[int]) -> None:
         """Send one arrival of `kind` without data to each of these members, but not to this one.
 
         Cancellation: nothing was sent.
@@ -181,7 +181,7 @@ class Lane:
         while len(group):
             try:
                 transfer = self.fabric.barrier(group, self.arrivals.imm(kind, turn))
-                self._posted.setdefault("told", []).append((transfer, ()))
+                self._posted.setdefault("reported", []).append((transfer, ()))
                 break
             except BusyError:
                 await self.fabric.wait_writable()
@@ -227,7 +227,7 @@ class Lane:
             raise self._lost(error, members) from error
 
     def _lost(self, error: FabricError, members: Iterable[int] = ()) -> FabricError:
-        """Return what the failure of a write to members says of them; a dead key of one fails the whole scatter."""
+        """Return what the failure of a write to members states of them; a dead key of one fails the whole scatter."""
         lost = [self.names[member] for member, peer in self._peers.items() if peer.lost]
         if not lost and isinstance(error, StaleKeyError):  # they closed the exchange, or excluded this rank
             lost = [self.names[member] for member in members if member != self.me]

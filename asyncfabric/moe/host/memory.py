@@ -1,6 +1,6 @@
 """LaneMemory: the two regions of a lane, and arrays over their parts.
 
-Runs on the event loop's thread. What lies where is told by LaneShape.
+Runs on the event loop's thread. What lies where stands in LaneShape.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Traffic:
     Attributes:
         dispatch_writes: writes of the dispatch; each carries an immediate.
         combine_writes: writes of the combine; each carries an immediate, those without rows no bytes.
-        signals: immediates without data, which tell that a pass was taken.
+        signals: immediates without data, which report that a pass was taken.
         dispatch_bytes, combine_bytes: their payload.
     """
 

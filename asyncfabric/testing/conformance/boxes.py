@@ -160,7 +160,7 @@ async def check_boxes_cancelled(factory: FabricFactory) -> None:
 
 
 async def check_boxes_refused_without_the_capability(factory: FabricFactory) -> None:
-    """Rails that do not gather say so, and move nothing."""
+    """Rails that do not gather refuse by name, and move nothing."""
     async with open_pair(factory) as pair:
         if _gathers(pair):
             skip(f"{factory.name}: the rail gathers")

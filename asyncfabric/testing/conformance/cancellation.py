@@ -67,7 +67,7 @@ async def check_cancelled_transfers_are_drained(factory: FabricFactory) -> None:
             got = bytes(memory)
             assert bytes([SCORCH]) not in got, f"read after the await was cancelled (patience {patience})"
             landed = len(got) - got.count(POISON)
-            assert landed <= left, f"{landed} bytes landed, but only {left} are said to have left"
+            assert landed <= left, f"{landed} bytes landed, but only {left} are reported to have left"
 
 
 async def check_cancelled_before_the_first_post(factory: FabricFactory) -> None:

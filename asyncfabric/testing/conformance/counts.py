@@ -246,7 +246,7 @@ async def check_closes_are_shown_until_they_are_confirmed(factory: FabricFactory
 async def check_who_meets_late_counts_for_reopened_counters(factory: FabricFactory) -> None:
     """However many counters were opened before, and closed, peers meet, and count for those that are open now."""
     async with factory.target() as target, factory.open() as writer:
-        imms = range(0, 15_000, 5)  # apart, so that they cannot be told as a few ranges, nor in one message
+        imms = range(0, 15_000, 5)  # apart, so that they cannot be reported as a few ranges, nor in one message
         for imm in (*imms, *imms):
             target.counter(imm).close()
         counters = {imm: target.counter(imm) for imm in (imms[0], imms[1_500], imms[-1])}

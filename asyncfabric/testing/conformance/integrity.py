@@ -75,7 +75,7 @@ async def check_odd_offsets(factory: FabricFactory) -> None:
             offset = pair.chance.randrange(300_007 - length + 1)
             piece = region[start:300_007][0:length]
             await pair.writer.write(piece, key, offset, imm=counter.imm)
-            await counter.wait(number)  # awaiting the write alone says that the source may be used again
+            await counter.wait(number)  # awaiting the write alone means that the source may be used again
             assert_untouched(memory[:offset], "before")
             assert_bytes(memory[offset : offset + length], content[start : start + length], f"{start}->{offset}")
             assert_untouched(memory[offset + length :], "after")
@@ -131,7 +131,7 @@ async def check_write_to_itself(factory: FabricFactory) -> None:
 
 
 async def check_five_gib(factory: FabricFactory) -> None:
-    """One write longer than 32 bits can say."""
+    """One write longer than 32 bits can express."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not factory.big:
         skip(f"{factory.name}: 5 GiB not asked for (big=False)")

@@ -33,7 +33,7 @@ async def _fails_stale(pair: Pair, region: Any, key: Any, what: str) -> None:
     except (af.StaleKeyError, af.PeerError):
         assert counter.value == 0
     except af.TransferError as error:
-        raise AssertionError(f"{what} was refused without saying that it is stale") from error
+        raise AssertionError(f"{what} was refused without stating that it is stale") from error
     else:
         raise AssertionError(f"{what} was written with")
 

@@ -88,7 +88,7 @@ async def check_message_spin(factory: FabricFactory) -> None:
 
 
 async def check_messages_of_many(factory: FabricFactory) -> None:
-    """Messages of several senders are told apart."""
+    """Messages of several senders are distinguished."""
     count = min(8, factory.peers)
     async with factory.open() as hub, open_many(factory, count) as members:
         senders: dict[bytes, set[object]] = {}
@@ -113,7 +113,7 @@ async def check_messages_of_many(factory: FabricFactory) -> None:
 
 
 async def check_release_while_messages_pour_in(factory: FabricFactory) -> None:
-    """What is released has to hear from all who wrote to it; messages that came before their answers are in no way.
+    """What is released has to get answers of all who wrote to it; messages before their answers are in no way.
 
     As many as senders may have under way, from more of them than a rail has receives for; none is lost by it.
     """

@@ -1,4 +1,4 @@
-"""Checks of what a fabric tells about itself: rails, statistics, who waits for what; and of watch words."""
+"""Checks of what a fabric reports about itself: rails, statistics, who waits for what; and of watch words."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ async def check_trace(factory: FabricFactory) -> None:
         pair.target.set_trace(False)
         await pair.writer.write(region, key, 0, imm=counter.imm)
         await counter.wait(5)
-        told = pair.writer.take_trace()
-        begun = [event for event in told if event.what == "start" and event.value == 4096]
-        ended = [event for event in told if event.what == "finish" and event.value == 4096]
+        reported = pair.writer.take_trace()
+        begun = [event for event in reported if event.what == "start" and event.value == 4096]
+        ended = [event for event in reported if event.what == "finish" and event.value == 4096]
         assert len({event.subject for event in begun}) == len(begun) == 3
         assert [event.subject for event in begun] == [event.subject for event in ended]
         assert all(begin.time_ns <= end.time_ns for begin, end in zip(begun, ended, strict=True))

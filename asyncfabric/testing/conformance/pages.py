@@ -1,4 +1,4 @@
-"""Checks of write_pages: every page goes where its list says, with strides of its own on both sides.
+"""Checks of write_pages: every page goes where its list names, with strides of its own on both sides.
 
 What was written is compared with a model of the target made with plain slices.
 """

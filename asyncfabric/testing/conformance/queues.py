@@ -48,7 +48,7 @@ async def check_deep_queue(factory: FabricFactory) -> None:
 
 
 async def check_busy_and_writable(factory: FabricFactory) -> None:
-    """A full queue raises BusyError and nothing else; `wait_writable` says when to go on; every op is counted once."""
+    """A full queue raises BusyError and nothing else; `wait_writable` returns when there is room; ops count once."""
     async with open_pair(factory) as pair:
         region, _ = await pair.source(MIB)
         exposed, _ = await pair.poisoned(MIB)

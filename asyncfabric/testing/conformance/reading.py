@@ -44,7 +44,7 @@ async def check_reads(factory: FabricFactory) -> None:
 
 
 async def check_read_pages(factory: FabricFactory) -> None:
-    """Each page comes from where its list says to where the other one says, and the bytes between stay as they are."""
+    """Each page comes from where its list names to where the other one names, and the bytes between stay."""
     async with open_pair(factory) as pair:
         _needs_reads(pair, factory)
         sources, targets = pair.chance.sample(range(60), 50), pair.chance.sample(range(90), 50)
@@ -154,7 +154,7 @@ async def check_reads_of_revoked_keys(factory: FabricFactory) -> None:
 
 
 async def check_reads_refused_without_the_capability(factory: FabricFactory) -> None:
-    """Rails without reads say so in an error of that transfer."""
+    """Rails without reads refuse in an error of that transfer."""
     async with open_pair(factory) as pair:
         if _can_read(pair):
             skip(f"{factory.name}: rails have reads")

@@ -88,12 +88,12 @@ class CodingLane:
         """Take the message that a slot may be filled again."""
         if message.version == self._version and 0 <= message.slot < len(self._taken):
             self._taken[message.slot] = True
-            self._changed.tell()
+            self._changed.notify()
 
     def lost(self) -> None:
         """The receiver is gone: what is still to come for it goes nowhere."""
         self._gone = True
-        self._changed.tell()
+        self._changed.notify()
 
     async def put(self, row: int, checksum: int, plain_bytes: int, coding: Coding, coded: Bytes | bytes) -> None:
         """Add a row of `plain_bytes` to the slot that is being filled; what does not fit begins the next one.

@@ -168,7 +168,7 @@ class Updates:
         plan, forwards = self._seats.plan(present)
         roster = roster_of(plan, update.version, forwards)
         for name in (*present, *self.trainers):  # those have to open their memory
-            self._outbox.say(name, roster)
+            self._outbox.put(name, roster)
         update.receivers = tuple(sorted(present))
         self._carry_out(
             self.machine.begin(
@@ -204,15 +204,15 @@ class Updates:
     def _end(self, update: UpdateProgress) -> None:
         if self._update is update:
             self._update = None
-        self.changed.tell()
+        self.changed.notify()
 
     def _send_outcome(self, update: UpdateProgress) -> None:
         self.proposals.take_down(update.version)
         outcome = Outcome(update.version, update.failure[:2000])
         for trainer in self.trainers:
             if trainer in self._here:
-                self._outbox.say(trainer, outcome)
-        self.changed.tell()
+                self._outbox.put(trainer, outcome)
+        self.changed.notify()
 
     # ---- messages
 
@@ -235,7 +235,7 @@ class Updates:
             for sender, event in (*burst, *self._channel.take_nowait()):
                 self._take_message(sender, event)
                 self._follow()
-            self.changed.tell()  # once for all: who waits looks at everything anew
+            self.changed.notify()  # once for all: who waits looks at everything anew
             burst = await self._pace.gather(self._channel.take_nowait)
 
     def _take_message(self, sender: str, event: Event) -> None:
@@ -277,7 +277,7 @@ class Updates:
             return
         if receiver in self.machine.receivers:
             self._carry_out(self.machine.receiver_lost(receiver, refused.reason))
-        self._outbox.say(receiver, refused)
+        self._outbox.put(receiver, refused)
 
     def _lost(self, name: str, reason: str) -> None:
         logger.info("%s is gone: %s", name, reason)
@@ -293,7 +293,7 @@ class Updates:
         self._carry_out(self.machine.sender_failed(name, reason))
         gone = Gone(name)
         for other in (*self.machine.receivers, *(trainer for trainer in self.trainers if trainer in self._here)):
-            self._outbox.say(other, gone)
+            self._outbox.put(other, gone)
 
     async def _doubt(self, update: UpdateProgress, receiver: str, reason: str) -> None:
         """Fail an update for a receiver that cannot be written to, unless it turns out to be dead."""
@@ -306,8 +306,8 @@ class Updates:
 
     def _refuse(self, version: int, reason: str) -> None:
         for trainer in self.proposals.take_down(version):
-            self._outbox.say(trainer, Outcome(version, reason))
-        self.changed.tell()
+            self._outbox.put(trainer, Outcome(version, reason))
+        self.changed.notify()
 
     def _all_sent(self) -> None:
         if self._update is not None and self.machine.phase in (Phase.WRITING, Phase.DECIDING):
@@ -319,7 +319,7 @@ class Updates:
         for effect in effects:
             match effect:
                 case Send(to, message):
-                    self._outbox.say(to, message)
+                    self._outbox.put(to, message)
                 case Decide(version) if self.log.took_s < AT_ONCE_S:
                     self._settle()
                     with self._deciding(version):
@@ -328,7 +328,7 @@ class Updates:
                 case Decide(version):
                     self._tasks.start_soon(self._decide, version)
         if effects:
-            self.changed.tell()
+            self.changed.notify()
 
     async def _decide(self, version: int) -> None:
         with self._deciding(version), anyio.CancelScope(shield=True):  # what may be on the disk, the machine must know
@@ -355,7 +355,7 @@ class Updates:
         """Note how far the open update is, and wake who waits for its end."""
         if self._update is not None:
             self._follow()
-            self.changed.tell()
+            self.changed.notify()
 
     def _follow(self) -> None:
         if self._update is not None:

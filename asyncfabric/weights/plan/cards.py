@@ -1,6 +1,6 @@
 """Model cards: names, shapes and kinds of all parameters of models that people train. Data and its unrolling; pure.
 
-The numbers are those of the public config.json of each model; `source` says which. How parameters are spread over
+The numbers are those of the public config.json of each model; `source` names the one. How parameters are spread over
 ranks does not belong here, see `layouts`. Multi-token-prediction layers are left out: engines that serve without them
 load none.
 """

@@ -155,7 +155,7 @@ def _rule_of(name: str) -> tuple[_Rule | None, str, int]:
     module, _, kind = rest.rpartition(".")
     if layer is None or module not in _RULES or kind not in ("weight", "bias"):
         raise ValueError(
-            f"{name}: no known parameter of a causal model, so nobody can say where a replica wants it; {_advice(name)}"
+            f"{name}: no known parameter of a causal model, so it is unknown where a replica wants it; {_advice(name)}"
         )
     rule = _RULES[module]
     if kind == "bias":

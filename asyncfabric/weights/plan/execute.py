@@ -26,7 +26,7 @@ Bytes = NDArray[np.uint8]
 TensorKey = tuple[str, int, str]
 
 Shards = Callable[[int, str], Elements]
-"""(trainer's rank, parameter) -> its shard, stored as `formats.STORED_AS` says."""
+"""(trainer's rank, parameter) -> its shard, stored as `formats.STORED_AS` states."""
 
 
 class ReplicaMemory:
@@ -174,28 +174,28 @@ def open_shard(plan: Plan, parameter: str, kind: int, rank: int, shards: Shards)
 
     shard = held(rank)
     if what.block:
-        told = shares(placement)
-        for row in np.flatnonzero(told.to == rank):
+        reported = shares(placement)
+        for row in np.flatnonzero(reported.to == rank):
             pad = dims - len(placement.shape)
-            start = np.concatenate([np.zeros(pad, np.int64), told.starts[row]])
-            size = np.concatenate([np.ones(pad, np.int64), told.sizes[row]])
-            shard.learn(start, held(int(told.source[row])).maxima_of(start, size))
+            start = np.concatenate([np.zeros(pad, np.int64), reported.starts[row]])
+            size = np.concatenate([np.ones(pad, np.int64), reported.sizes[row]])
+            shard.learn(start, held(int(reported.source[row])).maxima_of(start, size))
     return shard
 
 
 def _forward(plan: Plan, name: str, receiver: int, memory: ReplicaMemory, outer: bool) -> None:
-    told, pieces = forwarded_by(plan, name, receiver), plan.pieces
-    for row in range(len(told.region)):
-        to = plan.replicas[int(told.replica[row])].name
+    reported, pieces = forwarded_by(plan, name, receiver), plan.pieces
+    for row in range(len(reported.region)):
+        to = plan.replicas[int(reported.replica[row])].name
         if (to != name) != outer:
             continue
         sender = plan.trainers + receiver + (plan.receivers if outer else 0)
-        mine, theirs = int(told.from_piece[row]), int(told.to_piece[row])
+        mine, theirs = int(reported.from_piece[row]), int(reported.to_piece[row])
         size = pieces.size[mine]
         item = STORED_AS[plan.kinds[plan.kind_of(mine)].to]
         for region, start, stride, to_start, to_stride, run_bytes, shape, dtype in (
             (
-                told.region[row],
+                reported.region[row],
                 pieces.offset[mine],
                 pieces.stride[mine],
                 pieces.offset[theirs],
@@ -205,7 +205,7 @@ def _forward(plan: Plan, name: str, receiver: int, memory: ReplicaMemory, outer:
                 item,
             ),
             (
-                told.scales[row],
+                reported.scales[row],
                 pieces.scale_offset[mine],
                 pieces.scale_stride[mine],
                 pieces.scale_offset[theirs],
@@ -221,7 +221,7 @@ def _forward(plan: Plan, name: str, receiver: int, memory: ReplicaMemory, outer:
             view = np.ndarray(shape, dtype, tensor, int(start), tuple(stride.tolist()))
             length = run_bytes or view.nbytes // int(pieces.scale_runs[theirs])
             offsets, runs = run_layout(view, to_stride, length)
-            memory.write(to, int(told.receiver[row]), plan.regions[int(region)], sender, offsets + to_start, runs)
+            memory.write(to, int(reported.receiver[row]), plan.regions[int(region)], sender, offsets + to_start, runs)
 
 
 def _slices(start: Ints, size: Ints) -> tuple[slice, ...]:

@@ -23,7 +23,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
         name: of the parameter.
         dtype: element type, a key of ITEM_BYTES.
         shape: of the whole parameter.
-        start, size: of the box; a rank that holds nothing of a parameter tells nothing about it.
+        start, size: of the box; a rank that holds nothing of a parameter reports nothing about it.
     """
 
     name: str
@@ -40,20 +40,20 @@ class Held(NamedTuple):
     placement: Placement
 
 
-def held_by(told: Sequence[Sequence[Holding]]) -> dict[str, Held]:
-    """Return every parameter by name, from what each rank told, in the order of ranks.
+def held_by(reported: Sequence[Sequence[Holding]]) -> dict[str, Held]:
+    """Return every parameter by name, from what each rank reported, in the order of ranks.
 
     Placements that are equal are the same object, which is what makes plans of many layers small.
 
     Raises:
-        ValueError: ranks disagree about a shape or a type, a type is unknown, or a rank tells a parameter twice.
+        ValueError: ranks disagree about a shape or a type, a type is unknown, or a rank reports a parameter twice.
     """
     by_name: dict[str, dict[int, Holding]] = {}
-    for rank, holdings in enumerate(told):
+    for rank, holdings in enumerate(reported):
         for one in holdings:
             ranks = by_name.setdefault(one.name, {})
             if rank in ranks:
-                raise ValueError(f"{one.name}: rank {rank} tells it twice")
+                raise ValueError(f"{one.name}: rank {rank} reports it twice")
             ranks[rank] = one
     known: dict[bytes, Placement] = {}
     held = {}

@@ -18,7 +18,7 @@ from asyncfabric.weights.plan.boxes import Ints, contains, grid, intersect
 from asyncfabric.weights.plan.formats import BLOCK
 
 LONGEST = 1 << 62
-"""Of a tensor's sides: sums of two fit into int64, also when bytes of a peer say them."""
+"""Of a tensor's sides: sums of two fit into int64, also when bytes of a peer give them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Shares(NamedTuple):
 
 
 def shares(placement: Placement) -> Shares:
-    """Return who tells whom maxima of a parameter that is quantised, ordered by `to`.
+    """Return who sends whom maxima of a parameter that is quantised, ordered by `to`.
 
     Every holder of a cut block is named, also one that sends nothing: copies of a shard ask each their own neighbours.
 
@@ -233,8 +233,8 @@ def teams(placements: Sequence[Placement], ranks: int) -> Ints:
     Ranks that share blocks wait for each other's maxima, so they have to come to a parameter at about the same time.
     """
     team = np.arange(ranks)
-    told = [shares(placement) for placement in placements]
-    to, source = (np.concatenate([getattr(each, name) for each in told] or [team]) for name in ("to", "source"))
+    reported = [shares(placement) for placement in placements]
+    to, source = (np.concatenate([getattr(each, name) for each in reported] or [team]) for name in ("to", "source"))
     while True:
         least = np.minimum(team[to], team[source])
         joined = team.copy()

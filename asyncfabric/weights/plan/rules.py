@@ -1,6 +1,6 @@
 """Rules: a table from a trainer's names to the tensors that an engine has: fused, cut, stacked, transposed. Pure.
 
-The table says which tensor a parameter is a part of; how tensor and expert parallelism cut it follows from the shapes
+The table names which tensor a parameter is a part of; how tensor and expert parallelism cut it follows from the shapes
 of the engine's tensors. Nothing here knows an engine or a model: tables are values, and `causal_rules` is one of them.
 """
 
@@ -109,7 +109,7 @@ def moves_by_rules(held: Mapping[str, Held], engine: Engine, rules: Sequence[Rul
     for name, one in held.items():
         found = next(((match, rule) for known, rule in table if (match := known.fullmatch(name))), None)
         if found is None:
-            raise ValueError(f"{name}: no rule says where the engine wants it; a rule with tensor='' leaves it out")
+            raise ValueError(f"{name}: no rule states where the engine wants it; a rule with tensor='' leaves it out")
         match, rule = found
         if tensor := match.expand(rule.tensor):
             expert = int(match[rule.expert]) if rule.expert else -1

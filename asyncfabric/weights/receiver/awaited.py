@@ -107,7 +107,7 @@ class Reported:
 
 
 def _refuse(sender: str, version: int) -> NoReturn:
-    raise RemoteProtocolError(f"{sender} says that it wrote rows of version {version} that are not its")
+    raise RemoteProtocolError(f"{sender} states that it wrote rows of version {version} that are not its")
 
 
 def sender_name(plan: Plan, replica: str, sender: int) -> str:

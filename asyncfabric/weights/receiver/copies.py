@@ -41,7 +41,7 @@ class Copy:
         memory: its bytes.
         tensors: the bytes of each tensor.
         version: what is complete in it, 0 while something is being written or nothing was.
-        arrival: the arrival that completed it, 0 for none: it tells versions apart that were begun twice (WC-7).
+        arrival: the arrival that completed it, 0 for none: it distinguishes versions that were begun twice (WC-7).
     """
 
     def __init__(self, region: Region, layout: TensorLayout, device: Device) -> None:
@@ -90,7 +90,7 @@ class Copy:
             yield
         finally:
             self._lent -= 1
-            self._returned.tell()
+            self._returned.notify()
 
 
 @asynccontextmanager

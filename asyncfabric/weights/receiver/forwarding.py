@@ -75,12 +75,12 @@ class ReReports:
 
     def unreachable(self, receiver: str, error: FabricError) -> None:
         """Report a receiver that cannot be written to."""
-        self._outbox.say(COORDINATOR, Unreachable(self._version, receiver, str(error)[:2000]))
+        self._outbox.put(COORDINATOR, Unreachable(self._version, receiver, str(error)[:2000]))
 
     def _report_of(self, kind: ChecksumKind) -> Report:
         async def report(receiver: str, rows: list[int], sums: list[int], after: int) -> None:
             for message in report_messages(self._version, rows, sums, kind, after):
-                self._outbox.say(receiver, message)
+                self._outbox.put(receiver, message)
 
         return report
 
@@ -116,14 +116,18 @@ class Forwarding:
         self._here = RowPlaces(plan, receiver)
         self._there: dict[int, RowPlaces] = {}
         self._wanted: dict[int, list[tuple[str, int, int]]] = defaultdict(list)  # row here: (to, receiver, row there)
-        told = forwarded_by(plan, name, receiver)
-        who = told.replica.astype(np.int64) * plan.receivers + told.receiver
-        sizes = np.bincount(who, weights=plan.piece_bytes[plan.row_piece[told.to_row]])
+        reported = forwarded_by(plan, name, receiver)
+        who = reported.replica.astype(np.int64) * plan.receivers + reported.receiver
+        sizes = np.bincount(who, weights=plan.piece_bytes[plan.row_piece[reported.to_row]])
         for number in np.unique(who).tolist():
             one, rank = divmod(number, plan.receivers)
             self.bytes_to[receiver_name(plan.replicas[one].name, rank)] = int(sizes[number])
         for replica, to, here, there in zip(
-            told.replica.tolist(), told.receiver.tolist(), told.from_row.tolist(), told.to_row.tolist(), strict=True
+            reported.replica.tolist(),
+            reported.receiver.tolist(),
+            reported.from_row.tolist(),
+            reported.to_row.tolist(),
+            strict=True,
         ):
             name_there = receiver_name(plan.replicas[replica].name, to)
             self._wanted[here].append((name_there, to, there))
@@ -147,7 +151,7 @@ class Forwarding:
         self.gates[receiver] = gate
         if self.coded is not None:
             self.coded.open(receiver, coded_slots)
-        self._changed.tell()
+        self._changed.notify()
 
     async def forward(self, rows: list[int], sums: list[int], kind: ChecksumKind) -> None:
         """Pass on what is wanted elsewhere of these rows; returns when the writes have ended.

@@ -32,7 +32,7 @@ SOON_S = 0.0005
 
 def compared(found: Sums, sums: list[int]) -> list[bool]:
     """Return which are equal, once all have been worked out; on any thread."""
-    return [mine == told for mine, told in zip(found.result(), sums, strict=True)]
+    return [mine == reported for mine, reported in zip(found.result(), sums, strict=True)]
 
 
 async def compared_soon(found: Sums, sums: list[int]) -> list[bool]:
@@ -148,7 +148,7 @@ class Intake:
         if number is None or not message.after:
             return False
         if message.after > self._targets[number]:
-            raise RemoteProtocolError(f"{sender} says {message.after} writes of {self._targets[number]}")
+            raise RemoteProtocolError(f"{sender} states {message.after} writes of {self._targets[number]}")
         return message.after > self._counters[number].value
 
     def check(self, sender: str, version: int, rows: Ints) -> None:
@@ -200,9 +200,9 @@ class Intake:
         """Check rows that were reported ahead once they are there; what is hashed is made ready meanwhile."""
         rows, sums, kind = columns.rows.tolist(), columns.sums.tolist(), columns.kind
         counter = self._counters[number]
-        told = self._told_of(rows, kind) if self._queues(kind) else None
+        reported = self._prepared(rows, kind) if self._queues(kind) else None
         await counter.wait(after)
-        right = await self._right(rows, sums, kind, told)
+        right = await self._right(rows, sums, kind, reported)
         if not all(right):  # rails may have brought others first; and who waits for these rows must not wait for all
             await counter.wait(self._targets[number])
             right = await self._right(rows, sums, kind)
@@ -250,29 +250,29 @@ class Intake:
             await self._pass(rows, sums, kind, verified)
             return
         found = list(zip(rows, sums, right, strict=True))
-        self._doubtful.setdefault(kind, {}).update((row, told) for row, told, fine in found if not fine)
-        if fine := [(row, told) for row, told, fine in found if fine]:
-            await self._pass([row for row, _ in fine], [told for _, told in fine], kind, verified)
+        self._doubtful.setdefault(kind, {}).update((row, reported) for row, reported, fine in found if not fine)
+        if fine := [(row, reported) for row, reported, fine in found if fine]:
+            await self._pass([row for row, _ in fine], [reported for _, reported in fine], kind, verified)
 
     async def _pass(self, rows: list[int], sums: list[int], kind: ChecksumKind, verified: Verified) -> None:
         self._checked += len(rows)
         await verified(rows, sums, kind)
 
     def _queues(self, kind: ChecksumKind) -> bool:
-        """Return whether the device is told from the event loop: threads would wait for each other."""
+        """Return whether the device is driven from the event loop: threads would wait for each other."""
         return self.copy.device.queues and kind == self.copy.device.checksum
 
     async def _right(
-        self, rows: list[int], sums: list[int], kind: ChecksumKind, told: Sums | None = None
+        self, rows: list[int], sums: list[int], kind: ChecksumKind, reported: Sums | None = None
     ) -> list[bool]:
-        """Return which rows are right; `told` works out their checksums, if that was made ready."""
+        """Return which rows are right; `reported` works out their checksums, if that was made ready."""
         if not self._queues(kind):
-            return await in_thread(lambda: compared(self._told_of(rows, kind), sums))
-        found = told or self._told_of(rows, kind)
+            return await in_thread(lambda: compared(self._prepared(rows, kind), sums))
+        found = reported or self._prepared(rows, kind)
         found.begin()
         return await compared_soon(found, sums)
 
-    def _told_of(self, rows: list[int], kind: ChecksumKind) -> Sums:
+    def _prepared(self, rows: list[int], kind: ChecksumKind) -> Sums:
         """Return what works out the checksums of rows, once it is begun."""
         summing = self.places.summing(self.copy, kind, self.rows)
         with nullcontext() if self._queues(kind) else self.copy.device.working():

@@ -167,7 +167,7 @@ class Receiver:
         return [*self._drop(), Report(Failed(version, reason[:2000]))]
 
     def fetched(self, arrival: int, failure: str = "") -> list[Effect]:
-        """The fetched version is complete and right, or `failure` says why not."""
+        """The fetched version is complete and right, or `failure` states why not."""
         if self.state is not State.FETCHING or arrival != self.arrival:
             return []
         version = self.version

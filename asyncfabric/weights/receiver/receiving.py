@@ -132,7 +132,7 @@ class Receiving:
                         tasks.start_soon(coded.run)
                     await self._take(intake, forwarding, coded, reports)
                     if passing is not None and (used := passing.end()):
-                        self._outbox.say(COORDINATOR, Wrote(arrival.version, used))  # ahead of what may end the update
+                        self._outbox.put(COORDINATOR, Wrote(arrival.version, used))  # ahead of what may end the update
                         assert self._forwards is not None
                         self._here.tasks.start_soon(self._forwards.measure, base, copy, places, forwarding.rows)
                     copy.complete(arrival.version, arrival.number)
@@ -148,7 +148,7 @@ class Receiving:
         for name in intake.names:
             coded_slots = coded.offer(name) if coded is not None else None
             opened = Opened(version, data, intake.imm(name), coded_slots, intake.copy.device.checksum, share)
-            self._outbox.say(name, opened)
+            self._outbox.put(name, opened)
 
     async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None, reports: ReReports) -> None:
         """Return when all is right, and passed on where somebody wants it."""

@@ -75,7 +75,7 @@ class WeightReplica:
         return self._versions.copies[self._versions.serving_copy].tensors if self._versions.serving_copy >= 0 else {}
 
     def step_boundary(self) -> int:
-        """Say that no step reads the tensors now: what is decided serves (WC-5), what waits may be overwritten.
+        """Announce that no step reads the tensors now: what is decided serves (WC-5), what waits may be overwritten.
 
         Returns the version that serves until the next call; 0 for none, then do not step.
 
@@ -141,7 +141,7 @@ async def open_replica(
     Args:
         fabric: that it is reached through.
         channel: of `receiver_name(name, receiver)`; it is the replica's to receive from.
-        plan: moves and relay; its replicas do not matter, the coordinator says who takes part.
+        plan: moves and relay; its replicas do not matter, the coordinator states who takes part.
         name: of the replica.
         receiver: rank within it.
         shadow: two copies, a version serves while the next one arrives. Else one: steps stop meanwhile.

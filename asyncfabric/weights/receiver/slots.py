@@ -147,7 +147,7 @@ class Arrivals:
                 f"{sender} filled slot {message.slot} of version {message.version}, not its to fill"
             )
         if not len(message.rows) == len(message.sums) == len(message.lengths) == 8 * len(message.codings):
-            raise RemoteProtocolError(f"{sender} says version {message.version} in columns of different lengths")
+            raise RemoteProtocolError(f"{sender} states version {message.version} in columns of different lengths")
         slots.open[message.slot] = False
         self.used = True
         slots.queue.put_nowait(message)
@@ -185,7 +185,7 @@ class Arrivals:
             rows, lengths = np.frombuffer(message.rows, "<i8"), np.frombuffer(message.lengths, "<i8")
             self._intake.check(sender, message.version, rows)
             if (lengths < 0).any() or lengths.sum() > self._slot_bytes:
-                raise RemoteProtocolError(f"{sender} says {lengths.sum()} coded bytes in {self._slot_bytes}")
+                raise RemoteProtocolError(f"{sender} states {lengths.sum()} coded bytes in {self._slot_bytes}")
             slot = message.slot
             slots.filled[slot] += 1
             await slots.counters[slot].wait(slots.filled[slot])
@@ -200,7 +200,7 @@ class Arrivals:
                 sender, Written(message.version, message.rows, message.sums, message.checksum), decoded=True
             )
             slots.open[slot] = True
-            self._outbox.say(sender, Taken(message.version, slot))
+            self._outbox.put(sender, Taken(message.version, slot))
 
     def _decode(self, rows: list[int], codings: list[int], lengths: list[int], at: int) -> None:
         """Put rows into the copy. On a worker thread."""

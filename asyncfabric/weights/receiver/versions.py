@@ -103,7 +103,7 @@ class Versions:
         if serving != self.serving:
             self.serving = serving
             self.serving_copy = coming if serving else -1
-            self.changed.tell()
+            self.changed.notify()
         self._carry_out(effects)
 
     def _copy_of(self, arrival: int) -> int:
@@ -135,7 +135,7 @@ class Versions:
                 logger.info("%s receives no more updates: %s", self._here.name, error)
                 self.ended = str(error)
                 self._carry_out(self.machine.session_lost())
-                self.changed.tell()
+                self.changed.notify()
                 return
             burst += self._channel.take_nowait()
             written: list[tuple[str, Written]] = []
@@ -187,7 +187,7 @@ class Versions:
                 arrival = self._arrival
                 if isinstance(event, Commit) and arrival is not None and arrival.version == event.version:
                     arrival.scope.cancel()  # whoever is to have it from us has it, or is gone
-                self.changed.tell()
+                self.changed.notify()
             case Opened() | Coded() | Taken():
                 self._hand_over(sender, event)
             case Want():
@@ -216,7 +216,7 @@ class Versions:
         """A session ended: the last messages to one that gets rows from here, or by it, may be lost."""
         arrival = self._arrival
         if arrival is not None and arrival.forwarding is not None and name in arrival.forwarding.bytes_to:
-            self._outbox.say(COORDINATOR, Unreachable(arrival.version, name, f"its session broke: {reason}"[:2000]))
+            self._outbox.put(COORDINATOR, Unreachable(arrival.version, name, f"its session broke: {reason}"[:2000]))
 
     # ---- effects
 
@@ -233,14 +233,14 @@ class Versions:
         for effect in effects:
             match effect:
                 case Report(message):
-                    self._outbox.say(COORDINATOR, message)
+                    self._outbox.put(COORDINATOR, message)
                 case Open() | Fetch():
                     arrival = self._arrival = Arrival(effect.arrival, effect.version)
                     self._tasks.start_soon(self._carry, arrival, effect)
                 case Discard():
                     if self._arrival is not None and self._arrival.number == effect.arrival:
                         self._arrival.scope.cancel()
-        self.changed.tell()
+        self.changed.notify()
 
     async def _carry(self, arrival: Arrival, effect: Open | Fetch) -> None:
         with arrival.scope:  # one that is dropped waits for no turn
@@ -293,7 +293,7 @@ class Versions:
             with Fetching(self._here.fabric, effect.version, effect.source, copy) as fetching:
                 arrival.fetching = fetching
                 want = Want(effect.version, key.to_bytes(), fetching.imm, copy.device.checksum)
-                self._outbox.say(effect.source, want)
+                self._outbox.put(effect.source, want)
                 await fetching.run()
                 copy.complete(effect.version, arrival.number)
                 self._backoff.reset()
@@ -313,11 +313,11 @@ class Versions:
         held = self.machine.held
         if not held or want.version != held:
             reason = f"{self._here.name} does not hold it, but version {held}"
-            self._outbox.say(to, Given(want.version, want.imm, b"", reason))
+            self._outbox.put(to, Given(want.version, want.imm, b"", reason))
             return
         copy = self.copies[self._copy_of(self.machine.held_arrival)]
         with copy.lend():
-            self._outbox.say(to, await give(self._here.fabric, copy, want))
+            self._outbox.put(to, await give(self._here.fabric, copy, want))
 
     def _unsent(self, to: str, message: WeightMessage, error: FabricError) -> None:
         if isinstance(message, Want):
@@ -330,4 +330,4 @@ class Versions:
     async def _send_again(self, to: str, message: Opened) -> None:
         await anyio.sleep(AGAIN_S)
         if self.machine.state is State.RECEIVING and self.machine.version == message.version:
-            self._outbox.say(to, message)
+            self._outbox.put(to, message)

@@ -121,7 +121,7 @@ class Exchange:
                     await send(to, Maxima(self._version, key[0], key[1], values.astype("<f4").tobytes()))
                 for source, message in self._waiting.pop(key, ()):
                     self._learn(source, key, message)
-                self._changed.tell()
+                self._changed.notify()
 
     def take(self, source: int, message: Maxima) -> None:
         """Take what another trainer sends.
@@ -138,7 +138,7 @@ class Exchange:
             return  # of a version that is over, twice, or of a shard that this rank holds and does not send
         if key in self._found:
             self._learn(source, key, message)
-            self._changed.tell()
+            self._changed.notify()
         else:
             self._waiting[key].append((source, message))
 

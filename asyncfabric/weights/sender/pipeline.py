@@ -271,7 +271,7 @@ class WeightSending:
                 else:
                     one.take_sums(transfer)
                 self._pages -= pages
-                self._page_room.tell()
+                self._page_room.notify()
             self._report(one)
             self._in_flight.popleft()
             if one.unit.staged_bytes:

@@ -116,7 +116,7 @@ class ShardBox:
         """Whether it is converted with maxima that the exchange finds."""
         return self.kind.block > 0 and self.how is None
 
-    def tell(self, shards: Shards, shape: Sequence[int]) -> None:
+    def describe(self, shards: Shards, shape: Sequence[int]) -> None:
         """Describe it to the device, if it is converted and no quantisation block is cut; `shape`: of the parameter."""
         if self.direct is not None or shards.place(self.parameter) is None:
             return
@@ -284,5 +284,5 @@ def _boxes(plan: Plan, batch: Batch, shards: Shards, gathers: bool) -> Iterator[
         )
         if lies is not None and box.direct is None and orders(lies):
             box.lies = lies
-        box.tell(shards, plan.sources[box.kind.source].shape)
+        box.describe(shards, plan.sources[box.kind.source].shape)
         yield box

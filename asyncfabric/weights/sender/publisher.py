@@ -256,7 +256,7 @@ class WeightPublisher:
                 logger.warning("trainer %d: %s", self.rank, error)
                 if self._publication is not None:
                     await self._post(COORDINATOR, Failed(self._publication.version, str(error)[:2000]))
-            self._changed.tell()
+            self._changed.notify()
             if self._closed:
                 return
             if isinstance(event, PeerLost) and sender != COORDINATOR:

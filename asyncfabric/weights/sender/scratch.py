@@ -65,7 +65,7 @@ class ScratchStaging:
         self._given.add(at)
         while self._places and self._places[0][0] in self._given:
             self._given.remove(self._places.popleft()[0])
-            self._freed.tell()
+            self._freed.notify()
 
     def clear(self) -> None:
         """Give back everything; nothing reads or writes it any more."""

@@ -119,12 +119,15 @@ async def get_blueprint(join: Join, layout: int) -> tuple[Plan, Blueprint]:
 
 
 def planned(
-    told: Sequence[Sequence[Holding]], engine: Sequence[Mapping[str, Shape]], rules: Sequence[Rule], chunk_bytes: int
+    reported: Sequence[Sequence[Holding]],
+    engine: Sequence[Mapping[str, Shape]],
+    rules: Sequence[Rule],
+    chunk_bytes: int,
 ) -> tuple[Plan, Blueprint]:
     """Make the plan of an engine; raises ValueError where the trainer's parameters do not go into its tensors."""
     rooms = [{name: LocalTensor(*shape) for name, shape in tensors.items()} for tensors in engine]
-    moves = moves_by_rules(held_by(told), rooms, rules)
-    plan = plan_weights(moves, trainers=len(told), receivers=len(engine), replicas=(), chunk_bytes=chunk_bytes)
+    moves = moves_by_rules(held_by(reported), rooms, rules)
+    plan = plan_weights(moves, trainers=len(reported), receivers=len(engine), replicas=(), chunk_bytes=chunk_bytes)
     filled: list[dict[str, Shape]] = [
         {name: (one.dtype, one.shape) for name, one in local_tensors(moves, rank).items()}
         for rank in range(len(engine))

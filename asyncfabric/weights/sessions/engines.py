@@ -1,4 +1,4 @@
-"""Engines: at rank 0 of a training: takes in the engines that join, and says which layouts a version goes to.
+"""Engines: at rank 0 of a training: takes in the engines that join, and names which layouts a version goes to.
 
 Event loop's thread. An engine whose tensors the parameters do not go into is refused by itself.
 """
@@ -37,7 +37,7 @@ class Engines:
         self._world = world
         self._chunk_bytes = chunk_bytes
         self._tasks = tasks
-        self._told: Sequence[Sequence[Holding]] = ()
+        self._reported: Sequence[Sequence[Holding]] = ()
         self._coming: dict[str, dict[int, tuple[int, Wish]]] = {}  # by engine and rank: number and wish
         self._known: dict[str, tuple[int, list[Wish]]] = {}  # by engine: its layout, and the wishes of its ranks
         self._expected: dict[str, tuple[int, float]] = {}  # receivers that were taken in: layout, and until when
@@ -51,7 +51,7 @@ class Engines:
         Cancellation: at once.
         """
         try:
-            self._told = await get_holdings(self._join, self._world)
+            self._reported = await get_holdings(self._join, self._world)
             number = 0
             while True:
                 try:
@@ -131,7 +131,7 @@ class Engines:
             layout = len(self._layouts.plans)
             tensors = [wish.tensors for wish in wishes]
             try:
-                plan, blueprint = await in_thread(planned, self._told, tensors, wishes[0].rules, self._chunk_bytes)
+                plan, blueprint = await in_thread(planned, self._reported, tensors, wishes[0].rules, self._chunk_bytes)
             except ValueError as error:
                 logger.warning("engine %s is refused: %s", name, error)
                 if not layout:
@@ -140,11 +140,11 @@ class Engines:
                     await self._answer(number, JoinAnswer(refusal=str(error)))
                 if not layout:
                     self._refusal = error
-                    self._changed.tell()
+                    self._changed.notify()
                 return
             await put(self._join, f"blueprint/{layout}", blueprint)
             self._layouts.open(layout, plan)
-            self._changed.tell()
+            self._changed.notify()
         self._known[name] = (layout, wishes)
         self._tasks.start_soon(self._admit, layout, ranks)
 
@@ -155,7 +155,7 @@ class Engines:
         for _, wish in ranks:
             self._expected[receiver_name(wish.replica, wish.rank)] = (layout, monotonic() + JOIN_S)
         self._admitted = True
-        self._changed.tell()
+        self._changed.notify()
         for number, _ in ranks:
             await self._answer(number, JoinAnswer(layout))
 

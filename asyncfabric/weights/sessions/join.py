@@ -74,7 +74,7 @@ class LocalJoin:
         """
         await anyio.lowlevel.checkpoint()
         self._values[key] = value
-        self._changed.tell()
+        self._changed.notify()
 
     async def take_number(self, key: str) -> int:
         """Return how often this was called with a key before.
@@ -121,7 +121,7 @@ class StoreJoin:
             store: a TCPStore, or any other of torch.distributed; a training has one already:
                 `torch.distributed.distributed_c10d._get_default_store()`. Engines outside of its group connect a
                 TCPStore of their own to the same host and port.
-            name: tells meetings of one store apart; a training that starts again on a store takes another one.
+            name: distinguishes meetings of one store; a training that starts again on a store takes another one.
             deadline_s: who gives no sign of life for so long is lost.
         """
         self._store = store

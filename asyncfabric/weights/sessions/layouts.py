@@ -91,7 +91,7 @@ class Layouts:
             self.publishers[layout] = await stack.enter_async_context(
                 open_publisher(self._fabric, mine, plan, self.rank, self._shards)
             )
-            self._opened.tell()
+            self._opened.notify()
             await anyio.sleep_forever()
 
 

@@ -32,12 +32,12 @@ class RenewedChannel:
     def renew(self, channel: WeightChannel) -> None:
         """Go on with another channel once everything of this one, which has ended, was received."""
         self._next = channel
-        self._changed.tell()
+        self._changed.notify()
 
     def end(self) -> None:
         """Go on with no other one."""
         self._ended = True
-        self._changed.tell()
+        self._changed.notify()
 
     async def send(self, to: str, message: WeightMessage) -> None:
         """Send a message; see Channel.

@@ -47,7 +47,7 @@ def tensors_of(named: NamedTensors) -> dict[str, torch.Tensor]:
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
-    """Return what is given, else what torch.distributed says, else (0, 1); raises ValueError for half of it."""
+    """Return what is given, else what torch.distributed states, else (0, 1); raises ValueError for half of it."""
     if (rank is None) != (world is None):
         raise ValueError(f"give both rank and ranks, or neither: {rank}, {world}")
     if rank is None or world is None:
@@ -92,7 +92,7 @@ class WeightSender:
 
         Raises:
             BusyError: another version is being published.
-            BrokenError: the version was aborted for every engine; the text says why. Engines keep what they have;
+            BrokenError: the version was aborted for every engine; the text states why. Engines keep what they have;
                 publish a later one.
 
         Cancellation: what was posted drains, and the version is aborted where it is not decided.

@@ -283,7 +283,7 @@ __device__ inline void combine(const Exchange& ex, const Combine& go, char* shar
   if (warp < kBackWarps) {
     if (!(go.roles & kSend)) return;
     // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1). What a proxy
-    // carries back says the same.
+    // carries back holds the same.
     if (blockIdx.x == 0 && warp == 0 && other) store_release(out<uint32_t>(ex, lane, steps[0], ex.head_word), steps[0]);
     send_sums<T>(ex, go, steps[0], first, stride, ahead, shared + warp * kRing * kBlockBytes);
   } else if (go.roles & kReceive) {

@@ -1,6 +1,6 @@
-// gate.cuh: between the two halves of a step where ranks are behind a proxy. One warp: tells the proxy that this rank's part has been
+// gate.cuh: between the two halves of a step where ranks are behind a proxy. One warp: notifies the proxy that this rank's part has been
 // packed, and waits for what the others' proxies send, so that no multiprocessor is held while bytes are on the wire. The engine
-// counts arrivals into words that the warp reads; it writes as soon as the word it was told by is there. No Python in between.
+// counts arrivals into words that the warp reads; it writes as soon as the word that asks for it is there. No Python in between.
 #pragma once
 #include "words.cuh"
 
@@ -45,7 +45,7 @@ __device__ inline void gate(const Exchange& ex, const Gate& go) {
     }
     __threadfence_system();
     __syncwarp();
-    if (lane == 0) store_release(ex.told[go.back], step);
+    if (lane == 0) store_release(ex.reported[go.back], step);
   }
   if (!(go.roles & kReceive)) return;
   const uint32_t step = step_now(ex, go.back ? kCombineReceive : kDispatchReceive);

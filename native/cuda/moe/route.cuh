@@ -1,5 +1,5 @@
 // route.cuh: what a dispatch is launched with, and the blocks that route, a piece of the tokens each: they number each choice among the
-// piece's pairs for the expert, so that receivers find rows without sorting, and tell all ranks.
+// piece's pairs for the expert, so that receivers find rows without sorting, and notify all ranks.
 #pragma once
 #include "words.cuh"
 

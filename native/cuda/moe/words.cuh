@@ -44,9 +44,9 @@ struct Arrival {
 struct Exchange {
   uint64_t outbox[kMaxRanks];  // for each rank, as mapped here; 0: not present
   uint64_t inbox[kMaxRanks];
-  uint32_t*
-      tell[kMaxRanks];  // verdicts for and from the ranks of all lanes, by their numbers in the whole exchange; 0: none
-  const uint32_t* hear[kMaxRanks];
+  uint32_t* verdict_out
+      [kMaxRanks];  // verdicts for and from the ranks of all lanes, by their numbers in the whole exchange; 0: none
+  const uint32_t* verdict_in[kMaxRanks];
   State* state;
   uint32_t* broken;   // in GPU memory, of all lanes: a kernel has given up
   uint32_t* missing;  // host words: what was waited for from each rank when a kernel gave up
@@ -54,8 +54,8 @@ struct Exchange {
   uint64_t turn_bytes;  // of a parcel; offsets below are inside of it
   uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back;
   Arrival* arrivals;          // [kinds][ranks][in_flight]
-  uint64_t* told[2];          // watch words of the proxy: the step whose dispatch, combine has been packed
-  uint64_t* verdict_told[2];  // the same, of both lanes' proxies: verdicts are there; 0: no proxy
+  uint64_t* reported[2];      // watch words of the proxy: the step whose dispatch, combine has been packed
+  uint64_t* verdict_sent[2];  // the same, of both lanes' proxies: verdicts are there; 0: no proxy
   const uint32_t*
       notes;  // host words of the proxy for each rank: [lost][settled there, by turns][settled back, by turns]
   uint32_t rank, ranks, present, proxied, experts, top_k, max_tokens, in_flight, alignment;
@@ -159,16 +159,16 @@ __device__ inline uint32_t verdict_bit(const Exchange& ex, uint32_t rank) {
   return 1u << (ex.first_rank + rank * ex.rank_stride);
 }
 
-// Says to the host and to the ranks of all lanes who is missing; from then on no kernel of this epoch waits or writes any more.
+// Reports to the host and to the ranks of all lanes who is missing; from then on no kernel of this epoch waits or writes any more.
 __device__ inline void give_up(const Exchange& ex, uint32_t absent, Wait what) {
   const uint32_t lane = lane_of();
   if (lane < kMaxRanks && absent >> lane & 1) static_cast<volatile uint32_t*>(ex.missing)[lane] = what;
   __threadfence_system();
-  if (lane < kMaxRanks && ex.tell[lane] != nullptr) store_release(ex.tell[lane], absent);
+  if (lane < kMaxRanks && ex.verdict_out[lane] != nullptr) store_release(ex.verdict_out[lane], absent);
   __syncwarp();
   if (lane == 0) {
     for (uint32_t proxy = 0; proxy < 2; ++proxy)
-      if (ex.verdict_told[proxy] != nullptr) store_release(ex.verdict_told[proxy], 1);
+      if (ex.verdict_sent[proxy] != nullptr) store_release(ex.verdict_sent[proxy], 1);
     *static_cast<volatile uint32_t*>(ex.broken) = 1;
   }
   __threadfence_system();
@@ -187,8 +187,8 @@ __device__ inline bool wait_until(const Exchange& ex, bool mine, uint32_t rank, 
     const uint64_t now = __shfl_sync(kAll, now_ns(), 0);
     if (begin == 0) begin = now;
     if (is_broken(ex)) return false;
-    // A rank that gave up tells whom it missed: it is not missing itself.
-    const uint32_t* const word = ex.hear[lane_of()];
+    // A rank that gave up reports whom it missed: it is not missing itself.
+    const uint32_t* const word = ex.verdict_in[lane_of()];
     uint32_t absent = word != nullptr ? load_acquire(word) : 0;
     if (!done && lost() && !(done = ready())) absent |= verdict_bit(ex, rank);
     absent = __reduce_or_sync(kAll, absent) & ~verdict_bit(ex, ex.rank);
@@ -199,7 +199,7 @@ __device__ inline bool wait_until(const Exchange& ex, bool mine, uint32_t rank, 
   }
 }
 
-// Whole warp: waits until the word of each lane that has one says `step`. Equality is right: nobody writes the next step's word to a
+// Whole warp: waits until the word of each lane that has one shows `step`. Equality is right: nobody writes the next step's word to a
 // turn that was not combined (MOE-1).
 __device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
                              Wait what) {

@@ -41,7 +41,7 @@ struct Matrices {
   uint32_t vector;  // 1: eight neighbours may be loaded at once and share a block
 };
 
-// Of the threads of a warp one tells what all have found.
+// Of the threads of a warp one reports what all have found.
 AF_DEVICE bool speaks() {
 #if defined(__CUDACC__)
   return threadIdx.x % 32 == 0;
@@ -201,10 +201,10 @@ AF_DEVICE void quantise(const Matrices& box) {
 
 #if defined(__CUDACC__)
 template <typename Form>
-__device__ __forceinline__ void whole_blocks(const Wholes& told, uint32_t count) {
+__device__ __forceinline__ void whole_blocks(const Wholes& boxes, uint32_t count) {
   __shared__ uint32_t found[kThreads / 32];
   __shared__ alignas(16) uint8_t turned[kBlock * kPitch];
-  const Whole box = told.each[box_of(told, count, blockIdx.x)];
+  const Whole box = boxes.each[box_of(boxes, count, blockIdx.x)];
   const Spot spot = spot_of(box, blockIdx.x);
   Held<Form> held;
   uint32_t most = look<Form>(box, spot, threadIdx.x, held);
@@ -223,9 +223,9 @@ __device__ __forceinline__ void whole_blocks(const Wholes& told, uint32_t count)
 }
 
 template <typename From, typename To>
-__device__ __forceinline__ void lay(const Wholes& told, uint32_t count) {
+__device__ __forceinline__ void lay(const Wholes& boxes, uint32_t count) {
   __shared__ typename To::Bits turned[kSide * kTilePitch];
-  const Whole box = told.each[box_of(told, count, blockIdx.x)];
+  const Whole box = boxes.each[box_of(boxes, count, blockIdx.x)];
   const Spot spot = spot_of(box, blockIdx.x);
   if (box.out_strides[2] == sizeof(typename To::Bits)) {
     bring<From, To>(box, spot, threadIdx.x, nullptr);
@@ -242,8 +242,8 @@ __device__ __forceinline__ void lay(const Wholes& told, uint32_t count) {
 extern "C" {
 
 // A row of blocks for each stretch; `totals` begins as zeros.
-__global__ void __launch_bounds__(256) weights_sums(const weights::Stretches told, unsigned long long* totals) {
-  const weights::Stretch stretch = told.each[blockIdx.y];
+__global__ void __launch_bounds__(256) weights_sums(const weights::Stretches stretches, unsigned long long* totals) {
+  const weights::Stretch stretch = stretches.each[blockIdx.y];
   const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t step = gridDim.x * blockDim.x;
   uint64_t total =
@@ -297,20 +297,20 @@ __global__ void __launch_bounds__(256) weights_quantise_float32(weights::Matrice
 
 #if defined(__CUDACC__)
 // A block for each quantisation block of all boxes; registers for so many blocks at once that loads cover the memory's latency.
-__global__ void __launch_bounds__(256, 4) weights_whole_bfloat16(const weights::Wholes told, uint32_t count) {
-  weights::whole_blocks<weights::Bfloat16>(told, count);
+__global__ void __launch_bounds__(256, 4) weights_whole_bfloat16(const weights::Wholes boxes, uint32_t count) {
+  weights::whole_blocks<weights::Bfloat16>(boxes, count);
 }
-__global__ void __launch_bounds__(256, 4) weights_whole_float16(const weights::Wholes told, uint32_t count) {
-  weights::whole_blocks<weights::Float16>(told, count);
+__global__ void __launch_bounds__(256, 4) weights_whole_float16(const weights::Wholes boxes, uint32_t count) {
+  weights::whole_blocks<weights::Float16>(boxes, count);
 }
-__global__ void __launch_bounds__(256, 2) weights_whole_float32(const weights::Wholes told, uint32_t count) {
-  weights::whole_blocks<weights::Float32>(told, count);
+__global__ void __launch_bounds__(256, 2) weights_whole_float32(const weights::Wholes boxes, uint32_t count) {
+  weights::whole_blocks<weights::Float32>(boxes, count);
 }
 
 // A block for each tile of all boxes.
-#define AF_LAY(name, from, to)                                                                            \
-  __global__ void __launch_bounds__(256) weights_lay_##name(const weights::Wholes told, uint32_t count) { \
-    weights::lay<weights::from, weights::to>(told, count);                                                \
+#define AF_LAY(name, from, to)                                                                             \
+  __global__ void __launch_bounds__(256) weights_lay_##name(const weights::Wholes boxes, uint32_t count) { \
+    weights::lay<weights::from, weights::to>(boxes, count);                                                \
   }
 AF_LAY(16, Bits16, Bits16)
 AF_LAY(32, Bits32, Bits32)

@@ -62,11 +62,11 @@ struct Spot {
 };
 
 // Which box has a tile.
-AF_DEVICE uint32_t box_of(const Wholes& told, uint32_t count, uint32_t tile) {
+AF_DEVICE uint32_t box_of(const Wholes& boxes, uint32_t count, uint32_t tile) {
   uint32_t low = 0;
   while (count > 1) {
     const uint32_t half = count / 2;
-    if (told.each[low + half].first <= tile) low += half;
+    if (boxes.each[low + half].first <= tile) low += half;
     count -= half;
   }
   return low;

@@ -48,7 +48,7 @@ LimitResult stream_receive(int32_t socket, void* target, uint64_t region_bytes, 
 LimitResult eventfd_ping(int32_t out, int32_t in, uint64_t count, uint64_t* samples_ns);
 LimitResult eventfd_pong(int32_t out, int32_t in, uint64_t count);
 
-// Round trips between two spinning threads of this process over two cache lines: says whether the cores are near or far now.
+// Round trips between two spinning threads of this process over two cache lines: states whether the cores are near or far now.
 LimitResult spin_round_trips(uint64_t count, uint64_t* samples_ns);
 
 uint64_t monotonic_ns();

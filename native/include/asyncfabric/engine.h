@@ -65,7 +65,7 @@ class Engine {
   virtual Status mark_stream(void* stream, int32_t device, MarkId* out) = 0;
   // The same for a watch word: the bytes leave when it holds `value` or more. Nobody but the worker has to wake for it.
   virtual Status mark_word(WatchId watch, uint64_t value, MarkId* out) = 0;
-  // A write that was refused as kBusy leaves its mark for another try; who gives up says so.
+  // A write that was refused as kBusy leaves its mark for another try; who gives up takes it back.
   virtual void drop_mark(MarkId mark) = 0;
 
   // Data ops. `imm` is kNoImm or 0..kMaxImm. Bounds are checked here, locally and against the key.

@@ -1,5 +1,5 @@
 // rows.h: moving and adding up rows of tokens, for asyncfabric.moe. Pure functions over memory, any thread, no GIL needed.
-// Every index is checked before anything is written: false says that one points outside, or that sizes do not fit.
+// Every index is checked before anything is written: false means that one points outside, or that sizes do not fit.
 //
 // Sums are made in fp32, one addend after the other in the order given, and rounded once (to nearest, even) when they
 // are stored. Products are rounded before they are added: these files are compiled without contraction, so that no

@@ -10,12 +10,12 @@
 
 namespace asyncfabric::topology {
 
-constexpr int32_t kNoNode = -1;  // the machine does not say, as virtual machines with flat PCI do not
+constexpr int32_t kNoNode = -1;  // the machine does not report it, as virtual machines with flat PCI do not
 constexpr int32_t kNoGpu = -1;
 constexpr int32_t kNoCpu = -1;
 
 // Where a device sits. `path` goes from the host bridge ("pci0000:00") over bridges and switch ports to the device itself;
-// it is empty where the tree does not tell. The addresses are those of lspci -D.
+// it is empty where the tree does not show it. The addresses are those of lspci -D.
 struct Place {
   std::string address;
   std::vector<std::string> path;
@@ -33,7 +33,7 @@ struct Gpu {
   Place place;
   uint32_t device_id = 0;  // PCI device, 0x2335 is an H200
   std::string driver;      // "" when no driver is bound
-  std::string model;       // "NVIDIA H200", "" when the driver is not there to say it
+  std::string model;       // "NVIDIA H200", "" when the driver is not there to state it
 };
 
 enum class NicKind : uint32_t { kInfiniBand = 0, kRoce = 1, kEfa = 2, kIwarp = 3, kEthernet = 4 };

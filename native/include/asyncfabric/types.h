@@ -87,7 +87,7 @@ enum class CompletionKind : uint32_t {
   kControl = 1,   // a control call ended: cookie, status, value = region / peer id
   kCounter = 2,   // an armed counter reached its target: cookie, value = the counter's value then
   kWatch = 3,     // an armed watch word changed: cookie, value = new word
-  kPeerLost = 4,  // value = peer id, status says why; cookie 0
+  kPeerLost = 4,  // value = peer id, status states why; cookie 0
   kMessage = 5,   // two-sided messages came since they were last taken; cookie 0
   kWritable = 6,  // armed by arm_writable: an op slot is free again; cookie
   kClosed = 7,    // submit_close finished: nothing is in flight; cookie

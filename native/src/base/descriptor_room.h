@@ -28,7 +28,7 @@ inline void make_descriptor_room() {
   make_descriptor_room(newest.get());
 }
 
-// Libraries tell that descriptors ran out by other numbers, or not at all. Asked after something failed.
+// Libraries report that descriptors ran out by other numbers, or not at all. Asked after something failed.
 inline bool descriptors_ran_out() {
   const UniqueFd trial(eventfd(0, EFD_CLOEXEC));
   return !trial && (errno == EMFILE || errno == ENFILE);

@@ -50,7 +50,7 @@ uint64_t room_of_group(const std::string& folder, const Names& names) {
   const uint64_t most = number_of(folder + "/" + names.most, kUnbounded);
   if (most >= kUnbounded / 4) return kUnbounded;  // version 1 writes a number of that size
   const std::string stat = text_of(folder + "/memory.stat");
-  // What the kernel drops when room is wanted: pages of files, and its own tables of them (told in version 2 alone).
+  // What the kernel drops when room is wanted: pages of files, and its own tables of them (reported in version 2 alone).
   const uint64_t cached =
       value_of(stat, names.active_file) + value_of(stat, names.inactive_file) + value_of(stat, "slab_reclaimable");
   const uint64_t taken = number_of(folder + "/" + names.taken, 0);

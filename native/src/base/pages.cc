@@ -61,7 +61,7 @@ void* map_shared_file(int fd, uint64_t length, int protection) {
   return base;
 }
 
-// Asks for huge pages by the one call that works whatever shmem_enabled says (Linux 6.1). Random pages are then written at the speed
+// Asks for huge pages by the one call that works whatever shmem_enabled states (Linux 6.1). Random pages are then written at the speed
 // of the memory and not of the page tables: a quarter to a third more for lists of 4 to 64 KiB pages; and a peer that maps gigabytes
 // has 500 times fewer to map. Refusal is no failure.
 void collapse_to_huge_pages(uint8_t* base, uint64_t length) {
@@ -92,7 +92,7 @@ Status Pages::allocate(uint64_t length, Pages* out) {
   pages.base_ = base;
   pages.length_ = length;
   collapse_to_huge_pages(static_cast<uint8_t*>(base), length);
-  // Takes the pages that are still missing: a machine without memory says so here and not by SIGBUS in a copy.
+  // Takes the pages that are still missing: a machine without memory fails here and not by SIGBUS in a copy.
   if (const int error = posix_fallocate(pages.fd_.get(), 0, static_cast<off_t>(length)); error != 0)
     return {StatusCode::kNoMemory, error};
   (void)madvise(base, length, MADV_POPULATE_WRITE);  // older kernels fault the pages in at the first touch

@@ -1,6 +1,6 @@
 // pin_table.h: objects named by handles that any thread may pin for a moment without a lock, and that go away only when
 // nobody holds a pin. Used for regions (an op pins the memory it touches) and for keys.
-// One 64-bit word per slot says everything: generation (31 bits) | free | open | pins (31 bits). A pin attempt on a stale
+// One 64-bit word per slot states everything: generation (31 bits) | free | open | pins (31 bits). A pin attempt on a stale
 // handle never looks at the object.
 #pragma once
 
@@ -69,7 +69,7 @@ class PinTable {
     return claim_end(slot, word);
   }
 
-  // No new pins. True when the caller owns the end now (nobody held a pin). `closed` says whether this call closed it.
+  // No new pins. True when the caller owns the end now (nobody held a pin). `closed` states whether this call closed it.
   bool close(uint64_t handle, bool* closed) {
     *closed = false;
     Slot* slot = find(handle);

@@ -14,7 +14,7 @@ namespace asyncfabric {
 void* open_shared_library(const std::string& name, std::string* why);
 void* find_symbol(void* library, const char* name);  // null: it has none of that name
 
-// The file that was really loaded; `asked` when the loader does not say.
+// The file that was really loaded; `asked` when the loader does not report it.
 std::string file_of_symbol(void* symbol, const std::string& asked);
 
 // What `load` makes of a file, kept for good. A failure is not kept: the library may be installed later.

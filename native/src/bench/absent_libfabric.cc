@@ -1,4 +1,4 @@
-// absent_libfabric.cc: the libfabric loop of a build that found no libfabric headers: says so when it is called. The twin of
+// absent_libfabric.cc: the libfabric loop of a build that found no libfabric headers: refuses when it is called. The twin of
 // libfabric_loop.cc, which is left out of such a build; exactly one of the two defines these functions.
 #ifndef ASYNCFABRIC_WITH_LIBFABRIC
 

@@ -1,4 +1,4 @@
-// absent_verbs.cc: the verbs loop of a build that found no libibverbs headers: says so when it is called. The twin of
+// absent_verbs.cc: the verbs loop of a build that found no libibverbs headers: refuses when it is called. The twin of
 // verbs_loop.cc, which is left out of such a build; exactly one of the two defines these functions.
 #ifndef ASYNCFABRIC_WITH_VERBS
 

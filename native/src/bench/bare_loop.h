@@ -52,7 +52,7 @@ double seconds_now();
 bool send_all(int fd, const void* data, size_t size);
 bool receive_all(int fd, void* data, size_t size);
 bool readable(int fd);
-char* map_region(uint64_t bytes);  // null: errno says why
+char* map_region(uint64_t bytes);  // null: errno states why
 
 // The same bytes on both sides without sending them: the target compares without help.
 void fill(char* region, uint64_t bytes);
@@ -154,7 +154,7 @@ int timed_writes(Side& side) {
   return 0;
 }
 
-// Answers each ping, or says when the warm-up and when everything came; until the initiator is done, or gone.
+// Answers each ping, or notes when the warm-up and when everything came; until the initiator is done, or gone.
 template <class Side>
 int answer(Side& side) {
   const LoopConfig& config = side.config;

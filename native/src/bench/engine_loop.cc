@@ -1,5 +1,5 @@
 // engine_loop.cc: submit and poll in tight loops. Cookies start at kFirstCookie so that completions of somebody else's calls
-// (control calls, messages) are told apart and left alone.
+// (control calls, messages) are distinguished and left alone.
 #include "bench/engine_loop.h"
 
 #include <array>

@@ -18,7 +18,7 @@ using libfabric::Library;
 constexpr uint64_t kKey = 0x5eed;
 constexpr size_t kReap = 64;
 
-struct Hello {  // what the two sides tell each other
+struct Hello {  // what the two sides send each other
   uint32_t name_bytes = 0;
   uint64_t key = 0;
   uint64_t base = 0;

@@ -18,7 +18,7 @@ using verbs::Owned;
 constexpr int kReap = 64;
 constexpr uint64_t kReceiveMark = 1ull << 63;
 
-struct Hello {  // what the two sides tell each other
+struct Hello {  // what the two sides send each other
   verbs::RailAddress address;
   verbs::QueueEnd end;
   uint64_t base = 0;

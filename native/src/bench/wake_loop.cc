@@ -1,4 +1,4 @@
-// wake_loop.cc: what the kernel and the caches charge for telling somebody something: eventfd wake-ups between processes, one TCP
+// wake_loop.cc: what the kernel and the caches charge for notifying somebody: eventfd wake-ups between processes, one TCP
 // stream, and two threads spinning on two cache lines. Runs on the calling thread; spin_round_trips starts one more and joins it.
 #include <sys/socket.h>
 #include <unistd.h>

@@ -44,7 +44,7 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
     handles[rail].reset();
     rail_keys[rail].clear();  // in a key: this rail does not know the memory
     const std::string why = "rail " + std::to_string(rail) + " (" + core_.rails[rail]->protocol + ") failed";
-    // The first that says more than that it takes no such memory.
+    // The first that reports more than that it takes no such memory.
     if (status.ok() || (status.code == StatusCode::kUnsupported && registered.code != StatusCode::kUnsupported)) {
       status = registered;
       core_.note_error("registering " + std::to_string(length) + " bytes on " + why + reason(rail, device));
@@ -141,7 +141,7 @@ void NativeEngine::allocate_device(uint64_t cookie, uint64_t length, int32_t dev
   add_region(cookie, Pages(), std::move(pages), base, length, device, access);
 }
 
-// What the rail said, as the end of a sentence.
+// What the rail reported, as the end of a sentence.
 std::string NativeEngine::reason(uint32_t rail, int32_t device) const {
   std::string why = rail < core_.rails.size() ? core_.rails[rail]->rail->why() : std::string();
   if (why.empty() && device != kHostDevice && rail_of_device(device) == core_.rails.size())

@@ -1,4 +1,4 @@
-// core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the engine lock unless it says otherwise.
+// core.h: the engine's state and its one verb, step(). Everything in Core is guarded by the engine lock unless it states otherwise.
 // What it does stands in the rooms: ops/ (from a submitted op over legs and work requests to its completion; cancel, loss, close), peers/
 // (connections, liveness, messages), counters/ (values, and their end), regions/ (memory, and is a key still good), loop/ (the pass itself).
 #pragma once
@@ -172,7 +172,7 @@ struct Core {
   uint64_t sleep_limit_ns(bool loop_has_rails);
   void publish(const Completion& completion);
   bool has_room() const;  // one more op would be taken
-  void tell_writable();
+  void notify_writable();
   void note_error(std::string text);  // any thread
   void note_reason(uint64_t cookie, const std::string& text);
   void flush_completions();
@@ -255,7 +255,7 @@ struct Core {
 
   // handshake.cc
   void wire_peer(PeerId id);  // control thread
-  void say_hello(Peer& peer);
+  void send_hello(Peer& peer);
   void on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound);
   void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);
   void answer_hello(Peer& peer, uint64_t their_lane);
@@ -291,7 +291,7 @@ struct Core {
   void send_message(Peer& peer, uint32_t lane, MessageType type, uint64_t value, std::string_view payload);
   size_t flush_outgoing();
   void on_message(std::string_view bytes, Inbound inbound);
-  bool say_again(Op& op, Leg& leg, Status status);
+  bool send_again(Op& op, Leg& leg, Status status);
   void remind_later(Peer& peer);
   uint64_t remind(Peer& peer, uint64_t now);
   void on_user_messages(Peer& peer, const MessageHeader& header, std::string_view payload);
@@ -304,7 +304,7 @@ struct Core {
   void end_untaken(Peer& peer);
 
   // closings.cc
-  void tell_closings();
+  void report_closings();
   void send_closings(Peer& peer, uint64_t number, const Closings& closings);
   void ask_closings(Peer& peer);
   void closing_confirmed(uint32_t imm);

@@ -85,7 +85,7 @@ Status NativeEngine::open_state(const RailSpec& spec, RailState* state, std::str
     }
   if (core_.has_secret())
     if (const Status status = state->rail->require_admission(); !status.ok()) {
-      *detail = spec.provider + ": this rail cannot tell peers that proved the secret from others";
+      *detail = spec.provider + ": this rail cannot know peers that proved the secret from others";
       return status;
     }
   state->capabilities = state->rail->capabilities();
@@ -220,7 +220,7 @@ Status NativeEngine::open_counter(int64_t imm, CounterId* out, uint32_t* imm_out
   const Status status = core_.counters.open(imm, out, imm_out);
   if (status.code != StatusCode::kUnconfirmed) return status;
   const Moment moment(core_);
-  core_.tell_closings();  // where nobody has to be asked, that is all
+  core_.report_closings();  // where nobody has to be asked, that is all
   return core_.counters.open(imm, out, imm_out);
 }
 
@@ -233,7 +233,7 @@ Status NativeEngine::arm_closed(uint64_t cookie, uint32_t imm) {
   if (core_.closing.load(std::memory_order_acquire)) return StatusCode::kClosed;
   if (imm > kMaxImm) return StatusCode::kInvalidArgument;
   const Moment moment(core_);
-  core_.tell_closings();
+  core_.report_closings();
   if (const auto found = core_.unconfirmed.find(imm); found != core_.unconfirmed.end())
     found->second.cookies.push_back(cookie);
   else

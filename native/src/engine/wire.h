@@ -64,7 +64,7 @@ enum class MessageType : uint8_t {
 };
 
 // A life is one entry for a peer, from meeting it to losing it. One side may lose the other alone, and begin anew while the other still
-// goes on with the old entry; so what was said to an earlier life must not be taken by a later one.
+// goes on with the old entry; so what was sent to an earlier life must not be taken by a later one.
 struct MessageHeader {
   MessageType type = MessageType::kPing;
   uint64_t sender = 0;

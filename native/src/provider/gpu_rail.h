@@ -1,5 +1,5 @@
 // gpu_rail.h: what the rail of a GPU can do besides moving bytes: memory of its own, dma-bufs for NICs, and words of the host that kernels
-// and streams wait for or store to. Rail::gpu() has it. Threads: as each method says.
+// and streams wait for or store to. Rail::gpu() has it. Threads: see each method.
 #pragma once
 
 #include <cstdint>

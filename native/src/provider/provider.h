@@ -81,7 +81,7 @@ class Rail {
   virtual void cancel_wait() = 0;   // awake again
 };
 
-// Opens the rail named by `spec`; `detail` says in a sentence why not. Called on the opening thread before the worker runs.
+// Opens the rail named by `spec`; `detail` is the reason, in a sentence. Called on the opening thread before the worker runs.
 using OpenRail = Status (*)(const RailSpec& spec, std::unique_ptr<Rail>* out, std::string* detail);
 
 }  // namespace asyncfabric

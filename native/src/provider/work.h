@@ -1,5 +1,5 @@
 // work.h: what the engine hands to a rail and gets back: requests to move bytes or send messages, and events. Plain values; who may
-// touch them when is said by Rail::post and Rail::poll (provider.h).
+// touch them when stands at Rail::post and Rail::poll (provider.h).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace asyncfabric {
 
-class Gatherer;  // gatherer.h: only rails whose capabilities say `gathers` look into it
+class Gatherer;  // gatherer.h: only rails whose capabilities have `gathers` look into it
 
 struct Page {           // in the direction of the copy
   uint64_t source = 0;  // byte offset of a write in the region, of a read in the key's range
@@ -29,7 +29,7 @@ struct WorkRequest {
   RailPeer* peer = nullptr;
   LocalMemory* local = nullptr;    // null for kSend and for length 0
   RemoteMemory* remote = nullptr;  // null for kSend and for a signal (length 0, has_imm)
-  // A write that takes its bytes from here, behind the first `gathered` ones; `address` then only says that there are some.
+  // A write that takes its bytes from here, behind the first `gathered` ones; `address` then only shows that there are some.
   Gatherer* gather = nullptr;
   uint64_t gathered = 0;
   const void* address = nullptr;  // local bytes; kSend: payload, copied or sent before post returns
@@ -56,10 +56,10 @@ enum class RailEventKind : uint8_t { kDone, kImmediate, kMessage, kPeerLost, kRa
 struct RailEvent {
   RailEventKind kind = RailEventKind::kDone;
   Status status;
-  uint64_t tag = 0;               // kDone
-  uint32_t imm = 0;               // kImmediate: the bytes that came before it are visible to this thread
-  RailPeer* peer = nullptr;       // kPeerLost, kPathDown, kPathUp
-  uint64_t connection = 0;        // kMessage: the connection of a peer's rail that brought it; 0: the rail cannot say
+  uint64_t tag = 0;          // kDone
+  uint32_t imm = 0;          // kImmediate: the bytes that came before it are visible to this thread
+  RailPeer* peer = nullptr;  // kPeerLost, kPathDown, kPathUp
+  uint64_t connection = 0;   // kMessage: the connection of a peer's rail that brought it; 0: the rail does not know
   const uint8_t* data = nullptr;  // kMessage: valid until the next poll
   uint32_t length = 0;
 };

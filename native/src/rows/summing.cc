@@ -24,7 +24,7 @@ bool sees_ahead() {
 #endif
 }
 
-// The sum of bytes that come in parts; how many they are in all is told first.
+// The sum of bytes that come in parts; how many they are in all is reported first.
 class Stream {
  public:
   Stream(const Kernels& kernels, size_t bytes)

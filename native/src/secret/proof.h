@@ -1,5 +1,5 @@
 // proof.h: what two fabrics show each other to prove that they have the same secret: a nonce for each entry of a peer, and a code over a whole
-// message, header and payload, that ends with it. The header says kind, sender, target and life, so a message that is turned round, moved to
+// message, header and payload, that ends with it. The header has kind, sender, target and life, so a message that is turned round, moved to
 // another peer or kept for a later life has a wrong code. So has one that was sent to another address than it came to: whoever gets a peer to
 // connect to it cannot pass on what that peer proves.
 #pragma once

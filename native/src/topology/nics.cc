@@ -41,7 +41,7 @@ void read_ports(const Tree& tree, const std::string& folder, Nic& nic, bool* eth
     const std::string at = folder + "/ports/" + port;
     const bool active = tree.text(at + "/state").starts_with("4");  // "4: ACTIVE"
     const double gbits = gbits_of(tree.text(at + "/rate"));
-    // A port that is down still reports a rate, often the lowest one: only active ones say how fast the device is.
+    // A port that is down still reports a rate, often the lowest one: only active ones state how fast the device is.
     if (active && (!nic.up || gbits > nic.gbits_per_s)) nic.gbits_per_s = gbits;
     nic.up = nic.up || active;
     if (active || !any) *ethernet = tree.text(at + "/link_layer") == "Ethernet";
@@ -83,7 +83,7 @@ Nic read_interface(const Tree& tree, const std::string& name) {
   if (nic.place.address.empty()) nic.place = place_of(tree, folder + "/device");
   nic.netdevs = {name};
   const std::string state = tree.text(folder + "/operstate");
-  nic.up = state == "up" || state == "unknown";                      // drivers that do not tell say unknown, and work
+  nic.up = state == "up" || state == "unknown";  // drivers that do not know it report unknown, and work
   const int64_t mbits = tree.number(folder + "/speed").value_or(0);  // -1, or unreadable, while it is down
   nic.gbits_per_s = mbits > 0 ? static_cast<double>(mbits) / 1000.0 : 0;
   nic.virtual_function = tree.exists(folder + "/device/physfn/net");

@@ -55,7 +55,7 @@ Place place_of(const Tree& tree, const std::string& folder) {
     place.path.emplace_back(part);
   }
   if (place.address.empty()) return {};
-  // Without its host bridge a path says nothing about what two devices share.
+  // Without its host bridge a path shows nothing about what two devices share.
   if (!is_host_bridge(place.path.front())) place.path.clear();
   const int64_t node = tree.number(pci_folder(place) + "/numa_node").value_or(kNoNode);
   place.numa_node = node < 0 || node > 1 << 16 ? kNoNode : static_cast<int32_t>(node);

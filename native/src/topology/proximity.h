@@ -9,7 +9,7 @@ namespace asyncfabric::topology {
 
 struct Proximity {
   Distance distance = Distance::kFar;
-  uint32_t node_distance = 0;  // as the firmware says it, where both nodes are known: 10 local, 21 the other socket
+  uint32_t node_distance = 0;  // as the firmware reports it, where both nodes are known: 10 local, 21 the other socket
   uint32_t bridges = 0;        // on the way from one to the other
   auto operator<=>(const Proximity&) const = default;
 };

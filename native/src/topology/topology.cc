@@ -1,4 +1,4 @@
-// topology.cc: puts the rooms of this folder together: read, mend what the machine does not say, choose.
+// topology.cc: puts the rooms of this folder together: read, mend what the machine does not report, choose.
 #include "asyncfabric/topology.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace asyncfabric::topology {
 namespace {
 
-// numa_node -1 means "not told". One node only: it is that one. Else local_cpulist may still name exactly one node's CPUs.
-// A number of a node that does not exist (seen with cpusets of containers and with hot-unplugged memory) is not told either.
+// numa_node -1 means "not reported". One node only: it is that one. Else local_cpulist may still name exactly one node's CPUs.
+// A number of a node that does not exist (seen with cpusets of containers and with hot-unplugged memory) is not reported either.
 void mend_node(const Tree& tree, const std::vector<NumaNode>& nodes, const std::string& name, Place& place,
                Notes& notes) {
   const auto exists = [&](const NumaNode& node) { return node.id == place.numa_node; };

@@ -22,7 +22,7 @@ class Tree {
   bool exists(std::string_view path) const;
   // Where a link finally leads, relative to the root; "" when it leads nowhere or out of the root.
   std::string resolved(std::string_view path) const;
-  std::string link_name(std::string_view path) const;  // the last part of what a link says, also when it leads nowhere
+  std::string link_name(std::string_view path) const;  // the last part of what a link holds, also when it leads nowhere
 
  private:
   std::string root_;  // canonical, without a slash at its end

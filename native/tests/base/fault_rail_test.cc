@@ -294,7 +294,7 @@ TEST(FaultRail, LosesTheFirstMessageAndOneInN) {
     message.tag = tag + 1;
     EXPECT_EQ(pair.writer->post({&message, 1}).accepted, 1u);
   }
-  EXPECT_TRUE(is_permutation_up_to(tags_of(pair.drain(*pair.writer, 60)), 60));  // the sender cannot tell
+  EXPECT_TRUE(is_permutation_up_to(tags_of(pair.drain(*pair.writer, 60)), 60));  // the sender cannot know
   std::string arrived;
   RailEvent event;
   while (pair.target->poll({&event, 1}) == 1) arrived.append(reinterpret_cast<const char*>(event.data), event.length);

@@ -1,5 +1,5 @@
 // engine_automatic_test.cc: rails that were chosen by the machine: those that do not open are left out with their reason, and memory that
-// some of them cannot carry is registered with the others, said so to the owner and to whoever cannot use it.
+// some of them cannot carry is registered with the others, and its owner and whoever cannot use it get the reason.
 #include <gtest/gtest.h>
 
 #include "rigs/engine_pair.h"
@@ -85,7 +85,7 @@ TEST(Automatic, MemoryGoesOverTheRailsThatTookIt) {
   EXPECT_TRUE(pair.wait(*pair.b, released).status.ok());
 }
 
-TEST(Automatic, MemoryThatNoCommonRailTookIsRefusedBySaying) {
+TEST(Automatic, MemoryThatNoCommonRailTookIsRefusedWithTheReason) {
   add_loopback();
   const RailSpec local{"local", "", {}}, takes = chosen(), refuses = chosen({{"takes", "0"}});
   for (const bool ours : {true, false}) {  // the memory of the writer, or of the target

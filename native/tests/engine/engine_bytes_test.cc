@@ -1,4 +1,4 @@
-// engine_bytes_test.cc: how many bytes a transfer says to have moved when it fails or is cancelled, over rails that took all of it and
+// engine_bytes_test.cc: how many bytes a transfer reports as moved when it fails or is cancelled, over rails that took all of it and
 // carried out a part. Driven by hand, one request of the rail at a time.
 #include <gtest/gtest.h>
 

@@ -69,17 +69,17 @@ TEST(LongLife, ManyPeersThatCameAndWentAreForgotten) {
     ASSERT_TRUE(disconnect(pair, *pair.a, peer).ok());
   }
   for (Party* party : {pair.a.get(), pair.b.get()}) {
-    // One more: the other side may not have heard of the last end, and would learn of it by heartbeats.
+    // One more: the other side may not have learned of the last end, and would learn of it by heartbeats.
     EXPECT_TRUE(pair.until([&] { return party->engine->statistics().peers <= PeerList::kMostResting + 1; }, 5));
     EXPECT_EQ(party->engine->peers().size(), party->engine->statistics().peers);
   }
   EXPECT_NE(pair.a->engine->peers().front().id, first);
 
-  // What is meant for a forgotten one is refused, whatever was said before.
-  const uint64_t said = pair.a->cookie();
+  // What is meant for a forgotten one is refused, whatever was sent before.
+  const uint64_t sent = pair.a->cookie();
   OpId op = 0;
-  ASSERT_TRUE(pair.a->engine->submit_send(said, first, "x", 1, &op).ok());
-  EXPECT_EQ(pair.wait(*pair.a, said).status.kind, StatusKind::kPeer);
+  ASSERT_TRUE(pair.a->engine->submit_send(sent, first, "x", 1, &op).ok());
+  EXPECT_EQ(pair.wait(*pair.a, sent).status.kind, StatusKind::kPeer);
   EXPECT_TRUE(disconnect(pair, *pair.a, first).ok());
   EXPECT_EQ(disconnect(pair, *pair.a, first + 10 * kRounds).code, StatusCode::kInvalidArgument);
   EXPECT_TRUE(write_one(pair, from, key).status.ok()) << "the next use of a key connects its owner again";

@@ -48,7 +48,7 @@ TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
   for (int i = 0; i < 20; ++i) pair.turn();
   for (const CounterId counter : counters) EXPECT_EQ(pair.b->engine->counter_value(counter), 1u);
   EXPECT_EQ(pair.b->engine->statistics().stale_arrivals, 0u);
-  // A counter that is reopened later is told by itself.
+  // A counter that is reopened later is reported by itself.
   pair.b->engine->close_counter(counters[0]);
   const CounterId again = pair.open_counter(*pair.b, 0);
   ASSERT_TRUE(pair.a->engine->submit_signal(pair.a->cookie(), &peer, 1, 0, &op).ok());
@@ -67,7 +67,7 @@ TEST(Meeting, ACounterThatIsClosedWhileTheyShakeHandsIsConfirmed) {
     const std::vector<PeerInfo> peers = pair.b->engine->peers();
     return !peers.empty() && peers[0].state == static_cast<uint32_t>(PeerState::kConnected);
   };
-  // The greeting leaves and is heard, its answer is not.
+  // The greeting leaves and is received, its answer is not.
   while (pair.b->engine->peers().empty() && now_ns() < deadline) {
     pair.a->engine->step();
     pair.b->engine->step();
@@ -119,7 +119,7 @@ TEST(Meeting, ASilentPeerHoldsUpNoCounterThatIsPicked) {
   engine_of_b.join();
   const uint64_t begun = now_ns();
   for (int i = 0; i < 200; ++i) open_and_close(*a.engine, kNoImm);
-  EXPECT_LT(now_ns() - begun, config.peer_deadline_host_ns) << "waited for a peer that says nothing";
+  EXPECT_LT(now_ns() - begun, config.peer_deadline_host_ns) << "waited for a peer that sends nothing";
   EXPECT_NE(peer, 0u);
   while (a.engine->statistics().unconfirmed_closes == 0 && now_ns() < deadline) std::this_thread::yield();
   EXPECT_LT(now_ns(), deadline) << "its own closes wait for it";

@@ -190,7 +190,8 @@ TEST_F(Messages, ACreditThatWasLostIsSentAgain) {
   EXPECT_EQ(take(5), range(0, 5));
   turns(8);
   EXPECT_FALSE(ended(64));
-  EXPECT_TRUE(pair.until([&] { return ended(64); })) << "what the reminder says is known is less than what was taken";
+  EXPECT_TRUE(pair.until([&] { return ended(64); }))
+      << "what the reminder reports is known is less than what was taken";
 }
 
 TEST_F(Messages, OneCompletionAnnouncesAllUntilNoneIsLeft) {

@@ -181,7 +181,7 @@ TEST_F(TwoRails, MessagesGoRoundARailThatIsDown) {
   }
 }
 
-TEST_F(TwoRails, WhyMemoryOfAPeerCannotBeReachedIsTold) {
+TEST_F(TwoRails, WhyMemoryOfAPeerCannotBeReachedIsReported) {
   std::vector<uint8_t> more(4096, 1);
   const KeyId fresh = pair.give_key(*pair.b, pair.add_region(*pair.b, more), 4096, *pair.a);
   rails[1]->refuse("rail 1 has no way to that memory");
@@ -223,8 +223,8 @@ TEST(Pulse, ALaneThatSwallowsEverythingIsNoDeath) {
   for (const size_t dead : {0, 1}) {
     rails[dead]->hold(true);
     rails[2 + dead]->hold(true);
-    const uint64_t said = rails[3 - dead]->posted();  // by the other end, over the other lane
-    EXPECT_TRUE(pair.until([&] { return state() != 1 || rails[3 - dead]->posted() >= said + 6; }, 60));
+    const uint64_t sent = rails[3 - dead]->posted();  // by the other end, over the other lane
+    EXPECT_TRUE(pair.until([&] { return state() != 1 || rails[3 - dead]->posted() >= sent + 6; }, 60));
     EXPECT_EQ(state(), 1u) << "only lane " << dead << " is silent";
     rails[dead]->hold(false);
     rails[2 + dead]->hold(false);
@@ -258,8 +258,8 @@ struct OneWay : ::testing::Test {
 
 TEST_F(OneWay, SilenceBeforeTheConnectionStandsIsNoDeath) {
   meet(60'000'000'000);
-  const uint64_t said = here->posted();  // five heartbeats in each deadline
-  EXPECT_TRUE(pair->until([&] { return state() != 1 || here->posted() >= said + 20; }, 60));
+  const uint64_t sent = here->posted();  // five heartbeats in each deadline
+  EXPECT_TRUE(pair->until([&] { return state() != 1 || here->posted() >= sent + 20; }, 60));
   EXPECT_EQ(state(), 1u) << "the other end lives, and could not answer yet";
   here->hold(false);
   EXPECT_TRUE(pair->wait(*pair->a, cookie).status.ok());

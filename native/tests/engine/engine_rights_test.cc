@@ -1,5 +1,5 @@
 // engine_rights_test.cc: keys that somebody edits and seals again, shown by an engine that believes them: what the owner's rails were not
-// asked for does not land, whatever the fields say. The range of a key that is not strict is its user's business, see trust.md.
+// asked for does not land, whatever the fields state. The range of a key that is not strict is its user's business, see trust.md.
 #include <algorithm>
 #include <random>
 

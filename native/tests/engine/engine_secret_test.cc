@@ -37,7 +37,7 @@ struct Attacker {
   std::string protocol;
   uint64_t host = 0;
   std::vector<std::unique_ptr<RailPeer>> paths;
-  std::vector<std::string> heard;
+  std::vector<std::string> received;
 
   Attacker(const RailSpec& spec, const AddressBlob& like) : protocol(spec.provider), host(like.host) {
     std::string detail;
@@ -78,7 +78,7 @@ struct Attacker {
     const size_t count = rail->poll(events);
     for (size_t i = 0; i < count; ++i)
       if (events[i].kind == RailEventKind::kMessage)
-        heard.emplace_back(reinterpret_cast<const char*>(events[i].data), events[i].length);
+        received.emplace_back(reinterpret_cast<const char*>(events[i].data), events[i].length);
   }
 };
 
@@ -254,7 +254,7 @@ TEST_P(Secrets, AWrongCodeAdmitsNothing) {
   expect_traffic(pair, counter);
 }
 
-// An address that leads to the attacker makes an honest peer say hello and, led on, prove itself there: passed on, it opens nothing.
+// An address that leads to the attacker makes an honest peer send hello and, led on, prove itself there: passed on, it opens nothing.
 TEST_P(Secrets, WhatIsProvenToAnotherAddressIsWorthNothing) {
   Pair pair(with_secret(rail(), kSecret));
   const CounterId counter = pair.open_counter(*pair.b, 7);
@@ -264,12 +264,12 @@ TEST_P(Secrets, WhatIsProvenToAnotherAddressIsWorthNothing) {
   ASSERT_TRUE(pair.a->engine->submit_connect(cookie, attacker.address(target.incarnation)).ok());
   ASSERT_TRUE(pair.until([&] {
     attacker.poll();
-    return !attacker.heard.empty();
+    return !attacker.received.empty();
   }));
   RailPeer& path = attacker.reach(target);
   size_t passed = 0;
   for (int i = 0; i < 3000; ++i) {
-    for (; passed < attacker.heard.size(); ++passed) attacker.send(path, attacker.heard[passed]);
+    for (; passed < attacker.received.size(); ++passed) attacker.send(path, attacker.received[passed]);
     attacker.poll();
     pair.turn();
   }
@@ -277,7 +277,7 @@ TEST_P(Secrets, WhatIsProvenToAnotherAddressIsWorthNothing) {
   settle(pair, attacker, 1);
   EXPECT_EQ(pair.b->engine->counter_value(counter), 0u);
   EXPECT_TRUE(pair.b->engine->peers().empty()) << "a relayed hello made a peer";
-  for (const std::string& each : attacker.heard) EXPECT_EQ(type_of(each), MessageType::kHello);
+  for (const std::string& each : attacker.received) EXPECT_EQ(type_of(each), MessageType::kHello);
 }
 
 // Turned round to its sender, or repeated over another connection.
@@ -290,10 +290,10 @@ TEST_P(Secrets, AReflectedOrRepeatedHelloAdmitsNothing) {
   ASSERT_TRUE(pair.a->engine->submit_connect(cookie, attacker.address(4711)).ok());
   ASSERT_TRUE(pair.until([&] {
     attacker.poll();
-    return !attacker.heard.empty();
+    return !attacker.received.empty();
   }));
   RailPeer& path = attacker.reach(a);
-  for (const std::string& each : attacker.heard) attacker.send(path, each);
+  for (const std::string& each : attacker.received) attacker.send(path, each);
   for (int i = 0; i < 10; ++i) attacker.count(path, 7);
   for (int i = 0; i < 500; ++i) pair.turn(), attacker.poll();
   EXPECT_EQ(pair.a->engine->counter_value(counter), 0u);

@@ -230,15 +230,15 @@ TEST(EngineTest, FullSlabIsBusyAndRecovers) {
   ASSERT_TRUE(pair.a->engine->arm_writable(writable).ok());
   ASSERT_TRUE(pair.a->engine->arm_writable(second).ok());
   EXPECT_EQ(pair.wait(*pair.a, writable).kind, CompletionKind::kWritable);
-  EXPECT_EQ(pair.wait(*pair.a, second).kind, CompletionKind::kWritable) << "every waiter is told";
+  EXPECT_EQ(pair.wait(*pair.a, second).kind, CompletionKind::kWritable) << "every waiter is notified";
   const uint64_t late = pair.a->cookie();
   ASSERT_TRUE(pair.a->engine->arm_writable(late).ok());
   EXPECT_EQ(pair.wait(*pair.a, late).kind, CompletionKind::kWritable) << "there is room already";
   EXPECT_TRUE(pair.a->engine->submit_write(pair.a->cookie(), from, 0, 64, key, 0, kNoImm, &op).ok());
 }
 
-// A counter that has its count already is told without an op: those may all be in flight, and who waits for a count can do nothing about it.
-TEST(EngineTest, AReachedCounterIsToldWhenNoOpIsFree) {
+// A counter that has its count already is reported without an op: those may all be in flight, and who waits for a count can do nothing about it.
+TEST(EngineTest, AReachedCounterIsReportedWhenNoOpIsFree) {
   EngineConfig config = Pair::manual(plain());
   config.max_ops = 8;
   Pair pair(config);

@@ -155,7 +155,7 @@ TEST_P(LibfabricProcess, KilledPeerFailsItsRequestsAndNobodyElses) {
   const uint64_t start = now_ns();
   ASSERT_TRUE(pump_until({&a}, [&] { return a.done.size() == 16; }));
   EXPECT_LT(now_ns() - start, kSecond);
-  // A queue pair only says that it was flushed or got no answer; who is dead is found out by the heartbeats of the engine.
+  // A queue pair only reports that it was flushed or got no answer; who is dead is found out by the heartbeats of the engine.
   const StatusKind kind = verbs() ? StatusKind::kTransfer : StatusKind::kPeer;
   EXPECT_GT(std::count_if(a.done.begin(), a.done.end(), [&](const auto& done) { return done.second.kind == kind; }), 0);
   for (const auto& [tag, status] : a.done)

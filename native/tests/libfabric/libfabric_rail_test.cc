@@ -27,7 +27,7 @@ class LibfabricRail : public ::testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(LibfabricRail, SaysWhatWasOpened) {
+TEST_P(LibfabricRail, StatesWhatWasOpened) {
   Side side(spec());
   const RailInfo info = side.rail->info();
   EXPECT_EQ(info.provider, spec().provider);
@@ -401,7 +401,7 @@ TEST(LibfabricInbound, ThereIsRoomForNewcomersHoweverManyWereThereBefore) {
   constexpr uint64_t kMany = 3 * InboundList::kMost, kStays = 7;
   size_t most = 0;
   for (uint64_t connection = 1; connection <= kMany; ++connection) {
-    // Every third sender has died; of the living one all connections but the seventh have ended, and it says so when it is asked.
+    // Every third sender has died; of the living one all connections but the seventh have ended, and it reports that when it is asked.
     ASSERT_TRUE(list.add(connection, connection % 3 == 0 ? dead : living)) << connection;
     list.look_after(now, ask, refuses);
     for (const uint64_t each : std::exchange(asked, {}))

@@ -138,7 +138,7 @@ TEST_P(LibfabricRefusal, RefusedWriteNeverLosesOthersSilently) {
     }
     failed_rounds += std::any_of(a.done.begin(), a.done.end(), [](const auto& done) { return !done.second.ok(); });
     b.on_imm = nullptr;
-    bool recovered = false;  // a signal posted before the break is known may still fail, but it must say so
+    bool recovered = false;  // a signal posted before the break is known may still fail, but it must report that
     for (uint64_t tag = 1000; !recovered && tag < 1020; ++tag) {
       good.post(good.signal(tag, 0xffff), {&a, &b});
       ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.back().first == tag; })) << "round " << round;
@@ -274,7 +274,7 @@ TEST_P(LibfabricRefusal, PeerThatIsGone) {
 INSTANTIATE_TEST_SUITE_P(Providers, LibfabricRefusal, kProfiles,
                          [](const auto& info) { return name_of_profile(info.param); });
 
-TEST(LibfabricOpen, EfaSaysWhyItCannot) {
+TEST(LibfabricOpen, EfaStatesWhyItCannot) {
   std::unique_ptr<Rail> rail;
   std::string detail;
   const Status status = open_libfabric_rail(spec_of("efa"), &rail, &detail);

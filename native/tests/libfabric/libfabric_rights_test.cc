@@ -69,7 +69,7 @@ TEST_P(LibfabricRights, AReadKeyWritesNothingHoweverItIsEdited) {
   WorkRequest read = link.write_imm(0, 0, 64, ++tag, 0);
   read.kind = WorkKind::kRead;
   read.has_imm = false;
-  EXPECT_TRUE(attempt(a, b, link, reader, read).ok()) << "what it says it does";
+  EXPECT_TRUE(attempt(a, b, link, reader, read).ok()) << "what it states it does";
   EXPECT_EQ(a.region[63], 0xee);
 }
 

@@ -80,7 +80,7 @@ TEST(LocalCopyPool, NobodyWorksOnAnEarlierCall) {
   }
 }
 
-// Bytes that say where they belong, and what their parts were.
+// Bytes that name where they belong, and what their parts were.
 class Pattern final : public Gatherer {
  public:
   explicit Pattern(uint64_t length) : copied_(length / kPartBytes + 1) {}

@@ -73,7 +73,7 @@ TEST(LocalCrowd, TwoHundredFiftySixConnectAtOnce) {
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(connected, kThreads * kEach);
   EXPECT_TRUE(eventually({&hub}, [&] { return hub.imms.size() == kThreads * kEach; }))
-      << "what was said before leaving counts";
+      << "what was sent before leaving counts";
 }
 
 TEST(LocalCrowd, TheSeatsAreBoundedAndComeBack) {

@@ -116,7 +116,7 @@ TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
 }
 
 // Who keeps a mapping of a registration knows by them whether it is still the one that a key is of.
-TEST(LocalKeys, LivesTellRegistrationsApart) {
+TEST(LocalKeys, LivesDistinguishRegistrations) {
   Endpoint owner;
   Endpoint writer;
   auto peer = writer.connect(owner);

@@ -70,7 +70,7 @@ std::string get(int fd) {
   return recv(fd, text.data(), length, MSG_WAITALL) == ssize_t{length} ? text : std::string();
 }
 
-// The child owns a region, tells its address and key, and echoes each immediate back until it gets 999.
+// The child owns a region, reports its address and key, and echoes each immediate back until it gets 999.
 int own_region(int fd, Kind kind, const Words& options) {
   Endpoint endpoint(options);
   Block block(4 << 20, kind);

@@ -1,4 +1,4 @@
-// local_ring_test.cc: messages and immediates through a connection's ring: wrap-around, sizes, a full ring that says
+// local_ring_test.cc: messages and immediates through a connection's ring: wrap-around, sizes, a full ring that reports
 // busy and recovers, and producers and consumers that are lied to.
 #include "local_rig.h"
 #include "providers/local/transfers/ring.h"
@@ -76,7 +76,7 @@ TEST(LocalRing, FullRingIsBusyForItsPeerAndRecovers) {
   ASSERT_TRUE(sender.rail->prepare_wait()) << "nothing to do until the target takes something";
   EXPECT_TRUE(eventually({&sleeper}, [&] { return sleeper.imms.size() == count; }));
   pollfd bed{sender.rail->wait_fd(), POLLIN, 0};
-  EXPECT_EQ(::poll(&bed, 1, 5000), 1) << "the target made room and did not say so";
+  EXPECT_EQ(::poll(&bed, 1, 5000), 1) << "the target made room and did not report it";
   sender.rail->cancel_wait();
   sender.post({signal(*to_sleeper, count, count)});
   EXPECT_TRUE(eventually({&sleeper}, [&] { return sleeper.imms.size() == count + 1; }));

@@ -46,7 +46,7 @@ Passport chunked_passport(uint64_t chunk, uint64_t chunks) {
   return passport;
 }
 
-TEST(CudaPassport, SaysHowManyHandlesThereAre) {
+TEST(CudaPassport, StatesHowManyHandlesThereAre) {
   std::string_view key;
   Passport got;
   ASSERT_TRUE(decode_passport(encode_passport("k", chunked_passport(20 << 20, 7)), &key, &got).ok());
@@ -111,7 +111,7 @@ TEST(CudaOptions, AreReadOrNamed) {
   EXPECT_EQ(parse_options({"cuda", "first", {}}, &options, &detail).code, StatusCode::kNoProvider);
 }
 
-TEST(CudaRail, SaysWhyItCannotOpen) {
+TEST(CudaRail, StatesWhyItCannotOpen) {
   std::unique_ptr<Rail> rail;
   std::string detail;
   const Status status = open_cuda_rail({"cuda", "4096", {}}, &rail, &detail);

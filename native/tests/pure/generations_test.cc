@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kEnd = Generations::kEnd;
 
-Generations told(const Generations& from, size_t most_bytes, uint32_t* slices) {
+Generations reported(const Generations& from, size_t most_bytes, uint32_t* slices) {
   Generations out;
   *slices = 0;
   for (uint32_t at = 0; at != kEnd;) {
@@ -24,7 +24,7 @@ Generations told(const Generations& from, size_t most_bytes, uint32_t* slices) {
       ADD_FAILURE() << "no way on from " << at;
       break;
     }
-    EXPECT_EQ(out.learn(next, slice), next) << "a slice that is said again changes nothing";
+    EXPECT_EQ(out.learn(next, slice), next) << "a slice that is sent again changes nothing";
     at = next;
     ++*slices;
   }
@@ -55,7 +55,7 @@ TEST(Generations, AreThoseThatWereSetWhateverTheOrder) {
         if (near < kEnd) looked_at.push_back(near);
     for (const size_t most : {size_t{16}, size_t{60}, size_t{8192}}) {
       uint32_t slices = 0;
-      const Generations learned = told(runs, most, &slices);
+      const Generations learned = reported(runs, most, &slices);
       const auto same = [&](uint32_t imm) { return runs.of(imm) == all[imm] && learned.of(imm) == all[imm]; };
       for (const uint32_t imm : looked_at) ASSERT_TRUE(same(imm)) << imm;
     }
@@ -70,7 +70,7 @@ TEST(Generations, ACircleOfCountersIsOneSlice) {
   for (uint32_t imm = 1u << 19; imm < 700'000; ++imm)
     if (runs.of(imm) != 0) runs.set(imm, 2);
   uint32_t slices = 0;
-  const Generations learned = told(runs, 8192, &slices);
+  const Generations learned = reported(runs, 8192, &slices);
   EXPECT_EQ(slices, 1u);
   EXPECT_EQ(learned.of(1u << 19), 2u);
   EXPECT_EQ(learned.of(kMaxImm), 1u);

@@ -126,10 +126,10 @@ TEST(Ordering, RunsOfAnyShapeAreInOrder) {
                     memory.begin() + static_cast<ptrdiff_t>(from + run));
     }
     const Runs runs{memory.data() + 77, sizes, strides, run};
-    size_t told_bytes = 0, told_reach = 0;
-    ASSERT_TRUE(runs.measure(&told_bytes, &told_reach));
-    ASSERT_EQ(told_bytes, bytes);
-    ASSERT_EQ(told_reach, reach);
+    size_t reported_bytes = 0, reported_reach = 0;
+    ASSERT_TRUE(runs.measure(&reported_bytes, &reported_reach));
+    ASSERT_EQ(reported_bytes, bytes);
+    ASSERT_EQ(reported_reach, reach);
     Bytes whole;
     const uint64_t wanted_sum = sum_of(wanted, &whole);
     for (const size_t shift : {0, 64, 5}) {

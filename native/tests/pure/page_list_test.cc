@@ -85,7 +85,7 @@ TEST(PageList, WithoutARoomHasMemoryOfItsOwn) {
   }
 }
 
-TEST(PageList, TellsWhatItsOffsetsAreMultiplesOfAndTheLargest) {
+TEST(PageList, ReportsWhatItsOffsetsAreMultiplesOfAndTheLargest) {
   PageRoom room;
   PageList list;
   const std::vector<int64_t> sources{3, 0, 7}, targets{2, 9, 1};

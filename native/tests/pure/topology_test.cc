@@ -122,7 +122,7 @@ TEST(Names, OfDevicesSortAsPeopleCount) {
   for (const std::string& one : names) EXPECT_FALSE(natural_less(one, one));
 }
 
-TEST(Addresses, OfPciAreTold) {
+TEST(Addresses, OfPciAreReported) {
   for (const char* good : {"0000:1b:00.0", "10000:e1:00.7", "0000:ff:1f.3"}) EXPECT_TRUE(is_pci_address(good)) << good;
   for (const char* bad : {"1b:00.0", "0000:1b:00.8", "0000:1b:00", "0000:1b:00.0x", "pci0000:1b", "", "zzzz:1b:00.0"})
     EXPECT_FALSE(is_pci_address(bad)) << bad;
@@ -186,7 +186,7 @@ TEST_F(OddTree, NeverBlocksAndNeverGrows) {
   EXPECT_LE(tree.text("large").size(), 64u * 1024);
   EXPECT_EQ(tree.text("loop"), "");
   EXPECT_EQ(tree.resolved("loop"), "");
-  EXPECT_EQ(tree.resolved("outside"), "") << "a path out of the tree says nothing about the machine";
+  EXPECT_EQ(tree.resolved("outside"), "") << "a path out of the tree shows nothing about the machine";
   EXPECT_EQ(tree.link_name("driver"), "nvidia") << "also when it leads nowhere";
 }
 

@@ -285,7 +285,7 @@ class LoopbackRail : public Rail, public LoopbackGpu {
     breaks_ = count;
     landed_ = landed;
   }
-  void kill() {  // as if the process of this rail died: nobody reaches it any more, peers are told
+  void kill() {  // as if the process of this rail died: nobody reaches it any more, peers are notified
     const std::lock_guard<std::mutex> guard(hub_.lock);
     vanish();
   }

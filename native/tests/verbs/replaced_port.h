@@ -83,7 +83,7 @@ struct ReplacedPort : ::testing::Test {
       }
     return event;
   }
-  bool says(const std::string& text) const { return rail->info().version.find(text) != std::string::npos; }
+  bool states(const std::string& text) const { return rail->info().version.find(text) != std::string::npos; }
 
   SysTree tree;
   ReplacedLibrary replaced;

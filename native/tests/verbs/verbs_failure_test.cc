@@ -314,14 +314,14 @@ TEST(VerbsOpen, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(detail.find("libm.so.6"), std::string::npos) << detail;
 }
 
-TEST(VerbsOpen, SaysThatThereIsNoDevice) {
+TEST(VerbsOpen, StatesThatThereIsNoDevice) {
   if (!devices().empty()) GTEST_SKIP() << "this machine has RDMA devices";
   std::string detail;
   EXPECT_EQ(open_with("", {}, &detail).code, StatusCode::kNoProvider);
   EXPECT_NE(detail.find("no RDMA device"), std::string::npos) << detail;
 }
 
-TEST(VerbsOpen, SaysWhichDevicesThereAre) {
+TEST(VerbsOpen, StatesWhichDevicesThereAre) {
   NEED_VERBS();
   std::string detail;
   EXPECT_EQ(open_with("nodevice0", {}, &detail).code, StatusCode::kNoProvider);

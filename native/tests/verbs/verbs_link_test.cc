@@ -38,7 +38,7 @@ struct Lossy {
   }
 };
 
-// A short pull: the requests are sent again by the device, nothing fails, and the end whose cable it is says that its rail was down.
+// A short pull: the requests are sent again by the device, nothing fails, and the end whose cable it is reports that its rail was down.
 TEST(VerbsLink, ShortPullLosesNothing) {
   NEED_CABLE();
   Side a("rxe1"), b("rxe2");
@@ -61,7 +61,7 @@ TEST(VerbsLink, ShortPullLosesNothing) {
   EXPECT_EQ(a.region, b.region);
 }
 
-// A port is active before its network carries: the engine hears that the rail is up and the path is not, until something was answered.
+// A port is active before its network carries: the engine learns that the rail is up and the path is not, until something was answered.
 TEST(VerbsLink, APathIsAskedBeforeItIsUsedAgain) {
   NEED_CABLE();
   const Words fast = {{"timeout", "15"}, {"retry", "2"}};

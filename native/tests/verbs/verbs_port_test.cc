@@ -70,7 +70,7 @@ TEST(VerbsPort, NoneIsAnErrorThatNamesThePort) {
 
 TEST_F(ReplacedPort, NamesItsGid) {
   open();
-  EXPECT_TRUE(says("GID 3 (RoCE v2, 10.0.1.2 on eth1)")) << rail->info().version;
+  EXPECT_TRUE(states("GID 3 (RoCE v2, 10.0.1.2 on eth1)")) << rail->info().version;
 }
 
 // 256, the speed of a lane of XDR, is 0 in 8 bits.
@@ -95,12 +95,12 @@ TEST_F(ReplacedPort, WithoutItsAddressTheRailIsDownByNameUntilItIsBack) {
   EXPECT_EQ(event.kind, RailEventKind::kRailDown);
   EXPECT_EQ(event.status.code, StatusCode::kRailDown);
   EXPECT_EQ(event.status.raw, IBV_EVENT_GID_CHANGE);
-  EXPECT_TRUE(says("has lost the address")) << rail->info().version;
+  EXPECT_TRUE(states("has lost the address")) << rail->info().version;
   tree.gid(5, kIpv4, "RoCE v2", "eth1");
   library->happens(IBV_EVENT_GID_CHANGE, 1);
   event = next();
   EXPECT_EQ(event.kind, RailEventKind::kRailUp);
-  EXPECT_FALSE(says("down")) << rail->info().version;
+  EXPECT_FALSE(states("down")) << rail->info().version;
   rail.reset();
   EXPECT_EQ(library->unacknowledged.load(), 0u);
 }
@@ -124,7 +124,7 @@ TEST_F(ReplacedPort, WhatChangesNothingOfItsAddressIsNotReported) {
   const RailEvent event = next();
   EXPECT_EQ(event.kind, RailEventKind::kRailDown);
   EXPECT_EQ(event.status.raw, IBV_EVENT_PORT_ERR);
-  EXPECT_TRUE(says("port is not active")) << rail->info().version;
+  EXPECT_TRUE(states("port is not active")) << rail->info().version;
 }
 
 // On InfiniBand peers know the LID, which another subnet manager may give anew.

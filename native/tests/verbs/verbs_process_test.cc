@@ -185,7 +185,7 @@ TEST(VerbsProcess, KilledPeerHarmsNobodyElse) {
   a.imms.clear();
   victim.die();
   for (uint64_t i = 0; i < 16; ++i) dead.post(dead.write(0, 0, 1 << 18, 100 + i), {});
-  ASSERT_TRUE(pump_until({&a}, [&] { return a.path_down; })) << "nobody said that the peer is silent";
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.path_down; })) << "nobody reported that the peer is silent";
   EXPECT_TRUE(a.done.empty());
   for (uint64_t i = 0; i < 30; ++i) {
     alive.post(alive.write_imm(0, 0, 1 << 16, i, 7), {&a});

@@ -6,7 +6,7 @@
 namespace asyncfabric::verbs_rig {
 namespace {
 
-TEST(VerbsRail, SaysWhatWasOpened) {
+TEST(VerbsRail, StatesWhatWasOpened) {
   NEED_VERBS();
   Side side(device_a());
   const RailInfo info = side.rail->info();
@@ -263,7 +263,7 @@ TEST(VerbsRail, OptionsAreHonoured) {
   }
 }
 
-// 256 connections at the same moment, all with something to say.
+// 256 connections at the same moment, all with something to send.
 TEST(VerbsRail, ManyConnectionsAtOnce) {
   NEED_VERBS();
   constexpr uint32_t kConnections = 256;

@@ -51,7 +51,7 @@ struct Reopened : ReplacedPort {
              b->figures().rebuilt_lanes == 2 * times;
     }));
   }
-  bool says(const std::string& text) const { return a->rail->info().version.find(text) != std::string::npos; }
+  bool states(const std::string& text) const { return a->rail->info().version.find(text) != std::string::npos; }
 
   static Reopened* here;
   std::unique_ptr<Side> a, b;
@@ -63,9 +63,9 @@ TEST_F(Reopened, ConnectionsAndKeysGoOn) {
   const std::string address = a->rail->address();
   library->refused_openings = 3;
   fail();
-  EXPECT_TRUE(says("failed, trying to open it again") || says("opened again")) << a->rail->info().version;
+  EXPECT_TRUE(states("failed, trying to open it again") || states("opened again")) << a->rail->info().version;
   wait_until_open();
-  EXPECT_TRUE(says("opened again after failures: 1")) << a->rail->info().version;
+  EXPECT_TRUE(states("opened again after failures: 1")) << a->rail->info().version;
   EXPECT_EQ(library->openings.load(), 2u + 3 + 1);
   EXPECT_EQ(library->left.load(), 0u) << "objects were in the device when it was closed";
   both(0x22);
@@ -173,7 +173,7 @@ TEST_F(ReplacedPort, AFailedDeviceClosesTheRailByName) {
   const uint64_t until = now_ns() + 20 * kSecond;  // on the service thread, the second of them after 2 ms
   while (library->openings < 3 && now_ns() < until) {}
   EXPECT_GE(library->openings.load(), 3u);
-  EXPECT_TRUE(says("the device failed")) << rail->info().version;
+  EXPECT_TRUE(states("the device failed")) << rail->info().version;
   rail.reset();
   EXPECT_EQ(library->left.load(), 0u);
 }

@@ -18,7 +18,7 @@ from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.nodes.vllm.host import EngineHost, Output
 from asyncfabric_services.nodes.vllm.node import VllmNode, open_vllm, sampling_params
 from asyncfabric_services.nodes.vllm.sight import Transfers
-from asyncfabric_services.nodes.vllm.translation import read_transfer, sampling_arguments, told_tokens
+from asyncfabric_services.nodes.vllm.translation import read_transfer, sampling_arguments, streamed_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ async def _cancel_gone(membership: Membership, identity: Identity, scope: trio.C
 async def _tokens(outputs: AsyncIterator[Output], began: Callable[[], None]) -> AsyncIterator[list[int]]:
     async for output in outputs:
         began()
-        tokens = told_tokens(output.tokens, output.finish, output.stopped_by)
+        tokens = streamed_tokens(output.tokens, output.finish, output.stopped_by)
         if tokens:
             yield tokens
         if output.finish not in (None, "stop", "length"):

@@ -1,7 +1,7 @@
 """vLLM's asynchronous engine on an asyncio loop of its own thread, used from trio.
 
 trio runs the node; vLLM wants asyncio. A request is a task of that loop; its outputs come by trio's thread-safe queue.
-When a scope of `generate` is left the task has ended, so vLLM has been told to abort what was not complete.
+When a scope of `generate` is left the task has ended, so vLLM has been ordered to abort what was not complete.
 """
 
 from __future__ import annotations

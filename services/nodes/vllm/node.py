@@ -80,7 +80,7 @@ def secret_for_workers(secret: bytes | None) -> Iterator[None]:
 
 @asynccontextmanager
 async def open_vllm(stage: Stage) -> AsyncIterator[VllmNode]:
-    """Start vLLM as the settings say. When its process ends, the node fails, drains and ends with a status.
+    """Start vLLM as the settings ask. When its process ends, the node fails, drains and ends with a status.
 
     Raises StartError when vLLM does not start, EnvironmentUnfit when it is not installed.
 

@@ -86,7 +86,7 @@ def prefill_arguments() -> dict[str, Any]:
     }
 
 
-def told_tokens(tokens: Sequence[int], finish: str | None, stopped_by: object) -> list[int]:
+def streamed_tokens(tokens: Sequence[int], finish: str | None, stopped_by: object) -> list[int]:
     """Return the tokens of one output that belong to the answer: vLLM gives the token that ended it along."""
     ended_by_token = finish == "stop" and not isinstance(stopped_by, str)
     return list(tokens[:-1] if ended_by_token else tokens)

@@ -73,7 +73,7 @@ class NodeProcess:
         self.name, self.role, self.log = name, words[1], folder / f"{name}.log"
         self._out = folder / f"{name}.out"
         self._out.unlink(missing_ok=True)
-        self.told: dict[str, str] = {}
+        self.reported: dict[str, str] = {}
         self.blocks = 0.0
         self.engine: list[psutil.Process] = []
         context = multiprocessing.get_context("forkserver")
@@ -82,12 +82,12 @@ class NodeProcess:
         self.pid = int(self._process.pid or 0)
 
     def ready(self) -> None:
-        """Wait until the node listens; what it printed is in `told`."""
+        """Wait until the node listens; what it printed is in `reported`."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end and self._process.is_alive():
             for line in self._out.read_text().splitlines() if self._out.exists() else []:
                 if line.startswith('{"listening"') and line.endswith("}"):
-                    self.told = json.loads(line)
+                    self.reported = json.loads(line)
                     self.engine = psutil.Process(self.pid).children(recursive=True)
                     if self.engine:
                         self.blocks = self.metric("asyncfabric_kv_free_pages")
@@ -114,7 +114,7 @@ class NodeProcess:
 
     def look(self, *words: str) -> list[dict[str, Any]]:
         """Return the rows of a command that looks at this node."""
-        words = (*words, "--node", self.told["listening"], "--json")
+        words = (*words, "--node", self.reported["listening"], "--json")
         out = subprocess.run([sys.executable, "-P", "-c", RUN, *words], stdout=subprocess.PIPE, check=True).stdout
         return [json.loads(line) for line in out.decode().splitlines()]
 
@@ -141,7 +141,7 @@ class NodeProcess:
 
     def get(self, path: str) -> str:
         """Return what the node answers."""
-        with urllib.request.urlopen(self.told["listening"] + path, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(self.reported["listening"] + path, timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
     def metric(self, name: str) -> float:
@@ -172,7 +172,7 @@ class Cluster:
     @property
     def link(self) -> str:
         """Where the directory is reached."""
-        return self.nodes["dir"].told["link"]
+        return self.nodes["dir"].reported["link"]
 
     def start(self, role: str, name: str, *more: str) -> None:
         """Start a node; its `ready` waits for it."""
@@ -212,7 +212,7 @@ class Cluster:
             "temperature": 0,
             "ignore_eos": True,
         }
-        address = urlsplit(self.nodes["router"].told["listening"])
+        address = urlsplit(self.nodes["router"].reported["listening"])
         connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=PATIENCE_S)
         content = {"content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps({**body, **fields}), content)

@@ -119,7 +119,7 @@ def test_a_trace_shows_a_request_at_router_prefill_and_decode_with_its_push(whol
         "trace",
         "record",
         "--directory",
-        whole.nodes["dir"].told["listening"],
+        whole.nodes["dir"].reported["listening"],
         "--seconds",
         "8s",
         "-o",

@@ -44,8 +44,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ]
     try:
         for one in running:
-            said, _ = one.communicate(timeout=240)
-            assert one.returncode == 0, said[-3000:]
+            stated, _ = one.communicate(timeout=240)
+            assert one.returncode == 0, stated[-3000:]
     finally:
         for one in running:
             one.kill()
@@ -59,7 +59,7 @@ def tensors_in(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_rules_say_what_load_weights_does(loaded: tuple[Path, int], family: str) -> None:
+def test_rules_state_what_load_weights_does(loaded: tuple[Path, int], family: str) -> None:
     folder, ranks = loaded
     if ranks > 1 and family in ONE_RANK:
         with pytest.raises(ValueError, match="the rules of GPT-OSS are for one rank, the engine has 2"):

@@ -70,7 +70,7 @@ def test_what_no_pool_can_hold_is_a_bad_request(shared: Cluster) -> None:
 
 
 def test_a_prefill_node_with_another_model_is_passed_over(shared: Cluster, one_process: OneProcess) -> None:
-    """Not told to the client, whose request is fine."""
+    """Not reported to the client, whose request is fine."""
     shared.start("prefill-0", MODEL__SEED="1")  # of equals the first by name is asked first
     shared.until_routed(prefill=2, decode=2)
     with shared.client() as client:
@@ -135,7 +135,7 @@ def test_a_cluster_over_tcp_with_keys(tmp_path: Path, one_process: OneProcess) -
         ({"CLUSTER__KEYS": "/nowhere/link.key"}, "no key file"),
     ],
 )
-def test_a_node_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, str], text: str) -> None:
+def test_a_node_that_cannot_start_states_why(tmp_path: Path, settings: dict[str, str], text: str) -> None:
     log = tmp_path / "router.log"
     router = Service("router", "router", log, SMALL | {"CLUSTER__BIND": f"ipc://{tmp_path}/ipc/"} | settings)
     out, _ = router.child.communicate(timeout=PATIENCE)
@@ -144,7 +144,7 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, s
     assert "Traceback" not in log.read_text()
 
 
-def test_nodes_that_are_told_to_stop_hand_their_requests_on(tmp_path: Path, one_process: OneProcess) -> None:
+def test_nodes_that_are_ordered_to_stop_hand_their_requests_on(tmp_path: Path, one_process: OneProcess) -> None:
     names = ["prefill-1", "prefill-2", "decode-1", "decode-2"]
     with cluster(tmp_path, *names, HTTP__DRAIN="500ms") as made, made.client() as client:
         stream = client.completions.create(model=MODEL, prompt="Pages", max_tokens=500, temperature=0, stream=True)

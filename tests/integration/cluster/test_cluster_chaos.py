@@ -1,7 +1,7 @@
 """Rounds of kill -9 at random moments of any process of a cluster under load; after each round nothing is left over.
 
 The cluster stays, only the killed process starts again under its name. ASYNCFABRIC_TEST_ROUNDS and
-ASYNCFABRIC_TEST_SEED say how many rounds and which moments; ASYNCFABRIC_TEST_WATCHDOG_S has to be larger for many.
+ASYNCFABRIC_TEST_SEED state how many rounds and which moments; ASYNCFABRIC_TEST_WATCHDOG_S has to be larger for many.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def kill(made: Cluster, clients: Crowd, victim: str, chance: random.Random) -> N
 
 
 def start_again(made: Cluster, clients: Crowd, victim: str, place: dict[str, str]) -> None:
-    """Start the killed process under its name; returns when it serves, nobody else having been told."""
+    """Start the killed process under its name; returns when it serves, nobody else having been notified."""
     made.start(victim, **(place if victim == "directory" else {}))
     clients.turn_to(made["router"])
     made.until_routed(prefill=2, decode=2)
@@ -96,7 +96,7 @@ def judged(outcomes: Sequence[Outcome]) -> Counter[str]:
     return Counter(outcome.kind for outcome in outcomes)
 
 
-def told_by(made: Cluster) -> list[str]:
+def reports_of(made: Cluster) -> list[str]:
     """Return the errors in the logs of all processes, those of earlier lives too."""
     lines = [line for path in made.folder.glob("*.log") for line in path.read_text().splitlines()]
     return [line for line in lines if not line.startswith("{") or json.loads(line)["level"] == "error"]
@@ -132,7 +132,7 @@ def test_rounds_of_sudden_death(tmp_path: Path) -> None:
         slowest = max(outcome.seconds for outcome in clients.outcomes)
         killed = Counter(name.partition("-")[0] for name in order)
         print(f"{dict(killed)}: {dict(judged(clients.outcomes))}, slowest client {slowest:.1f} s, {descriptors(made)}")
-        assert told_by(made) == []
+        assert reports_of(made) == []
         for names in (("router",), WORKERS, ("directory",)):
             assert set(made.end(*names).values()) == {0}, names
     assert processes_of(tmp_path) == []

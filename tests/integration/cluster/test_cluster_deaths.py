@@ -56,7 +56,7 @@ def test_a_decode_node_dies_under_load(tmp_path: Path, expected: list[str]) -> N
 
 
 def test_a_prefill_node_stands_still_under_load_and_goes_on_and_dies(tmp_path: Path, expected: list[str]) -> None:
-    """While it is stopped its process lives, so the fabric of one host has nothing to tell; the directory has."""
+    """While it is stopped its process lives, so the fabric of one host has nothing to report; the directory has."""
     need("fault+local")
     late = "fault+local?delay_us=500000"  # so that streams are open for half a second, which nobody overlooks
     with (

@@ -45,7 +45,7 @@ class HostedService(Service):
 
 
 class HostedCluster(Cluster):
-    """Nodes on hosts; which node is where is said before it starts."""
+    """Nodes on hosts; which node is where is stated before it starts."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, {"CLUSTER__PATIENCE": "60s"})

@@ -41,7 +41,7 @@ def asyncfabric(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(made: Cluster, *command: str) -> list[dict[str, Any]]:
-    """Return what a reading command says about all nodes of the cluster."""
+    """Return what a reading command prints about all nodes of the cluster."""
     ended = asyncfabric(*command, "--directory", made["directory"].address, "--json")
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -74,8 +74,8 @@ def test_a_hung_stream_names_its_source_and_its_request(shared: Cluster) -> None
             answer = pool.submit(complete, client, PROMPT, 2)
 
             def hung() -> list[dict[str, Any]]:
-                told = asyncfabric("why", decode, router, "--json")
-                found = [json.loads(line) for line in told.stdout.splitlines()]
+                reported = asyncfabric("why", decode, router, "--json")
+                found = [json.loads(line) for line in reported.stdout.splitlines()]
                 return found if {row["node"] for row in found} == {"decode-1", "router"} else []
 
             at_decode, at_router = sorted(until(hung), key=lambda row: str(row["node"]))
@@ -84,7 +84,7 @@ def test_a_hung_stream_names_its_source_and_its_request(shared: Cluster) -> None
             assert (at_decode["have"], at_decode["need"]) == (0, PIECES)
             assert at_router["missing_from"] == ["decode-1"]
             request = at_router["what"].removeprefix("request ")
-            assert at_decode["what"].startswith(f"{request}/"), "both ends tell of the same request"
+            assert at_decode["what"].startswith(f"{request}/"), "both ends report the same request"
             assert at_decode["for_s"] > 0
             stuck = shared["prefill-1"].address
             silent = asyncfabric("why", decode, f"--node={stuck}", "--patience", "1s")
@@ -101,7 +101,7 @@ def test_a_hung_stream_names_its_source_and_its_request(shared: Cluster) -> None
     assert json.loads(shared["router"].get("/requests"))["requests"] == []
 
 
-def test_every_node_tells_its_peers_and_its_memory(shared: Cluster) -> None:
+def test_every_node_reports_its_peers_and_its_memory(shared: Cluster) -> None:
     shared.until_routed(prefill=1, decode=1)
     with shared.client() as client:
         complete(client, PROMPT, 2)

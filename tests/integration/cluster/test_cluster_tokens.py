@@ -95,7 +95,7 @@ def test_every_token_is_that_of_one_process(tmp_path: Path) -> None:
             for prompt, answer in zip(prompts, answers, strict=True):
                 assert answer == plain.answer(prompt, ANSWER), f"{pair}, a prompt of {len(prompt)} tokens"
                 worst = max(worst, plain.shortfall(prompt, answer))
-                assert worst < CLOSE, f"{pair}, a prompt of {len(prompt)} tokens: the plain model says something else"
+                assert worst < CLOSE, f"{pair}, a prompt of {len(prompt)} tokens: the plain model gives something else"
                 compared += 1
             for name in nodes:
                 made[name].until_no_page_is_out()

@@ -103,7 +103,7 @@ async def stops_and_goes_on(made: Cluster) -> None:
         for name in NODES[:2]:
             assert made[name].metric("asyncfabric_expert_present_ranks") == 2
         victim.child.send_signal(signal.SIGCONT)
-        await trio.to_thread.run_sync(until_over, made, victim.name)  # it ends the step that it was told alone
+        await trio.to_thread.run_sync(until_over, made, victim.name)  # it ends the step that it was given alone
         await trio.to_thread.run_sync(until_ready, made, victim.name)
         assert await conductor.generate(PROMPTS, COUNT) == expected(2), "what it did since reached nobody"
         assert made["expert-a"].metric(FORWARDS) == made["expert-b"].metric(FORWARDS)
@@ -113,7 +113,7 @@ async def stops_and_goes_on(made: Cluster) -> None:
 
 
 async def is_bounded(made: Cluster) -> None:
-    """Say to some what all have to be told: those wait for the others as long as they are told to, and name them."""
+    """Send to some what all have to get: those wait for the others as long as they are ordered to, and name them."""
     folder, directory = str(made.folder / "ipc"), made["directory"].link
     with trio.fail_after(LONG_S):
         async with open_conductor(directory, len(NODES), ipc_folder=folder, patience=PATIENCE_S) as conductor:
@@ -129,10 +129,10 @@ async def is_bounded(made: Cluster) -> None:
             assert failures == {}
             for answer in spoken.values():
                 assert 2 in answer.missing and not answer.lost and answer.tokens == []
-                assert "not heard of before the deadline" in answer.because
+                assert "silent until the deadline" in answer.because
             left, failures = await conductor._ask([0], lambda _: LeaveOut([2], SOON_S), lambda _: False)
-            assert left == {} and failures.keys() == {0}, "rank 1 was not told"
-            assert "rank 1 not heard of before the deadline" in failures[0], failures
+            assert left == {} and failures.keys() == {0}, "rank 1 was not asked"
+            assert "rank 1 silent until the deadline" in failures[0], failures
     for name in NODES[:2]:
         assert missed(made, name, "late") == 1
 

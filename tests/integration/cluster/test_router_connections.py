@@ -35,8 +35,8 @@ async def test_who_asks_for_it_gets_a_closed_connection_after_the_answer(stream_
         open_site() as site,
         await site.post("/v1/completions", ASK | {"stream": stream_mode}, "connection: close") as stream,
     ):
-        told = await receive_all(stream)
-        assert b"[DONE]" in told if stream_mode else ANSWER[:9] in told
+        reported = await receive_all(stream)
+        assert b"[DONE]" in reported if stream_mode else ANSWER[:9] in reported
 
 
 @pytest.mark.parametrize("stream_mode", [False, True])
@@ -48,19 +48,19 @@ async def test_the_old_version_of_http_knows_an_answer_by_its_end(stream_mode: b
             b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
             + body
         )
-        told = await receive_all(stream)
-        assert told.endswith(b"data: [DONE]\n\n") if stream_mode else ANSWER[:9] in told
+        reported = await receive_all(stream)
+        assert reported.endswith(b"data: [DONE]\n\n") if stream_mode else ANSWER[:9] in reported
 
 
 async def test_bytes_behind_the_last_request_of_a_connection_do_not_cut_its_answer() -> None:
     async with open_site() as site:
         site.backend.permits = 1
         async with await site.post("/v1/completions", ASK | {"stream": True}, "connection: close") as stream:
-            told = await receive_until(stream, b"data: ")
+            reported = await receive_until(stream, b"data: ")
             await stream.send_all(b"\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             await trio.testing.wait_all_tasks_blocked(0.01)
             site.backend.permit(20)
-            assert (told + await receive_all(stream)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            assert (reported + await receive_all(stream)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 async def test_a_connection_that_is_kept_answers_again() -> None:
@@ -145,8 +145,8 @@ async def test_requests_that_were_sent_together_are_answered_in_order() -> None:
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\n\r\n" % len(body) + body
             )
-        told = await receive_until(stream, b'"completion_tokens":5')
-        assert told.index(b'"completion_tokens":3') < told.index(b'"completion_tokens":5')
+        reported = await receive_until(stream, b'"completion_tokens":5')
+        assert reported.index(b'"completion_tokens":3') < reported.index(b'"completion_tokens":5')
 
 
 async def receive_some(stream: trio.SocketStream) -> bytes:

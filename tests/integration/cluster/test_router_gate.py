@@ -71,16 +71,16 @@ async def test_each_of_the_keys_opens_the_api_and_nothing_else_does() -> None:
         for key in KEYS:
             assert await asked(address, OWN, f"authorization: Bearer {key}") == (200, {"fine": True})
         for given in ("", "Bearer ", f"Basic {KEYS[0]}", KEYS[0], f"Bearer {KEYS[0]}x", f"Bearer {KEYS[0][:-1]}"):
-            status, told = await asked(address, OWN, f"authorization: {given}")
-            assert (status, told["error"]["code"]) == (401, "invalid_api_key")
+            status, reported = await asked(address, OWN, f"authorization: {given}")
+            assert (status, reported["error"]["code"]) == (401, "invalid_api_key")
         assert (await asked(address, path="/health"))[0] == 200, "probes have no key"
 
 
 @pytest.mark.parametrize("kind", ["", "content-type: text/plain", "content-type: application/x-www-form-urlencoded"])
-async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str) -> None:
+async def test_a_body_that_is_not_stated_to_be_json_is_refused(kind: str) -> None:
     async with serving() as address:
-        status, told = await asked(address, *filter(None, [kind]))
-        assert (status, told["error"]["code"]) == (415, "unsupported_media_type")
+        status, reported = await asked(address, *filter(None, [kind]))
+        assert (status, reported["error"]["code"]) == (415, "unsupported_media_type")
         assert (await asked(address, f"{OWN}; charset=utf-8"))[0] == 200
 
 

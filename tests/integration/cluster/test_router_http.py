@@ -124,14 +124,14 @@ async def test_an_error_in_the_middle_of_a_stream_reaches_the_client() -> None:
         site.backend.permits, site.backend.failure = 5, PeerError("decode node d1 died")
 
         def use(client: Any) -> tuple[str, Any]:
-            said = ""
+            stated = ""
             with pytest.raises(openai.APIError) as caught:
                 for part in client.completions.create(model="tiny", prompt="x", stream=True):
-                    said += part.choices[0].text
-            return said, caught.value
+                    stated += part.choices[0].text
+            return stated, caught.value
 
-        said, error = await with_client(site, use)
-        assert said == TEXT[:5]
+        stated, error = await with_client(site, use)
+        assert stated == TEXT[:5]
         assert "d1 died" in error.message
 
 
@@ -182,8 +182,8 @@ async def test_a_body_that_does_not_come_is_refused_at_the_deadline() -> None:
         await stream.send_all(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 30\r\n\r\n{"
         )
-        told = await receive_all(stream)
-        assert b" 408 " in told.splitlines()[0] and b"body_late" in told
+        reported = await receive_all(stream)
+        assert b" 408 " in reported.splitlines()[0] and b"body_late" in reported
 
 
 @pytest.mark.parametrize("stream_mode", [False, True])
@@ -209,7 +209,7 @@ async def test_a_client_that_leaves_with_the_last_token_is_no_failure(
 ) -> None:
     async def tokens(_: object) -> AsyncGenerator[int, None]:
         yield ANSWER[0]
-        with suppress(trio.Cancelled):  # the answer ends in the turn of the loop in which the client's end was heard
+        with suppress(trio.Cancelled):  # the answer ends in the turn of the loop in which the client's end was received
             await trio.sleep_forever()
 
     async with open_site() as site:

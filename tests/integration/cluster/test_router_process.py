@@ -91,13 +91,13 @@ def alone(prompt: str, count: int) -> str:
 
     torch.set_num_threads(1)
     model = load_model(ModelChoice(layers=3, hidden=64, query_heads=4, kv_heads=2), page_tokens=16).model
-    cache, fed, said = DynamicCache(config=model.config), list(prompt.encode()), []
+    cache, fed, stated = DynamicCache(config=model.config), list(prompt.encode()), []
     with torch.inference_mode():
         for _ in range(count):
             logits = model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1]
             fed = [int(logits.argmax())]
-            said += fed
-    return bytes(said).decode(errors="replace")
+            stated += fed
+    return bytes(stated).decode(errors="replace")
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +146,13 @@ def test_sigterm_lets_a_stream_finish_and_then_ends_with_0() -> None:
         server.child.send_signal(signal.SIGTERM)
         parts += list(stream)
         assert parts[-1].choices[0].finish_reason == "length"
-        said = "".join(part.choices[0].text for part in parts)
+        stated = "".join(part.choices[0].text for part in parts)
         _, err = server.child.communicate(timeout=PATIENCE)
         assert server.child.returncode == 0
         log = [json.loads(line) for line in err.splitlines()]
         assert any(line["message"] == "draining" and line["requests"] == 1 for line in log)
         assert any(line["message"] == "request answered" and line["answer_tokens"] == 400 for line in log)
-    assert said == alone("hello", 400)
+    assert stated == alone("hello", 400)
 
 
 def test_sigterm_ends_with_0_within_the_drain_deadline_when_an_answer_takes_too_long() -> None:
@@ -171,9 +171,9 @@ def test_a_second_signal_does_not_wait() -> None:
     with serve(HTTP__DRAIN="10m") as server, server.client() as client:
         stream = client.completions.create(model="asyncfabric-random", prompt="a", max_tokens=10_000, stream=True)
         next(stream)
-        said: list[str] = []
+        stated: list[str] = []
         assert server.child.stderr is not None
-        reader = threading.Thread(target=lambda: said.extend(server.child.stderr or []))
+        reader = threading.Thread(target=lambda: stated.extend(server.child.stderr or []))
         server.child.send_signal(signal.SIGTERM)
         reader.start()
         server.until_metric("asyncfabric_router_inside_requests", 1)
@@ -234,7 +234,7 @@ def save_checkpoint(path: Path) -> None:
         ({"HTTP__HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
     ],
 )
-def test_a_server_that_cannot_start_says_why(settings: dict[str, str], text: str) -> None:
+def test_a_server_that_cannot_start_states_why(settings: dict[str, str], text: str) -> None:
     """In this process: torch is loaded here already."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

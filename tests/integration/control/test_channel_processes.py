@@ -28,8 +28,8 @@ def start(kind: str, tmp_path: Path) -> Iterator[Start]:
         def start(name: str) -> Process:
             nonlocal place
             process = stack.enter_context(Process("channel_member.py"))
-            process.tell(kind=kind, name=name, place=place, window=WINDOW, folder=str(tmp_path / "s"))
-            place = process.hear()["place"] if not place else (process.hear() and place)
+            process.send(kind=kind, name=name, place=place, window=WINDOW, folder=str(tmp_path / "s"))
+            place = process.receive()["place"] if not place else (process.receive() and place)
             return process
 
         yield start
@@ -53,9 +53,9 @@ def test_messages_in_order_both_ways_beyond_the_window(start: Start) -> None:
     assert events(a, 1) == [["b", "found"]]
     assert events(b, 1) == [["a", "found"]]
     for source, to, name, other in ((a, b, "a", "b"), (b, a, "b", "a")):
-        source.tell(do="send", to=other, count=30, length=600_000)
+        source.send(do="send", to=other, count=30, length=600_000)
         assert events(to, 30) == [[name, [number, 600_000]] for number in range(30)]
-        assert source.hear() == {}
+        assert source.receive() == {}
     b.ask("leave")
     ((peer, lost),) = events(a, 1)
     assert peer == "b" and lost.startswith("lost: ")

@@ -56,10 +56,10 @@ class Stranger:
         self.events.close(0)
         self.context.destroy(0)
 
-    def say(self, *frames: bytes) -> None:
+    def send(self, *frames: bytes) -> None:
         self.dealer.send_multipart(frames)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return the next message that is no heartbeat."""
         while self.dealer.poll(10_000):
             answer = decode(self.dealer.recv())
@@ -69,16 +69,16 @@ class Stranger:
         raise AssertionError("no answer")
 
     def greet(self, sequence: int = 0, session: int = SESSION, sender: Identity = ME) -> None:
-        self.say(encode(Envelope(sender, session, sequence, None, HELLO)))
+        self.send(encode(Envelope(sender, session, sequence, None, HELLO)))
 
     def parcel(self, sequence: int, body: bytes = b"", channel: str = "x", sender: Identity = ME) -> None:
-        self.say(encode(Envelope(sender, SESSION, sequence, None, Parcel(channel, body))))
+        self.send(encode(Envelope(sender, SESSION, sequence, None, Parcel(channel, body))))
 
 
 @pytest.fixture
 def node(tmp_path: Any) -> Iterator[Process]:
     with Process("control_node.py") as process:
-        process.tell(name="node", bind="ipc", config={"ipc_folder": str(tmp_path / "s"), "heartbeat_s": HEARTBEAT_S})
+        process.send(name="node", bind="ipc", config={"ipc_folder": str(tmp_path / "s"), "heartbeat_s": HEARTBEAT_S})
         yield process
         # Whatever was done to it, it works and ends in good order.
         process.ask("statistics")
@@ -87,7 +87,7 @@ def node(tmp_path: Any) -> Iterator[Process]:
 
 @pytest.fixture
 def stranger(node: Process) -> Iterator[Stranger]:
-    with Stranger(node.hear()["address"]) as found:
+    with Stranger(node.receive()["address"]) as found:
         yield found
 
 
@@ -110,13 +110,13 @@ def test_frames_that_are_none_are_counted_and_answered_by_reason(node: Process, 
         (good + b"." * (1 << 20), "oversized"),
         (good, "unknown_session"),
     ):
-        stranger.say(frame)
-        answer = stranger.hear()
+        stranger.send(frame)
+        answer = stranger.receive()
         assert isinstance(answer, SessionRefusal) and answer.code == reason, (frame[:20], answer)
-    stranger.say(good, good)
-    stranger.say(*[b"x"] * 50)
+    stranger.send(good, good)
+    stranger.send(*[b"x"] * 50)
     stranger.greet()
-    assert isinstance(stranger.hear(), Welcome)  # everything before was taken by then
+    assert isinstance(stranger.receive(), Welcome)  # everything before was taken by then
     once = dict.fromkeys(("version", "malformed", "tag", "oversized", "unknown_session"), 1)
     assert errors(node) == {**once, "magic": 2, "types": 3, "parts": 2}
 
@@ -126,16 +126,16 @@ def test_replays_gaps_and_forged_senders_in_a_session(node: Process, stranger: S
     node.ask("listen", channel="x")
     node.ask("watch")
     stranger.greet()
-    assert isinstance(stranger.hear(), Welcome)
+    assert isinstance(stranger.receive(), Welcome)
     for sequence in (1, 2, 2, 1, 3):
         stranger.parcel(sequence, b"%d" % sequence)
     stranger.parcel(4, b"forged", sender=Identity("node", 1))
-    assert stranger.hear().code == "sender"
+    assert stranger.receive().code == "sender"
     stranger.parcel(4, b"4")
     got = node.ask("take", channel="x", count=4)["arrivals"]
     assert [text for _, text in got] == ["1", "2", "3", "4"]
     stranger.parcel(9)
-    assert stranger.hear().code == "gap"
+    assert stranger.receive().code == "gap"
     assert "were lost" in node.ask("until", name="stranger", state="lost")["reason"]
     assert errors(node) == {"replayed": 2, "sender": 1, "gap": 1}
 
@@ -144,16 +144,16 @@ def test_replays_gaps_and_forged_senders_in_a_session(node: Process, stranger: S
 def test_who_sends_more_than_it_has_credit_for_is_lost(node: Process, stranger: Stranger) -> None:
     node.ask("watch")
     stranger.greet()
-    assert isinstance(stranger.hear(), Welcome)
+    assert isinstance(stranger.receive(), Welcome)
     for sequence in range(1, 6):
         stranger.parcel(sequence, bytes(900_000))  # nobody listens, and a window is 4 MiB
-    assert stranger.hear().code == "overrun"
+    assert stranger.receive().code == "overrun"
     node.ask("until", name="stranger", state="lost")
-    assert isinstance(stranger.hear(), Goodbye)
+    assert isinstance(stranger.receive(), Goodbye)
     stranger.greet()
-    assert stranger.hear().code == "replayed"  # the Hello of a session that is over opens none
+    assert stranger.receive().code == "replayed"  # the Hello of a session that is over opens none
     stranger.greet(session=SESSION + 1)
-    assert isinstance(stranger.hear(), Welcome)
+    assert isinstance(stranger.receive(), Welcome)
     assert errors(node) == {"overrun": 1, "replayed": 1}
 
 
@@ -161,10 +161,10 @@ def test_who_sends_more_than_it_has_credit_for_is_lost(node: Process, stranger: 
 def test_a_flood_of_garbage_is_not_answered_frame_by_frame(node: Process, stranger: Stranger) -> None:
     began = time.monotonic()
     for _ in range(3000):
-        stranger.say(b"?" + os.urandom(40))  # bare noise has our magic in one frame of 65,536
+        stranger.send(b"?" + os.urandom(40))  # bare noise has our magic in one frame of 65,536
     stranger.greet()
     answers = 0
-    while isinstance(answer := stranger.hear(), SessionRefusal):
+    while isinstance(answer := stranger.receive(), SessionRefusal):
         answers += 1
     assert isinstance(answer, Welcome)
     heartbeats = (time.monotonic() - began) / HEARTBEAT_S
@@ -175,18 +175,18 @@ def test_a_flood_of_garbage_is_not_answered_frame_by_frame(node: Process, strang
 @pytest.mark.slow
 def test_a_frame_far_too_large_ends_its_connection_and_nothing_else(node: Process, stranger: Stranger) -> None:
     address = node.ask("about")["address"]
-    stranger.say(bytes(5 << 20))
+    stranger.send(bytes(5 << 20))
     with Stranger(address) as other:
         other.greet()
-        assert isinstance(other.hear(), Welcome)
+        assert isinstance(other.receive(), Welcome)
 
 
 @pytest.mark.slow
 def test_strangers_over_tcp_reach_nothing() -> None:
     keys = LinkKeys(*make_keys())
     with Process("control_node.py") as node:
-        node.tell(name="node", bind="tcp", keys=[keys.public, keys.secret], trusted=[])
-        address = node.hear()["address"]
+        node.send(name="node", bind="tcp", keys=[keys.public, keys.secret], trusted=[])
+        address = node.receive()["address"]
         host, port = address.removeprefix("tcp://").partition("#")[0].split(":")
         with socket.create_connection((host, int(port))) as raw, contextlib.suppress(ConnectionResetError):
             raw.sendall(os.urandom(2000))

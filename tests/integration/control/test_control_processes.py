@@ -33,8 +33,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 pairs.setdefault(one, make_keys())
             process = stack.enter_context(Process("control_node.py"))
             keyed = {"keys": pairs[name], "trusted": [pairs[one][0] for one in trusts]} if bind[:3] == "tcp" else {}
-            process.tell(name=name, bind=bind, config={**CONFIG, **config, "ipc_folder": str(folder)}, **keyed)
-            return process, process.hear()
+            process.send(name=name, bind=bind, config={**CONFIG, **config, "ipc_folder": str(folder)}, **keyed)
+            return process, process.receive()
 
         yield start
 

@@ -25,13 +25,13 @@ def test_the_scenario_ends_well() -> None:
     need_time_for_demos()
     done = subprocess.run([*COMMAND, "--requests", "24", "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr + done.stdout
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["requests"] >= 24
-    assert (told["wrong_answers"], told["lost"], told["leaked_pages"], told["errors"]) == (0, 0, 0, [])
-    assert told["retries"] >= 1, "a killed node is felt"
-    assert 0 < told["ttft_p50_ms"] <= told["ttft_p99_ms"]
-    assert told["gbytes_per_s"] > 0
-    assert 0 < told["hidden_share"] <= 1
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["requests"] >= 24
+    assert (reported["wrong_answers"], reported["lost"], reported["leaked_pages"], reported["errors"]) == (0, 0, 0, [])
+    assert reported["retries"] >= 1, "a killed node is felt"
+    assert 0 < reported["ttft_p50_ms"] <= reported["ttft_p99_ms"]
+    assert reported["gbytes_per_s"] > 0
+    assert 0 < reported["hidden_share"] <= 1
 
 
 def nodes_of(pid: int) -> list[int]:

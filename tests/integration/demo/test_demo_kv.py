@@ -80,7 +80,7 @@ def test_streamed_equals_one_process() -> None:
 def test_a_checkpoint_directory_over_tcp(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model")
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Pages are written once.\n---\nThe count says when they are there, and nothing else does.\n")
+    prompts.write_text("Pages are written once.\n---\nThe count states when they are there, and nothing else does.\n")
     model = ["--model", str(tmp_path / "model"), "--tokens", "5"]
     status, objects, err = run(*model, "--prompt-file", str(prompts), "--provider", "tcp")
     assert status == 0, err
@@ -114,7 +114,7 @@ def save_checkpoint(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_prompt_too_long_for_the_model_is_said(tmp_path: Path) -> None:
+def test_a_prompt_too_long_for_the_model_is_stated(tmp_path: Path) -> None:
     status, objects, err = run(*SMALL, "--prompt-tokens", "40000")
     assert status == 1
     assert "40000 + 6 tokens exceed the model's 32768" in err

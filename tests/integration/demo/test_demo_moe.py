@@ -22,8 +22,8 @@ def test_the_scenario_ends_well() -> None:
     need_time_for_demos()
     done = subprocess.run([*COMMAND, "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr + done.stdout
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["answers"], told["wrong_answers"], told["errors"]) == (8, 0, [])
-    assert told["left_out"] == [2]
-    assert "rank 2 lost" in told["because"]
-    assert told["noticed_seconds"] > 0
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert (reported["answers"], reported["wrong_answers"], reported["errors"]) == (8, 0, [])
+    assert reported["left_out"] == [2]
+    assert "rank 2 lost" in reported["because"]
+    assert reported["noticed_seconds"] > 0

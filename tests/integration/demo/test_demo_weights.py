@@ -22,8 +22,8 @@ def test_every_version_that_served_is_right() -> None:
     need_time_for_demos()
     done = subprocess.run([*COMMAND, "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr + done.stdout
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["torn"], told["wrong_bits"], told["errors"]) == (0, 0, [])
-    assert told["versions"] >= 4
-    assert told["compared"] >= told["versions"] / 2, "a survivor serves nearly all versions"
-    assert told["tokens"] > 0 and told["update_bytes"] > 0 and told["gbytes_per_s"] > 0
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert (reported["torn"], reported["wrong_bits"], reported["errors"]) == (0, 0, [])
+    assert reported["versions"] >= 4
+    assert reported["compared"] >= reported["versions"] / 2, "a survivor serves nearly all versions"
+    assert reported["tokens"] > 0 and reported["update_bytes"] > 0 and reported["gbytes_per_s"] > 0

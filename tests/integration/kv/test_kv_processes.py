@@ -34,12 +34,12 @@ def node(*rails: str, confirm_s: float = 5.0, pages: int = PAGES, **options: Any
     """
     options.setdefault("peer_deadline_host", 20.0)
     process = Process("kv_node.py")
-    process.tell(rails=list(rails), options=options, layout=LAYOUT, pages=pages, confirm_s=confirm_s)
+    process.send(rails=list(rails), options=options, layout=LAYOUT, pages=pages, confirm_s=confirm_s)
     return process
 
 
 def untouched(target: Process, free: int = PAGES) -> dict[str, Any]:
-    """Every page comes back; returns what the pool says then. The pages hold poison afterwards."""
+    """Every page comes back; returns what the pool reports then. The pages hold poison afterwards."""
     report = target.ask("everything")
     assert (report["free"], report["quarantined"]) == (free, 0)
     return report
@@ -49,9 +49,9 @@ def untouched(target: Process, free: int = PAGES) -> dict[str, Any]:
 def test_pages_arrive_whole_from_two_sources_at_once(rail: str) -> None:
     need(rail)
     with node(rail) as target, node(rail) as first, node(rail) as second:
-        target.hear()
+        target.receive()
         for name, source in (("a", first), ("b", second)):
-            answer = target.ask("request", address=source.hear()["address"], tokens=TOKENS - 5, name=name)
+            answer = target.ask("request", address=source.receive()["address"], tokens=TOKENS - 5, name=name)
             assert answer["expected"] == 8 * 120 + 1
         for name in "ab":
             assert target.ask("wait", name=name) == {"arrived": 8 * 120 + 1, "wrong": 0, "exposed": False}
@@ -69,8 +69,8 @@ def test_cancelled_in_the_middle(rail: str) -> None:
     """The source stops, drains, confirms: the pages are free at once and without a fence, both sides reuse them."""
     need(rail)
     with node(rail) as target, node(rail) as source:
-        target.hear()
-        address = source.hear()["address"]
+        target.receive()
+        address = source.receive()["address"]
         for turn in range(3):
             target.ask("request", address=address, tokens=TOKENS, name="cut", gated=True)
             source.ask("allow", layers=4)
@@ -92,13 +92,13 @@ def test_the_source_is_killed_in_the_middle(rail: str) -> None:
     """Its request fails by name, its pages are fenced and come back, the next source fills them."""
     need(rail)
     with node(rail, peer_deadline_host=3.0, confirm_s=0.5) as target, node(rail) as other:
-        target.hear()
-        elsewhere = other.hear()["address"]
+        target.receive()
+        elsewhere = other.receive()["address"]
         for round_number in range(3):
             with node(rail) as source:
-                address = source.hear()["address"]
+                address = source.receive()["address"]
                 target.ask("request", address=address, tokens=TOKENS, name="cut", gated=True)
-                source.tell(do="allow", layers=7)
+                source.send(do="allow", layers=7)
                 target.ask("until", name="cut", arrived=1 + 300 * round_number)
                 source.send_signal(signal.SIGKILL)
                 error = target.fail("wait", name="cut")
@@ -118,10 +118,10 @@ def test_the_leaseholder_is_killed_in_the_middle(rail: str) -> None:
     """Its streams end, the source's pages come back, and the source serves the next."""
     need(rail)
     with node(rail, peer_deadline_host=4.0) as source, node(rail) as other:
-        address = source.hear()["address"]
-        other.hear()
+        address = source.receive()["address"]
+        other.receive()
         with node(rail) as target:
-            target.hear()
+            target.receive()
             target.ask("request", address=address, tokens=TOKENS, name="cut", gated=True)
             source.ask("allow", layers=4)
             target.ask("until", name="cut", arrived=1)
@@ -143,17 +143,17 @@ def test_a_stopped_source_comes_back_too_late(rail: str) -> None:
         node(rail, peer_deadline_host=1.0, drain_deadline=1.0, confirm_s=0.3) as target,
         node(rail) as source,
     ):
-        target.hear()
-        target.ask("request", address=source.hear()["address"], tokens=TOKENS, name="cut", gated=True)
+        target.receive()
+        target.ask("request", address=source.receive()["address"], tokens=TOKENS, name="cut", gated=True)
         source.ask("allow", layers=2)
         target.ask("until", name="cut", arrived=1)
-        source.tell(do="allow", layers=6)
+        source.send(do="allow", layers=6)
         source.send_signal(signal.SIGSTOP)
         assert not target.ask("leave", name="cut")["free"]
         # Stopped in the middle of a copy it cannot be fenced off before it goes on, stopped elsewhere it can.
         source.send_signal(signal.SIGCONT)
         assert untouched(target)["fences"] == 1
-        source.hear()
+        source.receive()
         assert source.ask("drained")["free"]
         assert target.ask("foreign")["bytes"] == 0
         source.close()
@@ -170,8 +170,8 @@ def test_writes_that_come_late_find_their_key_dead() -> None:
         node("fault+local", confirm_s=0.05) as target,
         node("fault+local?delay_us=3000000&reorder=16&seed=5") as source,
     ):
-        target.hear()
-        target.ask("request", address=source.hear()["address"], tokens=TOKENS, name="late", deaf=True)
+        target.receive()
+        target.ask("request", address=source.receive()["address"], tokens=TOKENS, name="late", deaf=True)
         source.ask("posted")
         left = target.ask("leave", name="late")
         assert left["exposed"] and not left["free"]
@@ -188,10 +188,10 @@ def test_nobody_else_is_harmed_by_a_fence() -> None:
     """While others receive, the pages of a lost source wait; the fence comes when nobody does."""
     need("local")
     with node("local", confirm_s=0.2) as target, node("local") as good:
-        target.hear()
-        address = good.hear()["address"]
+        target.receive()
+        address = good.receive()["address"]
         with node("local") as bad:
-            target.ask("request", address=bad.hear()["address"], tokens=64, name="bad", gated=True)
+            target.ask("request", address=bad.receive()["address"], tokens=64, name="bad", gated=True)
             target.ask("request", address=address, tokens=64, name="good", gated=True)
             bad.ask("allow", layers=2)
             target.ask("until", name="bad", arrived=1)

@@ -26,6 +26,6 @@ def test_a_program_for_deep_ep_runs_over_each_rail_and_ends(tmp_path: Path) -> N
         ]
         for rail in RAILS:
             for rank in ranks:
-                answer = rank.hear(PATIENCE_S)
+                answer = rank.receive(PATIENCE_S)
                 assert answer == {"rail": rail, "counted": True, "normal": True, "low_latency": True}
         assert [rank.child.wait(PATIENCE_S) for rank in ranks] == [0, 0]

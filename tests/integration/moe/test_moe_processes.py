@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 def all_of(processes: list[Process], do: str, **arguments: Any) -> list[dict[str, Any]]:
     for process in processes:
-        process.tell(do=do, **arguments)
-    answers = [process.hear(PATIENCE_S) for process in processes]
+        process.send(do=do, **arguments)
+    answers = [process.receive(PATIENCE_S) for process in processes]
     assert not any("error" in answer for answer in answers), answers
     return answers
 
@@ -31,8 +31,8 @@ def all_of(processes: list[Process], do: str, **arguments: Any) -> list[dict[str
 def join(processes: list[Process], rail: str, shape: dict[str, Any], **options: Any) -> None:
     addresses = [each["address"] for each in all_of(processes, "open", rail=rail, options=options)]
     for number, process in enumerate(processes):
-        process.tell(do="join", rank=number, addresses=addresses, config=SHAPE | shape | {"ranks": len(processes)})
-    answers = [process.hear(PATIENCE_S) for process in processes]
+        process.send(do="join", rank=number, addresses=addresses, config=SHAPE | shape | {"ranks": len(processes)})
+    answers = [process.receive(PATIENCE_S) for process in processes]
     assert not any("error" in answer for answer in answers), answers
 
 
@@ -64,10 +64,10 @@ def test_a_killed_rank_is_named_and_the_others_go_on_without_it() -> None:
             all_of(processes, "steps", first=0, count=2)
             others = [processes[0], *processes[2:]]
             for process in others:
-                process.tell(do="until_missing")
+                process.send(do="until_missing")
             processes[1].send_signal(signal.SIGKILL)
             for process in others:
-                assert process.hear(PATIENCE_S) == {"ranks": [1], "lost": True}
+                assert process.receive(PATIENCE_S) == {"ranks": [1], "lost": True}
             present = [rank for rank in range(len(processes)) if rank != 1]
             assert all(answer["present"] == present for answer in all_of(others, "exclude", ranks=[1]))
             answers = all_of(others, "steps", first=100, count=STEPS)

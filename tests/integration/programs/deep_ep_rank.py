@@ -1,4 +1,4 @@
-"""A program as people write it for DeepEP, on a gloo group: one rank, which says whether its sums were right."""
+"""A program as people write it for DeepEP, on a gloo group: one rank, which prints whether its sums were right."""
 
 from __future__ import annotations
 

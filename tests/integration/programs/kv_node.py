@@ -1,7 +1,7 @@
-"""One node of a streaming test: leases and streams pages as told by JSON lines, answers each with one JSON line.
+"""One node of a streaming test: leases and streams pages as ordered by JSON lines, answers each with one JSON line.
 
 Both ends of the protocol live in each node. A source streams what it is asked for in the offer's body: `gated` layers
-wait for `allow`; `deaf` sources do not stop when they are told to, and write again when they are allowed. Streamed
+wait for `allow`; `deaf` sources do not stop when they are ordered to, and write again when they are allowed. Streamed
 bytes are 0x80 and above, poison is below.
 """
 

@@ -1,4 +1,4 @@
-"""One rank of an exchange as a process: steps or goes on without others as told by JSON lines, one answer each."""
+"""One rank of an exchange as a process: steps or goes on without others as ordered by JSON lines, one answer each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rank:
         return {"buffer_bytes": self.moe.buffer_bytes}
 
     async def do_steps(self, first: int, count: int) -> dict[str, Any]:
-        """Run steps with changing routes; say how many were wrong, and a digest of all results."""
+        """Run steps with changing routes; return how many were wrong, and a digest of all results."""
         moe, wrong, digest = self.moe, 0, hashlib.sha256()
         for seed in range(first, first + count):
             tokens = tokens_of(moe.config, moe.rank, seed)
@@ -61,7 +61,7 @@ class Rank:
         return {"wrong": wrong, "digest": digest.hexdigest()}
 
     async def do_until_missing(self) -> dict[str, Any]:
-        """Step until a rank is missing; say who."""
+        """Step until a rank is missing; return who."""
         seed = 0
         while True:
             try:

@@ -124,12 +124,12 @@ class Party:
         result = await transfer
         return {"bytes": result.bytes, "sums": transfer.checksums}
 
-    async def say(self, address: str, text: str) -> dict[str, Any]:
+    async def send(self, address: str, text: str) -> dict[str, Any]:
         """Send a message."""
         await self.fabric.send(await self.connect_to(address), text.encode())
         return {}
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         """Return the next message."""
         message = await anext(self.fabric.messages())
         return {"text": bytes(message.payload).decode()}

@@ -1,7 +1,7 @@
 """One participant of weight updates over links: a trainer, the coordinator, or a replica whose engine steps always.
 
 Commands as JSON lines, one JSON line for each. `arm` chooses a word of the protocol: the process ends, by SIGKILL,
-when it is about to say it, or when it has heard it and before it does anything about it.
+when it is about to state it, or when it has received it and before it does anything about it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Mortal:
 
 
 class Party:
-    """What every participant can be told."""
+    """What every participant can be asked."""
 
     def __init__(self, fate: Fate) -> None:
         self._fate = fate

@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
             arguments = (role, str(first), str(second), str(port[0] if port else 0), str(tmp_path))
             one = stack.enter_context(Process("weights_engines_member.py", *arguments))
             if not port:
-                port.append(one.hear()["port"])
+                port.append(one.receive()["port"])
             return one
 
         yield started
@@ -68,7 +68,7 @@ def test_each_engine_gets_whole_versions_whatever_the_others_do(start: Callable[
     trainers = [start("trainer", rank, 2) for rank in range(2)]
     engines = {name: start("engine", name, name) for name in ("two", "four")}
     for one in (*trainers, *engines.values()):
-        assert "ready" in one.hear(120)
+        assert "ready" in one.receive(120)
     version = 0
 
     def published() -> set[str]:
@@ -76,8 +76,8 @@ def test_each_engine_gets_whole_versions_whatever_the_others_do(start: Callable[
         nonlocal version
         version += 1
         for one in trainers:
-            one.tell(version=version)
-        reports = [one.hear() for one in trainers]
+            one.send(version=version)
+        reports = [one.receive() for one in trainers]
         return {each.partition("/")[0] for report in reports for each in report["receivers"]}
 
     def publish(*names: str) -> None:
@@ -89,9 +89,9 @@ def test_each_engine_gets_whole_versions_whatever_the_others_do(start: Callable[
 
     def apply(*names: str) -> None:
         for name in names:
-            engines[name].tell(version=version)
+            engines[name].send(version=version)
         for name in names:
-            assert set(engines[name].hear()["applied"]) == {version}
+            assert set(engines[name].receive()["applied"]) == {version}
             check(tmp_path, name.removesuffix("-late"), name, version)
 
     publish("two", "four")
@@ -100,18 +100,18 @@ def test_each_engine_gets_whole_versions_whatever_the_others_do(start: Callable[
     refused = {
         "wrong-shape": "norm",  # has other rows than the trainer
         "wrong-dtype": "norm",
-        "wrong-rule": "no rule says where the engine wants it",
+        "wrong-rule": "no rule states where the engine wants it",
     }
     engines["eight-bit"] = start("engine", "eight-bit", "eight-bit")
     wrong = {layout: start("engine", layout, layout) for layout in refused}
     for layout, text in refused.items():
-        assert text in wrong[layout].hear(120)["refused"]
-    assert engines["eight-bit"].hear(120) == {"ready": "eight-bit"}
+        assert text in wrong[layout].receive(120)["refused"]
+    assert engines["eight-bit"].receive(120) == {"ready": "eight-bit"}
     publish("two", "four", "eight-bit")
     apply("two", "four", "eight-bit")
 
     engines["two-late"] = start("engine", "two", "two-late")
-    assert engines["two-late"].hear(120) == {"ready": "two-late"}
+    assert engines["two-late"].receive(120) == {"ready": "two-late"}
     apply("two-late")  # from the one that is laid out alike
 
     engines["four"].send_signal(signal.SIGSTOP)
@@ -134,8 +134,8 @@ def test_each_engine_gets_whole_versions_whatever_the_others_do(start: Callable[
     began_s = time.monotonic()
     apply("two", "two-late", "eight-bit")
     publish("two", "two-late", "eight-bit")
-    engines["four"].tell(version=1)  # writes what it has, which is the version before those two
-    engines["four"].hear()
+    engines["four"].send(version=1)  # writes what it has, which is the version before those two
+    engines["four"].receive()
     check(tmp_path, "four", "four", version - 3)
     assert time.monotonic() - began_s < 60
     engines["four"].child.kill()

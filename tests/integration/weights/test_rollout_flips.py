@@ -37,7 +37,7 @@ NAMES = [receiver_name(replica, rank) for replica in "ab" for rank in range(2)]
 
 
 class Late:
-    """A messenger that hears of an abort when it is allowed to."""
+    """A messenger that learns of an abort when it is allowed to."""
 
     def __init__(self, inner: WeightChannel) -> None:
         self.allowed = trio.Event()
@@ -62,7 +62,7 @@ async def flip_always(replica: Any) -> None:
         await replica.wait_changed()
 
 
-def test_an_abort_that_one_rank_hears_of_first_stops_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_one_rank_learns_of_first_stops_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by reading: one rank served on and the other stopped, which ended the rollout with an InternalError."""
     model = model_of("llama")
     state = model.state_dict()

@@ -59,7 +59,7 @@ def training(folder: Path) -> Iterator[Cluster]:
         trainer = made.service("trainer-0", made.settings, torchrun_variables(0, 1, free_port()))
         made.nodes["trainer-0"] = trainer
         made.started.append(trainer)
-        trainer.hear()
+        trainer.receive()
         yield made
 
 

@@ -29,7 +29,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
             arguments = (role, str(rank), str(ranks), str(port[0] if port else 0), str(tmp_path), name)
             one = stack.enter_context(Process("weights_member.py", *arguments))
             if not port:
-                port.append(one.hear()["port"])
+                port.append(one.receive()["port"])
             return one
 
         yield started
@@ -66,19 +66,19 @@ def test_versions_reach_the_tensors_of_engines_that_come_and_go(start: Callable[
     trainers = [start("trainer", rank, 2) for rank in range(2)]
     engine = [start("engine", rank, 2) for rank in range(2)]
     for one in (*trainers, *engine):
-        one.hear()
+        one.receive()
 
     def publish(version: int, **more: Any) -> None:
         for one in trainers:
-            one.tell(do="publish", version=version, **more)
+            one.send(do="publish", version=version, **more)
         for one in trainers:
-            assert one.hear() == {"published": version}
+            assert one.receive() == {"published": version}
 
     def apply(version: int, ranks: list[Process], name: str) -> None:
         for one in ranks:
-            one.tell(do="apply", version=version)
+            one.send(do="apply", version=version)
         for one in ranks:
-            assert one.hear() == {"applied": version, "moved": []}
+            assert one.receive() == {"applied": version, "moved": []}
         check(tmp_path, version, name, 2)
 
     publish(1)
@@ -86,27 +86,27 @@ def test_versions_reach_the_tensors_of_engines_that_come_and_go(start: Callable[
     publish(2, wait=False)
     apply(2, engine, "engine")
 
-    assert "model.norm.weight" in start("engine", 0, 1, "odd").hear()["refused"]
+    assert "model.norm.weight" in start("engine", 0, 1, "odd").receive()["refused"]
 
     late = [start("engine", rank, 2, "late") for rank in range(2)]
     for one in late:
-        one.hear()
+        one.receive()
     apply(2, late, "late")  # from an engine that has it, with no publish in between
     engine[0].child.kill()  # the others go on without it
     publish(3)
     apply(3, late, "late")
     trainers[0].child.kill()  # it serves the store
     for one in late:
-        one.tell(do="apply", version=4)
+        one.send(do="apply", version=4)
     for one in late:
-        assert "receives no more versions" in one.hear()["error"]
-        one.tell(do="apply", version=3)
-        assert one.hear() == {"applied": 3, "moved": []}
-        one.tell(do="end")
-        assert "left" in one.hear()
+        assert "receives no more versions" in one.receive()["error"]
+        one.send(do="apply", version=3)
+        assert one.receive() == {"applied": 3, "moved": []}
+        one.send(do="end")
+        assert "left" in one.receive()
 
 
-def test_parameters_that_do_not_fit_are_told_at_both_ends(start: Callable[..., Process]) -> None:
+def test_parameters_that_do_not_fit_are_reported_at_both_ends(start: Callable[..., Process]) -> None:
     ends = [start("trainer", 0, 1), start("engine", 0, 1, "odd")]
     for one in ends:
-        assert "model.norm.weight" in one.hear()["refused"]
+        assert "model.norm.weight" in one.receive()["refused"]

@@ -1,4 +1,4 @@
-"""A trainer rank stands still: the other rank, and the coordinator, say by /why whom they wait for, and since when."""
+"""A trainer rank stands still: the other rank, and the coordinator, show by /why whom they wait for, and since when."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def line_of(node: Service, what: str, accepted: Callable[[dict[str, Any]], bool]
         time.sleep(0.05)
 
 
-def test_who_waits_for_a_rank_that_stands_still_says_so(tmp_path: Path) -> None:
+def test_who_waits_for_a_rank_that_stands_still_reports_it(tmp_path: Path) -> None:
     settings = {
         "MODEL__LAYERS": "1",
         "MODEL__HIDDEN": "128",
@@ -53,7 +53,7 @@ def test_who_waits_for_a_rank_that_stands_still_says_so(tmp_path: Path) -> None:
             made.nodes[name] = made.service(name, made.settings, torchrun_variables(rank, len(TRAINERS), port))
             made.started.append(made.nodes[name])
         for name in TRAINERS:
-            made[name].hear()
+            made[name].receive()
         made["coordinator"].until(COMMITTED, lambda version: version >= 2)
         os.kill(made["trainer-1"].child.pid, signal.SIGSTOP)
         try:

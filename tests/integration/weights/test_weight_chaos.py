@@ -1,7 +1,7 @@
 """Rounds of kill -9 of any process of a training and its rollouts, at every stage of updates; after each all is whole.
 
 After each round every rollout that is there serves exactly one version, which was decided, and whose bytes and logits
-are those of its checkpoint loaded the usual way. ASYNCFABRIC_TEST_ROUNDS and ASYNCFABRIC_TEST_SEED say how many rounds
+are those of its checkpoint loaded the usual way. ASYNCFABRIC_TEST_ROUNDS and ASYNCFABRIC_TEST_SEED set how many rounds
 and which moments; ASYNCFABRIC_TEST_WATCHDOG_S has to be larger for many.
 """
 
@@ -83,11 +83,11 @@ def start_again(made: Cluster, victim: str) -> None:
     if victim.startswith("trainer"):
         (other,) = [name for name in TRAINERS if name != victim]
         assert made[other].ended() == 1, "a rank that lost another one does not go on alone"
-        said = made[other].log.read_text()
-        assert "another rank of the training is gone" in said and "Traceback" not in said, said[-3000:]
+        stated = made[other].log.read_text()
+        assert "another rank of the training is gone" in stated and "Traceback" not in stated, stated[-3000:]
         start_trainers(made)
         for name in TRAINERS:
-            made[name].hear()
+            made[name].receive()
     else:
         made.start(victim)
 
@@ -140,7 +140,7 @@ def test_rounds_of_sudden_death_of_trainers_rollouts_and_coordinator(tmp_path: P
         start_trainers(made)
         made.start("coordinator", *ROLLOUTS)
         for name in TRAINERS:
-            made[name].hear()
+            made[name].receive()
         for name in ROLLOUTS:
             made[name].until("asyncfabric_rollout_version", lambda version: version >= 1)
         usual: Usual | None = None

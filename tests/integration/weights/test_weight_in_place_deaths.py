@@ -1,7 +1,7 @@
 """kill -9 at every stage of an update in place: replica `a` has a shadow, `b` overwrites the version that it serves.
 
 Engines of both replicas read their weights all the time. Whoever is killed, and whenever: what an engine was allowed to
-read was always one whole version that was decided, `a` was never without one, and `b` said so while it had none.
+read was always one whole version that was decided, `a` was never without one, and `b` reported it while it had none.
 All deaths happen in one training: each begins with everything whole again, and the last is that of the only version.
 """
 
@@ -73,7 +73,7 @@ def a_rollout_dies_that_is_updated_in_place(world: WeightWorld) -> None:
 
 
 def the_coordinator_dies(world: WeightWorld) -> None:
-    """What is on the disk is told by the next one, everything else is an abort and is fetched back."""
+    """What is on the disk is reported by the next one, everything else is an abort and is fetched back."""
     for way, word, other in (
         ("send", "Prepare", "b/0"),
         ("receive", "Stopped", "b/1"),
@@ -102,7 +102,7 @@ def who_kept_the_old_version_dies(world: WeightWorld) -> None:
     assert "nobody would hold version" in ends["coordinator"]["text"]
     world.start("a")
     assert {tuple(versions[-1:]) for versions in world.all_served().values()} == {(0,)}, (
-        "nobody has one, and all say so"
+        "nobody has one, and all report it"
     )
 
 

@@ -57,7 +57,7 @@ def test_memory_beyond_the_shards_stays_under_the_watermark() -> None:
 
 
 @pytest.mark.slow
-def test_too_little_scratch_is_told_with_what_is_needed() -> None:
+def test_too_little_scratch_is_reported_with_what_is_needed() -> None:
     need("tcp")
     with ExitStack() as stack:
         coordinator, trainer, _ = joined(stack, 8 * MIB)

@@ -44,7 +44,7 @@ BF16, FP8 = False, True
 
 @contextmanager
 def acting(rank: int, ranks: int) -> Iterator[None]:
-    """Be one rank of a world whose other ranks say nothing."""
+    """Be one rank of a world whose other ranks send nothing."""
     dist.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=ranks)
     try:
         yield
@@ -53,15 +53,15 @@ def acting(rank: int, ranks: int) -> Iterator[None]:
 
 
 def held(kind: str, how: str, ranks: int, tp: int = 1, dtype: Any = None) -> tuple[Any, Any, Any]:
-    """Return (what each rank tells, its arrays, the whole state) of a model that is spread."""
-    told, arrays = [], []
+    """Return (what each rank reports, its arrays, the whole state) of a model that is spread."""
+    reported, arrays = [], []
     for rank in range(ranks):
         with acting(rank, ranks):
             training = Training(model_of(kind).to(dtype or torch.float32), how, tp)
-            told.append(training.holdings())
+            reported.append(training.holdings())
             arrays.append({name: array.copy() for name, array in training.arrays().items()})
     whole = {name: tensor.detach() for name, tensor in model_of(kind).to(dtype or torch.float32).named_parameters()}
-    return told, arrays, whole
+    return reported, arrays, whole
 
 
 @pytest.mark.parametrize(
@@ -76,21 +76,21 @@ def held(kind: str, how: str, ranks: int, tp: int = 1, dtype: Any = None) -> tup
     ],
 )
 def test_a_filled_replica_equals_one_that_was_loaded(kind: str, how: str, ranks: int, tp: int, layouts: Any) -> None:
-    told, arrays, whole = held(kind, how, ranks, tp)
+    reported, arrays, whole = held(kind, how, ranks, tp)
     for layout in layouts:
-        Filled(kind, told, ReplicaLayout(ranks=layout[0], tp=layout[1], fp8=layout[2])).check(arrays, whole)
+        Filled(kind, reported, ReplicaLayout(ranks=layout[0], tp=layout[1], fp8=layout[2])).check(arrays, whole)
 
 
 def test_dealt_experts_go_over_a_fabric(tmp_path: Path) -> None:
-    told, arrays, whole = held("qwen", "ep", 2)
+    reported, arrays, whole = held("qwen", "ep", 2)
     for number, layout in enumerate((ReplicaLayout(ranks=2, fp8=True), ReplicaLayout(ranks=4, tp=2))):
-        trio.run(Filled("qwen", told, layout).over_fabric, [(arrays, whole)], tmp_path / f"log-{number}")
+        trio.run(Filled("qwen", reported, layout).over_fabric, [(arrays, whole)], tmp_path / f"log-{number}")
 
 
 def test_parameters_in_bfloat16_go_bit_by_bit() -> None:
-    told, arrays, whole = held("llama", "fsdp", 2, dtype=torch.bfloat16)
-    assert {one.dtype for each in told for one in each} == {"bfloat16"}
-    Filled("llama", told, ReplicaLayout(ranks=2, tp=2)).check(arrays, whole)
+    reported, arrays, whole = held("llama", "fsdp", 2, dtype=torch.bfloat16)
+    assert {one.dtype for each in reported for one in each} == {"bfloat16"}
+    Filled("llama", reported, ReplicaLayout(ranks=2, tp=2)).check(arrays, whole)
 
 
 def test_experts_that_are_parameters_of_their_own_are_stacked() -> None:
@@ -111,9 +111,9 @@ def test_experts_that_are_parameters_of_their_own_are_stacked() -> None:
         return "experts." not in name or int(name.split("experts.")[1].split(".")[0]) // 4 == rank
 
     states = [{name: tensor for name, tensor in apart.items() if mine(name, rank)} for rank in range(2)]
-    told = [holdings(state, rank) for rank, state in enumerate(states)]
+    reported = [holdings(state, rank) for rank, state in enumerate(states)]
     arrays = [arrays_of(state, rank) for rank, state in enumerate(states)]
-    Filled("qwen", told, ReplicaLayout(ranks=2, tp=1, fp8=True)).check(arrays, whole)
+    Filled("qwen", reported, ReplicaLayout(ranks=2, tp=1, fp8=True)).check(arrays, whole)
 
 
 def test_a_checkpoint_of_a_tied_model_goes_back_into_it(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_boxes_of_meshes_are_read_from_tensors() -> None:
                 part = whole[start[0] : start[0] + size[0], start[1] : start[1] + size[1]]
                 assert np.array_equal(stored(tensor), part.numpy()), (how, rank)
                 boxes[rank] = placement.digest
-        assert len(set(boxes.values())) == 1, "each rank tells the same of all"
+        assert len(set(boxes.values())) == 1, "each rank reports the same of all"
 
 
-def test_what_cannot_be_told_is_refused() -> None:
+def test_what_cannot_be_reported_is_refused() -> None:
     with acting(0, 2):
         mesh = init_device_mesh("cpu", (2,))
         partial = torch.distributed.tensor.DTensor.from_local(torch.zeros(4), mesh, [Partial()], run_check=False)
@@ -238,7 +238,7 @@ def test_holdings_that_contradict_each_other_are_refused() -> None:
     other = Holding("w", "float32", (4, 8), (2, 0), (2, 8))
     with pytest.raises(ValueError, match="w: rank 1 has"):
         held_by([[one], [other]])
-    with pytest.raises(ValueError, match="rank 0 tells it twice"):
+    with pytest.raises(ValueError, match="rank 0 reports it twice"):
         held_by([[one, one]])
     with pytest.raises(ValueError, match=r"model\.layers\.0\.strange\.weight: no known parameter"):
         causal_moves(

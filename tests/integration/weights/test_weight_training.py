@@ -63,16 +63,16 @@ def test_each_version_of_a_training_equals_the_loaded_one(tmp_path: Path, placem
             trainers.append(stack.enter_context(Process("trainer_rank.py", *arguments)))
         for version in range(1, VERSIONS + 1):
             for trainer in trainers:
-                trainer.tell(do="step")
+                trainer.send(do="step")
             for trainer in trainers:
-                assert trainer.hear(120)["step"] == version
+                assert trainer.receive(120)["step"] == version
         for trainer in trainers:
             trainer.close()
-    told = [
+    reported = [
         msgspec.msgpack.decode((tmp_path / f"held-{rank}").read_bytes(), type=list[Holding]) for rank in range(ranks)
     ]
     for number, (parts, seats, fp8) in enumerate(layouts):
-        filled = Filled(kind, told, ReplicaLayout(ranks=parts, tp=seats, fp8=fp8))
+        filled = Filled(kind, reported, ReplicaLayout(ranks=parts, tp=seats, fp8=fp8))
         seen = trio.run(filled.over_fabric, versions_in(tmp_path, ranks), tmp_path / f"log-{number}")
         assert len(seen) == VERSIONS
         assert all(not torch.equal(*pair) for pair in itertools.pairwise(seen)), "training changes answers"

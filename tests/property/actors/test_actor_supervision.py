@@ -177,7 +177,7 @@ async def step(node: Node, world: World, what: str, whom: int, other: int) -> No
     try:
         to: Reference = node.reference(name)
         if what == "tell":
-            await to.tell(Fail("told"))
+            await to.tell(Fail("reported"))
         elif what == "ask":
             await to.ask(Fail("asked"))
         elif what == "beside":

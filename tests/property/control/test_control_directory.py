@@ -79,18 +79,18 @@ class Cluster:
         if news is None:
             self.take_snapshot()
         else:
-            self.tell(news)
+            self.apply_news(news)
         if self.table.is_settled(self.now_ns):
-            self.tell(self.view.settle())
+            self.apply_news(self.view.settle())
 
     def take_snapshot(self) -> None:
         settled = self.table.is_settled(self.now_ns)
         before = dict(self.view.nodes)
-        self.tell(self.view.replace(self.table.epoch, self.table.nodes.values(), settled=settled))
+        self.apply_news(self.view.replace(self.table.epoch, self.table.nodes.values(), settled=settled))
         if not settled:
             assert before.keys() <= self.view.nodes.keys(), "DI-2: forgotten before it could register"
 
-    def tell(self, news: list[NodeChange]) -> None:
+    def apply_news(self, news: list[NodeChange]) -> None:
         for change in news:
             name = change.node.identity.name
             if change.kind in ("left", "lost"):

@@ -52,7 +52,7 @@ def test_round_trip(message: KvMessage) -> None:
     assert decode_message(encode_message(message)) == message
 
 
-def test_what_an_offer_says() -> None:
+def test_what_an_offer_states() -> None:
     assert OFFER.block_table().tolist() == [3, 1, 2]
     assert (OFFER.imm_of(0), OFFER.imm_of(1)) == (5, 6)
 
@@ -70,7 +70,7 @@ def test_what_an_offer_says() -> None:
         {"pool_pages": 0},
         {"layout": {"layers": 0}},
         {"extra": 1},
-        {"kv": "unheard"},
+        {"kv": "unreceived"},
         {"target": "me"},
     ],
 )

@@ -66,8 +66,8 @@ class World:
         )
 
     def events(self) -> list[tuple[str, int]]:
-        found = [("source hears", index) for index in range(len(self.to_source))]
-        found += [("target hears", index) for index in range(len(self.to_target))]
+        found = [("source receives", index) for index in range(len(self.to_source))]
+        found += [("target receives", index) for index in range(len(self.to_target))]
         if self.doubled < 2:
             found += [("doubled", index) for index in range(len(self.to_source))]
         if self.target.state is TargetState.STREAMING:
@@ -82,12 +82,12 @@ class World:
 
     def step(self, event: str, index: int) -> None:
         self.history += (f"{event} {index}",)
-        if event == "source hears":
-            self._source_hears(self.to_source.pop(index))
+        if event == "source receives":
+            self._source_receives(self.to_source.pop(index))
         elif event == "doubled":
             self.doubled += 1
-            self._source_hears(self.to_source[index])
-        elif event == "target hears":
+            self._source_receives(self.to_source[index])
+        elif event == "target receives":
             assert self.target.receive(1, self.to_target.pop(index))
         elif event == "cancel":
             self.to_source += [message for _, message in self.target.cancel()]
@@ -107,9 +107,9 @@ class World:
         else:
             self.aged = True
             for newer in (8, 9):
-                self._source_hears(KvCancel(target=7, lease=newer), answers=False)
+                self._source_receives(KvCancel(target=7, lease=newer), answers=False)
 
-    def _source_hears(self, message: KvMessage, *, answers: bool = True) -> None:
+    def _source_receives(self, message: KvMessage, *, answers: bool = True) -> None:
         action, answer = self.source.receive(message)
         if action is SourceAction.START:
             assert not self.target.reusable or not self.written, f"started again: {self.history}"

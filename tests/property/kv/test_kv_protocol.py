@@ -96,7 +96,7 @@ class Interleavings(RuleBasedStateMachine):
         )
 
     def _proof(self, number: int) -> None:
-        """What a pool does when the machine of a lease says that nobody writes any more."""
+        """What a pool does when the machine of a lease states that nobody writes any more."""
         lease = self.leases[number]
         if not lease.machine.reusable:
             return
@@ -146,7 +146,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @precondition(lambda self: self.to_target)
     @rule(data=st.data(), keep=st.booleans())
-    def target_hears(self, data: Any, keep: bool) -> None:
+    def target_receives(self, data: Any, keep: bool) -> None:
         index = data.draw(st.integers(0, len(self.to_target) - 1))
         source, message = self.to_target[index]
         if not keep:
@@ -158,7 +158,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @precondition(lambda self: self.to_source)
     @rule(data=st.data(), keep=st.booleans())
-    def source_hears(self, data: Any, keep: bool) -> None:
+    def source_receives(self, data: Any, keep: bool) -> None:
         index = data.draw(st.integers(0, len(self.to_source) - 1))
         who, message = self.to_source[index]
         if not keep:

@@ -67,7 +67,7 @@ def test_rows_are_grouped_by_expert_in_order_and_aligned(drawn: tuple[int, Array
         at += -(-len(wanted) // alignment) * alignment
         assert (groups.row_of[end:at] == -1).all()
     assert len(groups.row_of) == at == groups.offsets[-1]
-    # Pairs tell the same the other way round: for each row its choices in order.
+    # Pairs report the same the other way round: for each row its choices in order.
     for row in range(len(indices)):
         pairs = slice(groups.pair_offsets[row], groups.pair_offsets[row + 1])
         assert (groups.row_of[groups.position[pairs]] == row).all()

@@ -1,4 +1,4 @@
-"""What an update does ahead of the words that it waits for: rows told before they are there, words before the disk."""
+"""What an update does before it may: rows reported before they are there, messages sent before the disk has them."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def shared_shard(rank: int, name: str) -> Any:
 
 
 @contextmanager
-def told_as(after: Any) -> Iterator[list[int]]:
-    """Let trainers say another number of arrivals; the list has what they would have said."""
-    said: list[int] = []
+def reported_as(after: Any) -> Iterator[list[int]]:
+    """Let trainers send another number of arrivals; the list has what they would have sent."""
+    stated: list[int] = []
 
     def changed(version: int, rows: Any, sums: Any, kind: Any, count: int = 0) -> Iterator[Written]:
-        said.append(count)
+        stated.append(count)
         return report_messages(version, rows, sums, kind, after(count))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "report_messages", changed)
-        yield said
+        yield stated
 
 
 @contextmanager
 def judged_before_arrival() -> Iterator[list[int]]:
-    """Count rows that were told before they were there."""
+    """Count rows that were reported before they were there."""
     coming: list[int] = []
     take_all = Intake.take_all
 
@@ -77,7 +77,7 @@ def judged_before_arrival() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("rail", ["local", "fault+local?delay_us=30000", MIXED])
 @pytest.mark.parametrize("receivers", [True, False])
-def test_rows_are_told_before_they_are_there_and_checked_when_they_are(
+def test_rows_are_reported_before_they_are_there_and_checked_when_they_are(
     tmp_path: Path, rail: str, receivers: bool
 ) -> None:
     async def body() -> None:
@@ -101,9 +101,9 @@ def test_rows_that_were_looked_at_too_early_are_looked_at_again_before_others_ne
 
     async def early(found: Sums, sums: list[int]) -> list[bool]:
         """As if other rows had come first."""
-        if (told := tuple(sums)) in looked:
+        if (reported := tuple(sums)) in looked:
             return await compared_soon(found, sums)
-        looked.add(told)
+        looked.add(reported)
         return [False] * len(sums)
 
     monkeypatch.setattr(intake, "compared_soon", early)
@@ -125,11 +125,11 @@ def test_rows_that_were_looked_at_too_early_are_looked_at_again_before_others_ne
 
 def test_arrivals_that_never_come_are_refused_by_name(tmp_path: Path) -> None:
     async def body() -> None:
-        with torch_everywhere(), told_as(lambda count: count + 1000):
+        with torch_everywhere(), reported_as(lambda count: count + 1000):
             async with open_fixture(
                 small_plan(), random_shard, tmp_path / "log", given=lambda rank, held: tensors_over(held)
             ) as fixture:
-                with pytest.raises(af.BrokenError, match=r"trainer-\d says 10\d\d writes of \d+"):
+                with pytest.raises(af.BrokenError, match=r"trainer-\d states 10\d\d writes of \d+"):
                     await fixture.update(1)
 
     run(body)
@@ -152,28 +152,28 @@ def test_units_are_converted_while_receivers_open_their_memory(tmp_path: Path, m
                 given=lambda rank, held: tensors_over(held),
             ) as fixture:
                 trainer, opened, here = fixture.publishers[0], [], anyio.Event()
-                hear = trainer._take_message
+                take = trainer._take_message
 
                 def late(sender: str, event: Any) -> None:
                     if isinstance(event, Opened):
                         opened.append((sender, event))
                         here.set()
                     else:
-                        hear(sender, event)
+                        take(sender, event)
 
                 monkeypatch.setattr(trainer, "_take_message", late)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(fixture.update, 1)
                     await here.wait()
-                    while len(filled) < pipeline.UNITS_AHEAD:  # noqa: ASYNC110  # nobody tells
+                    while len(filled) < pipeline.UNITS_AHEAD:  # noqa: ASYNC110  # nobody notifies
                         await anyio.sleep(0.001)
                     for _ in range(300):
                         await checkpoint()
                     assert len(filled) == pipeline.UNITS_AHEAD
-                    monkeypatch.setattr(trainer, "_take_message", hear)
+                    monkeypatch.setattr(trainer, "_take_message", take)
                     for each in opened:
-                        hear(*each)
-                    trainer._changed.tell()
+                        take(*each)
+                    trainer._changed.notify()
                 assert len(filled) > pipeline.UNITS_AHEAD
                 await fixture.flip(1)
                 fixture.check(1)
@@ -186,7 +186,7 @@ def random_whole(name: str) -> Any:
 
 
 class SlowDisk:
-    """A decision log that takes the beginning of a version when it is told to."""
+    """A decision log that takes the beginning of a version when it is allowed to."""
 
     def __init__(self, fixture: Fixture, failure: Exception | None = None) -> None:
         self.asked, self.go, self.failure = threading.Event(), threading.Event(), failure
@@ -201,7 +201,7 @@ class SlowDisk:
         self._begin(version, manifest)
 
 
-def heard_by(fixture: Fixture, word: type) -> list[Any]:
+def received_by(fixture: Fixture, word: type) -> list[Any]:
     """Everybody's messages of a kind, from now on."""
     found: list[Any] = []
     deliver = fixture.post.deliver
@@ -226,8 +226,8 @@ def test_receivers_open_their_memory_while_the_beginning_is_on_its_way_to_the_di
         async with open_fixture(
             small_plan(), random_shard, tmp_path / "log", shadow=lambda name: not (in_place and name == "b/0")
         ) as fixture:
-            disk, rosters = SlowDisk(fixture), heard_by(fixture, Roster)
-            written = heard_by(fixture, Written)
+            disk, rosters = SlowDisk(fixture), received_by(fixture, Roster)
+            written = received_by(fixture, Written)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(fixture.update, 1)
                 await anyio.to_thread.run_sync(disk.asked.wait, 60)
@@ -290,8 +290,10 @@ def test_a_slow_disk_takes_the_decision_on_a_thread(tmp_path: Path, quick: bool)
 
 
 @pytest.mark.parametrize("name", ["gate", "up", "down"])
-def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Everything before it is written and told by then, and nothing is in line."""
+def test_a_unit_that_is_brought_late_is_reported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Everything before it is written and reported by then, and nothing is in line."""
     monkeypatch.setattr(TorchDevice, "first_unit_bytes", 1)
 
     async def body() -> None:
@@ -313,7 +315,9 @@ def test_a_unit_that_is_brought_late_is_told_too(tmp_path: Path, monkeypatch: py
     run(body)
 
 
-def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_byte_of_rows_that_were_reported_ahead_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body() -> None:
         with torch_everywhere(), judged_before_arrival() as coming:
             async with open_fixture(
@@ -327,13 +331,13 @@ def test_a_flipped_byte_of_rows_that_were_told_ahead_is_found(tmp_path: Path, mo
                 victim, right = fixture.replicas["b/1"], Intake._right
 
                 async def flipped(
-                    self: Intake, rows: list[int], sums: list[int], kind: Any, told: Any = None
+                    self: Intake, rows: list[int], sums: list[int], kind: Any, reported: Any = None
                 ) -> list[bool]:
                     if self.copy in victim._versions.copies:
                         place = self.places.places(rows[0])[0]
                         self.copy.memory[place] |= 0xFF  # what is wrong is looked at several times
                         self.copy.memory[place] ^= 0x10
-                    return await right(self, rows, sums, kind, told)
+                    return await right(self, rows, sums, kind, reported)
 
                 monkeypatch.setattr(Intake, "_right", flipped)
                 with pytest.raises(af.BrokenError, match=r"b/1: .*wrong bytes.*trainer-"):

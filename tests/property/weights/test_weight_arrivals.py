@@ -229,7 +229,7 @@ def test_what_is_sent_when_the_senders_have_ended_is_dropped() -> None:
             tasks.start_soon(words.run)
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
-        words.say("b", Abort(1, "late"))
+        words.put("b", Abort(1, "late"))
         assert [event for _, event in other.take_nowait() if isinstance(event, Abort)] == []
 
     run(body)

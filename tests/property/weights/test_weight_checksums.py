@@ -24,7 +24,7 @@ def test_a_flipped_byte_is_found_in_its_chunk(length: int, chunk_bytes: int, dat
         assert wrong_chunks(checksums(memory, chunk_bytes), expected) == [at // chunk_bytes]
 
 
-def test_bytes_that_are_missing_are_told() -> None:
+def test_bytes_that_are_missing_are_reported() -> None:
     memory = np.zeros(100, dtype=np.uint8)
     with pytest.raises(ValueError, match="10 chunks, got 9 checksums"):
         wrong_chunks(checksums(memory, 10), checksums(memory[:90], 10))

@@ -137,15 +137,15 @@ def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> N
             await begun(fixture)
             before = fixture.replicas["a/0"].tensors()
             doomed = fixture.publishers.pop()
-            told = 0
-            say = doomed._post
+            reported = 0
+            send = doomed._post
 
             async def die(to: str, message: Any) -> None:
-                nonlocal told
-                told += isinstance(message, Coded)
-                if told == 3 and isinstance(message, Coded):
+                nonlocal reported
+                reported += isinstance(message, Coded)
+                if reported == 3 and isinstance(message, Coded):
                     fixture.post.close("trainer-1", "killed")
-                await say(to, message)
+                await send(to, message)
 
             doomed._post = die  # type: ignore[method-assign]
             outcomes: list[str] = []
@@ -160,7 +160,7 @@ def test_a_trainer_dies_while_a_receiver_waits_for_its_rows(tmp_path: Path) -> N
                 tasks.start_soon(publish, fixture.publishers[0])
                 with pytest.raises(af.BrokenError, match="trainer-1: killed"):
                     await fixture.coordinator.update(2)
-            assert told >= 3 and len(outcomes) == 2
+            assert reported >= 3 and len(outcomes) == 2
             assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
             assert all(np.array_equal(one, before[key]) for key, one in fixture.replicas["a/0"].tensors().items())
 
@@ -230,12 +230,12 @@ def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as fixture:
             keys: list[af.RegionKey] = []
-            hear = fixture.publishers[0]._take_message
+            take = fixture.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and event.coded_slots is not None:
                     keys.append(af.RegionKey.from_bytes(event.coded_slots.key))
-                hear(sender, event)
+                take(sender, event)
 
             fixture.publishers[0]._take_message = listening  # type: ignore[method-assign]
             await begun(fixture, 2)
@@ -250,17 +250,17 @@ def test_keys_of_slots_are_dead_when_their_version_has_ended(tmp_path: Path) -> 
     run(body)
 
 
-def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_that_sends_what_is_not_its_to_send_is_refused(tmp_path: Path) -> None:
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", **ALWAYS) as fixture:
             await begun(fixture)
             liar = fixture.publishers[0]
-            say, told, lie = liar._post, 0, ""
+            send, reported, lie = liar._post, 0, ""
 
             async def lying(to: str, message: Any) -> None:
-                nonlocal told
+                nonlocal reported
                 if isinstance(message, Coded) and to == "b/1":
-                    told += 1
+                    reported += 1
                     rows = np.frombuffer(message.rows, "<i8")
                     changed: dict[str, Any] = {
                         "slot": {"slot": SLOTS},
@@ -271,7 +271,7 @@ def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -
                     }
                     fields = {name: getattr(message, name) for name in message.__struct_fields__} | changed[lie]
                     message = Coded(**fields)
-                await say(to, message)
+                await send(to, message)
 
             liar._post = lying  # type: ignore[method-assign]
             reasons = {
@@ -286,6 +286,6 @@ def test_a_trainer_that_says_what_is_not_its_to_say_is_refused(tmp_path: Path) -
                 with pytest.raises(af.BrokenError, match=f"b/1: .*trainer-0.*{reason}"):
                     await fixture.update(version)
                 assert {replica.step_boundary() for replica in fixture.replicas.values()} == {1}
-            assert told >= len(reasons)
+            assert reported >= len(reasons)
 
     run(body)

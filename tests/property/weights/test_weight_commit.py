@@ -69,7 +69,7 @@ class World:
                     self.written |= {(effect.message.version, name) for name in effect.message.receivers}
             else:
                 node = self.nodes[effect.to]
-                assert node.connected, "said to somebody who is not there"
+                assert node.connected, "stated to somebody who is not there"
                 node.inbox.append(effect.message)
 
     def begin(self, logged: bool = True) -> None:
@@ -77,7 +77,7 @@ class World:
         if coordinator is None or coordinator.phase is not Phase.IDLE or not coordinator.receivers or self.beginning:
             return
         version = max(self.log.begun, coordinator.begun) + 1
-        if coordinator.endangered:  # nobody hears of it, so nobody stops for it
+        if coordinator.endangered:  # nobody learns of it, so nobody stops for it
             with pytest.raises(ValueError, match="needs a shadow"):
                 coordinator.begin(version, "m", [SENDER])
             return

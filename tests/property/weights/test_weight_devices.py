@@ -151,7 +151,7 @@ def test_strided_bytes_are_hashed_in_order(planes: int, rows: int, columns: int,
 
 
 def tensors_over(held: dict[str, Any]) -> dict[str, Any]:
-    """Tensors over the memory of a trainer's arrays, of the types that the plans of the tests say."""
+    """Tensors over the memory of a trainer's arrays, of the types that the plans of the tests state."""
     types = {"<u2": torch.bfloat16, "<f2": torch.float16}
     found = {}
     for name, array in held.items():
@@ -180,19 +180,19 @@ def test_shards_that_nothing_can_read_are_refused() -> None:
         shards.Shards(plan, 0, {name: tensor.to("meta") for name, tensor in held.items()})
     with pytest.raises(ValueError, match=r"are on \['cpu', 'meta'\]: give all of them on one device"):
         shards.Shards(plan, 0, {**held, "up": held["up"].to("meta")})
-    for wrong, said in (
+    for wrong, stated in (
         ({"up": held["up"].T}, "up of rank 0: expected C-contiguous"),
         ({"up": held["up"].view(torch.float16)}, "up of rank 0: expected .* got .* of float16"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=stated):
             shards.Shards(plan, 0, {**held, **wrong})
     with torch_everywhere():
-        for wrong, said in (
+        for wrong, stated in (
             ({"up": held["up"].T}, "up of rank 0: expected contiguous .* not contiguous"),
             ({"up": held["up"].view(torch.int16)}, "up of rank 0: expected contiguous .* of bfloat16, got .* of int16"),
             ({"up": held["up"][1:]}, "up of rank 0: expected contiguous"),
         ):
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=stated):
                 shards.Shards(plan, 0, {**held, **wrong})
 
 

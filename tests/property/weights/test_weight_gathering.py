@@ -1,4 +1,4 @@
-"""Boxes that the rail gathers: which ones, that their rows say where they lie, and whole updates by them."""
+"""Boxes that the rail gathers: which ones, that their rows state where they lie, and whole updates by them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Written = Counter[tuple[str, int]]
 
 
 @given(box=boxes() | boxes(stripes=True))
-def test_rows_say_where_a_box_lies(box: tuple[Strided, int, np.ndarray]) -> None:
-    """What a row says, run by run, is the box as numpy puts it in order."""
+def test_rows_state_where_a_box_lies(box: tuple[Strided, int, np.ndarray]) -> None:
+    """What a row states, run by run, is the box as numpy puts it in order."""
     lies, at, wanted = box
     assert not is_gathered(lies, lies.nbytes // 2), "it is cut at its receiver"
     if not is_gathered(lies, lies.nbytes):
@@ -58,8 +58,8 @@ async def test_what_needs_no_conversion_is_gathered_and_nothing_is_staged() -> N
         assert not any(box.gathered for box in Program(plan, 0, shards).boxes)
         (unit,) = program.units(1 << 30)
         batches = unit.gathered(shards)
-        told = [(batch.receiver, number) for batch in batches for number in batch.numbers]
-        assert sorted(told) == sorted((row.receiver, n) for n, box in enumerate(unit.boxes) for row in box.rows)
+        reported = [(batch.receiver, number) for batch in batches for number in batch.numbers]
+        assert sorted(reported) == sorted((row.receiver, n) for n, box in enumerate(unit.boxes) for row in box.rows)
         assert all(batch.region is shards.place(unit.boxes[n].parameter)[0] for batch in batches for n in batch.numbers)
         region = await receiver.allocate(4 << 20, access="write")
         memory = np.frombuffer(region.memory, np.uint8)

@@ -27,7 +27,7 @@ pytest.importorskip("asyncfabric._native._engine")
 
 @asynccontextmanager
 async def open_intake(checks: int) -> AsyncIterator[tuple[Intake, Copy, list[tuple[str, Written]]]]:
-    """Open one of a replica's first receiver, over random bytes, and what senders say of them: a word for each row."""
+    """Open one of a replica's first receiver, over random bytes, and what senders report of them, row by row."""
     plan, device = small_plan(), HostDevice()
     device.checks = checks
     async with (

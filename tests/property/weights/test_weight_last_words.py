@@ -1,4 +1,4 @@
-"""Receivers may verify a version, and the coordinator decide it, before a trainer has said that it wrote everything."""
+"""Receivers may verify a version, and the coordinator decide it, before a trainer reported that it wrote everything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON_S, GRACE_S = 20.0, 60.0
 
 
 def speak_late(fixture: Fixture, last: Callable[[], Awaitable[bool]]) -> None:
-    """Ask `last`, once its version is decided, whether the late trainer says that it wrote."""
+    """Ask `last`, once its version is decided, whether the late trainer reports that it wrote."""
     channel = fixture.post._members[LATE]
     send = channel.send
 
@@ -62,7 +62,7 @@ def updated(last: Callable[[Fixture], Awaitable[bool]], grace_s: float) -> set[s
     return found
 
 
-def test_the_report_has_what_a_trainer_said_after_the_decision() -> None:
+def test_the_report_has_what_a_trainer_reported_after_the_decision() -> None:
     async def speak(fixture: Fixture) -> bool:
         return True
 
@@ -77,7 +77,7 @@ def test_a_trainer_that_dies_after_the_decision_is_not_waited_for() -> None:
     assert updated(die, GRACE_S) == {"trainer-0"}
 
 
-def test_a_trainer_that_says_nothing_is_waited_for_no_longer_than_the_grace() -> None:
+def test_a_trainer_that_sends_nothing_is_waited_for_no_longer_than_the_grace() -> None:
     async def hush(fixture: Fixture) -> bool:
         return False
 

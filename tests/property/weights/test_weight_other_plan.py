@@ -48,7 +48,7 @@ def plan_of(
     more: int = 0,
     chunk_bytes: int = 1 << 14,
 ) -> Plan:
-    """Return a plan whose second tensor is as it is told."""
+    """Return a plan whose second tensor is as it is given."""
     trainer, replica = Mesh.of({"fsdp": trainers}), Mesh.of({"tp": receivers})
 
     def move(name: str, shape: tuple[int, int], dtype: str, cut: int) -> Move:

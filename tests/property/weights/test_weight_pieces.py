@@ -143,9 +143,9 @@ def test_trainers_make_as_many_writes_as_receivers_count(shortest: int, case: Ca
         for one in plan.replicas:
             for receiver in range(plan.receivers):
                 rows = np.flatnonzero(plan.pieces.receiver[plan.row_piece] == receiver)
-                told = RowPlaces(plan, receiver).writes(rows, one.senders[rows].astype(np.int64))
+                reported = RowPlaces(plan, receiver).writes(rows, one.senders[rows].astype(np.int64))
                 name = receiver_name(one.name, receiver)
-                assert told == {rank: made[name, rank] for rank in range(plan.trainers) if made[name, rank]}
+                assert reported == {rank: made[name, rank] for rank in range(plan.trainers) if made[name, rank]}
 
 
 @given(st.integers(64, 2000), st.lists(st.integers(1, 900), max_size=40), st.data())
@@ -193,11 +193,11 @@ def test_rows_have_one_number_everywhere(case: Case, data: Any) -> None:
             seen.append((replica, row))
     for one in plan.replicas:
         for receiver in range(plan.receivers):
-            told = forwarded_by(plan, one.name, receiver)
-            assert np.array_equal(plan.row_piece[told.from_row], told.from_piece)
-            assert np.array_equal(plan.row_piece[told.to_row], told.to_piece)
-            assert np.array_equal(plan.row_move[told.from_row], plan.row_move[told.to_row])
-            seen += zip(told.replica.tolist(), told.to_row.tolist(), strict=True)
+            reported = forwarded_by(plan, one.name, receiver)
+            assert np.array_equal(plan.row_piece[reported.from_row], reported.from_piece)
+            assert np.array_equal(plan.row_piece[reported.to_row], reported.to_piece)
+            assert np.array_equal(plan.row_move[reported.from_row], plan.row_move[reported.to_row])
+            seen += zip(reported.replica.tolist(), reported.to_row.tolist(), strict=True)
     assert sorted(seen) == [(replica, row) for replica in range(3) for row in range(plan.rows)]
 
 

@@ -42,10 +42,10 @@ def check_execution(case: Case, plan: Plan) -> None:
         assert np.array_equal(tensor, expected[key[1:]]), f"{key}: wrong bytes"
     for one in plan.replicas:
         for receiver in range(plan.receivers):
-            told = plan.expected(one.name, receiver)
+            reported = plan.expected(one.name, receiver)
             wrote = {key[2]: count for key, count in memory.writes.items() if key[:2] == (one.name, receiver)}
-            assert dict(zip(told.senders.tolist(), told.writes.tolist(), strict=True)) == wrote
-            assert int(told.length_bytes.sum()) == sum(plan.region_bytes(receiver).values())
+            assert dict(zip(reported.senders.tolist(), reported.writes.tolist(), strict=True)) == wrote
+            assert int(reported.length_bytes.sum()) == sum(plan.region_bytes(receiver).values())
 
 
 @pytest.mark.slow

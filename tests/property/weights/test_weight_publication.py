@@ -1,4 +1,4 @@
-"""What a trainer says that its version waits for, and from whom, at each stage that can take long."""
+"""What a trainer reports that its version waits for, and from whom, at each stage that can take long."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def held_back(fixture: Fixture, which: Callable[[str, str, WeightMessage], bool]
 
 
 def kept(kind: type, receiver: str, sender: str = "") -> Callable[[str, str, WeightMessage], bool]:
-    return lambda who, to, said: isinstance(said, kind) and to == receiver and sender in ("", who)
+    return lambda who, to, stated: isinstance(stated, kind) and to == receiver and sender in ("", who)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_relay_that_codes_wrongly_is_found_before_the_commit(tmp_path: Path, m
             fixture.check(1, before)
             monkeypatch.setattr(coded_forwarding, "_bytes", right)
             found = links(await fixture.bring(3))
-            assert ("b/1", "c/1") not in found, "who was told wrong things takes the next version plain"
+            assert ("b/1", "c/1") not in found, "who was reported wrong things takes the next version plain"
             assert {one.coding for one in found.values()} == {"delta"}
             found = links(await nudged(fixture, 4))
             assert found["b/1", "c/1"].coding == "delta"
@@ -189,7 +189,7 @@ def test_who_dies_in_the_middle_of_coded_forwarding_leaves_everybody_whole(tmp_p
 
 @pytest.mark.parametrize(("wire_bytes_per_s", "expected"), [(20e9, ["full"] * 5), (5e6, ["full"] * 3 + ["delta"] * 2)])
 def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float, expected: list[str]) -> None:
-    """Codings are tried for real; only what plain bytes reach is said here: a wire of this machine has no bounds."""
+    """Codings are tried for real; only what plain bytes reach is fixed here: a wire of this machine has no bounds."""
 
     async def body() -> None:
         async with open_fixture(
@@ -212,7 +212,7 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
 
 
 def measured_at(paying: Paying, wire_bytes_per_s: float) -> anyio.Event:
-    """Say that plain bytes reach this, and coded ones twice that; returns what is set when codings were tried."""
+    """Announce that plain bytes reach this, and coded ones twice that; returns what is set when codings were tried."""
     sent, measured, done = paying.sent, paying.measured, anyio.Event()
 
     def take(costs: Any) -> None:

@@ -1,7 +1,7 @@
 """INV-2 of a cancelled `publish`, on rails that hold each write for a while: its shards may change once it has ended.
 
 Over rails that copy at once nothing is ever in flight when a cancellation comes. Here writes are, and replicas do not
-hear that the version was aborted, so nothing but the publisher keeps what is held from being read late and landing.
+learn that the version was aborted, so nothing but the publisher keeps what is held from being read late and landing.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def poisoned(fixture: Fixture) -> int:
 
 
 def deafen(fixture: Fixture) -> None:
-    """Let no replica hear of an abort: its memory stays open."""
+    """Let no replica learn of an abort: its memory stays open."""
     for replica in fixture.replicas.values():
-        hear = replica._versions._take_message
+        take = replica._versions._take_message
 
-        async def deaf(sender: str, event: Any, hear: Any = hear) -> None:
+        async def deaf(sender: str, event: Any, take: Any = take) -> None:
             if not isinstance(event, Abort):
-                await hear(sender, event)
+                await take(sender, event)
 
         replica._versions._take_message = deaf  # type: ignore[method-assign]
 

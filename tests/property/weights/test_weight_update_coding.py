@@ -151,7 +151,7 @@ def test_deltas_begin_with_a_base_and_survive_an_abort(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_does_not_know_how_a_version_ended_has_no_base(tmp_path: Path) -> None:
-    """Its base is older than what receivers hold then; they say so, and hear the bits of the version after it."""
+    """Its base is older than what receivers hold then; they report that, and get the bits of the version after it."""
 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", codings=BOTH, coding="always") as fixture:

@@ -1,4 +1,4 @@
-"""Deaths in the middle of an update: the others end with one whole version, and who waited hears who died."""
+"""Deaths in the middle of an update: the others end with one whole version, and who waited learns who died."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_a_trainer_dies_while_it_writes(tmp_path: Path) -> None:
             before = await fixture.begin()
             victim, dead = fixture.publishers[1], anyio.Event()
 
-            say = victim._post
+            send = victim._post
 
             async def die(to: str, message: WeightMessage) -> None:
                 if not isinstance(message, Written):
-                    await say(to, message)
+                    await send(to, message)
                 elif not dead.is_set():
                     dead.set()
                     fixture.post.close("trainer-1", "killed")
@@ -78,12 +78,12 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
             keys = first.key("write")
             await first.revoke()
             for publisher in fixture.publishers:
-                hear = publisher._take_message
+                take = publisher._take_message
 
-                def dead(sender: str, event: Any, hear: Any = hear) -> None:
+                def dead(sender: str, event: Any, take: Any = take) -> None:
                     if isinstance(event, Opened) and sender == "a/0":
                         event = Opened(event.version, keys.to_bytes(), event.imm)
-                    hear(sender, event)
+                    take(sender, event)
 
                 publisher._take_message = dead  # type: ignore[method-assign]
             with pytest.raises(

@@ -1,4 +1,4 @@
-"""Updates in which something goes wrong: every survivor serves one whole decided version, and the error says why."""
+"""Updates in which something goes wrong: every survivor serves one whole decided version, and the error states why."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def test_a_flipped_byte_is_found_before_the_commit(tmp_path: Path, monkeypatch: 
             victim = fixture.replicas["b/1"]
             right = Intake._right
 
-            async def flipped(self: Any, rows: list[int], sums: list[int], kind: Any, told: Any = None) -> list[bool]:
+            async def flipped(
+                self: Any, rows: list[int], sums: list[int], kind: Any, reported: Any = None
+            ) -> list[bool]:
                 if self.copy in victim._versions.copies:
                     place = self.places.places(rows[0])[0]
                     self.copy.memory[place] |= 0xFF
                     self.copy.memory[place] ^= 0x10
-                return await right(self, rows, sums, kind, told)
+                return await right(self, rows, sums, kind, reported)
 
             monkeypatch.setattr(Intake, "_right", flipped)
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: b/1: .*wrong bytes.*trainer-"):
@@ -103,12 +105,12 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
             keys: list[af.RegionKey] = []
-            hear = fixture.publishers[0]._take_message
+            take = fixture.publishers[0]._take_message
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and sender == "a/0":
                     keys.append(af.RegionKey.from_bytes(event.key))
-                hear(sender, event)
+                take(sender, event)
 
             monkeypatch.setattr(fixture.publishers[0], "_take_message", listening)
             await fixture.update(1)
@@ -219,7 +221,7 @@ def test_an_update_that_nobody_was_there_for_burns_its_number_and_the_next_one_w
 
 
 def test_the_coordinator_restarts_between_verified_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """WC-2: what is on the disk is told after the restart, what is not is an abort; both times to everybody."""
+    """WC-2: what is on the disk is reported after the restart, what is not is an abort; both times to everybody."""
 
     async def body() -> None:
         plan = small_plan()
@@ -301,7 +303,7 @@ def test_a_cancelled_publish_reads_nothing_any_more_and_aborts_the_version(tmp_p
                                 tasks.start_soon(stop)
                                 await fixture.publishers[0].publish(version)
                                 tasks.cancel_scope.cancel()
-                    finally:  # also when the update was told to be over before this task was
+                    finally:  # also when the update was made to be over before this task was
                         left.append(sum(peer.ops_in_flight for peer in fixture.fabrics["trainer-0"].statistics().peers))
 
                 async def other(version: int = version) -> None:

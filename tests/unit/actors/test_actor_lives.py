@@ -15,7 +15,7 @@ from asyncfabric.actors import ActorDied, Message, Policy, Reference, RemoteErro
 pytestmark = pytest.mark.trio
 
 
-async def test_a_failed_tell_ends_the_actor_and_rises_from_the_node() -> None:
+async def test_a_failed_handler_ends_the_actor_and_rises_from_the_node() -> None:
     log: list[object] = []
     with pytest.raises(ActorDied, match="worker failed: LookupError") as caught:
         async with open_node("here") as node:

@@ -103,25 +103,25 @@ async def test_a_lost_session_is_a_lost_node_long_before_its_lease_ends(config: 
             assert (await until(changes, "lost", "n")).reason == "left"
 
 
-async def test_who_came_back_before_the_directory_looked_is_told_on(config: LinkConfig) -> None:
-    """What it said in its new session went to a watcher that ended with the old one: it was told nothing any more."""
+async def test_who_came_back_before_the_directory_looked_is_reported_further(config: LinkConfig) -> None:
+    """What it sent in its new session went to a watcher that ended with the old one: it reached nobody any more."""
     watch = encode(WatchFrom(0))
     async with (
         open_link("d", config=config) as d,
         open_link("n", config=config) as n,
         serve_directory(d),
         DirectoryClient(d, d.address) as embedded,
-        n.listen(FROM_DIRECTORY) as told,
+        n.listen(FROM_DIRECTORY) as reported,
     ):
         await n.connect(d.address)
         for number in range(16):  # whether it answers or looks for losses first is the event loop's choice
             await n.send(d.identity, TO_DIRECTORY, watch)
-            await told.receive()
+            await reported.receive()
             begin_anew(n, d)
             send_at_once(n, d, TO_DIRECTORY, watch)
             await embedded.register("directory", d.address, {"number": str(number)})
             with anyio.fail_after(PATIENCE_S):
-                while f'"{number}"' not in named(decode_news((await told.receive()).body)):
+                while f'"{number}"' not in named(decode_news((await reported.receive()).body)):
                     pass
 
 
@@ -132,16 +132,16 @@ async def test_who_was_in_and_came_back_before_the_directory_looked_is_asked_to_
         open_link("d", config=config) as d,
         open_link("n", config=config) as n,
         serve_directory(d),
-        n.listen(FROM_DIRECTORY) as told,
+        n.listen(FROM_DIRECTORY) as reported,
     ):
         await n.connect(d.address)
         request = encode(Register("prefill", n.address, {}))
         await n.send(d.identity, TO_DIRECTORY, request)
-        assert isinstance(decode_news((await told.receive()).body), Registered)
+        assert isinstance(decode_news((await reported.receive()).body), Registered)
         begin_anew(n, d)
         send_at_once(n, d, TO_DIRECTORY, request)
         with anyio.fail_after(PATIENCE_S):
-            while not isinstance(news := decode_news((await told.receive()).body), Unregistered):
+            while not isinstance(news := decode_news((await reported.receive()).body), Unregistered):
                 pass
         assert news.again and "its session was lost" in news.reason
 
@@ -177,7 +177,7 @@ async def test_misuse_and_requests_that_cannot_be_read(config: LinkConfig) -> No
             assert served.unreadable == 1
 
 
-async def test_news_that_a_client_takes_while_it_ends_finds_nobody_to_tell(config: LinkConfig) -> None:
+async def test_news_that_a_client_takes_while_it_ends_finds_nobody_to_notify(config: LinkConfig) -> None:
     async with open_link("d", config=config) as d, open_link("n", config=config) as n, serve_directory(d):
         client = DirectoryClient(n, d.address)
         async with AsyncExitStack() as watching:

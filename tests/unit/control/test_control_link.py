@@ -242,7 +242,7 @@ async def test_plain_tcp_must_be_asked_for_and_warns(config: LinkConfig, caplog:
 
 
 @pytest.mark.slow
-async def test_nobody_there_is_told_with_the_reason(config: LinkConfig, tmp_path: Path) -> None:
+async def test_nobody_there_is_reported_with_the_reason(config: LinkConfig, tmp_path: Path) -> None:
     hasty = LinkConfig(ipc_folder=config.ipc_folder, connect_deadline_s=0.2)
     async with open_link("a", config=hasty) as a:
         with pytest.raises(PeerError, match=r"no answer within 0\.2 s \(nobody listens there\)"):
@@ -277,8 +277,8 @@ async def test_a_later_start_replaces_the_one_before(config: LinkConfig) -> None
 
 
 async def test_misuse_raises_at_the_call(config: LinkConfig) -> None:
-    for bind, told in (("udp", "bind must be"), ("tcp://*:0", "needs keys"), ("ipc:///" + "x" * 200 + "/a", "107")):
-        with pytest.raises((ValueError, DeviceError), match=told):
+    for bind, reported in (("udp", "bind must be"), ("tcp://*:0", "needs keys"), ("ipc:///" + "x" * 200 + "/a", "107")):
+        with pytest.raises((ValueError, DeviceError), match=reported):
             await open_link("a", bind=bind, config=config).__aenter__()
     with pytest.raises(ValueError, match="advertise_host"):
         await open_link("a", bind="tcp://*:0", keys=key_pairs(1)[0], config=config).__aenter__()
@@ -286,14 +286,14 @@ async def test_misuse_raises_at_the_call(config: LinkConfig) -> None:
         await open_link("", config=config).__aenter__()
     async with open_two(config) as (a, b):
         await a.connect(b.address)
-        for error, told, arguments in (
+        for error, reported, arguments in (
             (TypeError, "Identity", ("b", "x", b"")),
             (TypeError, "bytes", (b.identity, "x", "text")),
             (ValueError, r"1\.\.128", (b.identity, "", b"")),
             (ValueError, "takes 6144", (b.identity, "x", b"." * 6145)),
             (ValueError, "trace", (b.identity, "x", b"", "")),
         ):
-            with pytest.raises(error, match=told):
+            with pytest.raises(error, match=reported):
                 await a.send(*arguments)  # type: ignore[arg-type]
         await a.send(b.identity, "x", b"." * 6144)
         for address in ("nonsense", "tcp://h:1", "ipc:///a#curve=" + "0" * 64, "tcp://h:1#curve=xyz"):

@@ -70,7 +70,7 @@ class Bench:
     def feed(self, event: Any) -> list[Any]:
         return list(self.table.feed(event, self.now_ns))
 
-    def hear(
+    def receive(
         self,
         message: Message,
         sequence: int = 0,
@@ -83,7 +83,7 @@ class Bench:
         return self.feed(Received(path, encode(Envelope(sender, session, sequence, None, message)), key))
 
     def ready(self) -> Bench:
-        stated = spoken(self.hear(HELLO))
+        stated = spoken(self.receive(HELLO))
         assert [type(message) for message in stated] == [Welcome]
         return self
 
@@ -117,9 +117,9 @@ def test_a_welcome_for_each_hello_is_no_replay_and_one_more_is() -> None:
         stated += spoken(bench.feed(Tick()))
     assert [type(message) for message in stated] == [Hello] * 3
     for _ in range(3):
-        bench.hear(WELCOME, session=100, path=1)
+        bench.receive(WELCOME, session=100, path=1)
     assert (bench.peers, bench.count("replayed")) == ([PEER], 0)
-    bench.hear(WELCOME, session=100, path=1)
+    bench.receive(WELCOME, session=100, path=1)
     assert bench.count("replayed") == 1
 
 
@@ -131,7 +131,7 @@ def test_heartbeats_are_sent_in_silence_and_missing_ones_lose_the_peer_at_the_de
     assert bench.feed(Tick()) == []
     bench.now_ns += 1
     assert spoken(bench.feed(Tick())) == [Heartbeat()]
-    bench.hear(Heartbeat(), 1)
+    bench.receive(Heartbeat(), 1)
     end = bench.now_ns + config.peer_deadline_ns
     assert changes(bench.pass_time_until(end - 1)) == []
     lost = bench.pass_time_until(end)
@@ -141,10 +141,10 @@ def test_heartbeats_are_sent_in_silence_and_missing_ones_lose_the_peer_at_the_de
 
 def test_garbage_and_replays_do_not_keep_a_peer_alive() -> None:
     bench = Bench().ready()
-    bench.hear(Heartbeat(), 1)
+    bench.receive(Heartbeat(), 1)
     end = bench.table.config.peer_deadline_ns
     bench.pass_time_until(end - 1)
-    bench.hear(Heartbeat(), 1)
+    bench.receive(Heartbeat(), 1)
     bench.feed(Received(b"p", b"garbage"))
     assert changes(bench.pass_time_until(end))[0][0] == "lost"
 
@@ -173,24 +173,24 @@ def test_a_second_dial_to_a_peer_loses_the_first_session_at_both_ends() -> None:
     """The peer loses it at the second Hello, so what it had sent before does not come any more."""
     bench = Bench()
     bench.feed(Dial(1, "ipc:///peer"))
-    bench.hear(WELCOME, session=100, path=1)
+    bench.receive(WELCOME, session=100, path=1)
     bench.feed(Dial(2, "ipc:///peer"))
-    again = bench.hear(WELCOME, session=101, path=2)
+    again = bench.receive(WELCOME, session=101, path=2)
     assert [state for state, _ in changes(again)] == ["lost", "ready"]
     assert [action.path for action in again if isinstance(action, Close)] == [1]
-    assert bench.hear(Parcel("x", b"late"), 1, session=100, path=1) != [] and bench.count("unknown_session") == 1
+    assert bench.receive(Parcel("x", b"late"), 1, session=100, path=1) != [] and bench.count("unknown_session") == 1
 
 
 def test_dials_that_cross_lose_nothing() -> None:
     bench = Bench().ready()
     bench.feed(Dial(1, "ipc:///peer"))
-    assert changes(bench.hear(WELCOME, session=100, path=1)) == []
+    assert changes(bench.receive(WELCOME, session=100, path=1)) == []
 
 
 def test_a_refused_dial_fails_at_once_with_the_reason() -> None:
     bench = Bench()
     bench.feed(Dial(1, "ipc:///peer"))
-    actions = bench.hear(SessionRefusal("name_taken", "by another"), session=100, path=1)
+    actions = bench.receive(SessionRefusal("name_taken", "by another"), session=100, path=1)
     (failed,) = [action for action in actions if isinstance(action, DialFailed)]
     assert "a live peer of this name has another role or another key" in failed.reason
     assert failed.code == "name_taken"
@@ -219,10 +219,10 @@ def test_what_is_refused_is_counted_answered_and_leaves_the_session_alone(
     message: Message, sequence: int, changed: dict[str, Any], reason: str
 ) -> None:
     bench = Bench().ready()
-    actions = bench.hear(message, sequence, **changed)
+    actions = bench.receive(message, sequence, **changed)
     assert codes(actions) == [reason] and bench.count(reason) == 1
     assert changes(actions) == [] and bench.peers == [PEER]
-    assert any(isinstance(action, Deliver) for action in bench.hear(Parcel("x", b"ok"), 1))
+    assert any(isinstance(action, Deliver) for action in bench.receive(Parcel("x", b"ok"), 1))
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_what_is_refused_is_counted_answered_and_leaves_the_session_alone(
 )
 def test_what_breaks_the_session_loses_it_with_the_reason(message: Message, sequence: int, reason: str) -> None:
     bench = Bench().ready()
-    actions = bench.hear(message, sequence)
+    actions = bench.receive(message, sequence)
     assert codes(actions) == [reason] and changes(actions)[0][0] == "lost" and bench.peers == []
 
 
 @pytest.mark.parametrize("room", [{"window_bytes": 0}, {"max_frame_bytes": 2 * ENVELOPE_BYTES - 1}])
 def test_who_takes_in_too_little_for_an_answer_gets_no_session(room: dict[str, int]) -> None:
     bench = Bench()
-    assert codes(bench.hear(msgspec.structs.replace(HELLO, **room), 0)) == ["types"]
+    assert codes(bench.receive(msgspec.structs.replace(HELLO, **room), 0)) == ["types"]
     assert bench.peers == []
 
 
@@ -256,9 +256,9 @@ def test_refusals_are_never_refused() -> None:
     """Else two processes could throw them at each other for ever."""
     bench = Bench().ready()
     for session in (7, 8):
-        assert spoken(bench.hear(SessionRefusal("types", "?"), session=session)) == []
-    assert spoken(bench.hear(Goodbye("left"), 1, session=8)) == [] and bench.peers == [PEER]
-    assert changes(bench.hear(SessionRefusal("unknown_session", "?")))[0][0] == "lost"
+        assert spoken(bench.receive(SessionRefusal("types", "?"), session=session)) == []
+    assert spoken(bench.receive(Goodbye("left"), 1, session=8)) == [] and bench.peers == [PEER]
+    assert changes(bench.receive(SessionRefusal("unknown_session", "?")))[0][0] == "lost"
 
 
 def test_answers_are_bounded_in_time_and_counts_are_not() -> None:
@@ -273,12 +273,12 @@ def test_a_lower_incarnation_may_take_a_name_that_nobody_lives_under() -> None:
     """The clock of a machine went back between two starts."""
     bench = Bench().ready()
     bench.feed(PathLost(b"p", "broke"))
-    assert changes(bench.hear(HELLO, session=9, sender=Identity("peer", 4)))[0][0] == "ready"
-    newer = bench.hear(HELLO, session=10, sender=Identity("peer", 6), path=b"q")
+    assert changes(bench.receive(HELLO, session=9, sender=Identity("peer", 4)))[0][0] == "ready"
+    newer = bench.receive(HELLO, session=10, sender=Identity("peer", 6), path=b"q")
     assert changes(newer)[0] == ("lost", "replaced by peer@6")
-    assert codes(bench.hear(HELLO, session=11, sender=Identity("peer", 4), path=b"r")) == ["retired"]
+    assert codes(bench.receive(HELLO, session=11, sender=Identity("peer", 4), path=b"r")) == ["retired"]
     bench.feed(PathLost(b"q", "broke"))
-    assert codes(bench.hear(HELLO, session=12, sender=Identity("peer", 4), path=b"r")) == ["retired"]  # for good
+    assert codes(bench.receive(HELLO, session=12, sender=Identity("peer", 4), path=b"r")) == ["retired"]  # for good
 
 
 def test_draining_has_two_phases_and_a_deadline() -> None:
@@ -287,11 +287,11 @@ def test_draining_has_two_phases_and_a_deadline() -> None:
     assert spoken(bench.feed(Leave(PEER))) == [Drain()]
     with pytest.raises(KeyError):
         bench.table.admits(PEER, "x", 0)
-    assert any(isinstance(action, Deliver) for action in bench.hear(Parcel("x", b"on its way"), 1))
-    ended = bench.hear(Drained(), 2)
+    assert any(isinstance(action, Deliver) for action in bench.receive(Parcel("x", b"on its way"), 1))
+    ended = bench.receive(Drained(), 2)
     assert spoken(ended) == [Goodbye("left")] and changes(ended) == [("lost", "left")]
     bench = Bench().ready()
-    assert spoken(bench.hear(Drain(), 1)) == [Drained()]
+    assert spoken(bench.receive(Drain(), 1)) == [Drained()]
     assert spoken(bench.feed(Leave(PEER))) == []
     bench.now_ns = bench.table.config.drain_deadline_ns
     assert changes(bench.feed(Tick())) == [("lost", "did not drain within 5 s")]
@@ -305,7 +305,7 @@ def test_windows_bound_what_is_under_way_on_each_channel() -> None:
     for _ in range(2):
         bench.feed(SendParcel(PEER, "x", body))
     assert not bench.table.admits(PEER, "x", full) and bench.table.admits(PEER, "y", full)
-    assert not codes(bench.hear(Credit("x", 2 * cost_of(len(body))), 1))
+    assert not codes(bench.receive(Credit("x", 2 * cost_of(len(body))), 1))
     assert bench.table.admits(PEER, "x", full)
     receives = ReceiveWindow(1024)
     assert [receives.arrive(f"{number}", 1) for number in range(MAX_CHANNELS)] == [""] * MAX_CHANNELS

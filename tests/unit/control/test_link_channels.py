@@ -101,7 +101,7 @@ async def until(box: MemberChannel[Any], source: str, kind: type) -> list[Any]:
                 return found
 
 
-def test_sessions_are_told_before_their_words_on_both_sides(tmp_path: Path) -> None:
+def test_sessions_are_reported_before_their_words_on_both_sides(tmp_path: Path) -> None:
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0", "r/1")
         mine = a.boxes["trainer-0"]
@@ -112,7 +112,7 @@ def test_sessions_are_told_before_their_words_on_both_sides(tmp_path: Path) -> N
         for number in range(5):
             assert await b.boxes["r/1"].receive() == ("trainer-0", Commit(number))
         assert await until(b.boxes["r/0"], "trainer-0", PeerFound) == [PeerFound()], (
-            "each participant hears of the session"
+            "each participant learns of the session"
         )
         assert a.channels.known == {"r/0": "b", "r/1": "b"}
         with pytest.raises(PeerError, match="no session with r/7"):
@@ -155,7 +155,7 @@ def test_long_messages_come_whole_between_short_ones(tmp_path: Path) -> None:
     in_town(tmp_path, story)
 
 
-def test_a_death_is_told_and_a_new_life_is_another_session(tmp_path: Path) -> None:
+def test_a_death_is_reported_and_a_new_life_is_another_session(tmp_path: Path) -> None:
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine = a.boxes["trainer-0"]
@@ -189,14 +189,14 @@ def test_a_broken_session_is_lost_and_found_by_both_and_old_words_are_dropped(tm
         await a.link.send(b.link.identity, CHANNEL, msgspec.msgpack.encode(late))
         await a.link.send(b.link.identity, CHANNEL, b"\xc1 no message")  # logged, and nobody is harmed
         await mine.send("r/0", Commit(8))
-        assert await theirs.receive() == ("trainer-0", Commit(8)), "what was said before is not heard"
+        assert await theirs.receive() == ("trainer-0", Commit(8)), "what was sent before is not received"
         for place in (a, b):
             await place.end()
 
     in_town(tmp_path, story)
 
 
-def test_a_beginning_whose_loss_nobody_noticed_is_told_as_both(tmp_path: Path) -> None:
+def test_a_beginning_whose_loss_nobody_noticed_is_reported_as_both(tmp_path: Path) -> None:
     async def story(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine = a.boxes["trainer-0"]

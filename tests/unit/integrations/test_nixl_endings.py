@@ -55,7 +55,7 @@ def test_a_release_cancels_and_returns_when_the_memory_is_free(held: tuple[FakeN
     assert notes_of(b, 1, (a,)) == {"a": [b"last"]}
 
 
-def test_a_release_that_cannot_drain_says_so_and_keeps_the_handle(
+def test_a_release_that_cannot_drain_reports_it_and_keeps_the_handle(
     held: tuple[FakeNetwork, Agent, Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, a, b = held

@@ -53,7 +53,7 @@ async def test_a_source_that_was_never_asked_is_not_waited_for() -> None:
 
 
 async def test_cancelled_in_the_middle(opening: Any) -> None:
-    """Leaving the request tells the source, which drains and confirms; the pages are free at once, without a fence."""
+    """Leaving the request stops the source, which drains and confirms; the pages are free at once, without a fence."""
     layout = KvLayout(**SHAPE)
     half, stopped = anyio.Event(), anyio.Event()
 
@@ -117,7 +117,7 @@ async def test_a_source_that_never_confirms_is_fenced_off(opening: Any) -> None:
         await idle(found)
 
 
-async def test_a_source_that_fails_says_why(opening: Any) -> None:
+async def test_a_source_that_fails_states_why(opening: Any) -> None:
     layout = KvLayout(**SHAPE)
 
     async def failing(source: Source, job: KvJob) -> None:
@@ -137,7 +137,7 @@ async def test_a_source_that_fails_says_why(opening: Any) -> None:
 
 @pytest.mark.parametrize(("field_name", "other"), [("model", "another"), ("dtype", "float32"), ("order", "NHD")])
 async def test_a_layout_that_does_not_fit_is_refused_by_its_field(opening: Any, field_name: str, other: str) -> None:
-    """At home when the source told its layout, by the source when that was not the truth."""
+    """At home when the source reported its layout, by the source when that was not the truth."""
     layout = KvLayout(**SHAPE)
     different = KvLayout(**(SHAPE | {field_name: other}))
     async with streaming(opening, different, layout) as found:

@@ -162,7 +162,7 @@ async def test_a_lease_that_is_granted_and_cancelled_at_once_goes_back(anyio_bac
 
 
 @pytest.mark.anyio
-async def test_misuse_is_told_at_the_call() -> None:
+async def test_misuse_is_reported_at_the_call() -> None:
     async with pool_of() as pool:
         with pytest.raises(ValueError, match="wants 9 pages, the pool has 8"):
             await pool.lease("greedy", pages=9)
@@ -299,7 +299,7 @@ async def test_a_fence_that_fails_frees_nothing_and_is_tried_again(monkeypatch: 
             assert (pool.revoker.fences, pool.revoker.failed_fences) == (1, 1)
 
 
-def test_a_ledger_that_does_not_add_up_says_so() -> None:
+def test_a_ledger_that_does_not_add_up_reports_it() -> None:
     ledger = PageLedger(4, 1)
     ledger.hold(1, 2, 1)
     ledger._held[1].pages[0] = 3

@@ -30,7 +30,7 @@ async def request_all(found: KvFixture, owner: str, **more: Any) -> None:
 
 
 class Half:
-    """A source that streams one layer and stops there until it is told to go on."""
+    """A source that streams one layer and stops there until it is ordered to go on."""
 
     def __init__(self) -> None:
         self.go = anyio.Event()

@@ -197,7 +197,7 @@ def test_the_others_go_on_without_a_rank_that_is_gone(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("half", ["dispatch", "combine"])
-def test_who_was_excluded_while_it_stood_still_hears_that_the_others_are_gone(half: str) -> None:
+def test_who_was_excluded_while_it_stood_still_learns_that_the_others_are_gone(half: str) -> None:
     """Its writes meet dead keys. That is no accident of one transfer: for it the others are lost."""
     config = MoeConfig(**SMALL)
     go: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def test_who_was_excluded_while_it_stood_still_hears_that_the_others_are_gone(ha
             handle = await moe.dispatch(*tokens) if half == "combine" else None
             for each in excluded:
                 await each.wait()
-            if handle is None:  # what came before is good, what is sent goes nowhere, and the next one has heard why
+            if handle is None:  # what came before is good, what is sent goes nowhere, and the next one has learned why
                 await moe.dispatch(*tokens)
                 with pytest.raises(MissingRankError) as error:
                     await moe.dispatch_send(*tokens)
@@ -237,7 +237,7 @@ def test_who_was_excluded_while_it_stood_still_hears_that_the_others_are_gone(ha
 
 
 @pytest.mark.slow
-def test_ranks_of_another_mind_are_told_apart() -> None:
+def test_ranks_of_another_mind_are_distinguished() -> None:
     """Another configuration does not open; a second exchange on the same fabrics has immediates of its own."""
     config = MoeConfig(**SMALL)
 
@@ -257,7 +257,7 @@ def test_ranks_of_another_mind_are_told_apart() -> None:
 
 
 @pytest.mark.slow
-def test_misuse_is_told_with_the_value_and_the_bound() -> None:
+def test_misuse_is_reported_with_the_value_and_the_bound() -> None:
     config = MoeConfig(**(SMALL | {"ranks": 1}))
     scaled = {"in_dtype": "float8_e4m3fn", "scale_block": 32}
 

@@ -45,8 +45,8 @@ def test_a_rank_that_is_lost_before_it_opened_is_named(backend: str) -> None:
                     named.append(raised.value)
 
                 tasks.start_soon(open_alone)
-                heard = await other.messages().__anext__()  # its card: from here on it waits for ours
-                assert b"moe" in heard.payload
+                received = await other.messages().__anext__()  # its card: from here on it waits for ours
+                assert b"moe" in received.payload
                 await other.aclose()
             assert named[0].ranks == (1,) and named[0].lost
 

@@ -1,6 +1,6 @@
 """What no run of the MoE kernels shows for sure, read in their text: data before words, words stored with release.
 
-A word that overtakes its data is a matter of nanoseconds between GPUs. So here every store to a place of words, told by
+A word that overtakes its data is a matter of nanoseconds between GPUs. So here every store to a place of words, by
 the fields of `moe::Exchange` that its address is made of, has to be a release at system scope, every load an acquire;
 and on every way to a word the copies before it have ended. The text is that which is launched.
 """

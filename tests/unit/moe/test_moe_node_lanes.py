@@ -55,10 +55,10 @@ def test_a_row_has_room_for_what_travels_with_it_and_every_row_that_may_cross() 
     assert NvlinkLayout(lanes.across.config).words == 4, "nothing else travels without nodes"
 
 
-def test_verdicts_of_both_lanes_are_told_and_heard_by_numbers_of_the_whole_exchange() -> None:
+def test_verdicts_of_both_lanes_are_reported_and_received_by_numbers_of_the_whole_exchange() -> None:
     """Rank 3 of 3 nodes of 2: node 1, place 1. Across are ranks 1, 3 and 5, inside 2 and 3; node 0 is excluded."""
     from asyncfabric.moe.gpu.launch import ExchangeWords
-    from asyncfabric.moe.gpu.session import hear_verdicts
+    from asyncfabric.moe.gpu.session import join_verdicts
 
     across = ExchangeWords(ranks=3, rank=1, first_rank=1, rank_stride=2)
     inside = ExchangeWords(ranks=2, rank=1, first_rank=2, rank_stride=1)
@@ -66,9 +66,9 @@ def test_verdicts_of_both_lanes_are_told_and_heard_by_numbers_of_the_whole_excha
         for member, address in boxes.items():
             lane.outbox[member], lane.inbox[member] = address, address + 1
     for words in (across, inside):
-        hear_verdicts(words, across.rank, across)
-        hear_verdicts(words, inside.rank, inside)
-        told = {rank: address for rank, address in enumerate(words.tell) if address}
-        heard = {rank: address for rank, address in enumerate(words.hear) if address}
-        assert told == {5: 110, 2: 200}, "the own rank and those that are gone are told nothing"
-        assert heard == {5: 111, 2: 201}
+        join_verdicts(words, across.rank, across)
+        join_verdicts(words, inside.rank, inside)
+        reported = {rank: address for rank, address in enumerate(words.verdict_out) if address}
+        received = {rank: address for rank, address in enumerate(words.verdict_in) if address}
+        assert reported == {5: 110, 2: 200}, "the own rank and those that are gone receive nothing"
+        assert received == {5: 111, 2: 201}

@@ -132,7 +132,7 @@ def test_what_kernels_cannot_do_is_refused(change: dict[str, Any], text: str) ->
         cuda_buffer_bytes(MoeConfig(**(shape | change)))
 
 
-def test_hosts_are_told_by_their_first_ranks_and_have_eight_at_most() -> None:
+def test_hosts_are_reported_by_their_first_ranks_and_have_eight_at_most() -> None:
     assert hosts_of(3, None) == (0, 0, 0)
     assert hosts_of(4, ["b", "a", "b", "a"]) == (0, 1, 0, 1)
     with pytest.raises(ValueError, match="each of 3 ranks, got 2"):
@@ -142,7 +142,7 @@ def test_hosts_are_told_by_their_first_ranks_and_have_eight_at_most() -> None:
     assert hosts_of(16, [rank // 8 for rank in range(16)])[8:] == (8,) * 8
 
 
-def test_prefill_of_eight_ranks_is_what_the_page_says() -> None:
+def test_prefill_of_eight_ranks_is_what_the_page_states() -> None:
     config = MoeConfig(
         num_experts=256,
         top_k=8,

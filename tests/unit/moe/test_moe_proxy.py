@@ -48,33 +48,33 @@ class Side:
             await self.fabric.allocate(LAYOUT.block_bytes, access="write"),
         )
         self.out, self.into = (np.frombuffer(region.memory, dtype=np.uint8) for region in self.regions)
-        self.told = [await self.fabric.watch().__aenter__() for _ in range(3)]
+        self.reported = [await self.fabric.watch().__aenter__() for _ in range(3)]
 
     async def join(self, other: Side) -> None:
         """Open the proxy."""
         peer = await self.fabric.connect(other.fabric.address)
         key = af.RegionKey.from_bytes(bytes(other.regions[1].key()))
         peers, keys = {other.rank: peer}, {other.rank: key}
-        self.proxy = Proxy(self.fabric, LAYOUT, self.rank, BASE, peers, keys, self.regions, self.told, self.notes)
+        self.proxy = Proxy(self.fabric, LAYOUT, self.rank, BASE, peers, keys, self.regions, self.reported, self.notes)
 
-    def tell(self, which: int, value: int) -> None:
+    def send(self, which: int, value: int) -> None:
         """Store to a watch word as a kernel does: nothing is woken."""
-        ctypes.c_uint64.from_address(self.told[which].address).value = value
+        ctypes.c_uint64.from_address(self.reported[which].address).value = value
 
     def pack(self, step: int, rows: int) -> bytes:
-        """Pack a parcel of so many rows and tell it; returns what has to arrive."""
+        """Pack a parcel of so many rows and signal it; returns what has to arrive."""
         begin = LAYOUT.parcel(step)
         end = begin + LAYOUT.offsets.slots + rows * LAYOUT.slot_bytes
         self.out[begin:end] = np.random.default_rng([step, self.rank]).integers(0, 256, end - begin, dtype=np.uint8)
         self.out[begin : begin + 8].view(np.uint32)[:] = (TOKENS, rows)
-        self.tell(0, step)
+        self.send(0, step)
         return bytes(self.out[begin:end])
 
     def pack_back(self, step: int, rows: int) -> bytes:
-        """Pack the sums for so many rows and tell it; returns what has to arrive."""
+        """Pack the sums for so many rows and signal it; returns what has to arrive."""
         begin, end = LAYOUT.back_span(step, rows)
         self.out[begin:end] = np.random.default_rng([step, 9]).integers(0, 256, end - begin, dtype=np.uint8)
-        self.tell(1, step)
+        self.send(1, step)
         return bytes(self.out[begin:end])
 
     async def arrival(self, kind: Kind, step: int) -> None:
@@ -105,7 +105,7 @@ class Side:
 
     @property
     def lost(self) -> bool:
-        """Whether kernels are told that the other rank is lost."""
+        """Whether kernels know that the other rank is lost."""
         return bool(self.words[1 - self.rank, 0])
 
 
@@ -169,7 +169,7 @@ async def test_two_steps_are_under_way_at_once() -> None:
                 assert await one.take_back(step, 4 * step) == back
 
 
-async def test_nothing_leaves_before_kernels_say_so_and_a_parcel_is_not_free_before_it_was_read() -> None:
+async def test_nothing_leaves_before_kernels_report_it_and_a_parcel_is_not_free_before_it_was_read() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with sides("local") as (one, two, _):
             await one.fabric.write(one.regions[0][:0], af.RegionKey.from_bytes(bytes(two.regions[1].key())), 0)
@@ -182,14 +182,14 @@ async def test_nothing_leaves_before_kernels_say_so_and_a_parcel_is_not_free_bef
             assert await two.take(1) == there
 
 
-async def test_what_kernels_told_is_sent_before_the_proxy_ends() -> None:
+async def test_what_kernels_reported_is_sent_before_the_proxy_ends() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with sides("tcp") as (one, two, _):
             two.pack(1, 3)
             await one.take(1)
             await one.fabric.write(one.regions[0][:0], af.RegionKey.from_bytes(bytes(two.regions[1].key())), 0)
             there, back = one.pack(1, TOKENS), one.pack_back(1, 3)
-            one.tell(2, 1)
+            one.send(2, 1)
             await one.proxy.finish(30)
             assert await two.take(1) == there
             two.pack_back(1, TOKENS)
@@ -201,7 +201,7 @@ async def test_a_verdict_reaches_the_other_host() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with sides("local") as (one, two, _):
             one.out[:4].view(np.uint32)[0] = 1 << 7
-            one.tell(2, 1)
+            one.send(2, 1)
             await two.proxy.counters[Kind.VERDICT, 0, 0].wait(1)
             assert int(two.into[:4].view(np.uint32)[0]) == 1 << 7
 
@@ -220,7 +220,7 @@ async def test_a_rank_that_goes_is_noted_for_kernels_that_wait(rail: str) -> Non
 
 
 @pytest.mark.parametrize("hosts", [None, [0, 1]])
-async def test_what_fails_beside_the_proxy_is_told_as_it_is(hosts: list[int] | None) -> None:
+async def test_what_fails_beside_the_proxy_is_reported_as_it_is(hosts: list[int] | None) -> None:
     if torch.cuda.is_available():
         pytest.skip("OPENING WITHOUT A GPU WAS NOT TESTED: there is one")
     async with af.open_fabric(af.FabricConfig(rails=("local",))) as one, af.open_fabric() as two:

@@ -115,7 +115,7 @@ def test_a_block_is_what_transformers_computes(kind: str, dtype: Any, tolerance:
 
 
 @pytest.mark.parametrize(("kind", "ranks"), list(zip(KINDS, (2, 4, 2, 2), strict=True)))
-def test_a_whole_model_says_what_it_says_in_one_process(kind: str, ranks: int) -> None:
+def test_a_whole_model_states_what_it_states_in_one_process(kind: str, ranks: int) -> None:
     """Every rank has a prompt of its own and a part of the experts; transformers drives all of it."""
     expected = [generate(model_of(kind), prompt_of(rank)) for rank in range(ranks)]
     assert all(len(set(tokens[-8:])) > 3 for tokens in expected), "answers that repeat one token prove little"
@@ -194,15 +194,15 @@ def test_a_late_rank_is_named_by_the_deadline_of_the_scope_round_the_thread(back
         mine = model_of("mixtral")
         parallelize(mine, moe)
         if moe.rank == 0:
-            with anyio.fail_after(SOON_S), pytest.raises(MissingRankError, match="rank 1 not heard") as error:
+            with anyio.fail_after(SOON_S), pytest.raises(MissingRankError, match="rank 1 silent") as error:
                 await anyio.to_thread.run_sync(generate, mine, prompt_of(0))
             assert (error.value.ranks, error.value.lost) == ((1,), False)
             named.set()
         else:
             await named.wait()
         await moe.exclude([])
-        said = await anyio.to_thread.run_sync(generate, mine, prompt_of(moe.rank))
-        assert said == await anyio.to_thread.run_sync(generate, model, prompt_of(moe.rank))
+        stated = await anyio.to_thread.run_sync(generate, mine, prompt_of(moe.rank))
+        assert stated == await anyio.to_thread.run_sync(generate, model, prompt_of(moe.rank))
 
     parallel(model, 2, body, backend)
 
@@ -220,7 +220,7 @@ def test_a_program_without_an_event_loop_uses_a_portal() -> None:
         assert generate(model, prompt_of(0)) == expected
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_is_reported() -> None:
     model = model_of("mixtral")
 
     async def body(moe: MoeExchange, fabric: af.Fabric) -> None:

@@ -34,7 +34,7 @@ REQUEST = GenerateRequest("r", "m", (3, 1, 4), 8, Sampling(), 60.0)
 
 
 def after(prompt: list[int]) -> int:
-    """Return the token that the model of these tests says after a prompt."""
+    """Return the token that the model of these tests gives after a prompt."""
     return (7 * sum(prompt) + len(prompt)) % 251
 
 
@@ -46,7 +46,7 @@ def answer_to(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 class Decoder(Actor):
-    """Answers as its script says: (tokens to tell, how to end), one entry per request; then whole answers."""
+    """Answers as its script asks: (tokens to report, how to end), one entry per request; then whole answers."""
 
     concurrency: ClassVar[int] = 16
 
@@ -204,14 +204,16 @@ async def test_a_node_that_dies_after_its_last_token_is_not_asked_again(tmp_path
 
 
 @pytest.mark.parametrize(("count", "ending"), [(3, "strange"), (8, "more")])
-async def test_a_node_that_tells_what_is_no_answer_is_left_for_another(tmp_path: Path, count: int, ending: str) -> None:
+async def test_a_node_that_reports_what_is_no_answer_is_left_for_another(
+    tmp_path: Path, count: int, ending: str
+) -> None:
     """A token that the router's tokenizer does not know ended as the client's mistake, with 400."""
     async with open_site(tmp_path, {"a": [(count, ending)], "b": []}) as site:
         assert await site.ask() == answer_to(REQUEST.prompt, 8)
         assert [message.answered for message in site.asked["b"]] == ([3] if ending == "strange" else [])
 
 
-async def test_nobody_but_nodes_that_tell_what_is_no_answer_is_no_fault_of_the_client(
+async def test_nobody_but_nodes_that_report_what_is_no_answer_is_no_fault_of_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_backend, "MOST_ATTEMPTS", 2)
@@ -247,7 +249,7 @@ async def test_a_node_that_was_cut_off_and_comes_back_is_asked_again(tmp_path: P
         assert [message.answered for message in site.asked["a"]] == [0, 3]
 
 
-async def test_what_an_ended_attempt_still_says_is_dropped(tmp_path: Path) -> None:
+async def test_what_an_ended_attempt_still_states_is_dropped(tmp_path: Path) -> None:
     async with open_site(tmp_path, {"a": [(3, "dies")], "b": []}) as site:
         got = []
         async with site.backend.generate(REQUEST) as tokens:
@@ -272,7 +274,7 @@ async def test_what_no_node_can_serve_is_not_tried_twice(tmp_path: Path) -> None
         assert len(site.asked["a"]) + len(site.asked["b"]) == 1
 
 
-async def test_failures_are_tried_again_and_then_told(tmp_path: Path) -> None:
+async def test_failures_are_tried_again_and_then_reported(tmp_path: Path) -> None:
     script = [(0, "breaks"), (1, "breaks"), *[(0, "breaks")] * MOST_ATTEMPTS]
     async with open_site(tmp_path, {"a": script}) as site:
         got = []
@@ -301,16 +303,16 @@ async def test_a_prefill_node_whose_layout_is_unknown_is_not_held_against_a_deco
         assert site.asked["a"] == []
 
 
-async def test_a_prefill_node_that_says_its_layout_late_is_waited_for(tmp_path: Path) -> None:
+async def test_a_prefill_node_that_states_its_layout_late_is_waited_for(tmp_path: Path) -> None:
     async with open_site(tmp_path, {"a": []}, layout="") as site, trio.open_nursery() as nursery:
         link, client = site.prefills[0]
         label = {LAYOUT_LABEL: msgspec.json.encode(LAYOUT).decode()}
 
-        async def say_later() -> None:
+        async def report_later() -> None:
             await trio.testing.wait_all_tasks_blocked(0.05)
             await client.register("prefill", link.address, labels_of(b"fabric") | label)
 
-        nursery.start_soon(say_later)
+        nursery.start_soon(report_later)
         assert await site.ask() == answer_to(REQUEST.prompt, 8)
 
 

@@ -19,26 +19,26 @@ def joined(name: str, incarnation: int, fabric: bytes) -> Joined:
 
 
 async def test_a_node_is_gone_when_it_was_in_and_is_not(autojump_clock: trio.testing.MockClock) -> None:
-    view, told = Membership(), trio.Event()
+    view, reported = Membership(), trio.Event()
 
     async def wait() -> None:
         await trio_services.until_gone(view, SOURCE)
-        told.set()
+        reported.set()
 
-    async def says(change: object) -> bool:
+    async def states(change: object) -> bool:
         view.apply(change)  # type: ignore[arg-type]
         await trio.testing.wait_all_tasks_blocked()
-        return told.is_set()
+        return reported.is_set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
-        assert not told.is_set(), "the view may be behind"
-        assert not await says(joined("b", 1, OTHER))
-        assert not await says(joined("a", 1, SOURCE))
-        assert not await says(Drains(Identity("a", 1)))
-        assert not await says(Gone(Identity("b", 1)))
-        assert await says(Gone(Identity("a", 1), "lost"))
+        assert not reported.is_set(), "the view may be behind"
+        assert not await states(joined("b", 1, OTHER))
+        assert not await states(joined("a", 1, SOURCE))
+        assert not await states(Drains(Identity("a", 1)))
+        assert not await states(Gone(Identity("b", 1)))
+        assert await states(Gone(Identity("a", 1), "lost"))
 
 
 async def test_another_life_of_its_name_is_not_the_node() -> None:

@@ -93,7 +93,7 @@ def outcome(text: str, error: str = "") -> LoadOutcome:
 
 
 @pytest.mark.parametrize(
-    ("told", "wrong", "lost", "fine"),
+    ("reported", "wrong", "lost", "fine"),
     [
         (Observed([outcome("abc")] * 3, sent_bytes=2e9, open_seconds=2.0, exposed_seconds=0.5), 0, 0, True),
         (Observed([outcome("abc"), outcome("abd")]), 1, 0, False),
@@ -103,10 +103,10 @@ def outcome(text: str, error: str = "") -> LoadOutcome:
         (Observed(), 0, 0, False),
     ],
 )
-def test_the_verdict_of_the_demo(told: Observed, wrong: int, lost: int, fine: bool) -> None:
-    summary = summarize(SETTINGS, told, {LoadRequest("p", 3): "abc"}, 1.0)
+def test_the_verdict_of_the_demo(reported: Observed, wrong: int, lost: int, fine: bool) -> None:
+    summary = summarize(SETTINGS, reported, {LoadRequest("p", 3): "abc"}, 1.0)
     assert (summary.wrong_answers, summary.lost, summary.fine) == (wrong, lost, fine)
-    assert summary.requests == len(told.outcomes)
-    if told.open_seconds:
+    assert summary.requests == len(reported.outcomes)
+    if reported.open_seconds:
         assert (summary.gbytes_per_s, summary.hidden_share) == (1.0, 0.75)
         assert summary.per_token_p50_ms == pytest.approx(200)

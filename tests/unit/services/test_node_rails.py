@@ -1,4 +1,4 @@
-"""A node whose rails or checkpoint cannot be opened says so in a sentence about its settings, before it serves."""
+"""A node whose rails or checkpoint cannot be opened fails with a sentence about its settings, before it serves."""
 
 from __future__ import annotations
 

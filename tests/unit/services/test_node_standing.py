@@ -59,8 +59,8 @@ class Standing:
         self.failure: Exception | None = None
 
     async def run(self) -> None:
-        def announce(told: Mapping[str, str]) -> None:
-            self.url = told["listening"]
+        def announce(reported: Mapping[str, str]) -> None:
+            self.url = reported["listening"]
             self.listening.set()
 
         try:
@@ -154,8 +154,8 @@ async def test_a_node_that_a_later_start_replaces_fails_drains_and_ends(
                 nursery.start_soon(second.run)
                 await second.listening.wait()
                 await second.until("ready")
-                told = await first.until("failed")
-                assert "an earlier incarnation of its name" in told["reason"]
+                reported = await first.until("failed")
+                assert "an earlier incarnation of its name" in reported["reason"]
                 assert not (await first.health())[0] and not (await first.health("/health/live"))[0]
             await first.ended.wait()
             assert isinstance(first.failure, EnvironmentUnfit)
@@ -171,8 +171,8 @@ async def test_a_node_is_ready_while_it_is_in_the_directory_and_alive_all_the_ti
             nursery.start_soon(node.run)
             await node.listening.wait()
             for _ in range(2):
-                ready, told = await node.health("/health/ready")
-                assert not ready and told["state"] == "waiting" and where in told["missing"]["directory"]
+                ready, reported = await node.health("/health/ready")
+                assert not ready and reported["state"] == "waiting" and where in reported["missing"]["directory"]
                 assert (await node.health("/health/live"))[0]
                 with node.stage.admission.admit():
                     pass  # the data path never asks the directory
@@ -216,11 +216,11 @@ async def test_a_key_of_another_role_ends_the_node_at_its_first_attempt_and_the_
             thief = Standing(settings, "router")
             await thief.run()
             assert isinstance(thief.failure, EnvironmentUnfit) and thief.failure.exit_code == 3
-            told = str(thief.failure)
+            reported = str(thief.failure)
             assert re.search(
-                r"n@\w+ as router under the key .{8}\.\.\., which is trusted as decode or prefill", told
-            ), told
-            assert "asyncfabric keys trust KEY --role ROLE" in told and not served.table.nodes
+                r"n@\w+ as router under the key .{8}\.\.\., which is trusted as decode or prefill", reported
+            ), reported
+            assert "asyncfabric keys trust KEY --role ROLE" in reported and not served.table.nodes
             assert link.statistics().protocol_errors["key_role"] == 1
             holder = Standing(settings, "decode")
             nursery.start_soon(holder.run)

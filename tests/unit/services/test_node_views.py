@@ -31,7 +31,7 @@ from asyncfabric_services.nodes.stage import reached_at
 pytestmark = pytest.mark.trio
 
 
-async def told(routes: list[Route], path: str) -> tuple[int, dict[str, Any]]:
+async def reported(routes: list[Route], path: str) -> tuple[int, dict[str, Any]]:
     (route,) = [route for route in routes if route.path == path]
     response = await route.endpoint(None)
     return response.status_code, json.loads(response.body)
@@ -43,7 +43,7 @@ async def test_each_page_of_a_view_is_answered_with_the_name_of_its_node() -> No
         lambda: [line, Waiting("a", "b", 0, 1)], lambda: [{"peer": "x"}], more={"nodes": lambda: [{"name": "n"}]}
     )
     routes = node_routes(Condition("decode-1", "decode", "ready"), CollectorRegistry(), view)
-    status, why = await told(routes, "/why")
+    status, why = await reported(routes, "/why")
     assert (status, why["node"], why["role"]) == (200, "decode-1", "decode")
     first, second = why["why"]
     assert 2 <= first.pop("for_s") < 1000 and second["for_s"] is None
@@ -55,17 +55,17 @@ async def test_each_page_of_a_view_is_answered_with_the_name_of_its_node() -> No
         "missing_from": ["r0 (7 pages)"],
         "detail": {"lease": 3},
     }
-    assert (await told(routes, "/peers"))[1]["peers"] == [{"peer": "x"}]
-    assert (await told(routes, "/regions"))[1]["regions"] == []
-    assert (await told(routes, "/nodes"))[1]["nodes"] == [{"name": "n"}]
+    assert (await reported(routes, "/peers"))[1]["peers"] == [{"peer": "x"}]
+    assert (await reported(routes, "/regions"))[1]["regions"] == []
+    assert (await reported(routes, "/nodes"))[1]["nodes"] == [{"name": "n"}]
 
 
-async def test_a_node_that_closes_says_so_and_one_without_a_view_has_no_pages() -> None:
+async def test_a_node_that_closes_reports_it_and_one_without_a_view_has_no_pages() -> None:
     def closed() -> list[Waiting]:
         raise ClosedError("the fabric is closed")
 
     condition = Condition("n", "prefill", "draining")
-    status, page = await told(node_routes(condition, CollectorRegistry(), View(closed)), "/why")
+    status, page = await reported(node_routes(condition, CollectorRegistry(), View(closed)), "/why")
     assert (status, page["node"], "closed" in page["error"]) == (503, "n", True)
     assert {route.path for route in node_routes(condition, CollectorRegistry())} == {
         "/health",

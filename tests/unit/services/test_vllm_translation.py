@@ -16,7 +16,7 @@ from asyncfabric_services.nodes.vllm.translation import (
     prefill_arguments,
     read_transfer,
     sampling_arguments,
-    told_tokens,
+    streamed_tokens,
 )
 from asyncfabric_services.runner.sampling import Sampling
 
@@ -66,10 +66,10 @@ def test_a_form_becomes_a_grammar_which_cannot_go_on_at_another_node() -> None:
 
 
 def test_the_token_that_ends_an_answer_is_none_of_it() -> None:
-    assert told_tokens([4, 5, 2], "stop", None) == [4, 5]
-    assert told_tokens([4, 5, 2], "stop", 2) == [4, 5]
-    assert told_tokens([4, 5], "length", None) == [4, 5]
-    assert told_tokens([4, 5], None, None) == [4, 5]
+    assert streamed_tokens([4, 5, 2], "stop", None) == [4, 5]
+    assert streamed_tokens([4, 5, 2], "stop", 2) == [4, 5]
+    assert streamed_tokens([4, 5], "length", None) == [4, 5]
+    assert streamed_tokens([4, 5], None, None) == [4, 5]
 
 
 def test_engine_arguments_are_a_command_line_or_json() -> None:

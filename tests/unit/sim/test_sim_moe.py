@@ -1,4 +1,4 @@
-"""Predictions of dispatch and combine: bytes are those of the exchange, times obey the rails, the command says so."""
+"""Predictions of dispatch and combine: bytes are those of the exchange, times obey rails, the command prints them."""
 
 from __future__ import annotations
 

@@ -83,6 +83,6 @@ def test_layers_that_are_left_out_are_named() -> None:
         ("model.layers.0.ema", "leave out buffers"),
     ],
 )
-def test_names_of_wrappers_and_adapters_say_what_to_do(given: str, advice: str) -> None:
+def test_names_of_wrappers_and_adapters_state_what_to_do(given: str, advice: str) -> None:
     with pytest.raises(ValueError, match=f"^{given}: no known parameter of a causal model, .*; .*{advice}"):
         moves(SHAPES | {given: (64,)})

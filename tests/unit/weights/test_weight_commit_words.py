@@ -1,4 +1,4 @@
-"""The machines of the commit, word by word: who is told what, and what is refused."""
+"""The machines of the commit, word by word: who is informed of what, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncfabric.weights.receiver.machine import Discard, Fetch, Open, Receiver,
 SENDER = "trainer"
 
 
-def test_who_is_told_to_catch_up_before_it_flipped_or_while_it_fetches_does_so() -> None:
+def test_who_is_ordered_to_catch_up_before_it_flipped_or_while_it_fetches_does_so() -> None:
     """Found by chance: such a word was lost, and the receiver stayed behind until the next update."""
     receiver = Receiver()
     assert receiver.received(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
@@ -48,7 +48,7 @@ def test_an_arrival_that_was_dropped_reports_in_vain() -> None:
     assert (receiver.held, receiver.held_arrival) == (1, 3)
 
 
-def test_a_receiver_in_doubt_hears_the_decision_from_the_next_coordinator() -> None:
+def test_a_receiver_in_doubt_receives_the_decision_from_the_next_coordinator() -> None:
     coordinator = Coordinator(begun=7, committed=7)
     assert coordinator.received("a", Standing(held=6, verified=7)) == [Send("a", Commit(7))]
     assert coordinator.received("b", Standing(held=7, verified=8))[0] == Send(

@@ -1,4 +1,4 @@
-"""BatchingInterval: a few are heard at once, many at a steady beat. trio's mock clock: nothing really waits."""
+"""BatchingInterval: a few are received at once, many at a steady beat. trio's mock clock: nothing really waits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from asyncfabric.weights.outbox import (
 )
 
 
-def test_few_are_heard_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_are_received_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     took: list[float] = []
-    said: list[int] = []
+    stated: list[int] = []
 
     def take_nowait() -> list[int]:
-        found, said[:] = said[:], []
+        found, stated[:] = stated[:], []
         return found
 
     async def rests(count: int) -> None:
         begin = trio.current_time()
         for _ in range(count):
-            said.append(1)
+            stated.append(1)
             assert (await beat.gather(take_nowait) or take_nowait()) == [1]
         took.append(trio.current_time() - begin)
 
@@ -64,7 +64,7 @@ def test_few_are_heard_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyPatc
         (64, 256, BATCHES_PER_S),
     ],
 )
-def test_few_senders_are_heard_sooner_where_there_are_cores(
+def test_few_senders_are_received_sooner_where_there_are_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, senders: int, wanted: float
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -75,20 +75,20 @@ def test_few_senders_are_heard_sooner_where_there_are_cores(
 def test_the_last_word_of_a_short_update_waits_for_a_beat_at_most(
     monkeypatch: pytest.MonkeyPatch, batches_per_s: float, latest_s: float
 ) -> None:
-    """Four senders say a word every two and a half milliseconds for thirty, as they do with units of a gigabyte."""
-    said: list[float] = []
+    """Four senders send a word every two and a half milliseconds for thirty, as they do with units of a gigabyte."""
+    stated: list[float] = []
     late: list[float] = []
     more = Notice()
 
     def take_nowait() -> list[float]:
-        found, said[:] = said[:], []
+        found, stated[:] = stated[:], []
         return found
 
     async def speak(begin_s: float) -> None:
         await trio.sleep(begin_s)
         for _ in range(12):
-            said.append(trio.current_time())
-            more.tell()
+            stated.append(trio.current_time())
+            more.notify()
             await trio.sleep(0.0025)
 
     async def body() -> None:
@@ -98,10 +98,10 @@ def test_the_last_word_of_a_short_update_waits_for_a_beat_at_most(
             for sender in range(4):
                 nursery.start_soon(speak, 0.0006 * sender)
             while len(late) < 4 * 12:
-                heard = await beat.gather(take_nowait)
-                while not (heard := heard or take_nowait()):
+                received = await beat.gather(take_nowait)
+                while not (received := received or take_nowait()):
                     await more.wait()
-                late.extend(trio.current_time() - when for when in heard)
+                late.extend(trio.current_time() - when for when in received)
 
     trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0))
     assert latest_s / 2 < max(late) <= latest_s + 0.0001

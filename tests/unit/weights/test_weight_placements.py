@@ -120,11 +120,11 @@ def test_replicas_must_not_cut_blocks() -> None:
         )
 
 
-def test_replicate_is_what_is_not_said() -> None:
+def test_replicate_is_what_is_not_stated() -> None:
     mesh = Mesh.of({"a": 2, "b": 2})
-    said = place((4,), mesh, {"a": Shard(0), "b": Replicate()})
-    assert said.digest == place((4,), mesh, {"a": Shard(0)}).digest
-    assert said.digest != place((4,), mesh, {"b": Shard(0)}).digest
+    stated = place((4,), mesh, {"a": Shard(0), "b": Replicate()})
+    assert stated.digest == place((4,), mesh, {"a": Shard(0)}).digest
+    assert stated.digest != place((4,), mesh, {"b": Shard(0)}).digest
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def held(*shape: int) -> Held:
 @pytest.mark.parametrize(
     ("given", "engine", "rules", "words"),
     [
-        ({"a": held(4, 4)}, [{"b": (4, 4)}], [Rule(source="b")], "a: no rule says where the engine wants it"),
+        ({"a": held(4, 4)}, [{"b": (4, 4)}], [Rule(source="b")], "a: no rule states where the engine wants it"),
         ({"a": held(4, 4)}, [{"b": (4, 4)}], [Rule(source="a")], "the rules name a, which no rank of the engine has"),
         ({"a": held(4, 4)}, [{"a": (4, 4), "b": (2,)}], [Rule(source="a")], "nothing of the trainer goes into b"),
         (
@@ -193,7 +193,7 @@ def held(*shape: int) -> Held:
         ({"a": held(5, 4)}, [], [Rule(source="a")], "an engine has one rank or more"),
     ],
 )
-def test_what_does_not_fit_is_told_by_name(given: Any, engine: Any, rules: Any, words: str) -> None:
+def test_what_does_not_fit_is_reported_by_name(given: Any, engine: Any, rules: Any, words: str) -> None:
     tensors = [{name: LocalTensor("bfloat16", shape) for name, shape in one.items()} for one in engine]
     with pytest.raises(ValueError, match=words):
         moves_by_rules(given, tensors, rules)

@@ -12,7 +12,7 @@
 namespace asyncfabric {
 
 // Who was greeted may know the generation of before, so it has to confirm; a greeting that is still to come carries the new one.
-void Core::tell_closings() {
+void Core::report_closings() {
   if (!counters.has_closed()) return;
   counters.take_closed([this](uint32_t imm, uint32_t generation) {
     generations.set(imm, generation);
@@ -170,7 +170,7 @@ void Core::learn_generations(Peer& peer, std::string_view slice) {
     peer.generations_from = Generations::kEnd;
     return;
   }
-  if (peer.generations_from == Generations::kEnd) return;  // said again, or long on its way
+  if (peer.generations_from == Generations::kEnd) return;  // sent again, or long on its way
   const uint32_t next = peer.counter_generations.learn(peer.generations_from, slice);
   if (next == peer.generations_from) return;
   peer.generations_from = next;

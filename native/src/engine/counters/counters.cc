@@ -68,7 +68,7 @@ CounterArrival CounterTable::arrive(uint32_t imm32, bool* unseen) {
     const uint32_t word = target.state.load(std::memory_order_acquire);
     if (state_of(word) == kShut || generation_in(word) != generation_of(imm32)) return {.stale = true};
     uint64_t value = target.value.load(std::memory_order_relaxed);
-    // The tag says for which opening this value counts. Without it an arrival that was judged before a close and added after the
+    // The tag names the opening for which this value counts. Without it an arrival that was judged before a close and added after the
     // next open would count for the wrong user. The first open keeps what came early: tags 0 and 1 are the same counter.
     const uint64_t tag = value >> kTagShift;
     const bool same = state_of(word) == kUnused ? tag <= 1 : tag == (opens_in(word) & 0xff);

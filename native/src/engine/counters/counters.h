@@ -43,7 +43,7 @@ class CounterTable {
 
   // Under the engine lock. `unseen`: bytes that arrivals announced may not be visible to kernels yet; cleared when they are.
   CounterArrival arrive(uint32_t imm32, bool* unseen = nullptr);
-  CounterArrival check_armed(uint32_t imm);  // engine lock: after arm() said that the target is already reached
+  CounterArrival check_armed(uint32_t imm);  // engine lock: after arm() returned that the target is already reached
 
   // kNoImm picks one that was not used for the longest time. kUnconfirmed: it was closed, and confirm_closed() has not come.
   Status open(int64_t imm, CounterId* id, uint32_t* imm_out);

@@ -21,7 +21,7 @@ size_t Core::step() {
     ++events;
   }
   if (counters.has_closed()) {
-    tell_closings();
+    report_closings();
     ++events;
   }
   // After the submissions: who cancels has submitted before.
@@ -47,7 +47,7 @@ size_t Core::step() {
   // Reading the clock costs as much as an idle pass: look only when a deadline can be near.
   if (next_tick_ns != ~0ull && (events == 0 || next_tick_ns == 0))
     if (const uint64_t now = now_ns(); now >= next_tick_ns) tick(now);
-  if (writable_wanted.load(std::memory_order_acquire)) tell_writable();
+  if (writable_wanted.load(std::memory_order_acquire)) notify_writable();
   flush_completions();
   tallies.steps.add(1);
   return events;
@@ -64,7 +64,7 @@ bool Core::has_room() const {
          ops.has_free();
 }
 
-void Core::tell_writable() {
+void Core::notify_writable() {
   if (!has_room()) return;  // looked at again when an op ends and when completions are taken
   const std::lock_guard lock(writable_mutex);
   writable_wanted.store(false, std::memory_order_release);
@@ -97,7 +97,7 @@ void Core::flush_completions() {
     ring.publish();
     ring_owed = true;
   }
-  // Waking a sleeper costs this thread microseconds. While there is bulk left to copy nobody gains by hearing of each piece at
+  // Waking a sleeper costs this thread microseconds. While there is bulk left to copy nobody gains by learning of each piece at
   // once, so the ring is owed for a few passes; can_sleep() and Moment see that it is paid.
   if (!ring_owed || (!hurry && ring_delay++ < kRingDelay && bulk_waits())) return;
   ring_loop();

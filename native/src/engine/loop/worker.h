@@ -15,7 +15,7 @@ class Worker {
   explicit Worker(Core& core) : core_(core), spin_ns_(core.config.spin_ns) {}
   ~Worker() { stop(); }
 
-  // kInvalidArgument: the worker cannot be pinned where the config says. kNoMemory: there is no thread for it.
+  // kInvalidArgument: the worker cannot be pinned where the config asks. kNoMemory: there is no thread for it.
   Status start(std::string* detail);
   void stop();
 

@@ -130,7 +130,7 @@ uint32_t Core::way_round(const Peer& peer, uint32_t avoided, const Leg* data) co
   return static_cast<uint32_t>(peer.lanes.size());
 }
 
-// What is left of a queued leg goes over another lane, if there is one. While a part of counted work is posted it stays: the rail says what
+// What is left of a queued leg goes over another lane, if there is one. While a part of counted work is posted it stays: the rail reports what
 // became of that part, and it goes (or fails) then.
 void Core::go_round(Leg& leg) {
   const Op& op = *leg.op;

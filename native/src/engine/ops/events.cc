@@ -56,7 +56,7 @@ bool Core::nics_write_to_gpus() const {
                      [](const auto& rail) { return rail->nic_regions.load(std::memory_order_acquire) != 0; });
 }
 
-// An immediate says that its bytes crossed the bus; a GPU that does not order what NICs write may show its kernels older ones. The
+// An immediate means that its bytes crossed the bus; a GPU that does not order what NICs write may show its kernels older ones. The
 // processor never looks at that memory, and a kernel that is launched later sees it: so only flags wait for this.
 Status Core::flush_nic_writes() {
   for (const auto& rail : rails) {
@@ -109,12 +109,12 @@ void Core::request_ended(Leg& leg, Status status, bool signalled) {
   if (const uint64_t more = leg.sent.learn(leg.outstanding); more != 0)
     op.bytes_done.store(op.bytes_done.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   if (status.ok())
-    peer.heard = true;  // it answers, even if its answers to heartbeats stand in a long queue
-  else if (!say_again(op, leg, status))
+    peer.received = true;  // it answers, even if its answers to heartbeats stand in a long queue
+  else if (!send_again(op, leg, status))
     fail_target(op, leg.target, status);
   if (leg.queued && leg.outstanding == 0 && peer.lanes[leg.lane].down) go_round(leg);
   if (leg.cursor == leg.end && leg.outstanding == 0 && !leg.queued) leg_ended(leg);
-  // The transport says that nobody is there: the others of this peer need not find out one by one.
+  // The transport reports that nobody is there: the others of this peer need not find out one by one.
   if (status.kind == StatusKind::kPeer) lose_peer(peer, status, PeerState::kLost);
 }
 
@@ -173,7 +173,7 @@ void Core::finish(Op& op) {
   trace.point(TracePoint::kFinish, op.cookie, completion.bytes);
   publish(completion);
   if (op.drain_until_ns != 0) --draining;
-  op.drain_until_ns = op.say_until_ns = 0;
+  op.drain_until_ns = op.resend_until_ns = 0;
   if (op.outstanding.load(std::memory_order_relaxed) == 0) retire(op);
   tallies.ops_completed.add(1);  // last: who sees this number finds the slot free
 }

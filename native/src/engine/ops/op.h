@@ -32,7 +32,7 @@ enum class OpKind : uint8_t {
   kCounterCheck,  // no transfer: look at an armed counter under the engine lock
 };
 
-// The bytes of a leg's requests. A completion does not say which request it ends, so while some are open or failed, what left is known as
+// The bytes of a leg's requests. A completion does not name the request that it ends, so while some are open or failed, what left is known as
 // a lower bound: all requests but the newest have one length or more. It is exact once all succeeded.
 struct SentBytes {
   uint64_t posted = 0;               // of all requests that the rail took
@@ -138,8 +138,8 @@ struct Op : MailLink {
   uint64_t value = 0;  // of its completion: of kNotTaken how many messages ended together
   uint64_t rails = 0;
   uint64_t started_ns = 0;
-  uint64_t drain_until_ns = 0;  // 0: not draining
-  uint64_t say_until_ns = 0;    // of a message that broke off once
+  uint64_t drain_until_ns = 0;   // 0: not draining
+  uint64_t resend_until_ns = 0;  // of a message that broke off once
   Op* live_before = nullptr;
   Op* live_after = nullptr;
 

@@ -37,7 +37,7 @@ uint64_t list_run(const Op& op, const Leg& leg, const Capabilities& can, uint64_
   return std::min({leg.end - leg.cursor, limit_pages, uint64_t{can.list_pages}, fitting});
 }
 
-// One function for each kind of request: it says what the next request of a leg moves, and moves the leg's cursor behind that.
+// One function for each kind of request: it sets what the next request of a leg moves, and moves the leg's cursor behind that.
 
 void make_message(Op& op, Leg& leg, WorkRequest& request) {
   request.kind = WorkKind::kSend;
@@ -226,7 +226,7 @@ size_t Core::post(uint32_t rail_index) {
   if (result.accepted != 0) trace.point(TracePoint::kPost, rail_index, result.accepted);
   if (refused != nullptr) {
     if (result.status.code != StatusCode::kBusy) {
-      if (!say_again(*refused->op, *refused, result.status)) fail_target(*refused->op, refused->target, result.status);
+      if (!send_again(*refused->op, *refused, result.status)) fail_target(*refused->op, refused->target, result.status);
       return result.accepted + 1;
     }
     // Busy for this peer: let the others of the queue go first next time.

@@ -113,7 +113,7 @@ Status NativeEngine::submit_range(OpKind kind, uint64_t cookie, RegionId region,
   return status;
 }
 
-// A mark that was named before says nothing more: it was passed, or its op is not this one.
+// A mark that was named before means nothing more: it was passed, or its op is not this one.
 std::unique_ptr<StreamMark> NativeEngine::take_mark(MarkId after) {
   if (after == 0) return nullptr;
   const std::lock_guard lock(core_.marks_mutex);
@@ -309,7 +309,7 @@ Status NativeEngine::arm_writable(uint64_t cookie) {
     core_.writable_wanted.store(true, std::memory_order_release);
   }
   const Moment moment(core_);
-  core_.tell_writable();  // there may be room already
+  core_.notify_writable();  // there may be room already
   return {};
 }
 

@@ -104,26 +104,26 @@ Peer* Core::peer_behind(const MessageHeader& header) {
 void Core::on_challenge(const MessageHeader& header, std::string_view payload, Inbound inbound) {
   Peer* peer = peer_behind(header);
   if (peer == nullptr) return;
-  Greeting said;
+  Greeting stated;
   const bool intact = unseal_message(header, inbound, &payload) &&
                       payload.size() == 2 * kNonceBytes + sizeof(uint32_t) &&
-                      read_greeting(header.value, peer->lanes.size(), &said);
+                      read_greeting(header.value, peer->lanes.size(), &stated);
   if (!intact || take_nonce(&payload) != peer->nonce) {
     tallies.messages_refused.add(1);
     return;
   }
   const secret::Nonce theirs = take_nonce(&payload);
   const uint32_t lane = ByteReader(payload).get<uint32_t>();
-  const bool known = peer->their_life == said.life;
-  if (peer->their_life != 0 && !known && !is_later(said.life, peer->their_life)) return;
+  const bool known = peer->their_life == stated.life;
+  if (peer->their_life != 0 && !known && !is_later(stated.life, peer->their_life)) return;
   if (lane >= kMaxMaskedLanes || (known && peer->their_nonce != secret::Nonce{} && peer->their_nonce != theirs) ||
       !admit(*peer, inbound)) {
     tallies.messages_refused.add(1);
     return;
   }
-  begin_life(*peer, said.life);
+  begin_life(*peer, stated.life);
   peer->their_nonce = theirs;
-  peer->heard = true;
+  peer->received = true;
   peer->admitted_lanes |= 1ull << lane;
   ByteWriter proof;
   proof.put_raw(secret::text_of(peer->their_nonce));
@@ -131,33 +131,34 @@ void Core::on_challenge(const MessageHeader& header, std::string_view payload, I
   proof.put(peer->admitted_lanes);
   const size_t room = kMaxMessageBytes - proof.text().size() - sizeof(secret::Digest);
   proof.put_raw(generations.slice(0, room));
-  send_sealed(*peer, static_cast<uint32_t>(said.lane), MessageType::kProof, greeting(said.lane, *peer), proof.text());
+  send_sealed(*peer, static_cast<uint32_t>(stated.lane), MessageType::kProof, greeting(stated.lane, *peer),
+              proof.text());
 }
 
 void Core::on_proof(const MessageHeader& header, std::string_view payload, Inbound inbound) {
   Peer* peer = peer_behind(header);
   if (peer == nullptr) return;
-  Greeting said;
+  Greeting stated;
   const bool intact = unseal_message(header, inbound, &payload) &&
                       payload.size() >= 2 * kNonceBytes + sizeof(uint64_t) &&
-                      read_greeting(header.value, kMaxMaskedLanes, &said) && said.life == peer->their_life;
+                      read_greeting(header.value, kMaxMaskedLanes, &stated) && stated.life == peer->their_life;
   if (!intact || take_nonce(&payload) != peer->nonce || take_nonce(&payload) != peer->their_nonce) {
     tallies.messages_refused.add(1);
     return;
   }
-  const auto before = peer->proven.find(said.lane);
+  const auto before = peer->proven.find(stated.lane);
   if ((before != peer->proven.end() && before->second != inbound) || !admit(*peer, inbound)) {
     tallies.messages_refused.add(1);
     return;
   }
   ByteReader reader(payload);
   const auto admitted = reader.get<uint64_t>();
-  peer->proven[said.lane] = inbound;
-  peer->heard = peer->met = true;
+  peer->proven[stated.lane] = inbound;
+  peer->received = peer->met = true;
   learn_generations(*peer, reader.rest());
   for (size_t lane = 0; lane < peer->lanes.size(); ++lane)
     if ((admitted >> lane & 1) != 0) peer->lanes[lane].welcomed = true;
-  send_welcome(*peer, said.lane);
+  send_welcome(*peer, stated.lane);
   if (std::all_of(peer->lanes.begin(), peer->lanes.end(), [](const Lane& lane) { return lane.welcomed; }))
     connected(*peer);
 }

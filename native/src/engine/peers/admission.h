@@ -21,7 +21,7 @@ class Admission {
   static constexpr size_t kMostRefusals = 8;
   static constexpr uint64_t kRefusalNs = 1'000'000'000;
   static constexpr uint64_t kRefusalConnectNs = 50'000'000;
-  // Peers that said hello and did not show yet that they got our answer; more hellos are dropped, and their senders repeat them.
+  // Peers that sent hello and did not show yet that they got our answer; more hellos are dropped, and their senders repeat them.
   static constexpr size_t kMostUnfinished = 256;
 
   // The answer to a hello that shows no or another secret: sent over a connection of its own, since its sender becomes no peer.

@@ -29,7 +29,7 @@ inline bool read_greeting(uint64_t value, uint64_t lanes, Greeting* out) {
   return out->lane < lanes && out->life != 0 && out->life <= kMostLives;
 }
 
-// What an earlier life of theirs told of its counters may have changed since.
+// What an earlier life of theirs reported of its counters may have changed since.
 inline void begin_life(Peer& peer, uint32_t life) {
   if (peer.their_life == life) return;
   peer.their_life = life;

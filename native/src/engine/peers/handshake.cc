@@ -120,12 +120,12 @@ void Core::wire_peer(PeerId id) {
   for (uint64_t lane = 0; lane < kMaxMaskedLanes; ++lane)
     if ((peer->welcome_due >> lane & 1) != 0) answer_hello(*peer, lane);
   peer->welcome_due = 0;
-  if (peer->active) say_hello(*peer);
+  if (peer->active) send_hello(*peer);
   if (!peer->active && !has_secret()) connected(*peer);
   next_tick_ns = 0;
 }
 
-void Core::say_hello(Peer& peer) {
+void Core::send_hello(Peer& peer) {
   peer.greeted = true;
   const uint64_t now = now_ns();
   peer.hello_gap_ns = peer.hello_gap_ns == 0 ? 20'000'000 : std::min<uint64_t>(peer.hello_gap_ns * 2, 500'000'000);
@@ -198,7 +198,7 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload, Inbou
     tallies.messages_refused.add(1);
     return;
   }
-  peer->heard = true;
+  peer->received = true;
   if (header.target != incarnation) {
     // They look for a process that had this address before us.
     peer->rejects = header.target;

@@ -1,4 +1,4 @@
-// messages.cc: two-sided messages: what the engine says to itself, and the user's. Under the engine lock.
+// messages.cc: two-sided messages: what the engine sends to engines, and the user's. Under the engine lock.
 // User messages are numbered per peer and put in order at the receiver, whatever the rail does; 64 may be on the way or untaken per
 // peer, so a program that does not read holds its senders back and nothing is dropped.
 #include <algorithm>
@@ -80,7 +80,7 @@ void Core::on_message(std::string_view bytes, Inbound inbound) {
     tallies.messages_refused.add(1);
     return;
   }
-  peer->heard = true;
+  peer->received = true;
   peer->met = peer->met || header.life != 0;
   switch (header.type) {
     case MessageType::kWelcome: on_welcome(*peer, header, payload); break;
@@ -109,8 +109,8 @@ void Core::on_message(std::string_view bytes, Inbound inbound) {
   }
 }
 
-// Whoever keeps to its credit is never more than kMessageCredits ahead: it counts what we said was taken. What is behind next_expected was
-// said again by a sender that could not know that it came.
+// Whoever keeps to its credit is never more than kMessageCredits ahead: it counts what we reported as taken. What is behind next_expected was
+// sent again by a sender that could not know that it came.
 void Core::on_user_messages(Peer& peer, const MessageHeader& header, std::string_view payload) {
   ByteReader reader(payload);
   bool news = false;
@@ -195,13 +195,13 @@ void Core::end_untaken(Peer& peer) {
 
 // The connection broke under a message, or may have: it has its number, so the receiver would wait for it for ever, and takes it once
 // however often it comes. Who does not get it within the deadline is lost.
-bool Core::say_again(Op& op, Leg& leg, Status status) {
+bool Core::send_again(Op& op, Leg& leg, Status status) {
   Peer& peer = *op.targets[leg.target].peer;
   if (op.kind != OpKind::kSend || status.code != StatusCode::kTransport || peer.state != PeerState::kConnected)
     return false;
   const uint64_t now = now_ns();
-  if (op.say_until_ns == 0) op.say_until_ns = now + config.peer_deadline_network_ns;
-  if (now >= op.say_until_ns) {
+  if (op.resend_until_ns == 0) op.resend_until_ns = now + config.peer_deadline_network_ns;
+  if (now >= op.resend_until_ns) {
     give_up(peer, StatusCode::kPeerDead, PeerState::kLost);
     return true;
   }
@@ -215,7 +215,7 @@ bool Core::say_again(Op& op, Leg& leg, Status status) {
   return true;
 }
 
-// Engine messages have no number: those that nobody else would miss are said again until they are answered.
+// Engine messages have no number: those that nobody else would miss are sent again until they are answered.
 void Core::remind_later(Peer& peer) {
   if (peer.next_reminder_ns != 0) return;
   peer.next_reminder_ns = now_ns() + kRemindNs;
@@ -235,7 +235,7 @@ uint64_t Core::remind(Peer& peer, uint64_t now) {
     send_message(peer, 0, MessageType::kAskCounters, peer.generations_from, {});
     peer.next_reminder_ns = now + kRemindNs;
   }
-  if (outgoing.size() > kMostReminders) {  // what was said last has not left yet
+  if (outgoing.size() > kMostReminders) {  // what was sent last has not left yet
     peer.next_reminder_ns = now + kRemindNs;
     return peer.next_reminder_ns;
   }

@@ -35,7 +35,7 @@ struct Lane {
 };
 
 using Inbound =
-    std::pair<uint32_t, uint64_t>;  // a rail of ours, and a connection of a peer to it; 0: the rail cannot say
+    std::pair<uint32_t, uint64_t>;  // a rail of ours, and a connection of a peer to it; 0: the rail does not know
 
 constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask
 constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its program has not taken yet
@@ -57,7 +57,7 @@ struct Peer {
 
   PeerId id = 0;
   uint64_t incarnation = 0;
-  uint32_t their_life = 0;  // of their entry for us; 0 until they said it
+  uint32_t their_life = 0;  // of their entry for us; 0 until they sent it
   std::string address;
   PeerState state = PeerState::kConnecting;
   Status lost_because;
@@ -75,7 +75,7 @@ struct Peer {
   uint32_t next_lane = 0;
   std::vector<Op*> parked;                // waiting for the connection or for an attached key
   std::vector<uint64_t> connect_cookies;  // control calls to answer
-  uint64_t welcome_due = 0;               // lanes of theirs that said hello before our handles existed
+  uint64_t welcome_due = 0;               // lanes of theirs that sent hello before our handles existed
   uint64_t rejects = 0;                   // incarnation that they looked for at our address
   secret::Nonce nonce = secret::fresh_nonce();
   secret::Nonce their_nonce{};         // of their entry for us, from their hello or challenge
@@ -85,14 +85,14 @@ struct Peer {
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;
   bool met = false;        // a message shows that it knows our entry for it: the connection stands in both directions
-  bool heard = false;      // something of it since the last look
-  uint64_t looked_ns = 0;  // last look at `heard`; 0: we do not watch it now
-  uint64_t silent_ns = 0;  // how long we looked without hearing anything
+  bool received = false;   // something of it since the last look
+  uint64_t looked_ns = 0;  // last look at `received`; 0: we do not watch it now
+  uint64_t silent_ns = 0;  // how long we looked without receiving anything
   uint64_t next_ping_ns = 0;
   uint32_t next_pulse = 0;    // lane of the next heartbeat
   std::vector<KeyId> asking;  // keys that they have not judged yet; asked again until they answer
   uint64_t next_ask_ns = 0;
-  uint64_t next_reminder_ns = 0;  // when what a broken connection may have swallowed is said again; 0: nothing is open
+  uint64_t next_reminder_ns = 0;  // when what a broken connection may have swallowed is sent again; 0: nothing is open
   uint64_t outstanding = 0;       // signalled work requests
   uint32_t visitors = 0;          // jobs of the control thread that use its lanes without the engine lock
   std::vector<std::unique_ptr<RemoteMemory>> graveyard;  // attachments of a lost peer, until nothing is outstanding
@@ -111,7 +111,7 @@ struct Peer {
   // Work that counts is held back while only a part is known: it would be stamped with an old generation, and count for nobody.
   bool knows_a_part() const { return generations_from != 0 && generations_from != Generations::kEnd; }
   Generations counter_generations;  // of theirs
-  uint32_t generations_from = 0;    // they are known up to here; 0: nothing was said yet
+  uint32_t generations_from = 0;    // they are known up to here; 0: nothing was reported yet
   ClosingsAsked closings_asked;     // of our counters
   ClosingsTaken closings_taken;     // of theirs
 

@@ -31,7 +31,7 @@ class PeerList {
   }
   bool existed(PeerId id) const { return id != 0 && id <= last_; }
 
-  // Moves the lost peers that `rests` says yes to. Calls forget(peer) for each that is not kept any more, then frees it.
+  // Moves the lost peers that `rests` accepts. Calls forget(peer) for each that is not kept any more, then frees it.
   template <class Rests, class Forget>
   void lay_down(Rests rests, Forget forget) {
     const auto stay =

@@ -77,7 +77,7 @@ void Core::activate(Peer& peer) {
   peer.active = true;
   peer.connect_until_ns = now_ns() + config.connect_deadline_ns;
   if (peer.wired)
-    say_hello(peer);
+    send_hello(peer);
   else
     connect(peer);
 }
@@ -98,14 +98,14 @@ void Core::connect_to(uint64_t cookie, const AddressBlob& blob, const std::strin
 void Core::connected(Peer& peer) {
   if (peer.state != PeerState::kConnecting) return;
   peer.state = PeerState::kConnected;
-  peer.heard = true;
+  peer.received = true;
   peer.next_ping_ns = 0;
   next_tick_ns = 0;
   trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(peer.state));
   for (const uint64_t cookie : peer.connect_cookies)
     publish({.cookie = cookie, .kind = CompletionKind::kControl, .value = peer.id});
   peer.connect_cookies.clear();
-  // What was left unsaid while we met leaves before anything that is posted from here on.
+  // What was left unsent while we met leaves before anything that is posted from here on.
   if (peer.active && !peer.reports_loss)
     send_message(peer, 0, MessageType::kPing, 0, {});  // it sees that we got its answer
   peer.next_reminder_ns = 1;
@@ -212,7 +212,7 @@ void Core::forget(const Peer& peer) {
   if (known != peer_of_incarnation.end() && known->second == &peer) peer_of_incarnation.erase(known);
 }
 
-// Heartbeats: always where the rails do not tell us of a death, and while ops are in flight everywhere, because a process that is
+// Heartbeats: always where the rails do not report a death, and while ops are in flight everywhere, because a process that is
 // stopped is not dead and answers nothing. Silence is what we looked at: a process that was itself stopped, throttled or moved finds old
 // clocks and empty queues when it goes on, and must not take its own absence for the death of all its peers. Returns when to look again.
 uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
@@ -222,15 +222,15 @@ uint64_t Core::check_pulse(Peer& peer, uint64_t now) {
     return ~0ull;
   }
   const uint64_t deadline = peer.same_host ? config.peer_deadline_host_ns : config.peer_deadline_network_ns;
-  if (peer.looked_ns == 0) {  // silence before our first ping says nothing
-    peer.heard = true;
+  if (peer.looked_ns == 0) {  // silence before our first ping means nothing
+    peer.received = true;
     peer.next_ping_ns = 0;
   }
   // A peer that connected to us gets our welcome and our pings when our own connection to it stands, which may take as long as set-up
   // may take.
-  if (!peer.met && now < peer.connect_until_ns) peer.heard = true;
+  if (!peer.met && now < peer.connect_until_ns) peer.received = true;
   const uint64_t gap = now - std::exchange(peer.looked_ns, now);
-  peer.silent_ns = std::exchange(peer.heard, false) ? 0 : peer.silent_ns + std::min(gap, deadline / 4);
+  peer.silent_ns = std::exchange(peer.received, false) ? 0 : peer.silent_ns + std::min(gap, deadline / 4);
   if (peer.silent_ns > deadline) {
     give_up(peer, StatusCode::kPeerDead, PeerState::kLost);
     return ~0ull;
@@ -257,7 +257,7 @@ void Core::tick(uint64_t now) {
                      " within " + std::to_string(config.connect_deadline_ns / 1'000'000) + " ms" + no_descriptor());
           give_up(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
         } else {
-          if (peer.wired && peer.active && now >= peer.next_hello_ns) say_hello(peer);
+          if (peer.wired && peer.active && now >= peer.next_hello_ns) send_hello(peer);
           next = std::min(next, now + kSoon);
         }
         break;
@@ -327,7 +327,7 @@ void Core::attach(KeyTable::Slot& slot, Peer& peer) {
       } else {
         for (const Lane& lane : peer_now->lanes) {
           where.emplace_back(lane.rail, lane.handle.get());
-          // The key says by itself how many rails its owner has; we know the owner, and keys may be forged.
+          // The key gives by itself how many rails its owner has; we know the owner, and keys may be forged.
           if (lane.remote_rail >= found->value.rail_keys.size()) {
             status = StatusCode::kAccessDenied;
             why = forged_rail_key(lane.remote_rail, *rails[lane.rail]);

@@ -1,5 +1,5 @@
-// key_verdicts.cc: whether a key is still good, said by its owner's engine. Before the first use the owner is asked; when it revokes
-// or releases, it tells its peers. So a dead key is an error by name on every transport, and only a write that was already under way
+// key_verdicts.cc: whether a key is still good, reported by its owner's engine. Before the first use the owner is asked; when it revokes
+// or releases, it notifies its peers. So a dead key is an error by name on every transport, and only a write that was already under way
 // meets the transport's own refusal (INV-3 itself never depends on this file: the rails refuse).
 #include <algorithm>
 #include <cstring>
@@ -103,7 +103,7 @@ void Core::on_revoked(Peer& peer, const MessageHeader& header, std::string_view 
         fail_op(*op, StatusCode::kStaleKey, peer.id);
         break;
       }
-      // What is not posted ends here. What is posted ends as its transport says; one that says nothing is given up in the end.
+      // What is not posted ends here. What is posted ends as its transport reports; one without a report is given up in the end.
       if (op->outstanding.load(std::memory_order_relaxed) != 0) {
         op->revoked = true;
         start_draining(*op);

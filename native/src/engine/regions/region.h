@@ -37,7 +37,7 @@ struct RegionEntry {
   uint32_t zombies = 0;  // keys_mutex: ops that ended while a transport may still use the memory
 };
 
-// Asking: the owner has not said yet whether the key is good. Transports differ in what they do with a dead key, from an error to
+// Asking: the owner has not answered yet whether the key is good. Transports differ in what they do with a dead key, from an error to
 // silence, so a key is shown to its owner's engine before its first use.
 enum class AttachState : uint8_t { kNone, kAsking, kPending, kAttached };
 

@@ -89,7 +89,7 @@ bool CopyQueue::has_room(const WayQueue& queue, uint64_t bytes) const {
 
 uint64_t CopyQueue::add(Way way, uint64_t target, uint64_t source, uint64_t bytes) {
   WayQueue& queue = queues_[index(way)];
-  if (failed_ != kSuccess) return queue.issued + 1;  // trouble() tells the owner
+  if (failed_ != kSuccess) return queue.issued + 1;  // trouble() reports it to the owner
   if (!has_room(queue, bytes)) return 0;
   if (!queue.pending.empty()) {
     Piece& last = queue.pending.back();

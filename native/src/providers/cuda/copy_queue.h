@@ -1,5 +1,5 @@
 // copy_queue.h: copies wait here until they are launched together, in streams of our own, and a word in pinned memory that the
-// GPU itself writes says which launches have landed: looking costs a load, not a driver call. [engine lock]
+// GPU itself writes shows which launches have landed: looking costs a load, not a driver call. [engine lock]
 // Large copies go to the copy engines and use no multiprocessor. A list of small ones goes to one kernel launch, or to the copy
 // engines as a batch where the driver has that. A new launch waits while two are under way, so that lists grow meanwhile. With several
 // lanes launches go to streams in turn: one begins while the one before it ends. They are reported in order all the same.

@@ -164,7 +164,7 @@ struct Driver {
   std::string complaint(const char* call, CUresult result) const;
 };
 
-// Opened once per process and never closed: the driver keeps threads and state of its own. nullptr: `detail` says why not.
+// Opened once per process and never closed: the driver keeps threads and state of its own. nullptr: `detail` is the reason.
 const Driver* open_driver(std::string* detail);
 
 }  // namespace asyncfabric::cuda

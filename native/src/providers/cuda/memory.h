@@ -19,7 +19,7 @@ namespace asyncfabric::cuda {
 // How a peer gets at a registered range.
 enum class Export : uint8_t { kHost = 0, kHandle = 1, kLegacy = 2, kChunks = 3 };
 
-// What a region's key says behind the key of the local rail.
+// What a region's key holds behind the key of the local rail.
 struct Passport {
   Export kind = Export::kHost;
   CUuuid device{};

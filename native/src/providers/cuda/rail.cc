@@ -27,7 +27,7 @@ bool touches_gpu(const WorkRequest& request) {
   return request.remote != nullptr && static_cast<const CudaRemote*>(request.remote)->on_gpu;
 }
 
-// The engine has checked the key's bounds; what the owner says may be less.
+// The engine has checked the key's bounds; what the owner states may be less.
 bool inside(const WorkRequest& request, uint64_t bound) {
   if (request.remote_offset > bound) return false;
   const uint64_t room = bound - request.remote_offset;
@@ -108,7 +108,7 @@ PostResult CudaRail::post(std::span<const WorkRequest> requests) {
 size_t CudaRail::post_local(std::span<const WorkRequest> rest, Status* status) {
   size_t run = 0;
   for (; run < rest.size() && !touches_gpu(rest[run]); ++run) {
-    // Bytes behind copies that are under way wait for them: what an immediate says holds for all earlier requests.
+    // Bytes behind copies that are under way wait for them: what an immediate means holds for all earlier requests.
     const bool bytes = rest[run].kind != WorkKind::kSend && rest[run].length > 0;
     if (bytes && !flights_of(link_of(rest[run])).empty()) break;
   }
@@ -235,8 +235,8 @@ bool CudaRail::land(local::Outgoing& link, Flights& flights) {
 size_t CudaRail::poll(std::span<RailEvent> events) {
   if (!flying_.empty()) settle();
   size_t count = done_.take(events);
-  if (down_ && !told_down_ && count < events.size()) {
-    told_down_ = true;
+  if (down_ && !reported_down_ && count < events.size()) {
+    reported_down_ = true;
     RailEvent& event = events[count++];
     event = RailEvent();
     event.kind = RailEventKind::kRailDown;
@@ -247,7 +247,7 @@ size_t CudaRail::poll(std::span<RailEvent> events) {
 
 bool CudaRail::prepare_wait() {
   // Nothing rings when a copy lands: while one is under way the worker stays awake. A copy is short.
-  if (!flying_.empty() || !done_.empty() || (down_ && !told_down_)) return false;
+  if (!flying_.empty() || !done_.empty() || (down_ && !reported_down_)) return false;
   return LocalRail::prepare_wait();
 }
 

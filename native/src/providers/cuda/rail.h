@@ -90,7 +90,7 @@ class CudaRail final : public local::LocalRail, public GpuRail {
   uint64_t looked_ns_ = 0;
   std::string why_;  // [control]
   bool down_ = false;
-  bool told_down_ = false;
+  bool reported_down_ = false;
 };
 
 }  // namespace asyncfabric::cuda

@@ -1,6 +1,6 @@
 // visits.h: mappings of peers' GPU memory that outlive the key they were opened for. A revocation changes the key and not the
 // memory, and mapping gigabytes takes ten milliseconds: who gets a new key of the same registration finds its mapping here.
-// What a key allows its owner says when the key is shown, and the board says at each post whether it is still good.
+// What a key allows its owner states when the key is shown, and the board states at each post whether it is still good.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ class Visits {
     std::weak_ptr<local::Outgoing> link;
     uint32_t slot = 0;
     uint64_t length = 0;
-    uint64_t life = 0;  // tells registrations apart that had the slot one after the other
+    uint64_t life = 0;  // distinguishes registrations that had the slot one after the other
     std::shared_ptr<Visit> visit;
 
     bool gone() const;

@@ -9,7 +9,7 @@
 
 namespace asyncfabric {
 
-// X(option, field, default): every option is an unsigned number; 0 switches a fault off unless said otherwise.
+// X(option, field, default): every option is an unsigned number; 0 switches a fault off unless stated otherwise.
 #define ASYNCFABRIC_FAULT_OPTIONS(X)                                                                            \
   X("seed", seed, 1)                         /* of all random choices */                                        \
   X("reorder", reorder, 0)                   /* hold up to so many requests, release them in random order */    \

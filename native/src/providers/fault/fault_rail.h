@@ -1,7 +1,7 @@
-// fault_rail.h: a rail that passes everything on to an inner rail, except where its FaultPlan says otherwise.
+// fault_rail.h: a rail that passes everything on to an inner rail, except where its FaultPlan asks otherwise.
 // Handles (memory, peers) are those of the inner rail. Held requests are kept here until poll() releases them, so a fault
 // rail moves data only while it is polled, and prepare_wait() refuses sleep while something is held.
-// What the inner rail already has is reported as the inner rail says: a fault never reports a request that may still move.
+// What the inner rail already has is reported as the inner rail reports it: a fault never reports a request that may still move.
 #pragma once
 
 #include <chrono>

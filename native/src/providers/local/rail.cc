@@ -119,7 +119,7 @@ size_t LocalRail::poll(std::span<RailEvent> events) {
   if (!rooms.receiver.has_leaving() && lost_.empty()) return count;
   count += rooms.receiver.drain_leaving(events.subspan(count));
   count += rooms.poster.done().take(events.subspan(count));
-  // The loss is told after all that the peer still said and after what it leaves undone.
+  // The loss is reported after all that the peer still sent and after what it leaves undone.
   while (!lost_.empty() && !rooms.receiver.has_leaving() && rooms.poster.done().empty() && count < events.size()) {
     if (RailPeer* handle = rooms.connections->handle_of(*lost_.back()); handle != nullptr) {
       RailEvent& event = events[count++];

@@ -79,7 +79,7 @@ class LocalRail : public Rail {
   Status start_service(std::string* detail) { return rooms_->service.start(options_.tracer, detail); }
   // Memory of any device; `files`: what peers map instead of memory.memfd.
   Status enter(const Memory& memory, std::vector<UniqueFd> files, std::unique_ptr<LocalMemory>* out, std::string* key);
-  // What the owner says of a key, and the first file behind it where it is mapped.
+  // What the owner states of a key, and the first file behind it where it is mapped.
   Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote, UniqueFd* file) const;
   Status reach(RemoteHandle& remote, const UniqueFd& file) const;  // a way to host memory
 

@@ -88,7 +88,7 @@ class VerbsRail final : public Rail {
     ibv_qp* qp = nullptr;
     uint64_t id = 0;     // of the peer's connection
     uint32_t taken = 0;  // messages whose receive is posted again
-    uint32_t told = 0;
+    uint32_t reported = 0;
     uint32_t window = 0;
     uint32_t under_way = 0;  // credits that have not left
   };
@@ -130,7 +130,7 @@ class VerbsRail final : public Rail {
   void keep_message(Connection& connection, Record& record);
   void pass_verdict(Connection& connection, Lane& lane, Status status);
   void pass_verdicts(Status status);
-  void tell_path(Connection& connection, bool down);
+  void report_path(Connection& connection, bool down);
   void look_at_verdicts();
   void take_news();
   void take_ready(News& news);

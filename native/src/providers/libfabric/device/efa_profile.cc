@@ -4,7 +4,7 @@
 // What the shared code does for it: a write has one local and one remote segment, else the provider would emulate a write with
 // immediate by sends (submit_write); an empty one names a registered word at both ends (scratch); CQ data must have 32 bits
 // (control.cc); FI_EAGAIN until the first handshake waits in the backlog; one endpoint serves all peers, so disconnect() cannot
-// flush and says so. Messages may overtake each other: the engine numbers them. Memory of GPUs is
+// flush and shows it. Messages may overtake each other: the engine numbers them. Memory of GPUs is
 // registered where the provider grants FI_HMEM (memory.cc).
 #include <cstring>
 
@@ -73,7 +73,7 @@ const Profile& efa_profile() {
       .eager_posts = 1,
       .posts_per_pass = 32,  // flooding the device lowers the rate of small packets
       .name_bytes = 32,      // GID, queue pair number, queue key
-      // Registrations of an application that promised FI_MR_LOCAL are not cached, say its sources: asked, not believed.
+      // Registrations of an application that promised FI_MR_LOCAL are not cached, by its sources: asked, not believed.
       .gpu_memory = true,
       .keys_may_be_cached = true,
       .ends_a_process_that_forks = true,

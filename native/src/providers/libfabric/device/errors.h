@@ -8,7 +8,7 @@ namespace asyncfabric::libfabric {
 // Of posted work. `error` is positive, as in fi_cq_err_entry::err.
 Status status_of_work(int error);
 
-// Whether the error only says that a connection ended, not why.
+// Whether the error only means that a connection ended, not why.
 bool connection_broke(int error);
 
 // Of opening, registering and connecting.

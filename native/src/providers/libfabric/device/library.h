@@ -45,7 +45,7 @@ struct Library {
   bool survives_fork = false;        // a child of the process leaves registered pages alone
 };
 
-// `name` = "" opens libfabric.so.1 by the loader's own search. nullptr: `detail` says what to install.
+// `name` = "" opens libfabric.so.1 by the loader's own search. nullptr: `detail` is what to install.
 const Library* open_library(const std::string& name, std::string* detail);
 
 }  // namespace asyncfabric::libfabric

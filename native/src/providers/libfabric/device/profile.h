@@ -37,7 +37,7 @@ struct Profile {
   bool ends_a_process_that_forks = false;  // unless Library::survives_fork
   uint64_t settle_ns = 0;                  // how long a closing rail waits for both ends to read what has arrived
   void (*shape_hints)(fi_info& hints) = nullptr;
-  // What a failed request met, from FI_EIO and the provider's own number; null: the library's error says it.
+  // What a failed request met, from FI_EIO and the provider's own number; null: the library's error shows it.
   Status (*name_failure)(int error, int provider_error) = nullptr;
   // Options of the endpoint before it is enabled; false: `detail` names the one that was refused. May take capabilities out of `info`.
   bool (*configure_endpoint)(fid_ep* endpoint, fi_info& info, std::string* detail) = nullptr;

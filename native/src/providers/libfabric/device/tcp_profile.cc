@@ -21,7 +21,7 @@ const Profile& tcp_profile() {
       .name = "tcp",
       .providers = {"net", "tcp;ofi_rxm", "tcp"},
       .binds_address = true,
-      .default_address = "127.0.0.1",  // never listen to a network unless told to
+      .default_address = "127.0.0.1",  // never listen to a network unless asked to
       .over_sockets = true,
       .wait_fd = true,
       .endpoint_per_peer = true,

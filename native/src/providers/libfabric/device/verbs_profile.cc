@@ -9,7 +9,7 @@
 namespace asyncfabric::libfabric {
 namespace {
 
-// Numbers of enum ibv_wc_status, which arrive as prov_errno; libfabric itself says FI_EIO to most of them.
+// Numbers of enum ibv_wc_status, which arrive as prov_errno; libfabric itself reports FI_EIO for most of them.
 constexpr int kFlushed = 5;
 constexpr int kRemoteInvalidRequest = 9;
 constexpr int kRemoteAccess = 10;
@@ -28,7 +28,7 @@ Status name_failure(int error, int provider_error) {
     case kRemoteAccess:
       return {StatusCode::kStaleKey, provider_error};                // bounds and rights were checked before it left
     case kFlushed: return {StatusCode::kTransport, provider_error};  // behind the request that met the error
-    case kRetriesExceeded:  // a dead peer, or a dead link to a living one: heartbeats tell which
+    case kRetriesExceeded:  // a dead peer, or a dead link to a living one: heartbeats show which
       return {StatusCode::kTransport, provider_error};
     default: return {StatusCode::kTransport, error};
   }

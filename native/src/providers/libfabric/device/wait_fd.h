@@ -1,4 +1,4 @@
-// wait_fd.h: the file descriptor that says "progress is possible". At opening only.
+// wait_fd.h: the file descriptor that shows "progress is possible". At opening only.
 #pragma once
 
 #include "providers/libfabric/device/device.h"

@@ -36,7 +36,7 @@ int probe(const std::string& name) {
   const int yes = 1;  // connections that are still closing do not count, only a listener does
   (void)setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   int error = ::bind(probe, address, size) == 0 ? ECONNREFUSED : errno;
-  if (error == EADDRNOTAVAIL) {  // another host: only a connection can tell
+  if (error == EADDRNOTAVAIL) {  // another host: only a connection can know
     error = ::connect(probe, address, size) == 0 ? 0 : errno;
     pollfd entry{probe, POLLOUT, 0};
     socklen_t bytes = sizeof error;
@@ -91,7 +91,7 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
     }
   }
   // Streams of senders that are gone end with what the kernel still holds, at most its socket buffers: take it before the memory
-  // goes. Passes alone say nothing (rxm reads little in each), so it is a time, several times what a loopback needs for them.
+  // goes. Passes alone show nothing (rxm reads little in each), so it is a time, several times what a loopback needs for them.
   if (inbound_.any_gone_lately(Clock::now()))
     for (const Clock::time_point settled = Clock::now() + kSettle; Clock::now() < settled;) progress_into_stash();
   inbound_.drop_gone();

@@ -1,4 +1,4 @@
-// inbound.h: who may be writing to us: the connections that peers opened towards this rail, as they said when they began. A fence asks them.
+// inbound.h: who may be writing to us: the connections that peers opened towards this rail, as they reported when they began. A fence asks them.
 // A connection ends without a word, and a fence may not come for weeks; so whoever begins one in a crowd has some of the others looked after:
 // those that are gone are taken out, and there is room for the living. [control] and [engine lock] calls, which never overlap on these rails.
 #pragma once

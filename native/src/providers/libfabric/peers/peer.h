@@ -32,7 +32,7 @@ struct PeerState {
   uint32_t submitted = 0;
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
   uint64_t next_knock_ns = 0;  // until it takes its first request: when to ask whether anybody listens there
-  // Its stream broke and nothing says yet whether it lives: requests that failed with the stream are kept until something does, or until
+  // Its stream broke and nothing shows yet whether it lives: requests that failed with the stream are kept until something does, or until
   // then. 0: no doubt.
   uint64_t doubted_until_ns = 0;
   uint64_t broke_at = 0;  // last_sequence when the stream broke: what is confirmed behind it proves that the peer lives

@@ -38,7 +38,7 @@ void LibfabricRail::emit(const RailEvent& event, ReceiveSlot* slot) {
   if (slot != nullptr) handed_out_.push_back(slot);
 }
 
-// Gives the context back and tells the engine, unless nobody wants to know.
+// Gives the context back and reports to the engine, unless nobody wants to know.
 void LibfabricRail::retire(Context& context) {
   PeerState& peer = *context.peer;
   peer.requests.remove(&context);
@@ -222,7 +222,7 @@ void LibfabricRail::take_error() {
   if (fi_cq_readerr(device_->cq(), &failed.known, 0) < 1) return;
   if (contexts_->owns(error.op_context)) {
     auto* context = static_cast<Context*>(error.op_context);
-    // A context that is free or done already: the provider reported one request twice. Nothing to tell.
+    // A context that is free or done already: the provider reported one request twice. Nothing to report.
     if (context->peer == nullptr || !context->submitted || context->done) return;
     PeerState& peer = *context->peer;
     const int number = error.err != 0 ? error.err : FI_EIO;

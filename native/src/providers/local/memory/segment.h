@@ -38,7 +38,7 @@ struct Board {
   uint64_t magic;
   uint32_t version;
   std::atomic<uint32_t> closed;  // partner: owner's destructor stores, writers load
-  uint64_t probe_address;        // where the owner keeps `probe_value`: tells whether process_vm_readv reaches it
+  uint64_t probe_address;        // where the owner keeps `probe_value`: shows whether process_vm_readv reaches it
   uint64_t probe_value;
   alignas(kLineBytes) RegionSlot slots[kMaxRegions];
 };

@@ -1,5 +1,5 @@
 // connection_table.h: who is connected to a rail, both ways, and the news that the service thread has for the lock's holder.
-// One mutex; the lock's holder takes it only when has_news() says so, never per transfer.
+// One mutex; the lock's holder takes it only when has_news() is true, never per transfer.
 #pragma once
 
 #include <array>

@@ -22,7 +22,7 @@ const HostIdentity& host_identity();
 
 struct ProcessState {
   uint64_t start =
-      0;  // in clock ticks since boot: tells a process from a later one with the same pid. 0: no such process
+      0;  // in clock ticks since boot: distinguishes a process from a later one with the same pid. 0: no such process
   bool leaving = false;  // the kernel takes it down: its main thread runs no more
 };
 ProcessState process_state(pid_t pid);

@@ -24,7 +24,7 @@ class ProcessWatch {
   // True once no thread of the process runs any more, in user code or in a system call: it can touch nothing.
   bool gone() const;
   // True as soon as the kernel takes the process down, which can take a second more where it has memory of GPUs. Until it is gone
-  // its devices may still write to us: this says only that it will never answer. A look into /proc: some microseconds.
+  // its devices may still write to us: this shows only that it will never answer. A look into /proc: some microseconds.
   bool leaving() const;
 
  private:

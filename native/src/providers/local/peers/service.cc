@@ -25,7 +25,7 @@ enum class TagKind : uint64_t { kListener = 1, kStop = 2, kSession = 3, kOutgoin
 constexpr int kKindShift = 56;
 constexpr uint64_t tag_of(TagKind kind, uint64_t id) { return static_cast<uint64_t>(kind) << kKindShift | id; }
 
-constexpr size_t kMaxStrangers = 64;  // of other users: each is told that it is refused, but cannot take all seats
+constexpr size_t kMaxStrangers = 64;  // of other users: each receives a refusal, but cannot take all seats
 constexpr size_t kMaxSessions = kMaxConnections + kMaxStrangers;  // with some that are still in their handshake
 constexpr size_t kMostUnadmitted = 128;  // sessions that have not proven the secret of a fabric which has one
 constexpr uint64_t kUnadmittedNs = 2'000'000'000;
@@ -78,7 +78,7 @@ void Service::look_after_kept() {
 }
 
 void Service::watch(const Outgoing& link) {
-  // ONESHOT: a hang-up is told once; data on the socket belongs to the control thread.
+  // ONESHOT: a hang-up is reported once; data on the socket belongs to the control thread.
   add(link.socket.get(), EPOLLRDHUP | EPOLLONESHOT, tag_of(TagKind::kOutgoing, link.serial));
 }
 
@@ -109,7 +109,7 @@ void Service::run() {
         case TagKind::kProcess: bury(static_cast<pid_t>(id)); break;
       }
     }
-    // Nobody tells of the end of a registration: while something is kept, it is looked for.
+    // Nobody reports the end of a registration: while something is kept, it is looked for.
     keeps = kept_.prune();
     if (connections_.asks_admission()) keeps = end_unadmitted(now_ns()) || keeps;
   }

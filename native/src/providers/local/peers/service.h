@@ -35,7 +35,7 @@ class Service {
   void stop();  // hangs up all incoming connections and joins the thread
 
   Neighbours& neighbours() { return *neighbours_; }  // any thread
-  void watch(const Outgoing& link);                  // [control] tell the connection table when it ends
+  void watch(const Outgoing& link);                  // [control] notify the connection table when it ends
   void look_after_kept();                            // any thread: from now on, until none is left
 
  private:

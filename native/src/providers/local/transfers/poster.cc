@@ -22,7 +22,7 @@ Status check(const WorkRequest& request, const RemoteHandle& remote) {
 
 Status refusal(const Outgoing& link) { return link.alive() ? StatusCode::kStaleKey : StatusCode::kPeerDead; }
 
-// A process number says nothing once its owner is dead and reaped. Numbers are handed out in a circle, which takes far
+// A process number means nothing once its owner is dead and reaped. Numbers are handed out in a circle, which takes far
 // longer than this, so a fresh look at the pidfd every few milliseconds keeps the kernel's copies out of strangers.
 bool surely_alive(Outgoing& link) {
   constexpr uint64_t kBelieveNs = 5'000'000;
@@ -220,7 +220,7 @@ size_t Poster::copy_by_kernel(Outgoing& link, const RemoteHandle& remote, std::s
     if (rest[done].has_imm) add_imm(link, rest[done]);
     finish(link, rest[done], Status());
   }
-  if (done > 0) return done;  // the one that failed comes to the front and tells its error
+  if (done > 0) return done;  // the one that failed comes to the front and reports its error
   const int error = moved < 0 ? errno : EFAULT;
   const StatusCode code = error == ESRCH                      ? StatusCode::kPeerDead
                           : error == EPERM || error == ENOSYS ? StatusCode::kAccessDenied

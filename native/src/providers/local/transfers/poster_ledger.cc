@@ -8,7 +8,7 @@
 namespace asyncfabric::local {
 namespace {
 
-// The target's word about a bounced request: only what it may truthfully say is passed on.
+// The target's word about a bounced request: only what it may truthfully report is passed on.
 Status verdict(uint32_t word) {
   switch (const auto code = static_cast<StatusCode>(word); code) {
     case StatusCode::kOk:

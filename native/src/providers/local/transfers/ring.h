@@ -170,7 +170,7 @@ class RingConsumer {
     return segment_->data() + layout_.staging() + offset;
   }
 
-  // Does the producer say that it may be touching the region?
+  // Does the producer report that it may be touching the region?
   bool names(uint32_t slot) const {
     if (header_->active_slot.load(std::memory_order_seq_cst) == slot + 1) return true;
     for (const std::atomic<uint32_t>& held : header_->held_slots)

@@ -1,4 +1,4 @@
-// device.cc: the choice of a device and its port. A named device that cannot be used is an error that says why; without a name the
+// device.cc: the choice of a device and its port. A named device that cannot be used is an error with the reason; without a name the
 // first device that can be used is taken.
 #include "providers/verbs/device/device.h"
 

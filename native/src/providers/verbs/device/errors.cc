@@ -24,7 +24,7 @@ bool peer_answered(ibv_wc_status status) {
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
-    case IBV_WC_LOC_LEN_ERR:  // our own mistakes say nothing about the peer either, so nobody has to wait for its word
+    case IBV_WC_LOC_LEN_ERR:  // our own mistakes show nothing about the peer either, so nobody has to wait for its word
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR: return true;
     default: return false;

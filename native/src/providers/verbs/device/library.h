@@ -46,7 +46,7 @@ struct Library {
   std::string path;  // the file that was really loaded
 };
 
-// `name` = "" opens libibverbs.so.1 by the loader's own search. nullptr: `detail` says what to install.
+// `name` = "" opens libibverbs.so.1 by the loader's own search. nullptr: `detail` is what to install.
 const Library* open_library(const std::string& name, std::string* detail);
 
 // ibv_query_port is a macro whose old path would need the library at link time.

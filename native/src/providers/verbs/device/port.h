@@ -38,7 +38,7 @@ constexpr const char* kSysfsRoot = "/sys/class";
 bool parse_gid_wish(const std::string& text, GidWish* out);
 
 // The best entry among the first `table` that the wish allows. Better is, in this order: an interface that is up; RoCE v2; IPv4, then
-// routable IPv6, then link-local; no VLAN; a lower index. On InfiniBand the first entry. False: `detail` says why.
+// routable IPv6, then link-local; no VLAN; a lower index. On InfiniBand the first entry. False: `detail` is the reason.
 bool choose_gid(const std::string& root, const std::string& device, uint32_t port, uint32_t table, bool ethernet,
                 const GidWish& wish, GidChoice* out, std::string* detail);
 

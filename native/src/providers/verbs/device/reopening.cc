@@ -12,9 +12,9 @@ namespace asyncfabric::verbs {
 namespace {
 
 constexpr uint64_t kLongestOpenGapNs = 30'000'000'000;
-constexpr uint64_t kFirstSayNs = 20'000'000;
-constexpr uint64_t kLongestSayNs = 500'000'000;
-constexpr uint32_t kMostSayings = 64;  // half a minute: who does not answer by then is not there
+constexpr uint64_t kFirstMoveNs = 20'000'000;
+constexpr uint64_t kLongestMoveNs = 500'000'000;
+constexpr uint32_t kMostMoves = 64;  // half a minute: who does not answer by then is not there
 
 }  // namespace
 
@@ -72,21 +72,21 @@ void Exchange::try_to_open(uint64_t now) {
   news.kind = NewsKind::kDeviceOpen;
   news.queues = std::move(queues);
   news.address = address_;
-  handover_->tell(std::move(news));
+  handover_->post(std::move(news));
   for (auto& [id, out] : outgoing_)
     if (!out.closing) begin(out, kAllLanes);
 }
 
-void Exchange::say_moved(uint64_t now, uint64_t* next) {
+void Exchange::send_moved(uint64_t now, uint64_t* next) {
   if (failed_) return;
   for (auto at = moved_.begin(); at != moved_.end();) {
     Moved& moved = at->second;
     if (now >= moved.next_try_ns) {
-      if (moved.tries++ == kMostSayings) {
+      if (moved.tries++ == kMostMoves) {
         at = moved_.erase(at);
         continue;
       }
-      moved.gap_ns = moved.gap_ns == 0 ? kFirstSayNs : std::min(moved.gap_ns * 2, kLongestSayNs);
+      moved.gap_ns = moved.gap_ns == 0 ? kFirstMoveNs : std::min(moved.gap_ns * 2, kLongestMoveNs);
       moved.next_try_ns = now + moved.gap_ns;
       Datagram datagram;
       datagram.kind = DatagramKind::kMoved;

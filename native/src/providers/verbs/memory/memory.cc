@@ -16,7 +16,7 @@ int remote_rights(uint32_t access) {
   return rights;
 }
 
-// dereg_mr says no only while something still uses the registration; then the memory must stay.
+// dereg_mr refuses only while something still uses the registration; then the memory must stay.
 Status drop(Owned<ibv_mr>& mr) {
   if (!mr) return {};
   const auto close = mr.get_deleter().close;

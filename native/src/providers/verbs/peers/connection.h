@@ -38,7 +38,7 @@ struct Connection {
   bool met = false;                    // it was ready once
   uint32_t life = 0;                   // of the peer's device, that the queue pairs belong to
   bool closed = false;                 // disconnected: new requests fail at once
-  bool path_down = false;              // the engine was told that nothing gets through
+  bool path_down = false;              // the engine has the report that nothing gets through
   bool unproven = false;               // the port came back, and nothing was answered since
   bool listed = false;                 // is among the rail's connections with waiting messages
   RailPeer* handle = nullptr;          // set before anybody else sees the connection
@@ -59,7 +59,7 @@ class PeerHandle final : public RailPeer {
     News news;
     news.kind = NewsKind::kAbandoned;
     news.connection = connection;
-    handover_->tell(std::move(news));
+    handover_->post(std::move(news));
   }
   PeerHandle(const PeerHandle&) = delete;
   PeerHandle& operator=(const PeerHandle&) = delete;

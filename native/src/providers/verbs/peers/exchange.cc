@@ -129,10 +129,10 @@ void Exchange::take_device_events() {
       case IBV_EVENT_SRQ_LIMIT_REACHED: {
         News news;
         news.kind = NewsKind::kReceivesLow;
-        handover_->tell(std::move(news));
+        handover_->post(std::move(news));
         break;
       }
-      default: break;  // of queue pairs: their completions say the same
+      default: break;  // of queue pairs: their completions report the same
     }
     device_.library().ibv_ack_async_event(&event);
   }
@@ -162,7 +162,7 @@ void Exchange::judge_rail(Status why) {
   if (trouble == Trouble::kNone)
     for (auto& [id, out] : outgoing_)
       if (out.asked != 0) out.next_try_ns = 0, out.gap_ns = 0;
-  handover_->tell(std::move(news));
+  handover_->post(std::move(news));
 }
 
 void Exchange::take_jobs() {
@@ -220,7 +220,7 @@ uint64_t Exchange::do_timers(uint64_t now) {
     judge_rail({StatusCode::kRailDown, IBV_EVENT_GID_CHANGE});
   }
   uint64_t next = std::min(look_again_ns_, open_at_ns_);
-  say_moved(now, &next);
+  send_moved(now, &next);
   for (auto at = outgoing_.begin(); at != outgoing_.end();) {
     Outgoing& out = at->second;
     if (!out.closing && !out.met && now >= out.connection->connect_until_ns) give_up(out, StatusCode::kPeerUnreachable);
@@ -315,7 +315,7 @@ void Exchange::take_reply(const Datagram& reply) {
   out.met = true;
   out.asked = 0;
   out.next_try_ns = ~0ull;
-  handover_->tell(std::move(news));
+  handover_->post(std::move(news));
   if (out.wanted != 0) begin(out, out.wanted);
 }
 
@@ -324,10 +324,10 @@ void Exchange::give_up(Outgoing& out, Status status) {
   news.kind = NewsKind::kGivenUp;
   news.connection = out.connection;
   news.status = status;
-  handover_->tell(std::move(news));
+  handover_->post(std::move(news));
   out.asked = out.wanted = 0;
   for (QueuePair& pair : out.pairs) pair.qp.reset();
-  out.closing = true;  // they may have built their ends: tell them
+  out.closing = true;  // they may have built their ends: notify them
   out.next_try_ns = out.gap_ns = 0;
 }
 
@@ -337,14 +337,14 @@ void Exchange::take_moved(const Datagram& moved) {
   if (found == outgoing_.end() || found->second.closing) return;
   Outgoing& out = found->second;
   if (moved.sender.incarnation != out.to.incarnation || moved.sender.ethernet != out.to.ethernet) return;
-  if (moved.sender.life <= out.to.life) return;  // said again: our request answers it
+  if (moved.sender.life <= out.to.life) return;  // sent again: our request answers it
   out.to = moved.sender;
   if (out.asked != 0) out.next_try_ns = out.gap_ns = 0;
   if (!out.asking.empty()) out.next_ask_ns = 0;
   News news;
   news.kind = NewsKind::kPeerMoved;
   news.connection = out.connection;
-  handover_->tell(std::move(news));
+  handover_->post(std::move(news));
 }
 
 void Exchange::ask_keys(Outgoing& out, uint64_t now) {

@@ -39,7 +39,7 @@ class Exchange {
  public:
   Exchange(Device& device, const Queues& queues, std::unique_ptr<Postbox> box, std::shared_ptr<Registry> registry,
            std::shared_ptr<ReceiveBlock> sends, std::shared_ptr<Handover> handover);
-  ~Exchange();  // says goodbye and joins
+  ~Exchange();  // sends goodbye and joins
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
@@ -113,7 +113,7 @@ class Exchange {
   void bury(Job& job);
   void try_to_open(uint64_t now);
   Status open_again(std::shared_ptr<Queues>* queues, std::string* why);
-  void say_moved(uint64_t now, uint64_t* next);
+  void send_moved(uint64_t now, uint64_t* next);
 
   Device& device_;
   const Queues* queues_;

@@ -46,7 +46,7 @@ void Handover::stop() {
   ring(jobs_fd_.get());
 }
 
-void Handover::tell(News news) {
+void Handover::post(News news) {
   {
     const std::lock_guard<std::mutex> guard(news_mutex_);
     news_.push_back(std::move(news));

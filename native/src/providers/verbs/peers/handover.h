@@ -20,7 +20,7 @@ struct ReceiveBlock;
 enum class JobKind : uint8_t {
   kConnect,    // build both lanes
   kRebuild,    // `lanes` broke and are empty; `old` are their queue pairs
-  kClose,      // the connection is over: say goodbye
+  kClose,      // the connection is over: send goodbye
   kForgotten,  // the lock's holder is done with the incoming queue pair `qpn`
   kShutOut,    // the incoming connection `id` brings nothing any more
   kWreck,      // `queues` are the last that the lock's holder has in a device that failed
@@ -44,7 +44,7 @@ enum class NewsKind : uint8_t {
   kIncoming,      // `qp` receives what a peer sends over its connection `id`, and takes our credits back to it
   kIncomingGone,  // `qpn` does not any more: answer with kForgotten
   kReceives,      // `block`: more room for messages
-  kReceivesLow,   // the device says that receives run out
+  kReceivesLow,   // the device reports that receives run out
   kAbandoned,     // the engine dropped the handle of `connection`
   kPortDown,      // `status`
   kPortUp,
@@ -80,7 +80,7 @@ class Handover {
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
   int jobs_fd() const { return jobs_fd_.get(); }
 
-  void tell(News news);  // to the lock's holder; from any thread
+  void post(News news);  // to the lock's holder; from any thread
   bool has_news() const { return has_news_.load(std::memory_order_acquire); }
   std::vector<News> news();  // engine lock: takes them all
   int news_fd() const { return news_fd_.get(); }
@@ -90,7 +90,7 @@ class Handover {
   std::vector<Job> jobs_;
   std::mutex news_mutex_;
   std::vector<News> news_;
-  std::atomic<bool> has_news_{false};  // partner: tell() sets it under the lock, news() clears it under the lock
+  std::atomic<bool> has_news_{false};  // partner: post() sets it under the lock, news() clears it under the lock
   std::atomic<bool> stopping_{false};  // partner: stop() before its ring, the service thread after it woke
   UniqueFd jobs_fd_;
   UniqueFd news_fd_;

@@ -98,7 +98,7 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
     news.qpn = pair.qp->qp_num;
     news.id = request.connection;
     if (!signals) {
-      handover_->tell(std::move(news));
+      handover_->post(std::move(news));
       continue;
     }
     if (!in.has_window && free_windows_ != 0) {
@@ -108,14 +108,14 @@ Status Exchange::answer(Incoming& in, const Datagram& request, Datagram* reply) 
       News room;
       room.kind = NewsKind::kReceives;
       if (ReceiveBlock::make(device_, kWindow, &room.block).ok()) {
-        handover_->tell(std::move(room));
+        handover_->post(std::move(room));
         ++windows_;
         in.has_window = true;
       }
     }
     news.credits = in.has_window ? kWindow : 1;
     reply->credits = static_cast<uint16_t>(news.credits);
-    handover_->tell(std::move(news));
+    handover_->post(std::move(news));
   }
   return {};
 }
@@ -128,7 +128,7 @@ void Exchange::forget(QueuePair pair) {
   news.qpn = pair.qp->qp_num;
   const uint32_t qpn = news.qpn;
   retiring_[qpn] = std::move(pair);
-  handover_->tell(std::move(news));
+  handover_->post(std::move(news));
 }
 
 void Exchange::take_bye(const Datagram& bye) {

@@ -65,7 +65,7 @@ void VerbsRail::take_ready(News& news) {
     lane.pair = std::move(news.pairs[index]);
     lane.ring.resize(std::bit_ceil(lane.pair.sizes.sends));
     lane.head = lane.flushed = lane.tail = 0;
-    lane.heard = ~0ull;
+    lane.received = ~0ull;
     lane.generation = ++generations_[connection.slot];
     lane.state = LaneState::kReady;
     if (index != kSignalLane) continue;
@@ -106,7 +106,7 @@ void VerbsRail::take_port_down(Status status) {
 }
 
 void VerbsRail::take_port_up() {
-  if (!port_down_) return;  // some drivers say it twice
+  if (!port_down_) return;  // some drivers report it twice
   port_down_ = false;
   for (const std::shared_ptr<Connection>& connection : table_)
     if (connection != nullptr) ask_path(*connection);
@@ -137,7 +137,7 @@ void VerbsRail::take_device_failed(Status status) {
 }
 
 void VerbsRail::leave_device(Connection& connection, Status status) {
-  tell_path(connection, true);
+  report_path(connection, true);
   connection.unproven = connection.listed = false;
   for (Lane& lane : connection.lanes) {
     lane.pair = {};
@@ -167,7 +167,7 @@ void VerbsRail::take_device_open(News& news) {
 // What is under way to the peer's device of before will not be answered by it.
 void VerbsRail::take_moved(Connection& connection) {
   if (connection.closed) return;
-  tell_path(connection, true);
+  report_path(connection, true);
   for (Lane& lane : connection.lanes)
     if (lane.state == LaneState::kReady) push_out(connection, lane);
 }

@@ -40,7 +40,7 @@ struct MemoryKey {
 enum class DatagramKind : uint8_t {
   kRequest = 1,   // build the other ends of these queue pairs
   kReply = 2,     // they are ready to receive
-  kRefusal = 3,   // they are not, and `code` (errno) says why; ESTALE: you look for a rail that is gone
+  kRefusal = 3,   // they are not, and `code` (errno) is the reason; ESTALE: you look for a rail that is gone
   kBye = 4,       // the connection is over
   kByeReply = 5,  // understood
   kMoved = 6,     // the target of this connection has the address `sender` now: build it again there

@@ -18,7 +18,7 @@ struct Record {
   uint32_t send_slot = kNoSlot;  // copy of a message, to give back
   uint32_t length = 0;
   bool kept = false;   // not reported: a message that goes out again over the next queue pair, or a question of our own
-  bool quiet = false;  // the engine wants to hear of it only if it fails
+  bool quiet = false;  // the engine wants to learn of it only if it fails
 };
 
 enum class LaneState : uint8_t {
@@ -37,10 +37,10 @@ struct Lane {
   uint32_t head = 0;
   uint32_t flushed = 0;
   uint32_t tail = 0;
-  Status broken;             // what the first failure said
+  Status broken;             // what the first failure reported
   bool awaits_peer = false;  // nobody knows whether the peer got it: held back until it is known whether the peer lives
   uint64_t verdict_until = 0;  // ... but no longer than this
-  uint64_t heard = 0;          // what had come back at the last look
+  uint64_t received = 0;       // what had come back at the last look
   uint64_t silent_ns = 0;      // how long we looked and nothing came back of what is owed
 
   Record& at(uint32_t position) { return ring[position & (ring.size() - 1)]; }

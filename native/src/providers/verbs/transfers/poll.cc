@@ -64,7 +64,7 @@ size_t VerbsRail::read_cq() {
   const int count = ibv_poll_cq(queues_->cq.get(), static_cast<int>(work.size()), work.data());
   if (count < static_cast<int>(work.size())) stale_ = 0;
   if (count <= 0) return 0;
-  if (handover_->has_news()) take_news();  // who these came from was told before they could come
+  if (handover_->has_news()) take_news();  // who these came from was reported before they could come
   if (!queues_) return 0;                  // ... and that their device failed: their requests have ended
   figures_.completions += static_cast<uint64_t>(count);
   for (int i = 0; i < count; ++i) take(work[static_cast<size_t>(i)]);
@@ -137,10 +137,11 @@ void VerbsRail::give_slots_back() {
   handed_out_.clear();
 }
 
-// Tells the sender how many of its messages were taken in all, when half of what it may have under way is owed to it. A number and not
+// Reports to the sender how many of its messages were taken in all, when half of what it may have under way is owed to it. A number and not
 // a difference, so a credit that could not leave now is made good by the next one.
 void VerbsRail::give_credits(Incoming& incoming) {
-  if (incoming.taken - incoming.told < std::max(1u, incoming.window / 2) || incoming.under_way == kCreditSends) return;
+  if (incoming.taken - incoming.reported < std::max(1u, incoming.window / 2) || incoming.under_way == kCreditSends)
+    return;
   ibv_send_wr request{};
   request.wr_id = kind_bits(Kind::kCreditSent);
   request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -149,7 +150,7 @@ void VerbsRail::give_credits(Incoming& incoming) {
   ibv_send_wr* bad = nullptr;
   if (ibv_post_send(incoming.qp, &request, &bad) != 0) return;
   ++incoming.under_way;
-  incoming.told = incoming.taken;
+  incoming.reported = incoming.taken;
 }
 
 void VerbsRail::take_credit(const ibv_wc& work) {

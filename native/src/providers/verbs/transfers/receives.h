@@ -13,7 +13,7 @@ namespace asyncfabric::verbs {
 constexpr uint32_t kPayloadBytes = 10240;  // contract: at least kMaxMessageBytes + 1024
 constexpr uint32_t kSlotBytes = 10240;
 
-// Kinds of work-request ids, in their upper four bits. A failed completion tells nothing but its id and status.
+// Kinds of work-request ids, in their upper four bits. A failed completion reports nothing but its id and status.
 enum class Kind : uint64_t { kSend = 1, kCount = 2, kMessage = 3, kCredit = 4, kCreditSent = 5 };
 constexpr uint64_t kind_bits(Kind kind) { return static_cast<uint64_t>(kind) << 60; }
 constexpr Kind kind_of(uint64_t id) { return static_cast<Kind>(id >> 60); }
@@ -41,7 +41,7 @@ class Receives {
   // Under the engine lock.
   void count_used() { ++counts_due_; }
   void refill(bool all);  // in batches: at the low-water mark, or whatever is missing
-  void rearm_limit();     // tell us again when receives run out
+  void rearm_limit();     // ask for the next report when receives run out
   void add(std::shared_ptr<ReceiveBlock> block);
   const uint8_t* slot_bytes(uint32_t slot) const;
   const std::vector<std::shared_ptr<ReceiveBlock>>& blocks() const { return blocks_; }

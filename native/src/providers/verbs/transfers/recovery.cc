@@ -44,11 +44,11 @@ void VerbsRail::break_lane(Connection& connection, Lane& lane, Status status, bo
   lane.awaits_peer = true;
   lane.verdict_until = now_ns() + kVerdictNs;
   awaiting_.emplace_back(&connection, &lane);
-  tell_path(connection, true);
+  report_path(connection, true);
   if (port_down_) pass_verdict(connection, lane, StatusCode::kRailDown);
 }
 
-void VerbsRail::tell_path(Connection& connection, bool down) {
+void VerbsRail::report_path(Connection& connection, bool down) {
   if (connection.path_down == down || connection.abandoned.load(std::memory_order_acquire)) return;
   connection.path_down = down;
   RailEvent event;

@@ -1,6 +1,6 @@
 // silence.cc: devices that take requests and report nothing, and paths that must show that they carry. Under the engine lock.
 // The verbs promise that each request completes. A device may break that: soft-RoCE's requester, when it meets an error behind requests
-// that wait for an answer, stops without starting its timer again, so a pulled cable can leave a queue pair that never says a word. So
+// that wait for an answer, stops without starting its timer again, so a pulled cable can leave a queue pair that never reports anything. So
 // nothing here waits for a device alone: what falls silent is pushed into the error state, whose flush reports every request; what does
 // not even flush is destroyed, which takes its requests out of the device for good, and they are reported then.
 // Silence is what we looked at, as for peers: a process that was stopped itself must not take its own absence for the device's.
@@ -53,9 +53,9 @@ void VerbsRail::look_for_silence() {
 bool VerbsRail::grows_silent(const Connection& connection, Lane& lane, uint64_t gap) {
   const bool credit = &lane == &connection.lanes[kSignalLane] && !connection.waiting.empty();
   const bool owed = lane.in_device() != 0 || (credit && !connection.may_send_message());
-  const uint64_t heard = uint64_t{lane.flushed} << 32 | connection.messages_taken;
-  if (!owed || heard != lane.heard) {
-    lane.heard = heard;
+  const uint64_t received = uint64_t{lane.flushed} << 32 | connection.messages_taken;
+  if (!owed || received != lane.received) {
+    lane.received = received;
     lane.silent_ns = 0;
     return false;
   }
@@ -86,7 +86,7 @@ void VerbsRail::take_out(Connection& connection, Lane& lane) {
 // had better use another rail: what is posted into that second uses up the device's tries. An empty write, which counts nothing and needs no
 // key, asks the question; the device repeats it, and if it fails the lanes are built anew, which is an answer too.
 void VerbsRail::ask_path(Connection& connection) {
-  tell_path(connection, true);
+  report_path(connection, true);
   connection.unproven = true;
   Lane& lane = connection.lanes[kSignalLane];
   if (!has_room(lane)) return;  // full: its requests will answer; broken: it is built anew
@@ -98,7 +98,7 @@ void VerbsRail::path_answers(Connection& connection) {
   connection.unproven = false;
   if (std::all_of(connection.lanes.begin(), connection.lanes.end(),
                   [](const Lane& lane) { return lane.state == LaneState::kReady; }))
-    tell_path(connection, false);
+    report_path(connection, false);
 }
 
 }  // namespace asyncfabric::verbs

@@ -1,4 +1,4 @@
-"""What was told: many words at once equal one after the other, and no row counts twice or for somebody else."""
+"""What was reported: many words at once equal one after the other, and no row counts twice or for somebody else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SENDERS = np.array([0, 0, 1, 1, 2, 2])
 NAMES = {"a": 0, "b": 1, "c": 2}
 
 
-def told() -> Reported:
+def reported() -> Reported:
     return Reported(ROWS, SENDERS, NAMES)
 
 
@@ -27,7 +27,7 @@ def word(*rows: int, kind: ChecksumKind = "xxh3") -> Written:
 
 
 def test_many_words_are_one_lookup_for_each_kind_and_equal_them_one_by_one() -> None:
-    found = told()
+    found = reported()
     first = list(found.take([("c", word(34)), ("a", word(5, 3)), ("b", word(13, kind="words"))]))
     assert [(each.rows.tolist(), each.sums.tolist(), each.kind) for each in first] == [
         ([34, 5, 3], [238, 35, 21], "xxh3"),
@@ -41,12 +41,12 @@ def test_many_words_are_one_lookup_for_each_kind_and_equal_them_one_by_one() -> 
 
 
 def columns(count: int) -> Columns:
-    """Return rows, sums and places that tell each other."""
+    """Return rows, sums and places that notify each other."""
     rows = np.arange(count, dtype=np.int64)
     return Columns(rows * 10, rows.astype(np.uint64) + 7, rows, "xxh3")
 
 
-def test_what_is_told_is_cut_into_pieces_of_some_bytes() -> None:
+def test_what_is_reported_is_cut_into_pieces_of_some_bytes() -> None:
     pieces = list(columns(6).cut(np.array([4, 4, 4, 30, 1, 1]), 8))
     assert [piece.at.tolist() for piece in pieces] == [[0, 1], [2], [3, 4, 5]]
     assert list(columns(0).cut(np.array([], np.int64), 8)) == []
@@ -77,17 +77,17 @@ def test_pieces_are_all_rows_in_order(sizes: list[int], most: int) -> None:
     ],
 )
 def test_rows_that_are_not_the_senders_are_refused_by_name(words: list[tuple[str, Written]]) -> None:
-    found = told()
-    with pytest.raises(RemoteProtocolError, match=f"{words[-1][0]} says that it wrote rows of version 1"):
+    found = reported()
+    with pytest.raises(RemoteProtocolError, match=f"{words[-1][0]} states that it wrote rows of version 1"):
         list(found.take(words))
     assert not found.all
 
 
-def test_a_row_is_told_once() -> None:
-    found = told()
+def test_a_row_is_reported_once() -> None:
+    found = reported()
     list(found.take([("b", word(8))]))
     for repeated in (word(8), word(13, 8)):
-        with pytest.raises(RemoteProtocolError, match="b says"):
+        with pytest.raises(RemoteProtocolError, match="b states"):
             list(found.take([("b", repeated)]))
-        with pytest.raises(RemoteProtocolError, match="b says"):
+        with pytest.raises(RemoteProtocolError, match="b states"):
             found.check("b", 1, np.frombuffer(repeated.rows, "<i8"))

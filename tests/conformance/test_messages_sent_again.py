@@ -1,4 +1,4 @@
-"""Messages on a connection that breaks are said again: all come, once and in order, and so do words about credits."""
+"""Messages on a connection that breaks are sent again: all come, once and in order, and so do words about credits."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_messages_beside_refused_writes_come_once_and_in_order() -> None:
 
 
 DEAF = af.FabricConfig(rails=("fault+local?harm_messages=3",))
-"""A third of what this engine says never comes."""
+"""A third of what this engine sends never comes."""
 
 
 def test_words_about_what_was_taken_may_be_lost() -> None:
-    """They tell how much was taken in all, so the next one heals what was lost."""
+    """They report how much was taken in all, so the next one heals what was lost."""
 
     async def body() -> None:
         with anyio.fail_after(PATIENCE_S):
@@ -103,7 +103,7 @@ def test_words_about_what_was_taken_may_be_lost() -> None:
 
 
 def test_words_about_counters_that_open_again_may_be_lost() -> None:
-    """A number is free again when all peers know it; who has not confirmed that is told once more."""
+    """A number is free again when all peers know it; who has not confirmed that is notified once more."""
 
     async def body() -> None:
         with anyio.fail_after(PATIENCE_S):

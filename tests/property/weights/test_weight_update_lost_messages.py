@@ -1,4 +1,4 @@
-"""Words that are said and never heard, because who says them dies or a session breaks: nobody waits for ever."""
+"""Words that are sent and never received, because who sends them dies or a session breaks: nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PATIENCE_S = 30.0
 SIDE = 256
 
 
-def unheard(
+def unreceived(
     fixture: Fixture, which: Callable[[str, str, WeightMessage], bool], then: Callable[[str, str], None]
 ) -> None:
-    """Lose the first message that `which` says, given (from, to, message), and do something."""
+    """Lose the first message that `which` accepts, given (from, to, message), and do something."""
     deliver = fixture.post.deliver
     lost: list[tuple[str, str]] = []
 
@@ -53,16 +53,16 @@ async def broken(fixture: Fixture, version: int, match: str) -> None:
 
 @pytest.mark.parametrize("codings", [(), ("exponent",)])
 def test_a_receiver_dies_before_a_trainer_has_its_key(tmp_path: Path, codings: tuple[str, ...]) -> None:
-    """The coordinator had heard that it was ready, and let trainers write to it: the others get the version."""
+    """The coordinator had learned that it was ready, and let trainers write to it: the others get the version."""
 
     async def body() -> None:
         async with open_fixture(
             small_plan(), random_shard, tmp_path / "log", codings=codings, coding="always"
         ) as fixture:
             await fixture.begin()
-            unheard(
+            unreceived(
                 fixture,
-                lambda who, to, said: isinstance(said, Opened) and (who, to) == ("b/0", "trainer-1"),
+                lambda who, to, stated: isinstance(stated, Opened) and (who, to) == ("b/0", "trainer-1"),
                 lambda *_: None,
             )
             deliver = fixture.post.deliver
@@ -85,7 +85,7 @@ def test_a_receiver_dies_before_a_trainer_has_its_key(tmp_path: Path, codings: t
 
 
 def test_a_receiver_that_came_back_before_the_update_began_takes_part(tmp_path: Path) -> None:
-    """A trainer that had offered the version already hears that it is gone, and then the roster."""
+    """A trainer that had offered the version already learns that it is gone, and then the roster."""
 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
@@ -109,7 +109,9 @@ def test_a_link_breaks_that_carried_the_key_of_a_receiver(tmp_path: Path) -> Non
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", grace_s=0.1) as fixture:
             await fixture.begin()
-            unheard(fixture, lambda who, to, said: isinstance(said, Opened) and to == "trainer-1", renew(fixture))
+            unreceived(
+                fixture, lambda who, to, stated: isinstance(stated, Opened) and to == "trainer-1", renew(fixture)
+            )
             await broken(fixture, 2, "trainer-1 cannot write to it: its session broke")
             await fixture.bring(3)
 
@@ -120,7 +122,7 @@ def test_a_link_breaks_that_carried_the_key_to_one_who_forwards(tmp_path: Path) 
     async def body() -> None:
         async with open_fixture(small_plan(relay=Relay(2, 1)), random_shard, tmp_path / "log", grace_s=0.1) as fixture:
             await fixture.begin()
-            unheard(fixture, lambda who, to, said: isinstance(said, Opened) and "/" in to, renew(fixture))
+            unreceived(fixture, lambda who, to, stated: isinstance(stated, Opened) and "/" in to, renew(fixture))
             await broken(fixture, 2, "/. cannot write to it: its session broke")
             await fixture.bring(3)
 
@@ -136,7 +138,7 @@ def test_a_link_breaks_that_carried_the_maxima_of_a_trainer(tmp_path: Path) -> N
     async def body() -> None:
         async with open_fixture(plan, shard, tmp_path / "log") as fixture:
             await fixture.begin()
-            unheard(fixture, lambda who, to, said: isinstance(said, Maxima), renew(fixture))
+            unreceived(fixture, lambda who, to, stated: isinstance(stated, Maxima), renew(fixture))
             await broken(fixture, 2, r"sender trainer-\d: the session with trainer-\d broke")
             await fixture.bring(3)
 
@@ -145,7 +147,7 @@ def test_a_link_breaks_that_carried_the_maxima_of_a_trainer(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", [Opened, Maxima])
 @pytest.mark.parametrize("relay", [None, Relay(2, 1)])
-def test_participants_that_have_no_session_yet_are_told_once_they_have(
+def test_participants_that_have_no_session_yet_are_notified_once_they_have(
     tmp_path: Path, kind: type, relay: Relay | None
 ) -> None:
     """Everybody has found the coordinator, which lets an update begin, and finds the others a while later."""
@@ -208,12 +210,12 @@ def test_who_finds_no_session_with_the_source_asks_again_after_a_rest(tmp_path: 
 
 
 def test_a_link_that_carries_nothing_of_the_version_may_break(tmp_path: Path) -> None:
-    """Trainers whose shards cut no block have nothing to tell each other."""
+    """Trainers whose shards cut no block have nothing to send each other."""
 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
             await fixture.begin()
-            unheard(fixture, lambda who, to, said: False, renew(fixture))
+            unreceived(fixture, lambda who, to, stated: False, renew(fixture))
             deliver = fixture.post.deliver
 
             def pass_on(sender: str, to: str, data: bytes) -> None:
