@@ -6,9 +6,9 @@
         region = await fabric.allocate(1 << 20)
         await fabric.write(region[0:4096], key_of_a_peer, 0, imm=7)
 
-The front door re-exports and holds no logic. Floors, imports going down only: services (programs) - testing, bench -
+The front door re-exports and holds no logic. Layers, imports going down only: services (programs) - testing, bench -
 blocking (the same for threads) - _api (what a user holds) - observe - _bridge (one Engine protocol; completions to
-tasks, statuses to exceptions) - _native (compiled; native/ below it moves the bytes) - errors, types, config (hall).
+tasks, statuses to exceptions) - _native (compiled; native/ below it moves the bytes) - errors, types, config (common).
 """
 
 from asyncfabric._api.address import FabricAddress

@@ -1,6 +1,6 @@
 """Configuration of one fabric: one typed, frozen dataclass; bad values raise when it is made.
 
-Hall: imported by every floor, imports none. Reading files and the environment is not done here.
+Common: imported by every layer, imports none. Reading files and the environment is not done here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Errors of the whole house: the class states how much is broken, so what to do next.
 
-Hall: imported by every floor, imports none. The translation from native status codes is in
+Common: imported by every layer, imports none. The translation from native status codes is in
 `asyncfabric._bridge.faults`; this file only names what can be raised.
 """
 

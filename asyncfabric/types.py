@@ -1,6 +1,6 @@
-"""Values that cross floors: frozen, small, without behaviour that could block.
+"""Values that cross layers: frozen, small, without behaviour that could block.
 
-Hall: imported by every floor, imports none.
+Common: imported by every layer, imports none.
 """
 
 from __future__ import annotations

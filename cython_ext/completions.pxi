@@ -45,7 +45,7 @@ cdef list message_tuples(const vector[ReceivedMessage]& taken):
 
 
 cdef class _CompletionRoom(_CounterRoom):
-    """Completions, messages, manual stepping, trace. Not public: a floor of `Engine`."""
+    """Completions, messages, manual stepping, trace. Not public: a layer of `Engine`."""
 
     def completion_fd(self):
         """Return the fd that is readable when armed and something came."""

@@ -3,7 +3,7 @@
 
 
 cdef class _ControlRoom(_Hold):
-    """Regions, keys, peers. Not public: a floor of `Engine`."""
+    """Regions, keys, peers. Not public: a layer of `Engine`."""
 
     def submit_register(self, uint64_t cookie, uint64_t address, uint64_t length, int32_t device, uint32_t access):
         """Register memory that the caller keeps alive until release has ended."""

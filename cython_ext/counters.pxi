@@ -27,7 +27,7 @@ cdef enum:
 
 
 cdef class _CounterRoom(_DataRoom):
-    """Counters and watch words. Not public: a floor of `Engine`."""
+    """Counters and watch words. Not public: a layer of `Engine`."""
 
     def open_counter(self, int64_t imm):
         """Open a counter; -1 lets the engine pick a free imm. Returns (counter id, imm)."""

@@ -27,7 +27,7 @@ cdef str pages_text(const PageBatch& pages):
 
 
 cdef class _DataRoom(_ControlRoom):
-    """Writes, reads, signals, sends. Not public: a floor of `Engine`."""
+    """Writes, reads, signals, sends. Not public: a layer of `Engine`."""
 
     def submit_write(self, uint64_t cookie, uint64_t region, uint64_t offset, uint64_t length, uint64_t key,
                      uint64_t target_offset, int64_t imm, uint64_t after=0):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from asyncfabric._api.checks import checked_index
 
 if TYPE_CHECKING:
-    from torch import Tensor as Tensor  # the one place of this floor that names torch's types
+    from torch import Tensor as Tensor  # the one place of this layer that names torch's types
     from torch import dtype
 
     DType = dtype

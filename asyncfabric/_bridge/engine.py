@@ -117,7 +117,7 @@ class EngineStatusError(Exception):
 
 
 class Engine(Protocol):
-    """What the upper floors may ask of an engine. All offsets and lengths are bytes; ids are opaque positive ints.
+    """What the upper layers may ask of an engine. All offsets and lengths are bytes; ids are opaque positive ints.
 
     Every method raises EngineStatusError (BUSY, CLOSED, VALUE or STALE) when the call itself is refused.
     `imm` is -1 (none) or 0..2**20-1.

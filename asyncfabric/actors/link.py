@@ -1,4 +1,4 @@
-"""Link: what this floor needs of a control connection to other nodes, as protocols.
+"""Link: what this layer needs of a control connection to other nodes, as protocols.
 
 Runs on the event loop's thread; `asyncfabric.control` has the link over sockets, `asyncfabric.testing` one in memory.
 """

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from asyncfabric.actors.base_tasks import BaseTasks
 from asyncfabric.actors.child import SupervisedChild
 from asyncfabric.actors.context import current_node, handling
 from asyncfabric.actors.death import Death, first_leaf
-from asyncfabric.actors.floor import Floor
 from asyncfabric.actors.life import Life
 from asyncfabric.actors.link import Identity, Link
 from asyncfabric.actors.message import check_message
@@ -240,13 +240,13 @@ async def open_node(
     node = Node(identity, policy or Policy(), cancel_deadline_s)
     raised: Exception | None = None
     async with trio.open_nursery() as nursery:
-        floor = Floor(nursery)
+        base = BaseTasks(nursery)
         try:
             # Not nursery.start: a start that is cancelled waits for its task, and these are shielded.
             if link is not None:
                 node._remote = remote = Remote(node, link, cancel_deadline_s)
-                await floor.start(remote.run)
-            await floor.start(node.supervisor.run)
+                await base.start(remote.run)
+            await base.start(node.supervisor.run)
             token = current_node.set(node)
             try:
                 yield node
@@ -255,16 +255,16 @@ async def open_node(
         except Exception as error:
             raised = error
         finally:
-            await floor.aclose()
+            await base.aclose()
             node._closed = True
             nursery.cancel_scope.cancel()
-    if floor.failure is None:
+    if base.failure is None:
         if raised is not None:
             raise raised
-    elif raised is None or _follows(raised, floor.failure):
-        raise floor.failure
+    elif raised is None or _follows(raised, base.failure):
+        raise base.failure
     else:
-        raise ExceptionGroup(f"node {name} failed, and so did what ran in it", [floor.failure, raised])
+        raise ExceptionGroup(f"node {name} failed, and so did what ran in it", [base.failure, raised])
 
 
 def _follows(error: Exception, failure: Exception) -> bool:

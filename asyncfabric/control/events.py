@@ -1,4 +1,4 @@
-"""What a session table receives (events) and what it wants done (actions), and what the floors above are handed.
+"""What a session table receives (events) and what it wants done (actions), and what the layers above are handed.
 
 Pure values. A path is one way to a peer: a number for one that we dialed, the routing id for one that was accepted.
 """

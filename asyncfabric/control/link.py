@@ -1,7 +1,7 @@
 """Link: a process's place in the control plane. What its tasks call: connect, send, listen, watch, disconnect.
 
 On the event loop's thread. Here is what waits; what happens between events is in `switchboard`, and what they mean in
-`session_table`. What the bodies mean is the business of the floors above.
+`session_table`. What the bodies mean is the business of the layers above.
 """
 
 from __future__ import annotations

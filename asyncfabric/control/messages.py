@@ -2,7 +2,7 @@
 
 Pure: no sockets, no clock, any thread. A frame is `AF`, one byte of schema version, then one MessagePack envelope; the
 version stands before the MessagePack, so that a frame of any later schema is recognised and answered as such. Bodies
-of the floors above are opaque bytes here. Decoding returns `Undecodable` for hostile bytes, it never raises.
+of the layers above are opaque bytes here. Decoding returns `Undecodable` for hostile bytes, it never raises.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Credit(Struct, frozen=True, array_like=True, tag="credit"):
 
 
 class Parcel(Struct, frozen=True, array_like=True, tag="parcel"):
-    """A message of a floor above, opaque here."""
+    """A message of a layer above, opaque here."""
 
     channel: Name
     body: bytes

@@ -40,7 +40,7 @@ COUNTERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "steps": ("worker_passes", "Passes of the engine."),
         "sleeps": ("worker_sleeps", "Times that the worker went to sleep."),
         "loop_wakes": ("loop_wakes", "Times that the engine woke the event loop."),
-        "inline_steps": ("guest_passes", "Passes that a thread of the program made while the worker slept."),
+        "inline_steps": ("caller_passes", "Passes that a thread of the program made while the worker slept."),
     }
 )
 """Counter of the engine -> subject and unit of its metric, and what it states; all end in `_total`."""

@@ -19,7 +19,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 @dataclass(frozen=True)
 class LimitFacts:
-    """Bytes and files. `may_lock`: CAP_IPC_LOCK, which lifts the first limit. `nics`: RDMA devices exist.
+    """Bytes and files. `may_lock`: CAP_IPC_LOCK, which removes the first limit. `nics`: RDMA devices exist.
 
     `tasks_left`: processes and threads that the control groups still allow, None without a bound.
     """

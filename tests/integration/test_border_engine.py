@@ -1,6 +1,6 @@
 """The compiled border's lifetimes: closing under other threads, spins to interrupt, views that outlive releases.
 
-Against the real engine over the local rail, without the floors above. The calls themselves are tested by the unit
+Against the real engine over the local rail, without the layers above. The calls themselves are tested by the unit
 ring, which runs on the fake and on this engine alike.
 """
 

@@ -171,7 +171,7 @@ class CodingOffer:
     senders: int
 
 
-class Paying:
+class CostRule:
     """What one sender has measured.
 
     Attributes:

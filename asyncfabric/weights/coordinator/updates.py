@@ -88,7 +88,7 @@ class Updates:
         self._here: set[str] = set()
         self._update: UpdateProgress | None = None
         self._ranks = frozenset(self.trainers)
-        self._pace = BatchingInterval(QUICK_BATCHES_PER_S)
+        self._interval = BatchingInterval(QUICK_BATCHES_PER_S)
         self._outbox = Outbox(channel, "the coordinator", quiet=self._all_sent)
 
     @property
@@ -236,7 +236,7 @@ class Updates:
                 self._take_message(sender, event)
                 self._follow()
             self.changed.notify()  # once for all: who waits looks at everything anew
-            burst = await self._pace.gather(self._channel.take_nowait)
+            burst = await self._interval.gather(self._channel.take_nowait)
 
     def _take_message(self, sender: str, event: Event) -> None:
         update = self._update

@@ -20,8 +20,8 @@ from asyncfabric.weights.coding.choice import (
     SAMPLE_BYTES,
     Coding,
     CodingOffer,
+    CostRule,
     Costs,
-    Paying,
     Rule,
     fastest_of,
 )
@@ -56,14 +56,14 @@ class ForwardCodings:
         self.codings: frozenset[Coding] = codings
         self.name: str = name
         self.fabric: Fabric = fabric
-        self.paying: Paying = Paying(rule)
+        self.cost_rule: CostRule = CostRule(rule)
 
     async def measure(self, base: Copy | None, copy: Copy, places: RowPlaces, rows: Sequence[int]) -> None:
         """Code a sample of forwarded rows of a version that is here, if it is time to; both copies are kept so long.
 
         Cancellation: waits for the thread that codes.
         """
-        if not rows or not self.paying.wants_sample() or (base is None and Coding.DELTA in self.codings):
+        if not rows or not self.cost_rule.wants_sample() or (base is None and Coding.DELTA in self.codings):
             return
         sample, item = _sample(places, rows)
         with copy.lend():
@@ -72,7 +72,7 @@ class ForwardCodings:
             else:
                 with base.lend():
                     costs = await in_thread(self._costs, base, copy, places, sample, item)
-        self.paying.measured(costs)
+        self.cost_rule.measured(costs)
 
     def _costs(
         self, base: Copy | None, copy: Copy, places: RowPlaces, rows: Sequence[int], item: int
@@ -133,10 +133,10 @@ class CodedForwarding:
         has_base = self._base is not None and bool(coded_slots.base) and coded_slots.base == self._base.version
         share = link.bytes / max(1, sum(each.bytes for each in self._links.values()))
         offer = CodingOffer(both, has_base, share, max(1, coded_slots.senders))
-        link.coding, link.why = self._codings.paying.settle(name, offer)
+        link.coding, link.why = self._codings.cost_rule.settle(name, offer)
         if link.coding is not Coding.FULL and (coded_slots.slot_bytes < link.largest or not coded_slots.imms):
             need = link.largest * max(1, len(coded_slots.imms)) * coded_slots.senders
-            link.coding, link.why = Coding.FULL, f"its landing_bytes are too few: give {need} or smaller chunk_bytes"
+            link.coding, link.why = Coding.FULL, f"its coding_bytes are too few: give {need} or smaller chunk_bytes"
 
     def codes(self, name: str) -> bool:
         """Whether rows for somebody go in a coding."""
@@ -195,7 +195,7 @@ class CodedForwarding:
             if link.seconds > 0:
                 rates.append((name, link.coding, link.bytes / link.seconds))
         if rates:
-            self._codings.paying.sent(rates)
+            self._codings.cost_rule.sent(rates)
         return reports
 
     async def aclose(self) -> None:

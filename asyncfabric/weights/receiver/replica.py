@@ -19,7 +19,7 @@ from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.coded_forwarding import ForwardCodings
 from asyncfabric.weights.receiver.copies import open_copies
 from asyncfabric.weights.receiver.receiving import Participant
-from asyncfabric.weights.receiver.slots import LANDING_BYTES, open_slots
+from asyncfabric.weights.receiver.slots import CODING_BYTES, open_slots
 from asyncfabric.weights.receiver.versions import Versions
 
 Tensors = dict[str, Memory]
@@ -133,7 +133,7 @@ async def open_replica(
     shadow: bool = True,
     codings: Iterable[str] = (),
     coding: Rule = "auto",
-    landing_bytes: int = LANDING_BYTES,
+    coding_bytes: int = CODING_BYTES,
     device: str = HOST,
 ) -> AsyncIterator[WeightReplica]:
     """Open one receiver of a replica: memory for its tensors, and its part in every update.
@@ -149,7 +149,7 @@ async def open_replica(
             "exponent". They do where they measure that it pays; see `open_publisher`. What this one forwards may be in
             the same ones.
         coding: of what it forwards: "auto" uses one where it was measured to be faster, "always" where both ends can.
-        landing_bytes: memory for coded rows beside the copies, shared out to those who send in two slots each.
+        coding_bytes: memory for coded rows beside the copies, shared out to those who send in two slots each.
         device: where the tensors are: "cpu", or "cuda:N" of a fabric that has a rail of that GPU; `tensors()` are
             tensors of torch there. Codings are for "cpu" only.
 
@@ -168,7 +168,7 @@ async def open_replica(
     reads = wanted - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
     async with (
         open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1, place) as copies,
-        open_slots(fabric, reads, landing_bytes) as slot_memory,
+        open_slots(fabric, reads, coding_bytes) as slot_memory,
         beside() as tasks,
     ):
         forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None

@@ -28,7 +28,7 @@ from asyncfabric.weights.threads import in_thread
 SLOTS = 2
 """For each sender: one is filled while the other is read."""
 
-LANDING_BYTES = 64 << 20
+CODING_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ async def open_slots(fabric: Fabric, codings: frozenset[Coding], length_bytes: i
         yield None
         return
     if length_bytes <= 0:
-        raise ValueError(f"landing_bytes must be above 0, got {length_bytes}")
+        raise ValueError(f"coding_bytes must be above 0, got {length_bytes}")
     region = await fabric.allocate(length_bytes, access="write")
     try:
         yield SlotMemory(region, codings)

@@ -79,7 +79,7 @@ class Versions:
         self._arrival: Arrival | None = None
         self._early: list[tuple[str, Opened]] = []
         self._turn = anyio.Lock()
-        self._pace = BatchingInterval()
+        self._interval = BatchingInterval()
         self._backoff = Backoff()
         self._outbox = Outbox(here.channel, here.name, self._unsent)
         self._receiving = Receiving(here, slot_memory, forwards, self._outbox)
@@ -149,7 +149,7 @@ class Versions:
                 except RemoteProtocolError as error:
                     self._give_up(str(error))
             more = self._take_written(written)
-            burst = await self._pace.gather(self._channel.take_nowait) if more else []
+            burst = await self._interval.gather(self._channel.take_nowait) if more else []
 
     def _take_written(self, reports: list[tuple[str, Written]]) -> bool:
         """Take what was reported together, and forget it; return whether there is more to be written."""
@@ -158,7 +158,7 @@ class Versions:
         reports.clear()
         if not mine or arrival is None or arrival.intake is None:
             return False
-        self._pace.batches_per_s = receiving_rate(len(arrival.intake.names))
+        self._interval.batches_per_s = receiving_rate(len(arrival.intake.names))
         try:
             arrival.intake.take_all(mine)
         except RemoteProtocolError as error:

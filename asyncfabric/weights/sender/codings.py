@@ -11,7 +11,7 @@ import anyio
 
 from asyncfabric import Fabric, Region
 from asyncfabric.weights.channel import Send
-from asyncfabric.weights.coding.choice import Coding, CodingOffer, Costs, Paying, Rule, fastest_of
+from asyncfabric.weights.coding.choice import Coding, CodingOffer, CostRule, Costs, Rule, fastest_of
 from asyncfabric.weights.coding.lane import CodingLane, CodingMemory, slot_length
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Bytes
@@ -36,7 +36,7 @@ class SenderCodings:
         self._shards = shards
         self._name = name
         self._codings = codings
-        self._paying = Paying(rule)
+        self._cost_rule = CostRule(rule)
         self._bases = Bases()
         self._region: Region | None = None
         self._program: Program | None = None
@@ -63,8 +63,8 @@ class SenderCodings:
             for name, coded_slots in offered_slots.items()
             if coded_slots is not None and name in self._bytes
         }
-        best = {name: self._paying.choose(name, offer)[0] for name, offer in offers.items()}
-        self._chosen = {name: self._paying.settle(name, offer) for name, offer in offers.items()}
+        best = {name: self._cost_rule.choose(name, offer)[0] for name, offer in offers.items()}
+        self._chosen = {name: self._cost_rule.settle(name, offer) for name, offer in offers.items()}
         slots: dict[str, int] = {}
         for name, (coding, _) in list(self._chosen.items()):
             if coding is Coding.FULL:
@@ -73,7 +73,7 @@ class SenderCodings:
             assert coded_slots is not None
             if coded_slots.slot_bytes < largest[name] or not coded_slots.imms:
                 need = largest[name] * max(1, len(coded_slots.imms)) * coded_slots.senders
-                self._chosen[name] = (Coding.FULL, f"its landing_bytes are too few: give {need} or smaller chunk_bytes")
+                self._chosen[name] = (Coding.FULL, f"its coding_bytes are too few: give {need} or smaller chunk_bytes")
                 continue
             slots[name] = slot_length(coded_slots, largest[name])
         self._bases.begin(self._collected(program, set(best.values())) if offers else ())
@@ -116,7 +116,7 @@ class SenderCodings:
             plain = self._bytes[name]
             found.append(CodingReport(self._name, name, coding.value, plain, lane.sent_bytes if lane else plain, why))
         if seconds > 0:
-            self._paying.sent((name, self._chosen[name][0], self._bytes[name] / seconds) for name in self._chosen)
+            self._cost_rule.sent((name, self._chosen[name][0], self._bytes[name] / seconds) for name in self._chosen)
         return tuple(found)
 
     async def measure(self) -> None:
@@ -124,13 +124,13 @@ class SenderCodings:
 
         Cancellation: waits for the thread that codes.
         """
-        if self._program is None or not self._paying.wants_sample():
+        if self._program is None or not self._cost_rule.wants_sample():
             return
         boxes, item = sample_of(self._program.boxes)
         pair = self._bases.pair(boxes)
         if pair is None or (pair[1] is None and Coding.DELTA in self._codings):
             return
-        self._paying.measured(await in_thread(self._costs, *pair, item))
+        self._cost_rule.measured(await in_thread(self._costs, *pair, item))
 
     def end(self, committed: int) -> None:
         """The version was decided (its number), or it was not (0), or nobody here knows (0)."""
@@ -161,7 +161,7 @@ class SenderCodings:
         """Return the boxes to collect: all (None) for deltas, a sample before it is measured, or none."""
         if Coding.DELTA in best:
             return None
-        return sample_of(program.boxes)[0] if self._paying.wants_sample(ahead=1) else ()
+        return sample_of(program.boxes)[0] if self._cost_rule.wants_sample(ahead=1) else ()
 
     def _costs(self, new: Bytes, old: Bytes | None, item: int) -> dict[Coding, Costs | None]:
         return {one: fastest_of(one, new, item, old) for one in self._codings}

@@ -287,7 +287,7 @@ TEST(EngineTest, MessagesKeepOrderAndHoldBackTheSender) {
   }));
 }
 
-TEST(EngineTest, WorkersWithSleepAndGuestsLoseNothing) {
+TEST(EngineTest, WorkersWithSleepAndCallersLoseNothing) {
   EngineConfig config;
   config.rails = {plain()};
   config.rails[0].options = {{"fd", "1"}};

@@ -27,7 +27,7 @@ class LimitSide:
         self._pair = pair
         self._options = options
         pair.initiator.call("memory", length_bytes=options.region_bytes, seed=options.seed)
-        self._landing = pair.target.call("memory", length_bytes=options.region_bytes, seed=None)
+        self._memory = pair.target.call("memory", length_bytes=options.region_bytes, seed=None)
         self._mirror = False
         self._stream = False
         self.libfabric_facts: dict[str, Any] = {}
@@ -95,7 +95,7 @@ class LimitSide:
     def cma(self, op_bytes: int) -> Contender:
         """Return process_vm_writev into the other process."""
         walk = self.walk_bytes(op_bytes)
-        where = {"pid": self._pair.target.pid, "address": self._landing["address"]}
+        where = {"pid": self._pair.target.pid, "address": self._memory["address"]}
         call = self._pair.initiator.call
         return Contender(
             "cma", lambda count: float(call("cma", **where, walk_bytes=walk, op_bytes=op_bytes, count=count))
@@ -103,7 +103,7 @@ class LimitSide:
 
     def cma_pages(self, page_bytes: int, pages: int) -> Contender:
         """Return process_vm_writev of a page list; one op is the whole list."""
-        where = {"pid": self._pair.target.pid, "address": self._landing["address"]}
+        where = {"pid": self._pair.target.pid, "address": self._memory["address"]}
 
         def repeat(rounds: int) -> float:
             return sum(

@@ -24,11 +24,11 @@ class ScatterWorker(BenchWorker):
         self._counters: list[af.ImmCounter] = []
         self._targets: list[af.ScatterTarget] = []
         self._region: af.Region | None = None
-        self._landings: list[Bytes] = []
+        self._memories: list[Bytes] = []
 
     async def aclose(self) -> None:
         """Close all fabrics."""
-        self._landings.clear()
+        self._memories.clear()
         await super().aclose()
         await self._stack.aclose()
 
@@ -46,9 +46,9 @@ class ScatterWorker(BenchWorker):
             fabric = await self._open(config)
             self._counters.append(fabric.counter(imm))
             region = await fabric.allocate(room_bytes)
-            landing = np.frombuffer(region.memory, dtype=np.uint8)
-            landing[:] = POISON
-            self._landings.append(landing)
+            memory = np.frombuffer(region.memory, dtype=np.uint8)
+            memory[:] = POISON
+            self._memories.append(memory)
             ends.append({
                 "address": bytes(fabric.address).hex(),
                 "key": bytes(region.key(access="write")).hex(),
@@ -62,14 +62,14 @@ class ScatterWorker(BenchWorker):
 
     async def do_receive_check(self, first: int, fabrics: int, lengths: list[int], stride: int, seed: int) -> str:
         """Check what landed; `first` is the index of this host's first target in the whole scatter. "" is good."""
-        sent = random_bytes(stride * (first + len(self._landings)), seed)
-        for index, landing in enumerate(self._landings):
+        sent = random_bytes(stride * (first + len(self._memories)), seed)
+        for index, memory in enumerate(self._memories):
             length = lengths[first + index] if index < fabrics else 0
             source = sent[(first + index) * stride :][:length]
-            wrong = first_difference(landing[:length], source)
+            wrong = first_difference(memory[:length], source)
             if wrong is not None:
                 return f"target {first + index}: byte {wrong} is wrong"
-            if (landing[length:] != POISON).any():
+            if (memory[length:] != POISON).any():
                 return f"target {first + index}: bytes after {length} were changed"
         return ""
 

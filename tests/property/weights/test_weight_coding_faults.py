@@ -26,7 +26,7 @@ TIGHT = SLOTS * 2 * 49216
 
 
 def tight(name: str) -> dict[str, Any]:
-    return {"landing_bytes": TIGHT}
+    return {"coding_bytes": TIGHT}
 
 
 SLOW = "fault+local?delay_us=30000"

@@ -11,7 +11,7 @@ from weight_fixture import SHAPE, Fixture, open_fixture, random_shard, run, smal
 
 import asyncfabric as af
 from asyncfabric.weights import Mesh, Move, Relay, Shard, alone, place, plan_weights
-from asyncfabric.weights.coding.choice import Coding, Paying
+from asyncfabric.weights.coding.choice import Coding, CostRule
 from asyncfabric.weights.messages import Coded
 from asyncfabric.weights.receiver import coded_forwarding
 from asyncfabric.weights.update import CodingReport, UpdateReport
@@ -196,7 +196,7 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
             chain(), random_shard, tmp_path / "log", reads=lambda name: {"codings": BOTH}
         ) as fixture:
             tried = [
-                measured_at(forwards.paying, wire_bytes_per_s)
+                measured_at(forwards.cost_rule, wire_bytes_per_s)
                 for replica in fixture.replicas.values()
                 if (forwards := replica._versions._receiving._forwards) is not None and replica.name != "c"
             ]
@@ -211,16 +211,16 @@ def test_a_relay_measures_its_own_wires(tmp_path: Path, wire_bytes_per_s: float,
     run(body)
 
 
-def measured_at(paying: Paying, wire_bytes_per_s: float) -> anyio.Event:
+def measured_at(cost_rule: CostRule, wire_bytes_per_s: float) -> anyio.Event:
     """Announce that plain bytes reach this, and coded ones twice that; returns what is set when codings were tried."""
-    sent, measured, done = paying.sent, paying.measured, anyio.Event()
+    sent, measured, done = cost_rule.sent, cost_rule.measured, anyio.Event()
 
     def take(costs: Any) -> None:
         measured(costs)
         done.set()
 
-    paying.measured = take  # type: ignore[method-assign]
-    paying.sent = lambda rates: sent(  # type: ignore[method-assign]
+    cost_rule.measured = take  # type: ignore[method-assign]
+    cost_rule.sent = lambda rates: sent(  # type: ignore[method-assign]
         [(name, one, wire_bytes_per_s * (1 if one is Coding.FULL else 2)) for name, one, _ in rates]
     )
     return done

@@ -61,7 +61,7 @@ async def aborted(fixture: Fixture, version: int, victim: str) -> None:
     st.sampled_from([1 << 17, 1 << 22]),
 )
 def test_coded_updates_equal_the_reference(
-    case: Case, relay: Relay, chunk_bytes: int, codings: tuple[str, ...], abort: int, landing_bytes: int
+    case: Case, relay: Relay, chunk_bytes: int, codings: tuple[str, ...], abort: int, coding_bytes: int
 ) -> None:
     names = [f"replica {number}" for number in range(case.replicas)]
     plan = plan_weights(
@@ -81,7 +81,7 @@ def test_coded_updates_equal_the_reference(
                 Path(folder) / "log",
                 codings=codings,
                 coding="always",
-                reads=lambda name: {"landing_bytes": landing_bytes},
+                reads=lambda name: {"coding_bytes": coding_bytes},
             ) as fixture:
                 for version in (1, 2, 3, 4):
                     victim = next(iter(fixture.replicas))
@@ -193,7 +193,7 @@ def test_in_place_there_is_no_base(tmp_path: Path) -> None:
 
 def test_a_receiver_that_wants_none_and_one_with_little_room_get_plain_bytes(tmp_path: Path) -> None:
     async def body() -> None:
-        offers = {"a/0": {"codings": ()}, "b/1": {"landing_bytes": 4096}}
+        offers = {"a/0": {"codings": ()}, "b/1": {"coding_bytes": 4096}}
         async with open_fixture(
             small_plan(),
             random_shard,
@@ -207,7 +207,7 @@ def test_a_receiver_that_wants_none_and_one_with_little_room_get_plain_bytes(tmp
                 fixture.nudge(version)
             assert used(report) == {"a/1": {"delta"}, "b/0": {"delta"}, "b/1": {"full"}}
             little = [one for one in report.codings if one.receiver == "b/1"]
-            assert all("landing_bytes are too few: give " in one.why and not one.saved_bytes for one in little)
+            assert all("coding_bytes are too few: give " in one.why and not one.saved_bytes for one in little)
             unread = sum(one.plain_bytes for one in report.codings if one.receiver == "b/0")  # as much as "a/0" gets
             assert report.sent_bytes == unread + sum(one.sent_bytes for one in report.codings)
             assert set(report.codings) == {one for each in fixture.reports[-2:] for one in each.codings}

@@ -1,4 +1,4 @@
-"""What the actors' floor needs of a link, checked on the fake one and on the real one: so the fake is no wish."""
+"""What the actors' layer needs of a link, checked on the fake one and on the real one: so the fake is no wish."""
 
 from __future__ import annotations
 

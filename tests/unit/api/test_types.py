@@ -1,4 +1,4 @@
-"""Values that cross floors: frozen, and a Statistics that answers by name."""
+"""Values that cross layers: frozen, and a Statistics that answers by name."""
 
 from __future__ import annotations
 

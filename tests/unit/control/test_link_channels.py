@@ -82,10 +82,10 @@ async def town(folder: Path) -> AsyncIterator[Town]:
             nursery.cancel_scope.cancel()
 
 
-def in_town(folder: Path, story: Callable[[Town], Awaitable[None]]) -> None:
+def in_town(folder: Path, scenario: Callable[[Town], Awaitable[None]]) -> None:
     async def main() -> None:
         async with town(folder) as made:
-            await story(made)
+            await scenario(made)
 
     trio.run(main)
 
@@ -102,7 +102,7 @@ async def until(box: MemberChannel[Any], source: str, kind: type) -> list[Any]:
 
 
 def test_sessions_are_reported_before_their_words_on_both_sides(tmp_path: Path) -> None:
-    async def story(made: Town) -> None:
+    async def scenario(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0", "r/1")
         mine = a.boxes["trainer-0"]
         assert await until(mine, "r/0", PeerFound) == [PeerFound()]
@@ -123,13 +123,13 @@ def test_sessions_are_reported_before_their_words_on_both_sides(tmp_path: Path) 
             while True:
                 await mine.receive()
 
-    in_town(tmp_path, story)
+    in_town(tmp_path, scenario)
 
 
 def test_long_messages_come_whole_between_short_ones(tmp_path: Path) -> None:
     long = Written(3, bytes(range(256)) * 4000, b"\x07" * 900_000)
 
-    async def story(made: Town) -> None:
+    async def scenario(made: Town) -> None:
         a, b = await made.open("a", "x", "y"), await made.open("b", "z")
         for name in ("x", "y"):
             await until(a.boxes[name], "z", PeerFound)
@@ -152,11 +152,11 @@ def test_long_messages_come_whole_between_short_ones(tmp_path: Path) -> None:
         for place in (a, b):
             await place.end()
 
-    in_town(tmp_path, story)
+    in_town(tmp_path, scenario)
 
 
 def test_a_death_is_reported_and_a_new_life_is_another_session(tmp_path: Path) -> None:
-    async def story(made: Town) -> None:
+    async def scenario(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine = a.boxes["trainer-0"]
         await until(mine, "r/0", PeerFound)
@@ -172,11 +172,11 @@ def test_a_death_is_reported_and_a_new_life_is_another_session(tmp_path: Path) -
         for place in (a, again):
             await place.end()
 
-    in_town(tmp_path, story)
+    in_town(tmp_path, scenario)
 
 
 def test_a_broken_session_is_lost_and_found_by_both_and_old_words_are_dropped(tmp_path: Path) -> None:
-    async def story(made: Town) -> None:
+    async def scenario(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine, theirs = a.boxes["trainer-0"], b.boxes["r/0"]
         await until(mine, "r/0", PeerFound)
@@ -193,11 +193,11 @@ def test_a_broken_session_is_lost_and_found_by_both_and_old_words_are_dropped(tm
         for place in (a, b):
             await place.end()
 
-    in_town(tmp_path, story)
+    in_town(tmp_path, scenario)
 
 
 def test_a_beginning_whose_loss_nobody_noticed_is_reported_as_both(tmp_path: Path) -> None:
-    async def story(made: Town) -> None:
+    async def scenario(made: Town) -> None:
         a, b = await made.open("a", "trainer-0"), await made.open("b", "r/0")
         mine = a.boxes["trainer-0"]
         await until(mine, "r/0", PeerFound)
@@ -213,4 +213,4 @@ def test_a_beginning_whose_loss_nobody_noticed_is_reported_as_both(tmp_path: Pat
         for place in (a, b):
             await place.end()
 
-    in_town(tmp_path, story)
+    in_town(tmp_path, scenario)

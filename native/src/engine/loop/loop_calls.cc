@@ -7,7 +7,7 @@ namespace asyncfabric {
 
 namespace {
 
-constexpr int kGuestPasses = 4;  // of the event loop, before it calls the worker for what keeps coming
+constexpr int kCallerPasses = 4;  // of the event loop, before it calls the worker for what keeps coming
 constexpr uint64_t kAssistNs = 1'000'000;
 constexpr uint32_t kVainSleeps = 16;  // of the worker, after the rails woke the loop for nothing
 
@@ -88,7 +88,7 @@ bool NativeEngine::look() {
 size_t NativeEngine::serve_rails(bool* quiet) {
   size_t events = 0;
   *quiet = false;
-  for (int pass = 0; pass < kGuestPasses && core_.gate.sleeping() && !*quiet; ++pass) {
+  for (int pass = 0; pass < kCallerPasses && core_.gate.sleeping() && !*quiet; ++pass) {
     for (const auto& rail : core_.rails) rail->rail->cancel_wait();
     events += core_.step();
     *quiet = core_.settled() && core_.can_sleep();

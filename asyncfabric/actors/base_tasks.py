@@ -1,4 +1,4 @@
-"""Floor: the tasks under a node, the supervisor and the link, which begin in order and end in the reverse order.
+"""BaseTasks: the tasks under a node, the supervisor and the link, which begin in order and end in the reverse order.
 
 Runs on the event loop's thread. They are shielded: actors that stop, and asks that are being cancelled, still need the
 link. So they are not begun with `nursery.start`, which a cancelled caller would leave only when such a task has ended.
@@ -13,7 +13,7 @@ import trio
 from asyncfabric.actors.death import first_leaf
 
 
-class Floor:
+class BaseTasks:
     """Tasks in a nursery; when one fails, the nursery is cancelled and `failure` keeps why."""
 
     def __init__(self, nursery: trio.Nursery) -> None:

@@ -1,7 +1,7 @@
-"""The floors of native/: what each folder may include, who may name providers, and that nothing there knows Python.
+"""The layers of native/: what each folder may include, who may name providers, and that nothing there knows Python.
 
 base -> nothing; provider -> base; providers -> provider, base; engine -> provider, rows, base; rows -> base;
-bench stands beside them and measures. Every floor may use include/asyncfabric. Needs no build; the symbol test reads
+bench stands beside them and measures. Every layer may use include/asyncfabric. Needs no build; the symbol test reads
 the library when it was built.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from house_tree import CXX, ROOT, shown, source_files
 
 SOURCE = ROOT / "native" / "src"
-FLOORS = {
+LAYERS = {
     "base": {"base"},
     "provider": {"provider", "base"},
     "engine": {"engine", "provider", "rows", "secret", "base", "topology"},
@@ -31,9 +31,9 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 PROVIDER_FOLDERS = sorted(path.name for path in (SOURCE / "providers").iterdir() if path.is_dir())
 
 
-def floor_of(inside: Path) -> set[str]:
+def layer_of(inside: Path) -> set[str]:
     """Return the folders that a file of native/src may include from."""
-    allowed = set(FLOORS[inside.parts[0]])
+    allowed = set(LAYERS[inside.parts[0]])
     if inside.parts[0] == "providers":
         allowed.add("/".join(inside.parts[:2]))
         allowed |= BUILT_ON.get("/".join(inside.parts[:2]), set())
@@ -42,7 +42,7 @@ def floor_of(inside: Path) -> set[str]:
 
 def forbidden_includes(inside: Path, text: str) -> list[str]:
     """Return the includes of a file that go up or sideways. `inside` is relative to native/src."""
-    allowed = floor_of(inside)
+    allowed = layer_of(inside)
     bad = []
     for name in INCLUDE.findall(text):
         if name.startswith("asyncfabric/") or any(name.startswith(folder + "/") for folder in allowed):

@@ -17,8 +17,8 @@ from asyncfabric.weights.coding.choice import (
     PLAIN_KEPT,
     Coding,
     CodingOffer,
+    CostRule,
     Costs,
-    Paying,
     known_codings,
 )
 
@@ -31,8 +31,8 @@ LOCAL = 2.2e9
 """Plain bytes between two processes of the same machine, from the same page."""
 
 
-def paying(rate: float, costs: Any = (DELTA, EXPONENT)) -> Paying:
-    one = Paying()
+def cost_rule(rate: float, costs: Any = (DELTA, EXPONENT)) -> CostRule:
+    one = CostRule()
     for _ in range(PLAIN_FIRST):
         one.sent([("a/0", Coding.FULL, rate)])
     one.measured({cost.coding: cost for cost in costs})
@@ -51,19 +51,19 @@ def paying(rate: float, costs: Any = (DELTA, EXPONENT)) -> Paying:
     ],
 )
 def test_the_measured_rate_decides(rate: float, has_base: bool, expected: Coding) -> None:
-    coding, why = paying(rate).settle("a/0", CodingOffer(BOTH, has_base, 1.0, 1))
+    coding, why = cost_rule(rate).settle("a/0", CodingOffer(BOTH, has_base, 1.0, 1))
     assert coding is expected and why
 
 
 def test_what_was_not_measured_is_not_used() -> None:
     offer = CodingOffer(BOTH, True, 1.0, 1)
-    assert Paying().settle("a/0", offer) == (Coding.FULL, "not measured yet")
-    assert paying(0.01e9).settle("b/0", offer) == (Coding.FULL, "not measured yet")
-    unknown = Paying()
+    assert CostRule().settle("a/0", offer) == (Coding.FULL, "not measured yet")
+    assert cost_rule(0.01e9).settle("b/0", offer) == (Coding.FULL, "not measured yet")
+    unknown = CostRule()
     for _ in range(PLAIN_FIRST):
         unknown.sent([("a/0", Coding.FULL, 0.01e9)])
     assert unknown.settle("a/0", offer) == (Coding.FULL, "not measured yet")
-    early = Paying()
+    early = CostRule()
     early.measured({Coding.DELTA: DELTA})
     for _ in range(PLAIN_FIRST - 1):
         early.sent([("a/0", Coding.FULL, 0.01e9)])
@@ -75,7 +75,7 @@ def test_what_was_not_measured_is_not_used() -> None:
 def test_a_busy_moment_makes_no_slow_wire() -> None:
     """Of the last plain versions the best one counts; a wire that is slow throughout is one in the end."""
     offer = CodingOffer(BOTH, True, 1.0, 1)
-    one = paying(LOCAL)
+    one = cost_rule(LOCAL)
     for _ in range(PLAIN_KEPT - 1):
         one.sent([("a/0", Coding.FULL, 0.01e9)])
         assert one.settle("a/0", offer)[0] is Coding.FULL
@@ -86,7 +86,7 @@ def test_a_busy_moment_makes_no_slow_wire() -> None:
 @pytest.mark.parametrize(("gain", "looks"), [(2.0, True), (10.0, False)])
 def test_plain_bytes_are_measured_again_unless_they_are_far_behind(gain: float, looks: bool) -> None:
     offer = CodingOffer(BOTH, True, 1.0, 1)
-    one = paying(0.02e9)
+    one = cost_rule(0.02e9)
     for _ in range(LOOK_EVERY):
         assert one.settle("a/0", offer)[0] is Coding.DELTA
         one.sent([("a/0", Coding.DELTA, gain * 0.02e9)])
@@ -111,7 +111,7 @@ def test_a_coding_is_never_chosen_that_is_slower_by_what_was_measured(
         Costs(coding=each, ratio=ratio, encode_bytes_per_s=encode, decode_bytes_per_s=decode)
         for each in (Coding.DELTA, Coding.EXPONENT)
     ]
-    coding, _ = paying(rate, costs).settle("a/0", CodingOffer(BOTH, has_base, share, senders))
+    coding, _ = cost_rule(rate, costs).settle("a/0", CodingOffer(BOTH, has_base, share, senders))
     if coding is not Coding.FULL:
         assert has_base or coding is Coding.EXPONENT
         assert min(encode * share, rate / ratio, decode / senders) > rate
@@ -119,7 +119,7 @@ def test_a_coding_is_never_chosen_that_is_slower_by_what_was_measured(
 
 def test_a_coding_that_turned_out_slower_is_left_until_it_is_measured_again() -> None:
     offer = CodingOffer(BOTH, True, 1.0, 1)
-    one = paying(0.1e9)
+    one = cost_rule(0.1e9)
     for reached in (0.3e9, 0.09e9, 0.3e9, 0.09e9):  # never twice in a row
         one.sent([("a/0", Coding.DELTA, reached)])
         assert one.settle("a/0", offer)[0] is Coding.DELTA
@@ -142,11 +142,11 @@ def test_names_that_are_no_codings_are_refused() -> None:
         known_codings(["gzip"])
 
 
-def pretend(paying: Paying, rate: float) -> None:
+def pretend(cost_rule: CostRule, rate: float) -> None:
     """Let it take this rate, and these costs, for measured."""
-    sent, measured = paying.sent, paying.measured
-    paying.sent = lambda rates: sent([(name, one, rate) for name, one, _ in rates])  # type: ignore[method-assign]
-    paying.measured = lambda costs: measured({Coding.DELTA: DELTA})  # type: ignore[method-assign]
+    sent, measured = cost_rule.sent, cost_rule.measured
+    cost_rule.sent = lambda rates: sent([(name, one, rate) for name, one, _ in rates])  # type: ignore[method-assign]
+    cost_rule.measured = lambda costs: measured({Coding.DELTA: DELTA})  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_an_update_measures_and_then_uses_what_pays(tmp_path: Path, wire: float)
             for publisher in fixture.publishers:
                 codings = publisher._codings
                 assert codings is not None
-                pretend(codings._paying, wire)
+                pretend(codings._cost_rule, wire)
             found, kept = [], []
             for version in (1, 2, 3, 4, 5, 6):
                 report = await fixture.update(version)
