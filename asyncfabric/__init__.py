@@ -12,7 +12,6 @@ tasks, statuses to exceptions) - _native (compiled; native/ below it moves the b
 """
 
 from asyncfabric._api.address import FabricAddress
-from asyncfabric._api.boxes import BoxTransfer
 from asyncfabric._api.counter import ImmCounter
 from asyncfabric._api.data_ops import ScatterTarget
 from asyncfabric._api.fabric import Fabric
@@ -59,7 +58,6 @@ __all__ = [
     "AccessMode",
     "ActorDied",
     "ActorError",
-    "BoxTransfer",
     "BrokenError",
     "BusyError",
     "ClosedError",

@@ -18,7 +18,7 @@ MAX_IMM = (1 << 20) - 1
 """Largest immediate value that users may name."""
 
 MAX_BOX_DIMENSIONS, BOX_RUN_ALIGN, LEAST_BOX_BYTES = 8, 64, 256
-"""Of `Fabric.write_boxes`: dimensions from run to run; runs are multiples of so many bytes; bytes of a box."""
+"""Of boxes that are gathered: dimensions from run to run; runs are multiples of so many bytes; bytes of a box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RailInfo:
 
     Attributes:
         can_read: `Fabric.read` works over it.
-        can_gather: `Fabric.write_boxes` works over it, to the peers that it reaches, when no other rail has it.
+        can_gather: weights that lie apart are gathered and summed over it, to peers that only it reaches.
         reason: why it was opened: "named", or why `rails="auto"` chose it.
         admission: "secret": peers prove `FabricConfig.secret`; "open": whoever reaches the rail is a peer.
     """

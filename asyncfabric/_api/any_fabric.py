@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, get_args
 
 from asyncfabric._api.address import FabricAddress
-from asyncfabric._api.boxes import BoxOps, BoxTransferT
 from asyncfabric._api.counter_opening import closings_waiting
+from asyncfabric._api.page_ops import PageOps
 from asyncfabric._api.peer import peer_statistics
 from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region_list import list_regions
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _TRACED: tuple[TraceWhat, ...] = get_args(TraceWhat)
 
 
-class AnyFabric(BoxOps[TransferT, BoxTransferT]):
+class AnyFabric(PageOps[TransferT]):
     """An open fabric, as far as nothing waits."""
 
     def __init__(self, dispatcher: CompletionDispatcher, config: FabricConfig, resolver: Resolver) -> None:

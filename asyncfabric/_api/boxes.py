@@ -1,108 +1,91 @@
 """Boxes: parts of memory that lie apart, each written in order to one contiguous place, and summed on the way.
 
-Runs on the event loop's thread, of a fabric of threads on any. A row states where a box lies and where it goes; what of
-it is wrong is found here, after the engine refused it.
+Runs on the event loop's thread, of a fabric of threads on any. For weights: not a call of
+`Fabric`. A row states where a box lies and where it goes; what of it is wrong is found here, after a refusal.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from asyncfabric._api.checks import checked_imm
 from asyncfabric._api.data_ops import _WRITE, _part
 from asyncfabric._api.key import RegionKey
-from asyncfabric._api.page_ops import PageOps
 from asyncfabric._api.region import AnyRegion
-from asyncfabric._api.transfer import AnyTransfer, Transfer, TransferT
+from asyncfabric._api.transfer import TransferT
 from asyncfabric.types import BOX_RUN_ALIGN, LEAST_BOX_BYTES, MAX_BOX_DIMENSIONS
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from asyncfabric._bridge.dispatcher import CompletionDispatcher
+    from asyncfabric._api.any_fabric import AnyFabric
 
 SOURCE, TARGET, RUN_BYTES, SIZES = 0, 1, 2, 3
 """Columns of a row; from SIZES on as many sizes as strides."""
 
 
-class AnyBoxTransfer(AnyTransfer):
-    """What a transfer of boxes knows beyond others: the checksums."""
+class GatheredSums:
+    """XXH3 (64 bits, seed 0) of each box, made of what was read to be written; right once their transfer ended well."""
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_numbers",)
 
-    def __init__(self, dispatcher: CompletionDispatcher, what: str, where: object, total: int, count: int) -> None:
-        """Not for users."""
-        super().__init__(dispatcher, what, where, total)
-        self._sums: array[int] = array("Q", bytes(8 * count))  # the engine writes there until the transfer has ended
+    def __init__(self, count: int) -> None:
+        self._numbers: array[int] = array("Q", bytes(8 * count))  # the engine writes there until the transfer has ended
 
-    @property
-    def checksums(self) -> list[int]:
-        """XXH3 (64 bits, seed 0) of each box, made of what was read to be written.
+    def __repr__(self) -> str:
+        return f"<sums of {len(self._numbers)} boxes>"
 
-        Raises what `result()` raises: the transfer has not ended, or has failed.
-        """
-        self.result()
-        return self._sums.tolist()
+    def tolist(self) -> list[int]:
+        """Return them in the order of the boxes."""
+        return self._numbers.tolist()
 
 
-BoxTransferT = TypeVar("BoxTransferT", bound=AnyBoxTransfer)
+def write_boxes(
+    fabric: AnyFabric[TransferT],
+    source: AnyRegion,
+    boxes: np.ndarray[Any, Any],
+    key: RegionKey,
+    imm: SupportsIndex | None = None,
+) -> tuple[TransferT, GatheredSums]:
+    """Write boxes whose bytes lie apart, each in order to one contiguous place, and sum them in the same pass.
 
+    Where `can_gather` is true of one rail of the fabric (`local`), to peers that it reaches, and for memory that
+    its owner allocated with `allocate`: there the bytes are read once to be copied and hashed.
 
-class BoxTransfer(AnyBoxTransfer, Transfer):
-    """A transfer of boxes, which knows their checksums when it has ended."""
+    Args:
+        fabric: which writes; its transfers are awaited or waited for as its others are.
+        source: a whole region.
+        boxes: a row of int64 for each: byte of the source where its first run begins; byte behind the key where it
+            goes; bytes of a run, a multiple of 64; then for up to 8 dimensions, outermost first, how many steps
+            there are from run to run, and then how many bytes each of those steps is. 1 and 0 fill a row up. A box
+            has 256 bytes or more. The rows are copied before the call returns.
+        key: the right to write.
+        imm: counter at the target that gets one arrival per box.
 
-    __slots__ = ()
-
-
-class BoxOps(PageOps[TransferT], Generic[TransferT, BoxTransferT]):
-    """The data calls with boxes; a part of Fabric."""
-
-    _box_transfer_type: type[BoxTransferT]
-
-    def write_boxes(
-        self, source: AnyRegion, boxes: np.ndarray[Any, Any], key: RegionKey, imm: SupportsIndex | None = None
-    ) -> BoxTransferT:
-        """Write boxes whose bytes lie apart, each in order to one contiguous place, and sum them in the same pass.
-
-        Where `can_gather` is true of one rail of the fabric (`local`), to peers that it reaches, and for memory that
-        its owner allocated with `allocate`: there the bytes are read once to be copied and hashed.
-
-        Args:
-            source: a whole region.
-            boxes: a row of int64 for each: byte of the source where its first run begins; byte behind the key where it
-                goes; bytes of a run, a multiple of 64; then for up to 8 dimensions, outermost first, how many steps
-                there are from run to run, and then how many bytes each of those steps is. 1 and 0 fill a row up. A box
-                has 256 bytes or more. The rows are copied before the call returns.
-            key: the right to write.
-            imm: counter at the target that gets one arrival per box.
-
-        Returns:
-            A transfer whose `checksums` are those of the boxes, once it has ended well.
-
-        Raises:
-            TypeError, ValueError: a bad argument; the text names the box.
-            TransferError: the rail cannot gather. Awaiting raises it for memory of a target that is not engine-owned.
-            StaleKeyError, BusyError, ClosedError: as for `write`.
-        """
-        region, _, length = _part(source, self._dispatcher)
-        if length != region._length:
-            raise TypeError(f"boxes are of a whole region, got {source!r}")
-        opened = self._reach(key, _WRITE, "write")
-        rows, number = checked_boxes(boxes), checked_imm(imm)
-        dispatcher, count = self._dispatcher, len(rows)
-        about = (f"write of {count} boxes", (source, key), box_bytes(rows), count)
-        transfer = self._box_transfer_type(dispatcher, *about)
-        if count == 0:
-            self._nothing(transfer)
-            return transfer
-        submit = dispatcher.engine.submit_write_boxes
-        try:
-            self._submit(transfer, submit, region._id, rows, opened.id, transfer._sums, number)
-        except ValueError:
-            check_boxes(rows, length, opened.length)
-            raise
-        return transfer
+    Raises:
+        TypeError, ValueError: a bad argument; the text names the box.
+        TransferError: the rail cannot gather. Awaiting raises it for memory of a target that is not engine-owned.
+        StaleKeyError, BusyError, ClosedError: as for `Fabric.write`.
+    """
+    dispatcher = fabric._dispatcher
+    region, _, length = _part(source, dispatcher)
+    if length != region._length:
+        raise TypeError(f"boxes are of a whole region, got {source!r}")
+    opened = fabric._reach(key, _WRITE, "write")
+    rows, number = checked_boxes(boxes), checked_imm(imm)
+    sums = GatheredSums(len(rows))
+    about = (f"write of {len(rows)} boxes", (source, key, sums), box_bytes(rows))
+    transfer = fabric._transfer_type(dispatcher, *about)
+    if not len(rows):
+        return fabric._nothing(transfer), sums
+    submit = dispatcher.engine.submit_write_boxes
+    try:
+        fabric._submit(transfer, submit, region._id, rows, opened.id, sums._numbers, number)
+    except ValueError:
+        check_boxes(rows, length, opened.length)
+        raise
+    return transfer, sums
 
 
 def box_bytes(boxes: np.ndarray[Any, Any]) -> int:

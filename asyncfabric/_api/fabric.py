@@ -10,7 +10,6 @@ from typing import SupportsIndex
 
 from asyncfabric._api.address import FabricAddress
 from asyncfabric._api.any_fabric import AnyFabric
-from asyncfabric._api.boxes import BoxTransfer
 from asyncfabric._api.checks import MAX_BYTES, checked_access, checked_imm, checked_index
 from asyncfabric._api.closing import close_fabric
 from asyncfabric._api.connecting import connect_peer, disconnect_peer, warm_peers
@@ -26,7 +25,7 @@ from asyncfabric._api.writable import wait_writable
 from asyncfabric.types import MAX_IMM, AccessMode
 
 
-class Fabric(AnyFabric[Transfer, BoxTransfer]):
+class Fabric(AnyFabric[Transfer]):
     """An open fabric, made by `async with open_fabric() as fabric`.
 
     Used from the event loop and the thread that opened it: other threads get RuntimeError, and nothing is changed.
@@ -34,7 +33,6 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
     """
 
     _transfer_type = Transfer
-    _box_transfer_type = BoxTransfer
 
     async def register(self, buffer: object, access: AccessMode = "read-write") -> Region:
         """Register memory of the caller: torch tensor, numpy array, bytearray, memoryview, anything with DLPack.

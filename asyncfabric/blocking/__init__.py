@@ -17,11 +17,10 @@ from asyncfabric.blocking.fabric import Fabric
 from asyncfabric.blocking.messages import MessageStream
 from asyncfabric.blocking.opening import open_fabric
 from asyncfabric.blocking.region import Region
-from asyncfabric.blocking.transfer import BoxTransfer, Transfer, wait_all
+from asyncfabric.blocking.transfer import Transfer, wait_all
 from asyncfabric.blocking.watch import WatchWord
 
 __all__ = [
-    "BoxTransfer",
     "Fabric",
     "ImmCounter",
     "MessageStream",

@@ -22,13 +22,13 @@ from asyncfabric.blocking.counter import ImmCounter
 from asyncfabric.blocking.deadlines import until
 from asyncfabric.blocking.messages import MessageStream
 from asyncfabric.blocking.region import Region
-from asyncfabric.blocking.transfer import BoxTransfer, Transfer
+from asyncfabric.blocking.transfer import Transfer
 from asyncfabric.blocking.watch import WatchWord
 from asyncfabric.config import FabricConfig
 from asyncfabric.types import MAX_IMM, AccessMode
 
 
-class Fabric(AnyFabric[Transfer, BoxTransfer]):
+class Fabric(AnyFabric[Transfer]):
     """An open fabric, made by `with blocking.open_fabric() as fabric`.
 
     Used from any thread, and from several at once. What waits blocks the calling thread alone; where no deadline is
@@ -36,7 +36,6 @@ class Fabric(AnyFabric[Transfer, BoxTransfer]):
     """
 
     _transfer_type = Transfer
-    _box_transfer_type = BoxTransfer
     _region_type = Region
     _counter_type = ImmCounter
     _dispatcher: ThreadDispatcher

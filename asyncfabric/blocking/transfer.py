@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from asyncfabric._api.boxes import AnyBoxTransfer
 from asyncfabric._api.checks import checked_iterable
 from asyncfabric._api.transfer import AnyTransfer
 from asyncfabric.blocking.deadlines import until
@@ -70,12 +69,6 @@ class Transfer(AnyTransfer):
                     "and it goes on: wait again, or cancel() it and wait until its memory is free"
                 ) from None
         return self._result or self.result()
-
-
-class BoxTransfer(AnyBoxTransfer, Transfer):
-    """A transfer of boxes, which knows their checksums when it has ended."""
-
-    __slots__ = ()
 
 
 def wait_all(transfers: Iterable[Transfer], deadline: float | None = None) -> list[TransferResult]:

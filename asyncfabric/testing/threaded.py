@@ -92,10 +92,6 @@ class _Awaited(blocking.Transfer):
             raise
 
 
-class _BoxTransfer(_Awaited, blocking.BoxTransfer):
-    __slots__ = ()
-
-
 class _Region(blocking.Region):
     async def revoke(self) -> None:
         await _in_thread(super().revoke)
@@ -145,7 +141,6 @@ class _Word(blocking.WatchWord):
 
 class _Fabric(blocking.Fabric):
     _transfer_type = _Awaited
-    _box_transfer_type = _BoxTransfer
     _region_type = _Region
     _counter_type = _Counter
 

@@ -55,7 +55,7 @@ def signature(member: object) -> str:
     except (TypeError, ValueError):
         return ""
     text = re.sub(r"<factory>|<[^<>]* at 0x[0-9a-f]+>", "...", text)
-    text = re.sub(r"\b(Transfer|BoxTransfer)T\b", r"\1", text).replace("AnyRegion", "Region")
+    text = re.sub(r"\bTransferT\b", "Transfer", text).replace("AnyRegion", "Region")
     return re.sub(r"\bself, |\(self\)", lambda found: "()" if found[0] == "(self)" else "", text).replace("'", "")
 
 

@@ -47,6 +47,8 @@ async def test_boxes_are_not_written_over_the_rail_of_a_gpu() -> None:
     import numpy as np
     import torch
 
+    from asyncfabric._api.boxes import write_boxes
+
     config = af.FabricConfig(rails=("cuda:0",))
     async with af.open_fabric(config) as writer, af.open_fabric(config) as target:
         assert not writer.rails[0].can_gather
@@ -54,7 +56,7 @@ async def test_boxes_are_not_written_over_the_rail_of_a_gpu() -> None:
         for device in ("cuda:0", "cpu"):
             exposed = await target.allocate(MIB, device=device)
             with pytest.raises(af.TransferError, match="can_gather"):
-                writer.write_boxes(source, np.array([[0, 0, 4096]], np.int64), exposed.key())
+                write_boxes(writer, source, np.array([[0, 0, 4096]], np.int64), exposed.key())
             await exposed.release()
         landed = await target.allocate(MIB, device="cuda:0")
         await writer.write(source, landed.key(), 0)

@@ -13,6 +13,7 @@ import numpy as np
 from lane_content import MARGIN, POISON, SCORCH, content, own_memory, some_length
 
 import asyncfabric as af
+from asyncfabric._api.boxes import write_boxes
 
 Pieces = list[tuple[int, int]]
 """Offsets and lengths."""
@@ -219,7 +220,7 @@ class Writer:
         self.next_target, self.next_source = target, source
         for (to, length), (at, _) in zip(pieces, froms, strict=True):
             self.view[at : at + length] = self.expected[to : to + length]
-        transfer = self.fabric.write_boxes(self.region, np.array(rows, np.int64), self.key, imm)
+        transfer, _ = write_boxes(self.fabric, self.region, np.array(rows, np.int64), self.key, imm)
         total = sum(length for _, length in pieces)
         return self._note(Op("boxes", transfer, pieces, froms, len(rows) if imm is not None else 0, total))
 

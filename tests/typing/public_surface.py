@@ -84,7 +84,6 @@ def without_a_loop(address: af.FabricAddress, key: af.RegionKey) -> None:
         assert_type(transfer.wait(deadline=1.0), af.TransferResult)
         assert_type(blocking.wait_all([transfer, fabric.signal(peer, 3)], 1), list[af.TransferResult])
         assert_type(fabric.read_pages(key, [0], region, [1], page_bytes=8), blocking.Transfer)
-        assert_type(fabric.write_boxes(region, np.zeros((1, 3), dtype=np.int64), key), blocking.BoxTransfer)
         with fabric.counter() as counter:
             assert_type(counter, blocking.ImmCounter)
             assert_type(counter.wait(3, [peer], deadline=0.5), int)

@@ -15,7 +15,8 @@ from time import monotonic
 import anyio
 import numpy as np
 
-from asyncfabric import BoxTransfer, BrokenError, BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric import BrokenError, BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric._api.boxes import GatheredSums, write_boxes
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric._queue import Queue
@@ -71,7 +72,8 @@ class _Posted:
     at: int
     filled: Filled
     transfers: list[tuple[str, Transfer, int]] = field(default_factory=list)
-    left: dict[Transfer, tuple[int, ...]] = field(default_factory=dict)  # numbers of boxes whose sums a transfer brings
+    left: dict[Transfer, tuple[tuple[int, ...], GatheredSums]] = field(default_factory=dict)
+    # numbers of boxes whose sums a transfer brings, and these
     after: dict[str, int] | None = (
         None  # by receiver: what it has counted once all of it is there; None: not all posted
     )
@@ -79,10 +81,10 @@ class _Posted:
 
     def take_sums(self, transfer: Transfer) -> None:
         """Take what a transfer that has ended well found out about boxes."""
-        numbers = self.left.get(transfer)
-        if numbers is not None:
-            assert isinstance(transfer, BoxTransfer) and isinstance(self.filled.sums, HostSums)
-            self.filled.sums.take(numbers, transfer.checksums)
+        if transfer in self.left:
+            numbers, sums = self.left[transfer]
+            assert isinstance(self.filled.sums, HostSums)
+            self.filled.sums.take(numbers, sums.tolist())
 
 
 class WeightSending:
@@ -231,9 +233,9 @@ class WeightSending:
 
     async def _post_gathered(self, one: _Posted, batch: Gathered) -> None:
         def write(gate: Gate) -> Transfer:
-            transfer = self._fabric.write_boxes(batch.region, batch.boxes, gate.key, gate.imm)
+            transfer, sums = write_boxes(self._fabric, batch.region, batch.boxes, gate.key, gate.imm)
             if self.kind == "xxh3":
-                one.left[transfer] = batch.numbers
+                one.left[transfer] = (batch.numbers, sums)
             return transfer
 
         await self._submit(one, batch.receiver, len(batch.boxes), write)

@@ -194,7 +194,7 @@ class Gathered(NamedTuple):
 
     Attributes:
         region, receiver: from where, to whom.
-        boxes: as `Fabric.write_boxes` takes them.
+        boxes: as `write_boxes` takes them.
         numbers: of the boxes in the unit.
     """
 
@@ -221,7 +221,7 @@ def is_gathered(lies: Strided, written_run_bytes: int) -> bool:
 
 
 def row_of(lies: Strided, source: int, target: int) -> list[int]:
-    """Return the row of a box for `Fabric.write_boxes`: how it lies, where it begins, where it goes."""
+    """Return the row of a box for `write_boxes`: how it lies, where it begins, where it goes."""
     keep = lies.outer_dimensions(lies.run_bytes)
     fill = MAX_BOX_DIMENSIONS - keep
     sizes, strides = [1] * fill + [*lies.sizes[:keep]], [0] * fill + [*lies.strides[:keep]]

@@ -20,6 +20,7 @@ import trio
 from json_lines import answer, lines
 
 import asyncfabric as af
+from asyncfabric._api.boxes import write_boxes
 
 POISON = 0xA5
 PR_SET_PDEATHSIG = 1
@@ -120,9 +121,9 @@ class Party:
         """Write the left halves of the rows of the source behind each other, then the right halves."""
         half = row_bytes // 2
         boxes = [[side * half, side * half * rows, half, rows, row_bytes] for side in range(2)]
-        transfer = self.fabric.write_boxes(self.regions[name], np.array(boxes, np.int64), self.key(key), imm)
+        transfer, sums = write_boxes(self.fabric, self.regions[name], np.array(boxes, np.int64), self.key(key), imm)
         result = await transfer
-        return {"bytes": result.bytes, "sums": transfer.checksums}
+        return {"bytes": result.bytes, "sums": sums.tolist()}
 
     async def send(self, address: str, text: str) -> dict[str, Any]:
         """Send a message."""

@@ -15,10 +15,12 @@ from test_weight_ordering import WHOLE, boxes
 from weight_fixture import open_fixture, random_shard, run, small_plan
 
 import asyncfabric as af
+from asyncfabric._api.boxes import write_boxes
 from asyncfabric.weights.memory import host as host_device
 from asyncfabric.weights.memory.host import HostDevice
 from asyncfabric.weights.memory.rows import Strided
 from asyncfabric.weights.receiver import intake
+from asyncfabric.weights.sender import pipeline
 from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.shards import gathers, is_gathered, open_shards, row_of
 from asyncfabric_services.bench.weights.workload import plan_of, rows_of
@@ -65,9 +67,9 @@ async def test_what_needs_no_conversion_is_gathered_and_nothing_is_staged() -> N
         memory = np.frombuffer(region.memory, np.uint8)
         for batch in batches:
             memory[:] = 0xA5
-            transfer = fabric.write_boxes(batch.region, batch.boxes, region.key())
+            transfer, sums = write_boxes(fabric, batch.region, batch.boxes, region.key())
             await transfer
-            for number, row, found in zip(batch.numbers, batch.boxes.tolist(), transfer.checksums, strict=True):
+            for number, row, found in zip(batch.numbers, batch.boxes.tolist(), sums.tolist(), strict=True):
                 box = unit.boxes[number]
                 wanted = np.ascontiguousarray(shards.box(box.parameter, box.local_start, box.size)).reshape(-1)
                 assert np.array_equal(memory[row[1] : row[1] + box.weight_bytes], wanted.view(np.uint8))
@@ -86,13 +88,12 @@ def test_it_is_for_one_rail_that_gathers() -> None:
 
 def updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Written, **more: Any) -> None:
     """Carry out three updates with few threads, and count the boxes that were gathered."""
-    write_boxes = af.Fabric.write_boxes
 
-    def counted(self: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
+    def counted(fabric: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
         written["boxes", len(rows)] += 1
-        return write_boxes(self, source, rows, key, imm)
+        return write_boxes(fabric, source, rows, key, imm)
 
-    monkeypatch.setattr(af.Fabric, "write_boxes", counted)
+    monkeypatch.setattr(pipeline, "write_boxes", counted)
 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log", **more) as fixture:
@@ -132,24 +133,23 @@ def test_others_and_what_is_coded_are_written_as_before(
 
 def test_a_byte_that_changes_after_it_was_gathered_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is of what was read at the trainer, not of what lies at the receiver."""
-    write_boxes = af.Fabric.write_boxes
 
     async def body() -> None:
         async with open_fixture(small_plan(), random_shard, tmp_path / "log") as fixture:
             before = await fixture.begin()
             hit: list[int] = []
 
-            def damaging(self: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
-                transfer = write_boxes(self, source, rows, key, imm)
+            def damaging(fabric: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
+                transfer, sums = write_boxes(fabric, source, rows, key, imm)
                 for copy in fixture.replicas["a/1"]._versions.copies:
                     if not hit and bytes(key) == bytes(copy.region.key("write")):
                         while not transfer.done:
                             pass
                         copy.memory[int(rows[0, 1]) + 70] ^= 1
                         hit.append(1)
-                return transfer
+                return transfer, sums
 
-            monkeypatch.setattr(af.Fabric, "write_boxes", damaging)
+            monkeypatch.setattr(pipeline, "write_boxes", damaging)
             with pytest.raises(af.BrokenError, match=r"version 2 was not committed: a/1: .*wrong bytes"):
                 await fixture.update(2)
             monkeypatch.undo()

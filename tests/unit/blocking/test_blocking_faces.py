@@ -15,7 +15,6 @@ PAIRS = [
     (af.Fabric, blocking.Fabric),
     (af.Region, blocking.Region),
     (af.Transfer, blocking.Transfer),
-    (af.BoxTransfer, blocking.BoxTransfer),
     (af.ImmCounter, blocking.ImmCounter),
     (af.WatchWord, blocking.WatchWord),
     (af.MessageStream, blocking.MessageStream),
@@ -23,7 +22,6 @@ PAIRS = [
 OTHERWISE = {"aclose": "close"}  # an async close is `aclose`
 ONLY_BLOCKING = {
     af.Transfer: {"wait", "has_ended"},  # awaited by itself; `done` brings nothing on
-    af.BoxTransfer: {"wait", "has_ended"},
     af.WatchWord: {"wait"},  # iterated over
     af.MessageStream: {"receive"},
     af.Fabric: {"close"},
@@ -70,5 +68,5 @@ def test_every_face_is_compared() -> None:
 
 
 def test_data_calls_are_the_same_functions() -> None:
-    for name in ("write", "read", "write_pages", "read_pages", "scatter", "write_boxes", "signal", "barrier", "send"):
+    for name in ("write", "read", "write_pages", "read_pages", "scatter", "signal", "barrier", "send"):
         assert getattr(af.Fabric, name) is getattr(blocking.Fabric, name), f"{name} is written twice"
