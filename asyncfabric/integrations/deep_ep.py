@@ -28,7 +28,7 @@ from asyncfabric.integrations.deep_ep_rows import (
 )
 from asyncfabric.integrations.deep_ep_stand_ins import Config, EventOverlap, refuse
 from asyncfabric.integrations.line_room import LineRoom
-from asyncfabric.integrations.step_line import Step
+from asyncfabric.integrations.step_line import LineStep
 
 __all__ = ["Buffer", "Config", "DispatchHandle", "EventOverlap", "LowLatencyHandle"]
 
@@ -45,8 +45,8 @@ class DispatchHandle:
         is_token_in_rank: where the tokens go.
     """
 
-    rows: Step
-    about: Step | None
+    rows: LineStep
+    about: LineStep | None
     is_token_in_rank: torch.Tensor
 
 
@@ -234,7 +234,7 @@ class Buffer(LowLatencyCalls):
         the weights that `dispatch` returned they are those that were dispatched, 0 for masked choices.
         Takes what DeepEP's takes; raises what `dispatch` raises.
         """
-        about: Step | None = None
+        about: LineStep | None = None
         if topk_weights is not None:
             top_k = topk_weights.shape[1]
             rows = torch.zeros(len(topk_weights), about_width(top_k), dtype=torch.float32)
@@ -251,7 +251,7 @@ class Buffer(LowLatencyCalls):
 
     def _send(
         self, data: torch.Tensor, scales: torch.Tensor | None, in_rank: torch.Tensor, *, wide: bool = False
-    ) -> Step:
+    ) -> LineStep:
         """Dispatch rows to ranks: in this exchange each rank is one expert."""
         block = 0 if scales is None else data.shape[1] // scales.shape[1]
         sums = torch.float32 if wide else torch.bfloat16
@@ -261,7 +261,7 @@ class Buffer(LowLatencyCalls):
         return line.send(data.contiguous(), indices, None if scales is None else scales.contiguous())
 
 
-def _rows(step: Step) -> Tokens:
+def _rows(step: LineStep) -> Tokens:
     handle = step.line.receive(step)
     assert handle.rows is not None
     return handle.rows if handle.scales is None else (handle.rows, handle.scales)

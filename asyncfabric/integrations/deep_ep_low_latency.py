@@ -13,7 +13,7 @@ import torch
 from asyncfabric.integrations.deep_ep_rows import Slots, check_choices, experts_of_rank, weighted_sums
 from asyncfabric.integrations.deep_ep_stand_ins import EventOverlap, refuse
 from asyncfabric.integrations.line_room import LineRoom
-from asyncfabric.integrations.step_line import Step
+from asyncfabric.integrations.step_line import LineStep
 from asyncfabric.moe.fp8 import to_fp8
 
 FP8_BLOCK = 128
@@ -23,7 +23,7 @@ Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class LowLatencyHandle(tuple[torch.Tensor, torch.Tensor, int, int, int]):
     """(source token of each slot, range of each rank, most tokens of a rank, hidden, experts), and the step."""
 
-    step: Step
+    step: LineStep
     choices: torch.Size
     slots: Slots
     buffer: torch.Tensor | None = None

@@ -39,7 +39,7 @@ MEETING_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class _Offer(msgspec.Struct, array_like=True, frozen=True):
+class _ServerOffer(msgspec.Struct, array_like=True, frozen=True):
     """What a server offers: its fabric, a key to read all of its memory, and the bytes of a page of it."""
 
     address: bytes
@@ -146,7 +146,7 @@ class FabricClient(TransferChannelClient):
         give_up(transfers)
 
     def _meet(self) -> _Peer:
-        offer = read_offer(fetch_offer(self._peer_url, MEETING_S), _Offer)
+        offer = read_offer(fetch_offer(self._peer_url, MEETING_S), _ServerOffer)
         self._fabric.connect(offer.address)
         return _Peer(af.RegionKey.from_bytes(offer.key), offer.align)
 
@@ -208,7 +208,7 @@ class FabricChannel(TransferChannelContext):
         memory = (ctypes.c_ubyte * self._size).from_address(l1_memory_desc.ptr)
         self._region = self._fabric.register(memory, access="read")
         try:
-            offer = _Offer(bytes(self._fabric.address), bytes(self._region.key("read")), self._align)
+            offer = _ServerOffer(bytes(self._fabric.address), bytes(self._region.key("read")), self._align)
             encoded = msgspec.msgpack.encode(offer)
             self._server = FabricServer(listen_url, advertise_url, l1_memory_desc, encoded)
         except BaseException:

@@ -23,7 +23,7 @@ class Range(NamedTuple):
 
 
 @dataclass
-class _Entry:
+class _HeldRegion:
     region: Region
     holders: int
 
@@ -35,7 +35,7 @@ class Registrations:
         """Not opened yet: `fabric` is called for the first registration."""
         self._fabric = fabric
         self._lock = Lock()
-        self._entries: dict[Range, _Entry] = {}
+        self._entries: dict[Range, _HeldRegion] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -54,7 +54,7 @@ class Registrations:
         with self._lock:
             entry = self._entries.get(memory)
             if entry is None or entry.region.released:
-                entry = self._entries[memory] = _Entry(self._fabric().register(buffer(), access="read"), 0)
+                entry = self._entries[memory] = _HeldRegion(self._fabric().register(buffer(), access="read"), 0)
             entry.holders += 1
             return entry.region
 

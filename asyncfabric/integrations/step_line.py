@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class Step:
+class LineStep:
     """One dispatch.
 
     Attributes:
@@ -47,15 +47,15 @@ class StepLine:
         self.moe: MoeExchange = moe
         self._portal = portal
         self._patience_s = patience_s
-        self._open: list[Step] = []
+        self._open: list[LineStep] = []
 
-    def send(self, x: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor | None = None) -> Step:
+    def send(self, x: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor | None = None) -> LineStep:
         """Begin a step whose choices all have the weight 1; closes the oldest where too many are open."""
-        step = Step(self, indices, torch.ones(indices.shape, dtype=torch.float32))
+        step = LineStep(self, indices, torch.ones(indices.shape, dtype=torch.float32))
         self._send(step, x, scales)
         return step
 
-    def receive(self, step: Step) -> MoeHandle:
+    def receive(self, step: LineStep) -> MoeHandle:
         """Return the rows of an open step; a second call returns them again."""
         assert step.handle is not None
         for each in self._open[: self._open.index(step) + 1]:
@@ -64,13 +64,13 @@ class StepLine:
                 self._wait(self.moe.dispatch_recv, each.handle)
         return step.handle
 
-    def send_back(self, step: Step, rows: torch.Tensor) -> Step:
+    def send_back(self, step: LineStep, rows: torch.Tensor) -> LineStep:
         """Send the outputs back, shape of the step's rows, and return the step in which their sums come.
 
         That is this one, or where it was sent back or closed before, another with the same routes.
         """
         if step.handle is None or step.handle.returned:
-            step = Step(self, step.indices, step.weights)
+            step = LineStep(self, step.indices, step.weights)
             config = self.moe.config
             count = step.indices.shape[0]
             scales = torch.ones(count, config.scales, dtype=torch.float32) if config.scales else None
@@ -80,7 +80,7 @@ class StepLine:
         self._return(step, rows)
         return step
 
-    def receive_back(self, step: Step) -> torch.Tensor:
+    def receive_back(self, step: LineStep) -> torch.Tensor:
         """Return the sums for the own tokens of a step that was sent back; a second call returns them again."""
         while step in self._open:
             self._close(self._open[0])
@@ -94,20 +94,20 @@ class StepLine:
         self._open.clear()
         self._wait(self.moe.exclude, ranks)
 
-    def _send(self, step: Step, x: torch.Tensor, scales: torch.Tensor | None) -> None:
+    def _send(self, step: LineStep, x: torch.Tensor, scales: torch.Tensor | None) -> None:
         while len(self._open) >= self.moe.config.in_flight:
             self._close(self._open[0])
         step.handle = self._wait(self.moe.dispatch_send, x, step.indices, step.weights, scales)
         self._open.append(step)
 
-    def _return(self, step: Step, rows: torch.Tensor | None) -> None:
+    def _return(self, step: LineStep, rows: torch.Tensor | None) -> None:
         handle = self.receive(step)
         assert handle.rows is not None
         if not handle.returned:
             given = torch.zeros(handle.rows.shape, dtype=self.moe.config.out_torch) if rows is None else rows
             self._wait(self.moe.combine_send, given, handle)
 
-    def _close(self, step: Step) -> None:
+    def _close(self, step: LineStep) -> None:
         if step.handle is None:
             return
         self._return(step, None)

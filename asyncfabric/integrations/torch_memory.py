@@ -18,7 +18,7 @@ PACKED_BELOW = 1 << 20
 """Tensors of fewer bytes share a buffer, which lives as long as one of them; larger ones have a buffer each."""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor is: `length` bytes from `offset` of buffer number `buffer`."""
 
     buffer: int
@@ -51,13 +51,13 @@ def tensor_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 def empty_tensors(
     layout: Sequence[tuple[Sequence[int], torch.dtype]], device: str | torch.device
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Place]]:
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[TensorPlace]]:
     """Return uninitialised tensors, the byte buffers that they lie in, and where each of them lies.
 
     Small tensors share the first buffer, so that a thousand of them need one registration.
     """
     lengths = [tensor_bytes(shape, dtype) for shape, dtype in layout]
-    places: list[Place] = []
+    places: list[TensorPlace] = []
     sizes: list[int] = []
     packed = sum(-(-length // ALIGNMENT) * ALIGNMENT for length in lengths if length < PACKED_BELOW)
     if packed:
@@ -65,10 +65,10 @@ def empty_tensors(
     filled = 0
     for length in lengths:
         if length >= PACKED_BELOW:
-            places.append(Place(len(sizes), 0, length))
+            places.append(TensorPlace(len(sizes), 0, length))
             sizes.append(length)
         else:
-            places.append(Place(0, filled, length))
+            places.append(TensorPlace(0, filled, length))
             filled += -(-length // ALIGNMENT) * ALIGNMENT
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     tensors = []

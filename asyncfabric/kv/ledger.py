@@ -35,7 +35,7 @@ class LedgerReport:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _PageEntry:
     pages: Ints
     slot: int
     exposed: bool = False
@@ -55,8 +55,8 @@ class PageLedger:
         self._free_count = pages
         self._free_slots = list(range(slots))[::-1]
         self._state = np.full(pages, _FREE, np.uint8)
-        self._held: dict[int, _Entry] = {}
-        self._quarantined: dict[int, _Entry] = {}
+        self._held: dict[int, _PageEntry] = {}
+        self._quarantined: dict[int, _PageEntry] = {}
         self._fencing: frozenset[int] | None = None
 
     @property
@@ -93,7 +93,7 @@ class PageLedger:
                 f"{pages} pages and {slots} context slots wanted, {free} are free",
                 remedy="await pool.lease(), release leases, or open a larger pool",
             )
-        entry = _Entry(self._take(pages), self._free_slots.pop() if slots else -1)
+        entry = _PageEntry(self._take(pages), self._free_slots.pop() if slots else -1)
         self._held[lease] = entry
         return entry.pages, entry.slot
 
@@ -183,7 +183,7 @@ class PageLedger:
         self._state[taken] = _HELD
         return taken
 
-    def _put_back(self, entry: _Entry) -> None:
+    def _put_back(self, entry: _PageEntry) -> None:
         if (self._state[entry.pages] == _FREE).any():
             raise InternalError("a page was given back twice")
         end = self._free_count + len(entry.pages)

@@ -19,7 +19,7 @@ from asyncfabric.kv.layout import KvLayout
 Ints = NDArray[np.int64]
 
 
-class Pieces(NamedTuple):
+class HeadPieces(NamedTuple):
     """Pieces of one length inside of pages: byte offsets in a source page and in a target page."""
 
     length_bytes: int
@@ -39,7 +39,7 @@ class _Kind(NamedTuple):
     """Token runs that lie alike in both pages: their numbers, ascending, and the pieces of each."""
 
     runs: Ints
-    pieces: tuple[Pieces, ...]
+    pieces: tuple[HeadPieces, ...]
 
 
 class KvPlan:
@@ -223,7 +223,7 @@ def _kinds(source: KvLayout, target: KvLayout, starts: Ints, ends: Ints) -> list
 @lru_cache(maxsize=4096)
 def _pieces(
     source: KvLayout, target: KvLayout, source_token: int, target_token: int, length: int
-) -> tuple[Pieces, ...]:
+) -> tuple[HeadPieces, ...]:
     """Return the pieces of a run that begins at these tokens of its pages, adjacent ones merged, by length."""
     heads = _shared_heads(source, target)
     first, last = heads.start, heads.stop
@@ -243,5 +243,6 @@ def _pieces(
     begins = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     sizes = np.diff(np.concatenate((begins, [len(sources)]))) * size
     return tuple(
-        Pieces(int(each), sources[begins][sizes == each], targets[begins][sizes == each]) for each in np.unique(sizes)
+        HeadPieces(int(each), sources[begins][sizes == each], targets[begins][sizes == each])
+        for each in np.unique(sizes)
     )

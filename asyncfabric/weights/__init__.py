@@ -16,7 +16,7 @@ from asyncfabric.weights.plan.formats import BLOCK, ITEM_BYTES, STORED_AS
 from asyncfabric.weights.plan.geometry import Pieces
 from asyncfabric.weights.plan.holdings import Held, Holding, LocalTensor, held_by, local_tensors
 from asyncfabric.weights.plan.layouts import ReplicaLayout, TrainerLayout, moves_between
-from asyncfabric.weights.plan.parts import Expected, Kind, RegionSizes, Relay, Replica
+from asyncfabric.weights.plan.parts import Expected, MoveKind, RegionSizes, Relay, Replica
 from asyncfabric.weights.plan.placement import Mesh, Placement, Replicate, Shard, Shares, boxes, place, shares
 from asyncfabric.weights.plan.plan import Plan, from_bytes, to_bytes
 from asyncfabric.weights.plan.planner import CHUNK_BYTES, plan_weights
@@ -39,11 +39,11 @@ __all__ = [
     "Held",
     "HeldShard",
     "Holding",
-    "Kind",
     "LocalTensor",
     "Mesh",
     "ModelCard",
     "Move",
+    "MoveKind",
     "Parameter",
     "Pieces",
     "Placement",

@@ -2,7 +2,7 @@
 
 Runs on the event loop's thread. A report costs its two event loops a tenth of a millisecond and more, so hundreds of
 senders must not report each unit to each receiver. A report is due when the rows since the last one are worth
-checking, see `Share`; other waiting rows go along, and none waits for long.
+checking, see `ReportShare`; other waiting rows go along, and none waits for long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncfabric import Fabric, FabricError, Region, RegionKey, Transfer
 from asyncfabric._notice import Notice
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.messages import MOST_ROWS, Written
-from asyncfabric.weights.plan.batch import Share, begin_of
+from asyncfabric.weights.plan.batch import ReportShare, begin_of
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.threads import ways
 
@@ -99,15 +99,15 @@ receivers check and forward meanwhile what they know of."""
 Report = Callable[[str, list[int], list[int], int], Awaitable[None]]
 
 
-def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Callable[[str], Share | None]:
+def shares_of(gates: Mapping[str, Gate], coming_bytes: Mapping[str, int]) -> Callable[[str], ReportShare | None]:
     """Return the function that gives the share of a receiver in what one sender writes through these gates.
 
     The counters of a receiver's senders are different numbers, so their first reports are spread evenly.
     """
 
-    def share_of(receiver: str) -> Share | None:
+    def share_of(receiver: str) -> ReportShare | None:
         gate = gates.get(receiver)
-        return None if gate is None else Share(coming_bytes[receiver], gate.share_bytes, begin_of(gate.imm))
+        return None if gate is None else ReportShare(coming_bytes[receiver], gate.share_bytes, begin_of(gate.imm))
 
     return share_of
 
@@ -125,11 +125,11 @@ class _Unreported:
 class Reporter:
     """Rows that are written and not reported yet, by receiver."""
 
-    def __init__(self, report: Report, share_of: Callable[[str], Share | None] | None = None) -> None:
+    def __init__(self, report: Report, share_of: Callable[[str], ReportShare | None] | None = None) -> None:
         """`report` gets (receiver, rows, checksums, after which arrival); one without a share gets each unit."""
         self._report = report
         self._share_of = share_of
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, ReportShare] = {}
         self._unreported: dict[str, _Unreported] = {}
         self._due: set[str] = set()
         self._added = Notice()

@@ -20,7 +20,7 @@ from asyncfabric.observe.spans import SpanRing, Value
 from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.engine import Cluster
 from asyncfabric_services.nodes.filling import fill
-from asyncfabric_services.nodes.messages import Generate, Source, refuse_fields
+from asyncfabric_services.nodes.messages import Generate, PrefillSource, refuse_fields
 from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.paged_model import PagedModel, PoolSupply, open_paged_model
 from asyncfabric_services.nodes.sight import FabricSight
@@ -120,7 +120,7 @@ class PagedDecode:
             self._waiting -= 1
 
     async def _filled(
-        self, lease: KvLease, source: Source, request: Generate, context: str, membership: Membership
+        self, lease: KvLease, source: PrefillSource, request: Generate, context: str, membership: Membership
     ) -> torch.Tensor:
         about: dict[str, Value] = {"request": request.attempt, "source": source.name, "lease": lease.number}
         with self._spans.open("fill prompt", context, **about) as span:

@@ -11,13 +11,13 @@ from asyncfabric import FabricAddress, PeerError
 from asyncfabric.actors import Membership, beside
 from asyncfabric.kv import KvInbox, KvLease, KvRequest
 from asyncfabric_services.nodes.members import until_gone
-from asyncfabric_services.nodes.messages import Source, encode_prompt
+from asyncfabric_services.nodes.messages import PrefillSource, encode_prompt
 
 
 async def fill(
     inbox: KvInbox,
     lease: KvLease,
-    source: Source,
+    source: PrefillSource,
     prompt: Sequence[int],
     *,
     trace: str = "",
@@ -47,7 +47,7 @@ async def fill(
     return torch.from_numpy(np.frombuffer(lease.context.memory, np.float32).copy())
 
 
-async def _wait(asked: KvRequest, source: Source, membership: Membership) -> None:
+async def _wait(asked: KvRequest, source: PrefillSource, membership: Membership) -> None:
     arrived = False
     async with beside() as tasks:
 

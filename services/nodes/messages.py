@@ -29,7 +29,7 @@ PREFILLER = "prefiller"
 """Name of the actor of a prefill node whose engine is asked by messages."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class PrefillSource(msgspec.Struct, frozen=True):
     """A prefill node that may be asked.
 
     Attributes:
@@ -79,7 +79,7 @@ class Generate(Message[int]):
     answered: int
     sampling: Sampling
     remaining_s: float
-    sources: list[Source]
+    sources: list[PrefillSource]
     reply: Reference
     trace: str = ""
     fields: bytes = b""

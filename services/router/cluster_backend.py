@@ -39,7 +39,7 @@ from asyncfabric_services.nodes.messages import (
     FIELDS_LABEL,
     LAYOUT_LABEL,
     Generate,
-    Source,
+    PrefillSource,
 )
 from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import AnswerTokens, Attempt, Attempts
@@ -292,8 +292,8 @@ def _nobody(role: str) -> ApiFault:
     )
 
 
-def _source(member: Member, layout: KvLayout | None) -> Source:
-    return Source(member.identity.name, member.fabric_address, layout, member.address)
+def _source(member: Member, layout: KvLayout | None) -> PrefillSource:
+    return PrefillSource(member.identity.name, member.fabric_address, layout, member.address)
 
 
 def _failure(error: RemoteError) -> Exception:

@@ -14,7 +14,6 @@ from house_tree import shown, source_files
 FACES = "the same object for a program of threads: the blocking face has the names of the core"
 PROTOCOL = "the protocol that the class of `control` satisfies, so that actors run without sockets"
 PUBLIC = "public names of two packages, each with its own meaning there"
-ROOM = "a private value of its room, which no other room sees"
 
 SHARED = {
     "Arrival": PROTOCOL,
@@ -28,13 +27,7 @@ SHARED = {
     "Message": PUBLIC,
     "Node": PUBLIC,
     "Stage": PUBLIC,
-} | dict.fromkeys(
-    (
-        *("Arrivals", "Blocks", "Fetch", "Kind", "Layout", "Output", "Pieces", "Place", "Share", "Source", "Step"),
-        *("_Entry", "_Offer"),
-    ),
-    ROOM,
-)
+}
 """Why a name stands more than once."""
 
 Classes = dict[str, list[tuple[str, frozenset[str]]]]

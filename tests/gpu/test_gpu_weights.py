@@ -18,7 +18,7 @@ from asyncfabric.weights.memory.device import Measured, Stretch, stretch
 from asyncfabric.weights.memory.host import HostDevice, device_of
 from asyncfabric.weights.memory.rows import Strided
 from asyncfabric.weights.plan.formats import BLOCK, CASTS, STORED_AS, cast
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.update import open_replica
 
@@ -35,7 +35,7 @@ def test_casts_have_the_bits_of_numpy(dtype: str, to: str) -> None:
     signals = (bits & exponent == exponent) & (bits & (quiet - 1) != 0) & (bits & quiet == 0)
     elements = bits[~signals].astype(f"<u{width}").view(STORED_AS[dtype]).reshape(1, -1)
     out = torch.empty(elements.size * STORED_AS[to].itemsize, dtype=torch.uint8, device="cuda:0")
-    gpu, kind = device_of("cuda:0"), Kind(dtype=dtype, to=to, block=0, source=0, first=0, count=1)
+    gpu, kind = device_of("cuda:0"), MoveKind(dtype=dtype, to=to, block=0, source=0, first=0, count=1)
     zero = np.zeros(2, np.int64)
     gpu.convert(out, elements.shape, (0, 1), tensor_of(elements, "cuda:0"), kind, None, zero, zero)
     gpu.finish()
@@ -61,7 +61,7 @@ def test_quantised_blocks_have_the_bits_of_numpy(
     with np.errstate(invalid="ignore", over="ignore"):
         shard = floats if dtype == "float32" else cast(floats, "float32", dtype)
     host, gpu = HostDevice(), device_of("cuda:0")
-    kind = Kind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
+    kind = MoveKind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
     start = np.array([0, row, column])
     bits = tensor_of(shard, "cuda:0")
     torch.cuda.synchronize()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncfabric.weights.memory.device import Device, Measured, PlacedBox
 from asyncfabric.weights.memory.host import HostDevice
 from asyncfabric.weights.plan.formats import BLOCK, STORED_AS, cast, scales_of
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 INTS = {2: np.int16, 4: np.int32}
 ORDERS = (((0, 1, 2, 3), [0, 1, 2, 3]), ((1, 0, 3, 2), [1, 0, 3, 2]), ((0, 1, 3, 2), [2, 0, 1, 3]))
@@ -39,7 +39,7 @@ def check_whole_blocks(
     device: Device, dtype: str, rows: int, columns: int, put: Callable[[Any], Any], take: Callable[[Any], Any]
 ) -> None:
     """WT-5: scales and float8 are those that maxima reported by the host make; `put` and `take` move arrays."""
-    host, kind = HostDevice(), Kind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
+    host, kind = HostDevice(), MoveKind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
     start = np.zeros(4, np.int64)
     with np.errstate(all="ignore"):
         shard = awkward(dtype, rows, columns)
@@ -64,7 +64,7 @@ def check_laid(
     device: Device, dtype: str, to: str, rows: int, columns: int, put: Callable[[Any], Any], take: Callable[[Any], Any]
 ) -> None:
     """WT-5: what is cast and put in order is what the host makes of it."""
-    host, kind = HostDevice(), Kind(dtype=dtype, to=to, block=0, source=0, first=0, count=1)
+    host, kind = HostDevice(), MoveKind(dtype=dtype, to=to, block=0, source=0, first=0, count=1)
     start, item = np.zeros(4, np.int64), STORED_AS[to].itemsize
     bits = quiet_bits(dtype, (2, 3, rows, columns + 8))
     held = put(bits.view(INTS[bits.itemsize]))[..., 4 : columns + 4]

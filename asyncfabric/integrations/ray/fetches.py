@@ -68,7 +68,7 @@ class Reads:
 
 
 @dataclass
-class Fetch(FetchRequest):
+class RayFetch(FetchRequest):
     """A fetch that Ray waits for. Dropped before it has ended, it is cancelled."""
 
     reads: Reads | None = None

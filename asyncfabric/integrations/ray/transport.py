@@ -22,7 +22,7 @@ from ray.experimental.rdt.util import get_tensor_transport_manager
 import asyncfabric as af
 from asyncfabric.blocking import Region
 from asyncfabric.integrations.process_fabric import config_in_force, process_fabric
-from asyncfabric.integrations.ray.fetches import Fetch, FetchesUnderWay, Reads
+from asyncfabric.integrations.ray.fetches import FetchesUnderWay, RayFetch, Reads
 from asyncfabric.integrations.ray.interface import (
     CommunicatorMetadata,
     TensorTransportManager,
@@ -160,7 +160,7 @@ class AsyncfabricTransport(TensorTransportManager):
         tensor_transport_metadata: TensorTransportMetadata,
         communicator_metadata: CommunicatorMetadata,
         target_buffers: list[torch.Tensor] | None = None,
-    ) -> Fetch:
+    ) -> RayFetch:
         """Begin to read the tensors of an object, into buffers of the caller where there are some.
 
         Raises:
@@ -170,7 +170,7 @@ class AsyncfabricTransport(TensorTransportManager):
         assert isinstance(tensor_transport_metadata, SourceMetadata)
         source = tensor_transport_metadata
         if not source.tensor_meta:
-            return Fetch(obj_id, [])
+            return RayFetch(obj_id, [])
         if target_buffers:
             _one_kind(target_buffers)
         reads = self._fetches.begin(obj_id, source.source)
@@ -181,9 +181,9 @@ class AsyncfabricTransport(TensorTransportManager):
         except BaseException as error:
             reads.cancel()
             self._end(reads, error)
-        return Fetch(obj_id, tensors, reads, self._fetches.dropped)
+        return RayFetch(obj_id, tensors, reads, self._fetches.dropped)
 
-    def wait_fetch_complete(self, fetch_request: Fetch, timeout: float = -1) -> list[torch.Tensor]:
+    def wait_fetch_complete(self, fetch_request: RayFetch, timeout: float = -1) -> list[torch.Tensor]:
         """Wait for a fetch and return its tensors.
 
         Args:

@@ -13,7 +13,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from asyncfabric.integrations.vllm.parent import end_with
 from asyncfabric.integrations.vllm.scheduling import Scheduling
 from asyncfabric.integrations.vllm.statistics import FabricMetrics, FabricStats
-from asyncfabric.integrations.vllm.steps import Step, WorkerAddress
+from asyncfabric.integrations.vllm.steps import ConnectorStep, WorkerAddress
 from asyncfabric.integrations.vllm.versions import (
     REPORTS_REQUESTS,
     FullAttentionSpec,
@@ -150,7 +150,7 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
         """Take the blocks of a request."""
         self._planner.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
+    def build_connector_meta(self, scheduler_output: Any) -> ConnectorStep:
         """Return what workers do in this step."""
         return self._planner.step(scheduler_output)
 
@@ -196,9 +196,9 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduling is not None, "of the scheduler's role"
         return self._scheduling
 
-    def _step(self) -> Step:
+    def _step(self) -> ConnectorStep:
         step = self._get_connector_metadata()
-        assert isinstance(step, Step)
+        assert isinstance(step, ConnectorStep)
         return step
 
     def _look(self) -> tuple[set[str], set[str], set[str]]:

@@ -24,7 +24,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     stride: int
 
 
-class Layout(msgspec.Struct, frozen=True, array_like=True):
+class WorkerLayout(msgspec.Struct, frozen=True, array_like=True):
     """The blocks of one worker.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     keys: list[bytes]
     layers: list[list[Piece]]
 
-    def differences(self, other: Layout) -> str:
+    def differences(self, other: WorkerLayout) -> str:
         """Return the names that differ with both values, or nothing."""
         names = sorted(self.shape.keys() | other.shape.keys())
         return ", ".join(
@@ -48,17 +48,19 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class WorkerBlocks:
     """The blocks of this worker: the layout that others get, and what writes out of them need."""
 
-    layout: Layout
+    layout: WorkerLayout
     regions: list[Region]
     page_bytes: int
     names: dict[str, int]
     on_gpu: bool
 
 
-def read_blocks(fabric: Fabric, caches: Mapping[str, torch.Tensor], count: int, tokens: int, ranks: int) -> Blocks:
+def read_blocks(
+    fabric: Fabric, caches: Mapping[str, torch.Tensor], count: int, tokens: int, ranks: int
+) -> WorkerBlocks:
     """Register the memory behind the tensors of all layers and return where their blocks are.
 
     Args:
@@ -100,7 +102,7 @@ def read_blocks(fabric: Fabric, caches: Mapping[str, torch.Tensor], count: int, 
     keys = [bytes(region.key("write")) for region in opened]
     names = {name: number for number, name in enumerate(caches)}
     on_gpu = next(iter(caches.values())).device.type != "cpu"
-    return Blocks(Layout(shape, keys, layers), opened, page_bytes, names, on_gpu)
+    return WorkerBlocks(WorkerLayout(shape, keys, layers), opened, page_bytes, names, on_gpu)
 
 
 def _pieces(name: str, tensor: torch.Tensor, count: int) -> tuple[list[tuple[int, int]], int, str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from asyncfabric import Peer
 from asyncfabric.blocking import Fabric, ImmCounter
 from asyncfabric.errors import FabricError
-from asyncfabric.integrations.vllm.layout import Blocks
+from asyncfabric.integrations.vllm.layout import WorkerBlocks
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer, Source
 from asyncfabric.integrations.vllm.statistics import BLOCKS, BYTES, CANCELLED, FAILED, LOAD, SECONDS, FabricStats
 from asyncfabric.integrations.vllm.steps import Loading
@@ -58,7 +58,7 @@ class Loadings:
     """All requests whose blocks other engines push to this worker."""
 
     def __init__(
-        self, fabric: Fabric, mail: Mail, blocks: Blocks, rank: int, deadline_s: float, stats: FabricStats
+        self, fabric: Fabric, mail: Mail, blocks: WorkerBlocks, rank: int, deadline_s: float, stats: FabricStats
     ) -> None:
         """Offer `blocks` to the worker of the same rank; a load that takes longer than `deadline_s` has failed."""
         self._fabric, self._mail, self._blocks, self._rank = fabric, mail, blocks, rank

@@ -15,7 +15,7 @@ import msgspec
 from asyncfabric import Peer
 from asyncfabric.blocking import Fabric
 from asyncfabric.integrations.parts import UnfinishedMessages
-from asyncfabric.integrations.vllm.layout import Layout
+from asyncfabric.integrations.vllm.layout import WorkerLayout
 from asyncfabric.unreadable import UNREADABLE
 
 PARAMS = "asyncfabric"
@@ -49,7 +49,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     first: int
     blocks: list[int]
     imm: int
-    layout: Layout
+    layout: WorkerLayout
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

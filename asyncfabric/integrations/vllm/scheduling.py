@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from asyncfabric.integrations.vllm.messages import PARAMS, Source, source_of
-from asyncfabric.integrations.vllm.steps import Computing, Loading, Step, WorkerAddress
+from asyncfabric.integrations.vllm.steps import Computing, ConnectorStep, Loading, WorkerAddress
 from asyncfabric.integrations.vllm.versions import RequestStatus
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Scheduling:
         self._addresses: list[str] = []
         self._producing: dict[str, _Producing] = {}
         self._loading: set[str] = set()
-        self._next = Step()
+        self._next = ConnectorStep()
 
     def meet(self, workers: dict[int, WorkerAddress]) -> None:
         """Take the addresses of the workers of this engine, by rank."""
@@ -81,9 +81,9 @@ class Scheduling:
             given = (params.get(PARAMS) or {}).get("transfer")
             self._producing[name] = _Producing(given or f"{self._engine}/{name}", total)
 
-    def step(self, scheduled: Any) -> Step:
+    def step(self, scheduled: Any) -> ConnectorStep:
         """Return what workers do in a step."""
-        step, self._next = self._next, Step()
+        step, self._next = self._next, ConnectorStep()
         step.preempted = list(scheduled.preempted_req_ids or ())
         for new in scheduled.scheduled_new_reqs:
             self._compute(step, scheduled, new.req_id, list(new.block_ids[0]), new.num_computed_tokens, anew=True)
@@ -118,7 +118,9 @@ class Scheduling:
             params["do_remote_prefill"] = False
         return False, None
 
-    def _compute(self, step: Step, scheduled: Any, name: str, blocks: list[int], computed: int, *, anew: bool) -> None:
+    def _compute(
+        self, step: ConnectorStep, scheduled: Any, name: str, blocks: list[int], computed: int, *, anew: bool
+    ) -> None:
         found = self._producing.get(name)
         if found is None:
             return

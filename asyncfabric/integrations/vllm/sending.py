@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from asyncfabric import Peer, RegionKey
 from asyncfabric.blocking import Fabric, Transfer, wait_all
 from asyncfabric.errors import FabricError
-from asyncfabric.integrations.vllm.layout import After, Blocks
+from asyncfabric.integrations.vllm.layout import After, WorkerBlocks
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer
 from asyncfabric.integrations.vllm.statistics import EXPIRED, PUSH, PUSHED, FabricStats
 from asyncfabric.integrations.vllm.steps import Computing
@@ -52,7 +52,14 @@ class Sending:
     """All requests that this worker computes for others."""
 
     def __init__(
-        self, fabric: Fabric, mail: Mail, blocks: Blocks, tokens: int, lease_s: float, stats: FabricStats, after: After
+        self,
+        fabric: Fabric,
+        mail: Mail,
+        blocks: WorkerBlocks,
+        tokens: int,
+        lease_s: float,
+        stats: FabricStats,
+        after: After,
     ) -> None:
         """Push from `blocks` of `tokens` tokens; keep them for `lease_s` seconds while no offer comes.
 

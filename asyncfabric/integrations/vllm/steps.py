@@ -37,7 +37,7 @@ class Loading:
 
 
 @dataclass
-class Step(KVConnectorMetadata):
+class ConnectorStep(KVConnectorMetadata):
     """One step.
 
     Attributes:

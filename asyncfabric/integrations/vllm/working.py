@@ -16,12 +16,12 @@ import torch
 from asyncfabric import blocking
 from asyncfabric.errors import ClosedError
 from asyncfabric.integrations.process_fabric import config_in_force
-from asyncfabric.integrations.vllm.layout import Blocks, read_blocks
+from asyncfabric.integrations.vllm.layout import WorkerBlocks, read_blocks
 from asyncfabric.integrations.vllm.loading import Loadings, Loads
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer
 from asyncfabric.integrations.vllm.sending import Sending
 from asyncfabric.integrations.vllm.statistics import FabricStats
-from asyncfabric.integrations.vllm.steps import Step
+from asyncfabric.integrations.vllm.steps import ConnectorStep
 
 
 class Working:
@@ -51,7 +51,7 @@ class Working:
         self._stack.callback(self._join)  # called when the fabric is closed
         try:
             self.fabric: blocking.Fabric = self._stack.enter_context(blocking.open_fabric(config_in_force()))
-            self._blocks: Blocks = read_blocks(self.fabric, caches, count, tokens, ranks)
+            self._blocks: WorkerBlocks = read_blocks(self.fabric, caches, count, tokens, ranks)
             self._mail = Mail(self.fabric)
             self._sending = Sending(
                 self.fabric, self._mail, self._blocks, tokens, lease_s, self._stats, self._computing_stream
@@ -63,14 +63,14 @@ class Working:
             self._stack.close()
             raise
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ConnectorStep) -> None:
         """Take a step before its forward pass."""
         with self._lock:
             self._sending.begin(step.computing)
             for request, aborted in step.held.items():
                 self._sending.hold(request, aborted)
 
-    def load(self, step: Step) -> None:
+    def load(self, step: ConnectorStep) -> None:
         """Begin the loads of a step."""
         with self._lock:
             for load in step.loading:
@@ -80,7 +80,7 @@ class Working:
             for source in step.unwanted:
                 self._loadings.refuse(source)
 
-    def preempt(self, step: Step) -> None:
+    def preempt(self, step: ConnectorStep) -> None:
         """Return when nothing reads blocks that the step overwrites."""
         with self._lock:
             self._sending.preempt(step.preempted)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncfabric.integrations.vllm_weights.versions import ModuleSource, Share, shares_of
+from asyncfabric.integrations.vllm_weights.versions import ModuleSource, YieldedShare, shares_of
 from asyncfabric.weights import Mesh, Replicate, Shard, place
 
 Parts = dict[str, tuple[Sequence[int], Sequence[int]]]
@@ -79,7 +79,7 @@ class HeldWeights:
         if missing:
             raise ValueError(f"the source did not yield {sorted(missing)[0]} any more")
 
-    def _sends(self, number: int, share: Share) -> bool:
+    def _sends(self, number: int, share: YieldedShare) -> bool:
         """Return whether this rank sends a share: of a whole parameter one owner does, in turn; note where it lies."""
         if share.mesh is None:
             return share.owners[number % len(share.owners)] == self._rank

@@ -100,13 +100,13 @@ else:
 __all__ = [
     "SKIP_TENSORS",
     "ModuleSource",
-    "Share",
     "TrainerInitInfo",
     "TrainerWeightTransferEngine",
     "VLLMWeightSyncClient",
     "WeightTransferEngine",
     "WeightTransferInitInfo",
     "WeightTransferUpdateInfo",
+    "YieldedShare",
     "finalize_layerwise_reload",
     "get_layerwise_info",
     "get_tp_group",
@@ -134,7 +134,7 @@ class VLLMWeightSyncClient(Protocol):
         """Call `finish_weight_update` in every worker."""
 
 
-class Share(NamedTuple):
+class YieldedShare(NamedTuple):
     """A tensor that a source yielded, and what it is of the parameter.
 
     Attributes:
@@ -153,7 +153,7 @@ class Share(NamedTuple):
     whole: tuple[int, ...]
 
 
-def shares_of(source: Any, ranks: int) -> Iterator[Share]:
+def shares_of(source: Any, ranks: int) -> Iterator[YieldedShare]:
     """Iterate over what a source of vLLM yields at this rank.
 
     0.26 knows whole parameters alone, which mean something at rank 0. In 0.33 a source states who owns a parameter and
@@ -162,7 +162,7 @@ def shares_of(source: Any, ranks: int) -> Iterator[Share]:
     metadata = source.metadata
     if callable(metadata):
         for name, tensor in source:
-            yield Share(name, tensor, None, (0,), tuple(tensor.shape))
+            yield YieldedShare(name, tensor, None, (0,), tuple(tensor.shape))
         return
     known = {one.name: one for one in metadata}
     local = source.implements_iter_local()
@@ -172,7 +172,7 @@ def shares_of(source: Any, ranks: int) -> Iterator[Share]:
         mesh = None
         if local and one.placements is not None:
             mesh = (one.mesh_shape, tuple(getattr(cut, "dim", None) for cut in one.placements))
-        yield Share(name, tensor, mesh, owners, tuple(one.shape))
+        yield YieldedShare(name, tensor, mesh, owners, tuple(one.shape))
 
 
 def named_to_base(config: Any, source: Any, client: VLLMWeightSyncClient, rank: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Arrivals: what a lane waits for. One counter per member, kind of message and step in flight, so nothing is ambiguous.
+"""RankArrivals: what a lane waits for. A counter for each member, kind and step in flight, so nothing is ambiguous.
 
 Runs on the event loop's thread. An immediate names the sender: `base + (kind, turn, sender)`, the same at all members,
 so that one scatter reaches them all. A counter shared by several senders could not distinguish a fast one's next step
@@ -18,7 +18,7 @@ from asyncfabric import Fabric, ImmCounter, Peer, PeerError
 from asyncfabric.moe.faults import missing, shortly_before_deadline
 
 
-class Kind(IntEnum):
+class ArrivalKind(IntEnum):
     """Kinds of messages between two members."""
 
     RECORD = 0
@@ -30,10 +30,10 @@ class Kind(IntEnum):
 
 def immediates(members: int, in_flight: int) -> int:
     """Return how many immediates a lane needs."""
-    return len(Kind) * in_flight * members
+    return len(ArrivalKind) * in_flight * members
 
 
-class Arrivals:
+class RankArrivals:
     """The counters of one lane at one member, and how many arrivals each was seen to have."""
 
     def __init__(self, fabric: Fabric, base: int, in_flight: int, me: int, peers: Mapping[int, Peer]) -> None:
@@ -43,10 +43,10 @@ class Arrivals:
         self._in_flight = in_flight
         self._me = me
         self._peers = peers
-        self._seen: dict[tuple[Kind, int, int], int] = {}
-        self._counters: dict[tuple[Kind, int, int], ImmCounter] = {}
+        self._seen: dict[tuple[ArrivalKind, int, int], int] = {}
+        self._counters: dict[tuple[ArrivalKind, int, int], ImmCounter] = {}
         try:
-            for kind in Kind:
+            for kind in ArrivalKind:
                 for turn in range(in_flight):
                     for member in peers:
                         self._counters[kind, turn, member] = fabric.counter(self._imm(kind, turn, member))
@@ -55,7 +55,7 @@ class Arrivals:
             self.close()
             raise
 
-    def imm(self, kind: Kind, turn: int) -> int:
+    def imm(self, kind: ArrivalKind, turn: int) -> int:
         """Return the immediate of this member's messages."""
         return self._imm(kind, turn, self._me)
 
@@ -64,7 +64,7 @@ class Arrivals:
         for counter in self._counters.values():
             counter.close()
 
-    def absent(self, kind: Kind, turn: int, members: Iterable[int]) -> list[int]:
+    def absent(self, kind: ArrivalKind, turn: int, members: Iterable[int]) -> list[int]:
         """Return those of whom the next message is not there."""
         return [
             member
@@ -72,7 +72,7 @@ class Arrivals:
             if member != self._me and self._counters[kind, turn, member].value <= self._seen[kind, turn, member]
         ]
 
-    async def wait(self, kind: Kind, turn: int, members: Sequence[int], what: str, names: Sequence[int]) -> None:
+    async def wait(self, kind: ArrivalKind, turn: int, members: Sequence[int], what: str, names: Sequence[int]) -> None:
         """Return when the next message of each of these members is there; they then count as seen.
 
         Args:
@@ -95,7 +95,7 @@ class Arrivals:
             if member != self._me:
                 self._seen[kind, turn, member] += 1
 
-    async def _wait(self, kind: Kind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
+    async def _wait(self, kind: ArrivalKind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
         if anyio.current_effective_deadline() == inf:
             await self._until(kind, turn, absent, what, names)
             return
@@ -104,7 +104,7 @@ class Arrivals:
         if scope.cancelled_caught and (absent := self.absent(kind, turn, absent)):
             raise missing(what, (names[member] for member in absent), lost=False)
 
-    async def _until(self, kind: Kind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
+    async def _until(self, kind: ArrivalKind, turn: int, absent: list[int], what: str, names: Sequence[int]) -> None:
         while absent:
             first = absent[0]
             counter = self._counters[kind, turn, first]
@@ -117,5 +117,5 @@ class Arrivals:
                     raise missing(what, (names[member] for member in lost or still), lost=True) from error
             absent = self.absent(kind, turn, absent)
 
-    def _imm(self, kind: Kind, turn: int, member: int) -> int:
+    def _imm(self, kind: ArrivalKind, turn: int, member: int) -> int:
         return self._base + (kind * self._in_flight + turn) * self._members + member

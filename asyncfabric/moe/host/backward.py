@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 import torch
 
-from asyncfabric.moe.host.arrivals import Kind
+from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops
 from asyncfabric.moe.host.passes import Segment, circle
@@ -52,13 +52,15 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
         number = step.back_taken
         if step.back_posted == number:
             waiting = [member for member, _ in lane.outgoing(step, "back", number)]
-            await lane.arrivals.wait(Kind.BACK_TAKEN, step.turn, waiting, _what(step, "room for results"), lane.names)
+            await lane.arrivals.wait(
+                ArrivalKind.BACK_TAKEN, step.turn, waiting, _what(step, "room for results"), lane.names
+            )
             with anyio.CancelScope(shield=True):
                 await _post_back(lane, step, number, fill)
             step.back_posted += 1
         # The first pass has a message from everybody: it also means that our rows there were taken (MOE-1).
         senders = range(lane.shape.members) if number == 0 else mine.senders(number) if number < mine.passes else []
-        await lane.arrivals.wait(Kind.BACK, step.turn, senders, _what(step, "results"), lane.names)
+        await lane.arrivals.wait(ArrivalKind.BACK, step.turn, senders, _what(step, "results"), lane.names)
         if mine.passes > 1 and number < mine.passes:
             if step.sums is None:
                 width = lane.shape.back_row_bytes // lane.memory.back_dtype.itemsize
@@ -68,7 +70,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
             row_loops().gather_sums(rows, kind, step.route.tokens, parts, step.sums.numpy())
             if number + 1 < mine.passes:
                 with anyio.CancelScope(shield=True):
-                    await lane.send_empty(Kind.BACK_TAKEN, step.turn, mine.senders(number + 1))
+                    await lane.send_empty(ArrivalKind.BACK_TAKEN, step.turn, mine.senders(number + 1))
         step.back_taken += 1
     return _sums(lane, step)
 
@@ -115,14 +117,14 @@ async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> Non
             fill(begin, end, memory.back[step.turn][segment.at : segment.at + segment.rows])
             continue
         if used + segment.rows > shape.back_rows:
-            await lane.post("back", memory.staging, Kind.BACK, step.turn, targets)
+            await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)
             await lane.settle("back")
             targets, used = [], 0
         fill(begin, end, memory.staged_back[used : used + segment.rows])
         here = memory.staged_back_offset + used * width
         targets.append((member, here, shape.back_offset(step.turn) + segment.at * width, segment.rows * width))
         used += segment.rows
-    await lane.post("back", memory.staging, Kind.BACK, step.turn, targets)
+    await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)
 
 
 def _what(step: LaneStep, what: str) -> str:

@@ -12,7 +12,7 @@ import anyio
 import numpy as np
 from anyio.lowlevel import checkpoint
 
-from asyncfabric.moe.host.arrivals import Kind
+from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import row_loops
@@ -68,7 +68,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
             length = record_bytes(shape, end - begin)
             there = shape.slot_row(step.turn, lane.me) * shape.row_bytes - length
             targets.append((member, at * shape.row_bytes - length, there, length + count * shape.row_bytes))
-    await lane.post("records", memory.staging, Kind.RECORD, step.turn, targets)
+    await lane.post("records", memory.staging, ArrivalKind.RECORD, step.turn, targets)
     return step
 
 
@@ -82,7 +82,9 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
     Cancellation: nothing is lost; call it again with the same step.
     """
     if step.counts is None:
-        await lane.arrivals.wait(Kind.RECORD, step.turn, range(lane.shape.members), _what(step, "records"), lane.names)
+        await lane.arrivals.wait(
+            ArrivalKind.RECORD, step.turn, range(lane.shape.members), _what(step, "records"), lane.names
+        )
         read_all(lane, step)
     else:
         await checkpoint()
@@ -151,13 +153,15 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
         outgoing = lane.outgoing(step, "rest", number)
         if number:
             waiting = [member for member, _ in outgoing]
-            await lane.arrivals.wait(Kind.REST_TAKEN, step.turn, waiting, _what(step, "room for rows"), lane.names)
+            await lane.arrivals.wait(
+                ArrivalKind.REST_TAKEN, step.turn, waiting, _what(step, "room for rows"), lane.names
+            )
         with anyio.CancelScope(shield=True):
             await _post_rest(lane, step, outgoing)
         step.posted += 1
     if number < mine.passes:
         senders = mine.senders(number)
-        await lane.arrivals.wait(Kind.REST, step.turn, senders, _what(step, "rows"), lane.names)
+        await lane.arrivals.wait(ArrivalKind.REST, step.turn, senders, _what(step, "rows"), lane.names)
         assert step.offsets is not None
         for member in senders:
             segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
@@ -165,7 +169,7 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
             _place(lane, groups, first + segment.begin, first + segment.end, at, out)
         if number + 1 < mine.passes:
             with anyio.CancelScope(shield=True):
-                await lane.send_empty(Kind.REST_TAKEN, step.turn, mine.senders(number + 1))
+                await lane.send_empty(ArrivalKind.REST_TAKEN, step.turn, mine.senders(number + 1))
     step.taken += 1
     return True
 
@@ -183,7 +187,7 @@ async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segme
             row_loops().take_rows(step.payload, tokens, memory.rows[there : there + segment.rows])
             continue
         if used + segment.rows > shape.area_rows:
-            await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
+            await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)
             await lane.settle("rest")
             targets, used = [], 0
         at = memory.staged_area_row + used
@@ -191,7 +195,7 @@ async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segme
         width = shape.row_bytes
         targets.append((member, at * width, there * width, segment.rows * width))
         used += segment.rows
-    await lane.post("rest", memory.staging, Kind.REST, step.turn, targets)
+    await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)
 
 
 def _what(step: LaneStep, what: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
 from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.faults import missing
-from asyncfabric.moe.host.arrivals import Arrivals, Kind
+from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.memory import LaneMemory
 from asyncfabric.moe.host.passes import PassPlan, Segment
@@ -86,7 +86,7 @@ class Lane:
         self,
         fabric: Fabric,
         memory: LaneMemory,
-        arrivals: Arrivals,
+        arrivals: RankArrivals,
         me: int,
         names: Sequence[int],
         peers: Mapping[int, Peer],
@@ -96,7 +96,7 @@ class Lane:
         self.fabric: Fabric = fabric
         self.memory: LaneMemory = memory
         self.shape: LaneShape = memory.shape
-        self.arrivals: Arrivals = arrivals
+        self.arrivals: RankArrivals = arrivals
         self.me: int = me
         self.shelf: Shelf = Shelf(memory.shape.in_flight)
         self.names: tuple[int, ...] = tuple(names)
@@ -140,7 +140,7 @@ class Lane:
         self.arrivals.close()
 
     async def post(
-        self, what: str, source: Region, kind: Kind, turn: int, targets: Iterable[tuple[int, int, int, int]]
+        self, what: str, source: Region, kind: ArrivalKind, turn: int, targets: Iterable[tuple[int, int, int, int]]
     ) -> None:
         """Write to several members in one transfer, each write one arrival of `kind` there.
 
@@ -172,7 +172,7 @@ class Lane:
                 raise self._lost(error, members) from error
         self._posted.setdefault(what, []).append((transfer, members))
 
-    async def send_empty(self, kind: Kind, turn: int, members: Iterable[int]) -> None:
+    async def send_empty(self, kind: ArrivalKind, turn: int, members: Iterable[int]) -> None:
         """Send one arrival of `kind` without data to each of these members, but not to this one.
 
         Cancellation: nothing was sent.

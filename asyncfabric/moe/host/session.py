@@ -17,7 +17,7 @@ from asyncfabric.moe.cards import Card
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.gathering import gather_cards
 from asyncfabric.moe.group import MoeGroup, connect_ranks
-from asyncfabric.moe.host.arrivals import Arrivals, immediates
+from asyncfabric.moe.host.arrivals import RankArrivals, immediates
 from asyncfabric.moe.host.buffers import AREA_BYTES, LaneShape
 from asyncfabric.moe.host.lane import Lane
 from asyncfabric.moe.host.memory import LaneMemory, open_memory
@@ -95,7 +95,7 @@ async def open_session(
             others = {member: rank for member, rank in enumerate(plan.ranks) if member != me}
             joined = {member: peers[rank] for member, rank in others.items()}
             keys = {member: RegionKey.from_bytes(cards[rank].keys[number]) for member, rank in others.items()}
-            arrivals = Arrivals(fabric, base, config.in_flight, me, joined)
+            arrivals = RankArrivals(fabric, base, config.in_flight, me, joined)
             base += immediates(len(plan.ranks), config.in_flight)
             lane = Lane(fabric, memory, arrivals, me, plan.ranks, joined, keys)
             stack.push_async_callback(lane.close)

@@ -18,7 +18,7 @@ from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.rows import Strided
 from asyncfabric.weights.memory.tiles import Floats
 from asyncfabric.weights.plan.boxes import Ints
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 HOST = "cpu"
 
@@ -86,7 +86,7 @@ class Measured(NamedTuple):
 
     elements: Elements
     start: Ints
-    kind: Kind
+    kind: MoveKind
 
 
 class PlacedBox(NamedTuple):
@@ -179,7 +179,7 @@ class Device(Protocol):
         sizes: Sequence[int],
         axes: Sequence[int],
         box: Elements,
-        kind: Kind,
+        kind: MoveKind,
         maxima: Floats | None,
         start: Ints,
         origin: Ints,
@@ -192,7 +192,7 @@ class Device(Protocol):
         ...
 
     def described(
-        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+        self, box: Elements, kind: MoveKind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> Any:
         """Return how it lays a box, many of them at once and without maxima; None if it cannot.
 

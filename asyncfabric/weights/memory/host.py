@@ -36,7 +36,7 @@ from asyncfabric.weights.memory.rows import MOST_DIMENSIONS, Bytes, Strided, ord
 from asyncfabric.weights.memory.tiles import Floats, convert_into, measure
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import STORED_AS
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.threads import ways
 
 Box = Sequence[tuple[Strided, int]]
@@ -231,7 +231,7 @@ class HostDevice:
         sizes: Sequence[int],
         axes: Sequence[int],
         box: Elements,
-        kind: Kind,
+        kind: MoveKind,
         maxima: Floats | None,
         start: Ints,
         origin: Ints,
@@ -241,7 +241,7 @@ class HostDevice:
         convert_into(target, box, kind, maxima, start, origin)
 
     def described(
-        self, box: Elements, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+        self, box: Elements, kind: MoveKind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> Any:
         """There is nothing to win: boxes are converted one by one, and maxima are measured by other threads."""
         return None

@@ -19,7 +19,7 @@ from asyncfabric._bridge.ordering import LEAST_SUMMED_BYTES, Ordering
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan.geometry import Pieces
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.plan.plan import Plan
 
 Bytes = NDArray[np.uint8]
@@ -180,7 +180,7 @@ def is_direct(source: Strided | None, run_bytes: int) -> bool:
     return source is not None and source.run_bytes >= run_bytes
 
 
-def in_shard(plan: Plan, kind: Kind, rank: int, piece: int, order: list[int]) -> Strided | None:
+def in_shard(plan: Plan, kind: MoveKind, rank: int, piece: int, order: list[int]) -> Strided | None:
     """Return how a piece lies in the shard of a trainer, in the receiver's order; None when it is converted."""
     if kind.block or kind.dtype != kind.to:
         return None

@@ -16,7 +16,7 @@ from asyncfabric._bridge.converting import CASTS, KINDS, Converting
 from asyncfabric._bridge.native import native_converting
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import BLOCK, block_maxima, cast, quantise, scales_of, to_float32
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 Elements = NDArray[Any]
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 _converting = cache(native_converting)
 
 
-def convert_plane(out: Elements, plane: Elements, kind: Kind, scales: Floats | None, row: int, column: int) -> bool:
+def convert_plane(out: Elements, plane: Elements, kind: MoveKind, scales: Floats | None, row: int, column: int) -> bool:
     """Cast or quantise a matrix into memory, if that is compiled; return whether it was done.
 
     Args:
@@ -74,7 +74,7 @@ TILE_BYTES = 64 * TILE_ROWS * TILE_COLUMNS
 """Bound on the temporaries of one tile, over all types: 8 MiB."""
 
 
-def measure(shard: Elements, start: Ints, kind: Kind) -> Floats:
+def measure(shard: Elements, start: Ints, kind: MoveKind) -> Floats:
     """Return the maxima of the blocks that a shard (or a box of one) touches, (..., block rows, block columns).
 
     Args:
@@ -100,7 +100,9 @@ def measure(shard: Elements, start: Ints, kind: Kind) -> Floats:
     return found
 
 
-def convert_into(out: Elements, box: Elements, kind: Kind, maxima: Floats | None, start: Ints, origin: Ints) -> None:
+def convert_into(
+    out: Elements, box: Elements, kind: MoveKind, maxima: Floats | None, start: Ints, origin: Ints
+) -> None:
     """Cast or quantise a box into memory.
 
     Args:
@@ -129,7 +131,9 @@ def convert_into(out: Elements, box: Elements, kind: Kind, maxima: Floats | None
             _convert_tiles(out[lead], box[lead], kind, scales, row, column)
 
 
-def _convert_tiles(out: Elements, plane: Elements, kind: Kind, scales: Floats | None, row: int, column: int) -> None:
+def _convert_tiles(
+    out: Elements, plane: Elements, kind: MoveKind, scales: Floats | None, row: int, column: int
+) -> None:
     """Do with numpy what `convert_plane` does."""
     for low, high in _steps(row, plane.shape[0], TILE_ROWS):
         for left, right in _steps(column, plane.shape[1], TILE_COLUMNS):

@@ -192,7 +192,7 @@ def begin_of(number: int) -> float:
     return ((number + 1) * GOLDEN_BITS & 0xFFFFFFFF) / (1 << 32)
 
 
-class Share:
+class ReportShare:
     """When what one sender has written for one receiver is worth a report.
 
     It is worth one when it makes up a share; or at least a part of one, and half of what was not reported.

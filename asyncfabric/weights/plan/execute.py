@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from asyncfabric.weights.plan.batch import Batch, forwarded_by, sent_by
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import BLOCK, STORED_AS, block_maxima, cast, quantise, scales_of, to_float32
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.plan.placement import shares
 from asyncfabric.weights.plan.plan import Plan
 
@@ -70,10 +70,10 @@ class HeldShard:
         kind: its conversion.
     """
 
-    def __init__(self, elements: Elements, start: Ints, kind: Kind) -> None:
+    def __init__(self, elements: Elements, start: Ints, kind: MoveKind) -> None:
         self.elements: Elements = elements
         self.start: Ints = start
-        self.kind: Kind = kind
+        self.kind: MoveKind = kind
         self.maxima: NDArray[np.float32] = (
             self.maxima_of(start, np.array(elements.shape)) if kind.block else np.zeros(0, np.float32)
         )

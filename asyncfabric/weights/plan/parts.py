@@ -17,7 +17,7 @@ from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.weights.plan.boxes import Ints
 
 
-class Kind(msgspec.Struct, frozen=True, array_like=True):
+class MoveKind(msgspec.Struct, frozen=True, array_like=True):
     """What moves have in common that differ in names only.
 
     Attributes:
@@ -122,7 +122,7 @@ class StoredPlan(msgspec.Struct, frozen=True, array_like=True):
     receivers: int
     parameters: list[str]
     regions: list[str]
-    kinds: list[Kind]
+    kinds: list[MoveKind]
     sources: list[StoredPlacement]
     pieces: list[StoredColumn]
     groups: list[tuple[int, ...]]

@@ -27,7 +27,7 @@ from asyncfabric.weights.plan.parts import (
     NO_RELAY,
     VERSION,
     Expected,
-    Kind,
+    MoveKind,
     RegionSizes,
     Relay,
     Replica,
@@ -63,7 +63,7 @@ class Plan:
     receivers: int
     parameters: tuple[str, ...]
     regions: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MoveKind, ...]
     sources: tuple[Placement, ...]
     pieces: Pieces
     groups: tuple[tuple[int, ...], ...]

@@ -15,7 +15,7 @@ from asyncfabric.weights.plan.assignment import join_replica
 from asyncfabric.weights.plan.boxes import Ints, intersect, volumes
 from asyncfabric.weights.plan.formats import ITEM_BYTES, SCALE_BYTES
 from asyncfabric.weights.plan.geometry import Pieces, cut_pieces, join_pieces
-from asyncfabric.weights.plan.parts import Kind, RegionSizes, Relay
+from asyncfabric.weights.plan.parts import MoveKind, RegionSizes, Relay
 from asyncfabric.weights.plan.placement import Placement
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.plan.relay import Rates, choose_relay
@@ -140,7 +140,7 @@ def plan_weights(
 
 
 def _geometry(moves: Sequence[Move], trainers: int, receivers: int, chunk_bytes: int) -> Plan:
-    kinds: list[Kind] = []
+    kinds: list[MoveKind] = []
     sources: list[Placement] = []
     parts: list[Pieces] = []
     piece_groups: list[Ints] = []
@@ -160,7 +160,7 @@ def _geometry(moves: Sequence[Move], trainers: int, receivers: int, chunk_bytes:
             if source == len(sources):
                 sources.append(move.source)
             part = cut_pieces(move, chunk_bytes)
-            kinds.append(Kind(move.dtype, move.to, move.block, source, first, len(part)))
+            kinds.append(MoveKind(move.dtype, move.to, move.block, source, first, len(part)))
             numbers = [groups.setdefault(holders, len(groups)) for holders in move.source.cells.holders]
             piece_groups.append(np.array(numbers, np.int64)[part.cell])
             parts.append(part)

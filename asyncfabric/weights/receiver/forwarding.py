@@ -21,7 +21,7 @@ from asyncfabric.weights.memory.device import Device, Stretch
 from asyncfabric.weights.memory.rows import Strided, written_run_bytes
 from asyncfabric.weights.messages import CodedSlots, Unreachable
 from asyncfabric.weights.outbox import Outbox
-from asyncfabric.weights.plan.batch import Share, forwarded_by
+from asyncfabric.weights.plan.batch import ReportShare, forwarded_by
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.receiver.coded_forwarding import CodedForwarding, Forms, Passed
@@ -51,9 +51,9 @@ class ReReports:
         self._outbox = outbox
         self._reporters: dict[ChecksumKind, Reporter] = {}  # each trainer's checksums travel along, of its kind
         self._tasks: TaskGroup | None = None
-        self._share_of: Callable[[str], Share | None] | None = None
+        self._share_of: Callable[[str], ReportShare | None] | None = None
 
-    def begin(self, tasks: TaskGroup, share_of: Callable[[str], Share | None]) -> None:
+    def begin(self, tasks: TaskGroup, share_of: Callable[[str], ReportShare | None]) -> None:
         """Report by tasks of this group, which ends after `finish`."""
         self._tasks = tasks
         self._share_of = share_of

@@ -28,7 +28,7 @@ from asyncfabric.weights.memory.rows import (
 )
 from asyncfabric.weights.plan.batch import Batch, sent_by
 from asyncfabric.weights.plan.formats import BLOCK, SCALE_BYTES, STORED_AS
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.sender.shards import Gathered, Shards, gathered, is_gathered
 
@@ -76,7 +76,7 @@ class ShardBox:
     parameter: str
     parameter_number: int
     kind_number: int
-    kind: Kind
+    kind: MoveKind
     start: np.ndarray
     origin: np.ndarray
     size: tuple[int, ...]

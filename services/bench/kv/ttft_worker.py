@@ -23,7 +23,7 @@ from asyncfabric.kv import KvInbox, KvLayout, KvLease, deliver, open_inbox, open
 from asyncfabric_services.bench.worker import BenchWorker
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.nodes.filling import fill
-from asyncfabric_services.nodes.messages import Source
+from asyncfabric_services.nodes.messages import PrefillSource
 from asyncfabric_services.nodes.paged_model import PagedModel, open_paged_model
 from asyncfabric_services.nodes.prefiller import Prefiller, StreamMeter
 from asyncfabric_services.nodes.stage import Stage
@@ -40,7 +40,7 @@ class TtftWorker(BenchWorker):
 
     _model: PagedModel
     _inbox: KvInbox
-    _source: Source
+    _source: PrefillSource
     _chunk_tokens: int
 
     def __init__(self, meeting: int = -1) -> None:
@@ -110,7 +110,7 @@ class TtftWorker(BenchWorker):
 
     async def do_source(self, address: str, layout: dict[str, Any]) -> None:
         """Take the prefill node to ask."""
-        self._source = Source("prefill", bytes.fromhex(address), msgspec.convert(layout, KvLayout))
+        self._source = PrefillSource("prefill", bytes.fromhex(address), msgspec.convert(layout, KvLayout))
 
     async def do_streamed(self, tokens: int, seed: int) -> dict[str, Any]:
         """Have a prompt computed by the prefill node; see `_first_token`."""

@@ -13,9 +13,9 @@ from asyncfabric import BrokenError, PeerError
 from asyncfabric.actors import ActorDied, Identity, Membership, Reference, RemoteError
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.nodes.engine import Cluster
-from asyncfabric_services.nodes.messages import PREFILLER, Generate, Prefill, Source
+from asyncfabric_services.nodes.messages import PREFILLER, Generate, Prefill, PrefillSource
 from asyncfabric_services.nodes.stage import Stage
-from asyncfabric_services.nodes.vllm.host import EngineHost, Output
+from asyncfabric_services.nodes.vllm.host import EngineHost, EngineOutput
 from asyncfabric_services.nodes.vllm.node import VllmNode, open_vllm, sampling_params
 from asyncfabric_services.nodes.vllm.sight import Transfers
 from asyncfabric_services.nodes.vllm.translation import read_transfer, sampling_arguments, streamed_tokens
@@ -73,7 +73,7 @@ class VllmDecode(VllmNode):
         )
 
 
-async def _asked(source: Source, message: Prefill, cluster: Cluster) -> bytes:
+async def _asked(source: PrefillSource, message: Prefill, cluster: Cluster) -> bytes:
     """Ask a prefill node, while it is in the cluster: one that stands still answers nothing and breaks nothing."""
     there = await cluster.link.connect(source.link)
     answer: bytes | None = None
@@ -100,7 +100,7 @@ async def _cancel_gone(membership: Membership, identity: Identity, scope: trio.C
         seen = there
 
 
-async def _tokens(outputs: AsyncIterator[Output], began: Callable[[], None]) -> AsyncIterator[list[int]]:
+async def _tokens(outputs: AsyncIterator[EngineOutput], began: Callable[[], None]) -> AsyncIterator[list[int]]:
     async for output in outputs:
         began()
         tokens = streamed_tokens(output.tokens, output.finish, output.stopped_by)

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class EngineOutput:
     """What vLLM gave at once: tokens after the ones before, and how it ended if it did."""
 
     tokens: list[int]
@@ -37,7 +37,7 @@ class Output:
 class _Job:
     """One request: its task on the asyncio side, its outputs and its end on trio's."""
 
-    send: trio.MemorySendChannel[Output]
+    send: trio.MemorySendChannel[EngineOutput]
     ended: trio.Event = field(default_factory=trio.Event)
     error: BaseException | None = None
     task: asyncio.Task[None] | None = None
@@ -63,13 +63,13 @@ class EngineHost:
         self._started, self._ended = trio.Event(), trio.Event()
 
     @asynccontextmanager
-    async def generate(self, prompt: list[int], sampling: Any, name: str) -> AsyncIterator[AsyncIterator[Output]]:
+    async def generate(self, prompt: list[int], sampling: Any, name: str) -> AsyncIterator[AsyncIterator[EngineOutput]]:
         """Run a request within the scope; raises ValueError for what vLLM refuses, BrokenError when it is dead.
 
         Cancellation: vLLM aborts the request before the scope is left.
         """
         self._check()
-        send, receive = trio.open_memory_channel[Output](math.inf)  # bounded by max_tokens
+        send, receive = trio.open_memory_channel[EngineOutput](math.inf)  # bounded by max_tokens
         job = _Job(send)
         self._loop.call_soon_threadsafe(self._begin, job, prompt, sampling, name)
         try:
@@ -81,7 +81,9 @@ class EngineHost:
                     await job.ended.wait()
                 receive.close()
 
-    async def _outputs(self, job: _Job, receive: trio.MemoryReceiveChannel[Output]) -> AsyncIterator[Output]:
+    async def _outputs(
+        self, job: _Job, receive: trio.MemoryReceiveChannel[EngineOutput]
+    ) -> AsyncIterator[EngineOutput]:
         async for output in receive:
             yield output
         if isinstance(job.error, ValueError):
@@ -111,7 +113,7 @@ class EngineHost:
         try:
             async for output in outputs:
                 one = output.outputs[0]
-                found = Output(list(one.token_ids), one.finish_reason, one.stop_reason, output.kv_transfer_params)
+                found = EngineOutput(list(one.token_ids), one.finish_reason, one.stop_reason, output.kv_transfer_params)
                 self._trio.run_sync_soon(job.send.send_nowait, found)
         finally:
             await outputs.aclose()

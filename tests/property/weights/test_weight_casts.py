@@ -14,7 +14,7 @@ from asyncfabric._bridge.native import native_converting
 from asyncfabric.weights.memory.tiles import convert_plane
 from asyncfabric.weights.plan.formats import CASTS as ALLOWED
 from asyncfabric.weights.plan.formats import STORED_AS, cast
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 pytestmark = pytest.mark.skipif(native_converting() is None, reason="NOTHING WAS COMPILED: make build")
 
@@ -38,7 +38,7 @@ def patterns(dtype: str) -> NDArray[Any]:
 def same_bits(plane: NDArray[Any], source: str, target: str, *, turned: bool) -> None:
     memory = np.full(plane.shape[::-1] if turned else plane.shape, 7, STORED_AS[target])
     out = memory.T if turned else memory
-    assert convert_plane(out, plane, Kind(source, target, 0, 0, 0, 1), None, 0, 0)
+    assert convert_plane(out, plane, MoveKind(source, target, 0, 0, 0, 1), None, 0, 0)
     bits = f"u{out.itemsize}"
     with np.errstate(all="ignore"):
         wanted = cast(plane, source, target).view(bits)

@@ -26,7 +26,7 @@ from asyncfabric.weights.memory.checksums import word_sum
 from asyncfabric.weights.memory.rows import Strided
 from asyncfabric.weights.memory.tiles import measure
 from asyncfabric.weights.plan.formats import BLOCK, CASTS, STORED_AS, cast, quantise, to_float32
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.receiver import replica
 from asyncfabric.weights.sender import shards
 
@@ -48,8 +48,8 @@ def bits_of(array: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array).view(signed))
 
 
-def kind_of(dtype: str, to: str, block: int) -> Kind:
-    return Kind(dtype=dtype, to=to, block=block, source=0, first=0, count=1)
+def kind_of(dtype: str, to: str, block: int) -> MoveKind:
+    return MoveKind(dtype=dtype, to=to, block=block, source=0, first=0, count=1)
 
 
 @pytest.mark.parametrize(("dtype", "to"), sorted(CASTS))

@@ -19,7 +19,7 @@ from asyncfabric.weights.plan.formats import (  # noqa: E402
     STORED_AS,
     cast,
 )
-from asyncfabric.weights.plan.parts import Kind  # noqa: E402
+from asyncfabric.weights.plan.parts import MoveKind  # noqa: E402
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20
@@ -74,7 +74,7 @@ def test_maxima_and_quantised_blocks(
     floats = (random.standard_normal((2, rows, columns)) * 10.0 ** random.integers(-4, 4, (2, rows, 1))).astype("<f4")
     if dtype != "float16":
         floats.reshape(-1)[random.integers(0, floats.size, 7)] = [np.inf, -np.inf, np.nan, -np.nan, -0.0, 1e-40, 3e38]
-    host, kind = HostDevice(), Kind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
+    host, kind = HostDevice(), MoveKind(dtype=dtype, to="float8_e4m3fn", block=BLOCK, source=0, first=0, count=1)
     start = np.array([0, row, column])
     with np.errstate(invalid="ignore", over="ignore"):
         shard = floats if dtype == "float32" else cast(floats, "float32", dtype)

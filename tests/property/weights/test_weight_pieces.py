@@ -26,7 +26,7 @@ from asyncfabric.weights.memory.tiles import convert_into, measure
 from asyncfabric.weights.messages import Roster, Seat, Written, decode_message, encode_message
 from asyncfabric.weights.plan.assignment import join_replica, leave_replica
 from asyncfabric.weights.plan.formats import STORED_AS, block_maxima, cast, quantise, scales_of, to_float32
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 from asyncfabric.weights.receiver.awaited import RowPlaces
 from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.scratch import ScratchStaging
@@ -75,14 +75,14 @@ def same_tiles(rows: int, columns: int, origin: Any, low: list[int], size: list[
     shard = values if dtype == "float32" else cast(values, "float32", dtype)
     box = shard[:, low[0] : low[0] + size[0], low[1] : low[1] + size[1]]
     start = origin + np.array([0, *low])
-    kind = Kind(dtype, to, 128 if to == "float8_e4m3fn" else 0, 0, 0, 1)
+    kind = MoveKind(dtype, to, 128 if to == "float8_e4m3fn" else 0, 0, 0, 1)
     for loops in (native_converting, lambda: None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(converting, "_converting", loops)
             same_bits(shard, box, kind, origin, start)
 
 
-def same_bits(shard: Any, box: Any, kind: Kind, origin: Any, start: Any) -> None:
+def same_bits(shard: Any, box: Any, kind: MoveKind, origin: Any, start: Any) -> None:
     """Compare a box with what `arithmetic` makes of it, in columns, and its maxima."""
     dtype, to, size = kind.dtype, kind.to, box.shape[1:]
     out = np.zeros(box.shape, STORED_AS[to]).transpose(0, 2, 1).copy().transpose(0, 2, 1)
@@ -112,14 +112,14 @@ def test_tiles_make_the_bits_of_the_whole(data: Any) -> None:
 
 
 def test_rows_and_columns_are_converted_by_what_was_compiled_and_others_are_not() -> None:
-    wide, kind = np.ones((64, 96), np.float32), Kind("float32", "bfloat16", 0, 0, 0, 1)
+    wide, kind = np.ones((64, 96), np.float32), MoveKind("float32", "bfloat16", 0, 0, 0, 1)
     rows, columns = np.zeros((64, 96), np.uint16), np.zeros((96, 64), np.uint16)
     for out in (rows, columns.T):
         assert converting.convert_plane(out, wide, kind, None, 0, 0) and (out == 0x3F80).all()
     spread = np.zeros((64, 192), np.uint16)[:, ::2]
     for out, plane in ((spread, wide), (rows[:, :48], wide[:, ::2])):
         assert not converting.convert_plane(out, plane, kind, None, 0, 0)
-    assert not converting.convert_plane(rows.view(np.int16), wide, Kind("float32", "int16", 0, 0, 0, 1), None, 0, 0)
+    assert not converting.convert_plane(rows.view(np.int16), wide, MoveKind("float32", "int16", 0, 0, 0, 1), None, 0, 0)
     with pytest.raises(ValueError, match="sizes do not fit"):
         converting.convert_plane(rows[1:], wide, kind, None, 0, 0)
 

@@ -13,7 +13,7 @@ from moe_fixture import PATIENCE_S, expected, ranks_of, right_step, run_experts,
 
 import asyncfabric as af
 from asyncfabric.moe import MissingRankError, MoeConfig, MoeExchange, MoeGroup, open_moe
-from asyncfabric.moe.host.arrivals import Arrivals, Kind
+from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
 
 SMALL: dict[str, Any] = {"num_experts": 9, "top_k": 3, "hidden": 64, "max_tokens": 12, "ranks": 3}
 SOON_S = 2.0
@@ -33,11 +33,11 @@ def test_who_leaves_after_its_last_message_is_not_missed_by_who_waits_for_others
         async with af.open_fabric(rails) as a, af.open_fabric(rails) as c, AsyncExitStack() as left:
             b = await left.enter_async_context(af.open_fabric(rails))
             peers = {1: await a.connect(c.address), 2: await a.connect(b.address)}
-            arrivals = Arrivals(a, 1000, 1, 0, peers)
-            imms = {member: 1000 + Kind.BACK * 3 + member for member in (1, 2)}
+            arrivals = RankArrivals(a, 1000, 1, 0, peers)
+            imms = {member: 1000 + ArrivalKind.BACK * 3 + member for member in (1, 2)}
 
             async def wait() -> None:
-                await arrivals.wait(Kind.BACK, 0, [0, 1, 2], "results", [0, 1, 2])
+                await arrivals.wait(ArrivalKind.BACK, 0, [0, 1, 2], "results", [0, 1, 2])
 
             with anyio.fail_after(PATIENCE_S):
                 async with anyio.create_task_group() as tasks:

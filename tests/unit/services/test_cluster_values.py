@@ -15,7 +15,7 @@ from asyncfabric_services.demo.cluster.report import summarize  # noqa: E402
 from asyncfabric_services.demo.cluster.scenario import Observed  # noqa: E402
 from asyncfabric_services.demo.settings import DemoSettings  # noqa: E402
 from asyncfabric_services.nodes.filling import fill  # noqa: E402
-from asyncfabric_services.nodes.messages import Source, decode_prompt, encode_prompt  # noqa: E402
+from asyncfabric_services.nodes.messages import PrefillSource, decode_prompt, encode_prompt  # noqa: E402
 from asyncfabric_services.nodes.paged_model import PoolSupply  # noqa: E402
 from asyncfabric_services.runner.choice import Chooser  # noqa: E402
 from asyncfabric_services.runner.sampling import Sampling  # noqa: E402
@@ -46,7 +46,7 @@ async def test_a_source_whose_address_is_none_is_at_fault_and_not_the_request() 
         await pool.lease("r", tokens=1) as lease,
     ):
         with pytest.raises(PeerError, match="its address cannot be read"):
-            await fill(inbox, lease, Source("p", b"junk", layout), [1])
+            await fill(inbox, lease, PrefillSource("p", b"junk", layout), [1])
 
 
 def test_prompts_survive_and_others_are_refused() -> None:

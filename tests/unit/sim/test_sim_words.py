@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncfabric.sim import Assumptions, workload_of
 from asyncfabric.sim.words import forwarded_words, words_of
-from asyncfabric.weights.plan.batch import SHARES, Share, begin_of
+from asyncfabric.weights.plan.batch import SHARES, ReportShare, begin_of
 from asyncfabric_services.bench.weights.workload import plan_of
 
 TRAINERS, RECEIVERS = 3, 2
@@ -38,7 +38,7 @@ def test_words_are_those_of_the_rule(units: list[tuple[int, int, int]], share: i
     for one in range(TRAINERS):
         for other in range(RECEIVERS):
             sizes = size[(sender == one) & (receiver == other)].tolist()
-            rule, words, reported = Share(sum(sizes), share, begin_of(one)), 0, True
+            rule, words, reported = ReportShare(sum(sizes), share, begin_of(one)), 0, True
             for each in sizes:
                 reported = rule.add(each)
                 words += reported

@@ -9,7 +9,7 @@ import trio.testing
 
 from asyncfabric import RegionKey
 from asyncfabric.weights import writing as reporting
-from asyncfabric.weights.plan.batch import Share
+from asyncfabric.weights.plan.batch import ReportShare
 from asyncfabric.weights.writing import LATEST_S, Gate, Reporter, shares_of
 
 Reported = list[tuple[str, list[int], list[int], int]]
@@ -75,7 +75,7 @@ def test_nothing_to_report_ends_at_once() -> None:
 
 def test_a_share_is_reported_whatever_the_number_of_units_and_the_last_words_are_worth_less() -> None:
     for units in (16, 160, 1600):
-        share, words, last = Share(160 << 20, 32 << 20), 0, 0
+        share, words, last = ReportShare(160 << 20, 32 << 20), 0, 0
         for _ in range(units):
             last += (160 << 20) // units
             if share.add((160 << 20) // units):
@@ -85,7 +85,7 @@ def test_a_share_is_reported_whatever_the_number_of_units_and_the_last_words_are
 
 
 def test_who_asks_for_no_share_learns_of_each_unit_and_first_words_come_in_turn() -> None:
-    assert all(Share(1000, 0).add(10) for _ in range(3))
+    assert all(ReportShare(1000, 0).add(10) for _ in range(3))
     firsts = []
     for imm in range(16):
         gate = Gate(RegionKey.__new__(RegionKey), imm, 1000)
@@ -109,7 +109,7 @@ def test_a_word_that_is_not_due_is_reported_in_time_and_what_is_left_at_the_end(
             reported.append(word)  # type: ignore[arg-type]
             received.set()
 
-        reporter = Reporter(report, {"a": Share(1 << 30, 1 << 20)}.get)
+        reporter = Reporter(report, {"a": ReportShare(1 << 30, 1 << 20)}.get)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reporter.run)
             reporter.add("a", 0, 1, 10)

@@ -14,7 +14,7 @@ from torch import Tensor
 from asyncfabric.weights.memory.tiles import Floats
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import BLOCK, E4M3_MAX, STORED_AS, scales_of
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 BITS: dict[str, torch.dtype] = {
     "float32": torch.int32,
@@ -70,7 +70,7 @@ def quantised(values: Tensor, scales: Tensor) -> Tensor:
     return torch.where(quotient.isnan(), nan, code)
 
 
-def block_maxima(shard: Tensor, start: Ints, kind: Kind) -> Floats:
+def block_maxima(shard: Tensor, start: Ints, kind: MoveKind) -> Floats:
     """Return, in host memory, the maxima of the blocks that a shard touches; as `tiles.measure`.
 
     Args:
@@ -106,7 +106,7 @@ def sizes_of(bits: np.ndarray, dtype: str) -> Floats:
     return np.asarray(bits.astype(f"<u{width}").view(STORED_AS[dtype]).astype(np.float32))
 
 
-def convert(out: Tensor, box: Tensor, kind: Kind, scales: Tensor | None, start: Ints) -> None:
+def convert(out: Tensor, box: Tensor, kind: MoveKind, scales: Tensor | None, start: Ints) -> None:
     """Cast or quantise a box, or put it in order.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 from asyncfabric.weights.memory.device import PlacedBox
 from asyncfabric.weights.memory.gpu.kernels import WHOLE, WHOLES, WeightKernels
 from asyncfabric.weights.plan.formats import BLOCK, SCALE_BYTES, STORED_AS
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 TILE = 64
 """Rows and columns that a block of threads lays at once."""
@@ -47,7 +47,7 @@ class KernelBox(NamedTuple):
 
 
 def kernel_box(
-    box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+    box: Tensor, kind: MoveKind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
 ) -> KernelBox | None:
     """Return how a box is described, None for one that no kernel takes: whose rows are no vectors, or of single bytes.
 
@@ -103,7 +103,7 @@ def laying_boxes(kernels: WeightKernels, boxes: Sequence[PlacedBox]) -> list[Cal
     return found
 
 
-def _kernel(kind: Kind) -> str:
+def _kernel(kind: MoveKind) -> str:
     if kind.block:
         return f"whole_{kind.dtype}"
     if kind.dtype == kind.to:
@@ -111,7 +111,7 @@ def _kernel(kind: Kind) -> str:
     return f"lay_{kind.dtype}_{kind.to}"
 
 
-def _in_vectors(box: Tensor, kind: Kind, strides: Sequence[int]) -> bool:
+def _in_vectors(box: Tensor, kind: MoveKind, strides: Sequence[int]) -> bool:
     """Return whether a kernel can load rows in vectors, and store rows or columns in some; `strides` are bytes."""
     item, to = box.element_size(), STORED_AS[kind.to].itemsize
     rows, columns = int(box.shape[-2]), int(box.shape[-1])

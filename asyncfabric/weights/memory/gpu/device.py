@@ -28,7 +28,7 @@ from asyncfabric.weights.memory.gpu.sums import BroughtSums, KernelSums, PackedS
 from asyncfabric.weights.memory.tiles import Floats
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import BLOCK
-from asyncfabric.weights.plan.parts import Kind
+from asyncfabric.weights.plan.parts import MoveKind
 
 
 class TorchDevice:
@@ -99,7 +99,7 @@ class TorchDevice:
         sizes: Sequence[int],
         axes: Sequence[int],
         box: Tensor,
-        kind: Kind,
+        kind: MoveKind,
         maxima: Floats | None,
         start: Ints,
         origin: Ints,
@@ -116,7 +116,7 @@ class TorchDevice:
                 convert(target, box, kind, scales, start)
 
     def described(
-        self, box: Tensor, kind: Kind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
+        self, box: Tensor, kind: MoveKind, sizes: Sequence[int], axes: Sequence[int], scale_axes: Sequence[int]
     ) -> KernelBox | None:
         """Return how a kernel takes a box; it is by its addresses, so the box stays where it is."""
         return None if self._kernels is None else kernel_box(box, kind, sizes, axes, scale_axes)
@@ -199,7 +199,7 @@ class TorchDevice:
     # ---- inside
 
     def _quantise(
-        self, kernels: WeightKernels, target: Tensor, box: Tensor, kind: Kind, scales: Tensor, start: Ints
+        self, kernels: WeightKernels, target: Tensor, box: Tensor, kind: MoveKind, scales: Tensor, start: Ints
     ) -> None:
         """By the kernel, which writes rows one after the other; turned round afterwards where that is not wanted."""
         ordered = target if target.is_contiguous() else torch.empty(box.shape, dtype=torch.uint8, device=box.device)
@@ -218,7 +218,7 @@ class TorchDevice:
         ordered = torch.as_strided(bits, lies.sizes, strides, bits.storage_offset() + at // lies.item).contiguous()
         return ordered.view(-1).view(torch.uint8)
 
-    def _maxima(self, kernels: WeightKernels, shard: Tensor, start: Ints, kind: Kind) -> Tensor:
+    def _maxima(self, kernels: WeightKernels, shard: Tensor, start: Ints, kind: MoveKind) -> Tensor:
         row, column = int(start[-2]) % BLOCK, int(start[-1]) % BLOCK
         blocks = (-(-(row + shard.shape[-2]) // BLOCK), -(-(column + shard.shape[-1]) // BLOCK))
         parts = [kernels.maxima(shard[at], kind.dtype, row, column, blocks) for at in _cubes(shard)]
