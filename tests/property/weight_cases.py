@@ -36,9 +36,7 @@ class Case:
     def shard(self, rank: int, parameter: str) -> Any:
         """What a trainer holds."""
         placement = next(move.source for move in self.moves if move.parameter == parameter)
-        row = placement.row_of(rank)
-        begin, size = placement.starts[row], placement.sizes[row]
-        return self.whole[parameter][tuple(slice(int(a), int(a + b)) for a, b in zip(begin, size, strict=True))].copy()
+        return self.whole[parameter][placement.box_of(rank)].copy()
 
 
 @st.composite

@@ -125,6 +125,12 @@ class Placement:
             raise ValueError(f"rank {rank} holds nothing of this tensor, its holders are {self.ranks.tolist()}")
         return int(found[0])
 
+    def box_of(self, rank: int) -> tuple[slice, ...]:
+        """Return a rank's box as slices of the whole tensor; raises ValueError when it holds none."""
+        row = self.row_of(rank)
+        box = zip(self.starts[row].tolist(), self.sizes[row].tolist(), strict=True)
+        return tuple(slice(begin, begin + size) for begin, size in box)
+
 
 @dataclass(frozen=True, eq=False)
 class Cells:

@@ -91,8 +91,9 @@ class WeightReplica:
         """Whether the next `step_boundary()` changes anything."""
         return self._versions.machine.waits_for_flip
 
-    async def wait_held(self, version: int) -> int:
-        """Return the version that is held, once it is this one or a later one.
+    async def wait_version(self, version: int) -> int:
+        """Return the version that is held, once it is this one or a later one: it serves from the next
+        `step_boundary()` at the latest.
 
         Raises:
             ClosedError: no more updates come, since the channel is closed.
@@ -104,14 +105,6 @@ class WeightReplica:
                 raise ClosedError(f"{self.name}/{self.receiver} receives no more versions: {self._versions.ended}")
             await self._versions.changed.wait()
         return self.held_version
-
-    async def wait_version(self, version: int) -> None:
-        """Return when this version, or a later one, serves from the next `step_boundary()` at the latest.
-
-        Cancellation: only this wait ends.
-        """
-        while self._versions.machine.held < version:
-            await self._versions.changed.wait()
 
     async def wait_changed(self) -> None:
         """Return when a `step_boundary()` is waited for.

@@ -60,7 +60,7 @@ class WeightReceiver:
 
         Cancellation: only this wait ends.
         """
-        return await self._replica.wait_held(self._applied + 1)
+        return await self._replica.wait_version(self._applied + 1)
 
     def begin_apply(self) -> int:
         """Let the newest complete version stay as it is until the next call, for `copy`; return it, 0 for none.

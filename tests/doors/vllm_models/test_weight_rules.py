@@ -75,15 +75,8 @@ def test_rules_state_what_load_weights_does(loaded: tuple[Path, int], family: st
     kv_heads = HEADS if family.startswith("Deepseek") else KV_HEADS
     moves = moves_by_rules(held, rooms, weight_rules(rooms[0], heads=HEADS, kv_heads=kv_heads, ranks=ranks))
     plan = plan_weights(moves, trainers=TRAINERS, receivers=ranks, replicas=("one",))
-
-    def shard(rank: int, name: str) -> Any:
-        placement = held[name].placement
-        row = placement.row_of(rank)
-        box = zip(placement.starts[row], placement.sizes[row], strict=True)
-        return stored(state[name])[tuple(slice(begin, begin + size) for begin, size in box)]
-
     memory = ReplicaMemory(plan)
-    execute(plan, shard, memory)
+    execute(plan, lambda rank, name: stored(state[name])[held[name].placement.box_of(rank)], memory)
     extents = {
         (int(rank), move.region): tuple(int(side) for side in shape)
         for move in moves

@@ -77,13 +77,8 @@ def tiny_plan(trainer: TrainerLayout, replica: ReplicaLayout, relay=None, replic
 def carried_out(moves, plan, model) -> ReplicaMemory:
     sources = {move.parameter: move.source for move in moves}
 
-    def shard(rank: int, name: str):
-        source = sources[name]
-        row = source.row_of(rank)
-        return model[name][tuple(slice(a, a + b) for a, b in zip(source.starts[row], source.sizes[row], strict=True))]
-
     memory = ReplicaMemory(plan)
-    execute(plan, shard, memory)
+    execute(plan, lambda rank, name: model[name][sources[name].box_of(rank)], memory)
     assert all((count == 1).all() for count in memory.counts.values())
     return memory
 
