@@ -3,7 +3,7 @@
 # distutils: language = c++
 # _engine.pyx: contents of the one extension module. Each room is a file of one idea and may use an earlier one.
 # The border translates and holds lifetimes: no policy, no await, no Python object per page.
-"""The compiled border to the native engine. Use `asyncfabric._bridge.native`, its only importer."""
+"""The compiled border to the native engine. `asyncfabric._bridge.native` and `_kernels.native` import it."""
 
 import collections
 import os

@@ -30,7 +30,7 @@ cdef PlaneTarget plane_into(unsigned char[:, :] target, bint turned) except *:
 
 
 class converting:  # a namespace
-    """See asyncfabric._bridge.converting."""
+    """See asyncfabric._kernels.converting."""
 
     @staticmethod
     def cast(const unsigned char[:, :] source, uint32_t kind, uint32_t to, unsigned char[:, :] target,

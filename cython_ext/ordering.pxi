@@ -2,7 +2,7 @@
 
 
 class ordering:  # a namespace
-    """See asyncfabric._bridge.ordering."""
+    """See asyncfabric._kernels.ordering."""
 
     @staticmethod
     def order_and_sum(const unsigned char[::1] memory, int64_t at, const int64_t[::1] sizes, const int64_t[::1] strides,

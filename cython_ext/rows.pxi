@@ -41,7 +41,7 @@ cdef const_parts parts_of(const int64_t[:, ::1] parts) except *:
 
 
 class row_loops:  # a namespace: the module has loops of other systems too
-    """The row loops; see asyncfabric._bridge.rows."""
+    """The row loops; see asyncfabric._kernels.rows."""
 
     @staticmethod
     def take_rows(const unsigned char[:, ::1] source, const int64_t[::1] index, unsigned char[:, ::1] target) -> None:

@@ -2,7 +2,7 @@
 
 
 cdef class BoxSums:
-    """See asyncfabric._bridge.summing."""
+    """See asyncfabric._kernels.summing."""
 
     cdef NativeBoxTable table
     cdef tuple columns  # are looked at as long as this lives

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
 from asyncfabric._bridge.choice import choose_rails
@@ -16,12 +15,6 @@ from asyncfabric._bridge.gpu_in_use import gpu_in_use
 from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric.config import FabricConfig
 from asyncfabric.errors import DeviceError
-
-if TYPE_CHECKING:
-    from asyncfabric._bridge.converting import Converting
-    from asyncfabric._bridge.ordering import Ordering
-    from asyncfabric._bridge.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
-    from asyncfabric._bridge.summing import MakeBoxSums
 
 
 def open_native_engine(config: FabricConfig, root: str = "/") -> Engine:
@@ -61,42 +54,6 @@ def read_native_topology(root: str) -> NativeTopology:
     except ImportError as error:
         raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
     return _native.read_topology(root)
-
-
-def native_row_loops() -> RowLoops:
-    """Return the compiled row loops, see `asyncfabric._bridge.rows`. Raises DeviceError when nothing was compiled."""
-    try:
-        from asyncfabric import _native
-    except ImportError as error:
-        raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
-    return _native.row_loops
-
-
-def native_ordering() -> Ordering | None:
-    """Return the compiled pass over boxes of weights; None where nothing was compiled."""
-    try:
-        from asyncfabric import _native
-    except ImportError:
-        return None
-    return _native.ordering
-
-
-def native_box_sums() -> MakeBoxSums | None:
-    """Return what makes tables of boxes that are summed; None where nothing was compiled."""
-    try:
-        from asyncfabric import _native
-    except ImportError:
-        return None
-    return _native.BoxSums
-
-
-def native_converting() -> Converting | None:
-    """Return compiled conversions of weights; None where nothing was compiled."""
-    try:
-        from asyncfabric import _native
-    except ImportError:
-        return None
-    return _native.converting
 
 
 def native_providers() -> frozenset[str]:

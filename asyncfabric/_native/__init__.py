@@ -1,4 +1,4 @@
-"""The compiled engine. Only `asyncfabric._bridge.native` imports this room; no policy and no await lives here.
+"""The compiled engine. Only `_bridge.native` and `_kernels.native` import this room; no policy and no await lives here.
 
 `_engine` is built from cython_ext/ and native/. What it exports is described in `_engine.pyi`.
 """

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict
 
-from asyncfabric._bridge.converting import Converting
 from asyncfabric._bridge.engine import Engine as EngineProtocol
 from asyncfabric._bridge.machine import NativeTopology
-from asyncfabric._bridge.ordering import Ordering
-from asyncfabric._bridge.rows import RowLoops
-from asyncfabric._bridge.summing import MakeBoxSums
+from asyncfabric._kernels.converting import Converting
+from asyncfabric._kernels.ordering import Ordering
+from asyncfabric._kernels.rows import RowLoops
+from asyncfabric._kernels.summing import MakeBoxSums
 from asyncfabric.config import FabricConfig, RailSpec
 
 class BuildInfo(TypedDict):

@@ -9,8 +9,8 @@ from functools import cache
 
 import torch
 
-from asyncfabric._bridge.native import native_row_loops
-from asyncfabric._bridge.rows import RowLoops
+from asyncfabric._kernels.native import native_row_loops
+from asyncfabric._kernels.rows import RowLoops
 from asyncfabric.moe.host.record import Bytes
 
 KINDS: dict[torch.dtype, int] = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from asyncfabric import Region
-from asyncfabric._bridge.native import native_box_sums
-from asyncfabric._bridge.ordering import LEAST_SUMMED_BYTES
+from asyncfabric._kernels.native import native_box_sums
+from asyncfabric._kernels.ordering import LEAST_SUMMED_BYTES
 from asyncfabric.weights.memory.checksums import ChecksumKind, checksum
 from asyncfabric.weights.memory.device import (
     HOST,

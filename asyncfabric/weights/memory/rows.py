@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric._bridge.native import native_ordering
-from asyncfabric._bridge.ordering import LEAST_SUMMED_BYTES, Ordering
+from asyncfabric._kernels.native import native_ordering
+from asyncfabric._kernels.ordering import LEAST_SUMMED_BYTES, Ordering
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import SCALE_BYTES, STORED_AS
 from asyncfabric.weights.plan.geometry import Pieces

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric._bridge.converting import CASTS, KINDS, Converting
-from asyncfabric._bridge.native import native_converting
+from asyncfabric._kernels.converting import CASTS, KINDS, Converting
+from asyncfabric._kernels.native import native_converting
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.formats import BLOCK, block_maxima, cast, quantise, scales_of, to_float32
 from asyncfabric.weights.plan.parts import MoveKind

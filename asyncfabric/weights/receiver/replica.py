@@ -92,8 +92,9 @@ class WeightReplica:
         return self._versions.machine.waits_for_flip
 
     async def wait_version(self, version: int) -> int:
-        """Return the version that is held, once it is this one or a later one: it serves from the next
-        `step_boundary()` at the latest.
+        """Return the version that is held, once it is this one or a later one.
+
+        It serves from the next `step_boundary()` at the latest.
 
         Raises:
             ClosedError: no more updates come, since the channel is closed.

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncfabric._bridge.converting import CASTS
-from asyncfabric._bridge.native import native_converting
+from asyncfabric._kernels.converting import CASTS
+from asyncfabric._kernels.native import native_converting
 from asyncfabric.weights.memory.tiles import convert_plane
 from asyncfabric.weights.plan.formats import CASTS as ALLOWED
 from asyncfabric.weights.plan.formats import STORED_AS, cast

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from weight_cases import Case, cases
 from weight_fixture import shards_of
 
-from asyncfabric._bridge.native import native_converting
+from asyncfabric._kernels.native import native_converting
 from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.weights import Relay, all_sent, forwarded_by, plan_weights
 from asyncfabric.weights.agreement import RosterPlans, roster_of

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfabric._bridge.native import native_box_sums
+from asyncfabric._kernels.native import native_box_sums
 from asyncfabric.weights.memory import host as summing
 from asyncfabric.weights.memory.device import Stretch
 from asyncfabric.weights.memory.host import BoxTable, HostDevice
