@@ -3,41 +3,64 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
+LITTLE = ("--json", "--region", "4MiB", "--repeats", "1", "--count", "4")
+KIB = 1024
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "asyncfabric_services", "bench", "nixl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def rows_of(run: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert run.returncode == 0, run.stderr
+    rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    assert all(row["verified"] for row in rows)
+    return rows
+
 
 @pytest.mark.slow
 def test_the_face_stands_beside_bare_calls() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "asyncfabric_services",
-        "bench",
-        "nixl",
-        "--json",
-        "--operation",
-        "both",
-        "--region",
-        "4MiB",
-        "--repeats",
-        "1",
-        "--count",
-        "4",
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    rows = rows_of(bench(*LITTLE, "--operation", "both"))
     assert {row["provider"] for row in rows} >= {"bare", "face"}
-    assert {row["operation"] for row in rows} == {"write", "read"} and all(row["verified"] for row in rows)
     assert all(row["over_bare"] > 0 for row in rows if row["provider"] == "face")
+    noted = {
+        (row["rails"], row["operation"]) for row in rows if row["bytes"] == 4 * KIB and "answered" in row["figure"]
+    }
+    assert noted == {(rails, operation) for rails in ("local", "tcp:lo") for operation in ("read", "write")}
 
 
-def test_two_namespaces_are_named() -> None:
-    command = [sys.executable, "-m", "asyncfabric_services", "bench", "nixl", "--namespaces", "one"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 2 and "--namespaces" in run.stderr
+@pytest.mark.slow
+def test_the_ends_of_tcp_run_in_namespaces_that_are_made_and_removed() -> None:
+    run = bench(*LITTLE, "--rails", "tcp", "--namespaces", "new")
+    if run.returncode == 3 and "cannot be made" in run.stderr + run.stdout:
+        pytest.skip(f"network namespaces cannot be made here: {run.stderr}")
+    rows = rows_of(run)
+    assert {(row["rails"], row["namespaces"]) for row in rows} == {("tcp:fabric0", True)}
+    assert not [name for name in os.listdir("/run/netns") if name.startswith("afbench")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--namespaces", "one"),
+        ("--namespaces", "a,b,c"),
+        ("--namespaces", "new", "--rails", "local"),
+        ("--rails", "local", "--memory", "both"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(arguments: tuple[str, ...]) -> None:
+    run = bench(*arguments)
+    assert (
+        run.returncode == 2
+        and f"Invalid value for {'--namespaces' if '--namespaces' in arguments else '--rails'}" in run.stderr
+    )

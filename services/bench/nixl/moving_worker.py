@@ -6,7 +6,6 @@ and answers. Everything blocks the process's loop while it is measured.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections import deque
@@ -15,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from asyncfabric.bench.pattern import Bytes
+from asyncfabric_services.bench.nixl.namespaces import enter_namespace
 from asyncfabric_services.bench.worker import BenchWorker, lists_of
 from asyncfabric_services.exits import CheckFailed, EnvironmentUnfit
 
 Operation = Literal["WRITE", "READ"]
 Lists = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
-CLONE_NEWNET = 0x40000000
 PATIENCE_S = 60.0
 
 
@@ -126,7 +125,8 @@ class MovingWorker(BenchWorker):
         A place has `rails`, `namespace`, `memory`, `length_bytes` and `spins`; "last" in them is the last GPU.
         """
         self._spins = place["spins"]
-        self._enter(place["namespace"])
+        if place["namespace"] is not None:
+            enter_namespace(place["namespace"])
         last = 0
         if place["memory"] != "host":
             last = self._gpus() - 1
@@ -143,16 +143,6 @@ class MovingWorker(BenchWorker):
         if not torch.cuda.is_available():
             raise EnvironmentUnfit("torch sees no GPU here: see `asyncfabric doctor`")
         return torch.cuda.device_count()
-
-    @staticmethod
-    def _enter(namespace: str | None) -> None:
-        """Enter a network namespace by its name of `ip netns`; threads that are started later are in it too."""
-        if namespace is None:
-            return
-        library = ctypes.CDLL(None, use_errno=True)
-        with open(f"/run/netns/{namespace}") as there:
-            if library.setns(there.fileno(), CLONE_NEWNET) != 0:
-                raise PermissionError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
 
     def _make_memory(self, memory: str, length_bytes: int) -> None:
         """Make the memory: of the host, or of the GPU "cuda:N"."""

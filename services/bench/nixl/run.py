@@ -9,90 +9,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from asyncfabric.bench.measure import paired_ratio, significant
 from asyncfabric.bench.rows import Point, rates
+from asyncfabric_services.bench.nixl.figures import Figure, Workplace, figures_of
 from asyncfabric_services.bench.nixl.moving_worker import Operation
 from asyncfabric_services.bench.nixl.worker import FACE, INSTALLED_NAMES, installed_nixl
-from asyncfabric_services.bench.options import KIB, MIB, Options
+from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.pair import BenchPair
 from asyncfabric_services.bench.race import Contender, race, speed_ratio
 from asyncfabric_services.bench.report.report import BenchReport
-from asyncfabric_services.quantities import format_size
 
 LISTS = 4
 """Page lists that take turns, each other pages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the table. `pages` is 0 for plain writes; `note` notifies the target, `each` has it answer each."""
-
-    op_bytes: int
-    pages: int = 0
-    window: int = 1
-    note: bool = False
-    each: bool = False
-
-    @property
-    def moved_bytes(self) -> int:
-        """Return the bytes of one move."""
-        return self.op_bytes * (self.pages or 1)
-
-    @property
-    def name(self) -> str:
-        """Return the figure's name in rows."""
-        return ("answered" if self.each else "notified" if self.note else "done") + ("-pages" if self.pages else "")
-
-
-HOST = (
-    Figure(4 * KIB, note=True, each=True),
-    *(Figure(size * KIB, pages=1024, note=True) for size in (4, 16, 64)),
-    *(Figure(size * MIB, window=16, note=True) for size in (1, 16)),
-    *(Figure(4 * KIB, pages=pages) for pages in (64, 1024, 10_000)),
-    Figure(4 * KIB),
-    Figure(16 * MIB),
-)
-GPU = (
-    *(Figure(size, note=True, each=True) for size in (4 * KIB, 16 * MIB, 256 * MIB)),
-    Figure(16 * MIB, window=8, note=True),
-    *(Figure(32 * KIB, pages=pages, note=True, each=True) for pages in (64, 1024, 10_000)),
-    Figure(4 * KIB, pages=1024, note=True, each=True),
-)
-TCP = (Figure(MIB, window=16, note=True), Figure(64 * KIB, pages=1024, note=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """Where the pairs run: rails of ours, memory and a network namespace, or None, of each end; polls spin or yield."""
-
-    rails: tuple[str, ...]
-    memories: tuple[str, str]
-    namespaces: tuple[str | None, str | None]
-    operations: tuple[Operation, ...]
-    spins: bool = False
-
-    def ends(self, length_bytes: int) -> list[dict[str, Any]]:
-        """Return the place of each end: a target on the last GPU has its rails there too."""
-        return [
-            {
-                "rails": self.rails if memory != "cuda:last" else [rail.replace(":0", ":last") for rail in self.rails],
-                "namespace": namespace,
-                "memory": memory,
-                "length_bytes": length_bytes,
-                "spins": self.spins,
-            }
-            for memory, namespace in zip(self.memories, self.namespaces, strict=True)
-        ]
-
-
-def figures_of(place: Workplace) -> Sequence[Figure]:
-    """Return the table for this kind of memory and rails."""
-    if place.memories[0] != "host":
-        return GPU
-    return TCP if all(rail.partition(":")[0] == "tcp" for rail in place.rails) else HOST
 
 
 class NixlSide:
@@ -144,16 +74,22 @@ class NixlSide:
         return Contender(self.name, repeat)
 
 
-def run_nixl(options: Options, report: BenchReport, place: Workplace) -> None:
-    """Measure each figure of the table for each operation."""
-    figures = [one for one in figures_of(place) if one.moved_bytes <= options.region_bytes]
-    report.expect(len(figures) * len(place.operations))
+def run_nixl(options: Options, report: BenchReport, places: Sequence[Workplace]) -> None:
+    """Measure each figure of the tables of all places, one place after the other."""
     real = installed_nixl()
     if real is None:
         report.note(
             f"NIXL is left out: none of {', '.join(INSTALLED_NAMES)} can be imported here. `make doors` makes an "
             "environment with it: build/doors/venv/bin/python -m asyncfabric_services bench nixl"
         )
+    for place in places:
+        report.expect(len(figures_of(place, options)) * len(place.operations))
+    for place in places:
+        run_place(options, report, place, real)
+
+
+def run_place(options: Options, report: BenchReport, place: Workplace, real: str | None) -> None:
+    """Measure each figure of one place for each operation, with pairs of processes of its own."""
     with ExitStack() as stack:
 
         def side(name: str, kind: Literal["nixl", "nixl-bare"], **how: str) -> NixlSide:
@@ -163,9 +99,8 @@ def run_nixl(options: Options, report: BenchReport, place: Workplace) -> None:
         if real is not None:
             sides.append(side("nixl", "nixl", module=real))
         for operation in place.operations:
-            for figure in figures:
-                pages = f"{figure.pages} pages of " if figure.pages else ""
-                report.step(f"{operation} of {pages}{format_size(figure.op_bytes)}")
+            for figure in figures_of(place, options):
+                report.step(f"{place.name}: {operation} of {figure.text}")
                 measure(options, report, place, sides, figure, operation)
 
 
@@ -190,12 +125,18 @@ def measure(
             "operation": operation.lower(),
             "memory": "/".join(sorted(set(place.memories))),
             "rails": ",".join(place.rails),
+            "namespaces": place.namespaces[0] is not None,
             "polls": "spin" if place.spins else "yield",
             "us": significant(statistics.median(one.costs) * 1e6),
         }
         if name == "face":
             extra = statistics.median(mine - theirs for mine, theirs in zip(one.costs, bare.costs, strict=True))
             detail |= {"over_bare": paired_ratio(one.costs, bare.costs), "over_bare_us": significant(extra * 1e6)}
+        ratio = None if limit is None else speed_ratio(one, limit)
+        if name == "face" and figure.demanded is not None:
+            detail["demanded"] = figure.demanded
+            if ratio is not None and ratio < figure.demanded:
+                report.note(f"{place.name}, {operation} of {figure.text}: {ratio:.2f} of NIXL, for {figure.demanded:g}")
         gbytes, ops = rates(one.seconds, one.count, one.count * figure.moved_bytes)
         report.row(
             Point(
@@ -210,7 +151,7 @@ def measure(
                 p50_us=detail["us"],
                 verified=verified,
                 limit=None if limit is None else "nixl",
-                ratio=None if limit is None else speed_ratio(one, limit),
+                ratio=ratio,
                 detail=detail,
             )
         )

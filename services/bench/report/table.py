@@ -73,8 +73,9 @@ def figure(row: Mapping[str, Any]) -> str:
         return f"idle: {row['core_share']:.2%} of a core"
     if "growth_bytes" in row:
         return f"unawaited, growth {row['growth_bytes'] / 1e6:.1f} MB"
-    if "over_bare" in row:
-        return f"{row['figure']}, {row['over_bare']:.2f} x bare"
+    if row["bench"] == "nixl":
+        bare = f", {row['over_bare']:.2f} x bare" if "over_bare" in row else ""
+        return f"{row['rails']} {row['figure']}{bare}"
     if "push_cpu_us" in row:
         return f"{row['figure']}, {row['push_cpu_us']:.1f} us a push"
     if row["figure"] == "call-keeps-loop":
