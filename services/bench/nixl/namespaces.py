@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from asyncfabric_services.exits import EnvironmentUnfit
@@ -60,7 +60,7 @@ def enter_namespace(name: str) -> None:
     """
     library = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{name}") as there:
-        steps = (
+        steps: tuple[Callable[[], int], ...] = (
             lambda: library.setns(there.fileno(), CLONE_NEWNET),
             lambda: library.unshare(CLONE_NEWNS),
             lambda: library.mount(b"", b"/", b"none", ctypes.c_ulong(MS_SLAVE | MS_REC), None),
