@@ -9,6 +9,7 @@ from asyncfabric.errors import DeviceError
 if TYPE_CHECKING:
     from asyncfabric._kernels.converting import Converting
     from asyncfabric._kernels.ordering import Ordering
+    from asyncfabric._kernels.picking import Picking
     from asyncfabric._kernels.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
     from asyncfabric._kernels.summing import MakeBoxSums
 
@@ -31,6 +32,15 @@ def native_ordering() -> Ordering | None:
     except ImportError:
         return None
     return _native.ordering
+
+
+def native_picking() -> Picking | None:
+    """Return the compiled pass over positions; None where nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError:
+        return None
+    return _native.picking
 
 
 def native_box_sums() -> MakeBoxSums | None:

@@ -1,4 +1,4 @@
-"""What the compiled pass over boxes of weights takes and gives. Types only, made by cython_ext/ordering.pxi."""
+"""What the compiled pass over boxes of weights takes and gives. Types only, made by cython_ext/summing.pxi."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from asyncfabric._bridge.engine import Engine as EngineProtocol
 from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric._kernels.converting import Converting
 from asyncfabric._kernels.ordering import Ordering
+from asyncfabric._kernels.picking import Picking
 from asyncfabric._kernels.rows import RowLoops
 from asyncfabric._kernels.summing import MakeBoxSums
 from asyncfabric.config import FabricConfig, RailSpec
@@ -108,6 +109,7 @@ def read_topology(root: str) -> NativeTopology: ...  # topology.pxi
 
 Engine: MakeEngine  # engine.pxi and the rooms that it joins
 row_loops: RowLoops  # rows.pxi
-ordering: Ordering  # ordering.pxi
+ordering: Ordering  # summing.pxi
+picking: Picking  # picking.pxi
 BoxSums: MakeBoxSums  # summing.pxi
 converting: Converting  # converting.pxi

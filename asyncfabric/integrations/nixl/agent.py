@@ -10,11 +10,9 @@ import pickle
 import weakref
 from typing import Any
 
-import numpy as np
-
 from asyncfabric.integrations.nixl.agent_config import nixl_agent_config
 from asyncfabric.integrations.nixl.backends import STORAGE, BackendNames, check_chosen
-from asyncfabric.integrations.nixl.blocks import Column
+from asyncfabric.integrations.nixl.blocks import positions_of
 from asyncfabric.integrations.nixl.caretaker import start_caretaker
 from asyncfabric.integrations.nixl.core import AgentCore
 from asyncfabric.integrations.nixl.descriptors import (
@@ -32,15 +30,15 @@ from asyncfabric.integrations.nixl.errors import (
     nixlNotSupportedError,
 )
 from asyncfabric.integrations.nixl.handles import (
+    check_sides,
     nixl_prepped_dlist_handle,
     nixl_xfer_handle,
     nixlXferTelemetry,
-    prepared_of,
     request_of,
 )
-from asyncfabric.integrations.nixl.kinds import OPERATIONS, memory_type
+from asyncfabric.integrations.nixl.kinds import OPERATIONS, memory_type, nixl_xfer_op_t
 from asyncfabric.integrations.nixl.notes import note_bytes
-from asyncfabric.integrations.nixl.plan import Side, plan
+from asyncfabric.integrations.nixl.plan import AnyStep, pick, plan
 from asyncfabric.integrations.nixl.refused import NO_LISTENER, RefusedCalls
 from asyncfabric.integrations.nixl.remotes import RemoteAgent
 from asyncfabric.integrations.nixl.request import Request
@@ -229,17 +227,26 @@ class nixl_agent(BackendNames, RefusedCalls):
             nixlInvalidParamError: bad lists or positions, or lengths that differ.
             nixlNotFoundError: the remote agent was removed.
         """
-        check_chosen(backends or [], self.backends)
-        local = prepared_of(local_xfer_side, self._core, local=True)
-        remote = prepared_of(remote_xfer_side, self._core, local=False)
-        first = _positions("local", local_indices, len(local))
-        second = _positions("remote", remote_indices, len(remote))
+        if backends:
+            check_chosen(backends, self.backends)
+        check_sides(local_xfer_side, remote_xfer_side, self._core)
+        wanted, remote = OPERATIONS.get(operation), remote_xfer_side._remote
+        if wanted is None:
+            raise _unknown(operation)
+        assert remote is not None, "of the remote side"
+        local_alike, remote_alike = local_xfer_side._alike, remote_xfer_side._alike
+        if local_alike is not None and remote_alike is not None:
+            steps = pick(wanted, local_alike, remote_alike, local_indices, remote_indices)
+            if steps is not None:
+                return self._made(wanted, remote, steps, len(local_indices), notif_msg)
+        first = positions_of("local", local_indices, len(local_xfer_side))
+        second = positions_of("remote", remote_indices, len(remote_xfer_side))
         if len(first) != len(second) or not len(first):
             raise nixlInvalidParamError(
                 f"{len(first)} local positions and {len(second)} remote ones: give equally many, and at least one"
             )
-        assert remote._remote is not None, "of the remote side"
-        return self._made(operation, local._side.pick(first), remote._side.pick(second), remote._remote, notif_msg)
+        steps = plan(wanted, local_xfer_side._side.pick(first), remote_xfer_side._side.pick(second))
+        return self._made(wanted, remote, steps, len(first), notif_msg)
 
     def initialize_xfer(
         self,
@@ -264,8 +271,11 @@ class nixl_agent(BackendNames, RefusedCalls):
             raise nixlNotFoundError("a transfer of no descriptors finds no registered memory")
         if len(local_blocks) != len(remote_blocks):
             raise nixlInvalidParamError(f"{len(local_blocks)} local descriptors, but {len(remote_blocks)} remote ones")
-        sides = (self._core.local_side(local_blocks), self._core.remote_side(remote, remote_blocks))
-        return self._made(operation, *sides, remote, notif_msg)
+        wanted = OPERATIONS.get(operation)
+        if wanted is None:
+            raise _unknown(operation)
+        steps = plan(wanted, self._core.local_side(local_blocks), self._core.remote_side(remote, remote_blocks))
+        return self._made(wanted, remote, steps, len(local_blocks), notif_msg)
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: bytes = b"") -> str:
         """Post a transfer from the calling thread, again once it is done; returns "DONE" or "PROC".
@@ -361,34 +371,19 @@ class nixl_agent(BackendNames, RefusedCalls):
         return False
 
     def _made(
-        self, operation: str, local: Side, remote_side: Side, remote: RemoteAgent, notif_msg: bytes
+        self, operation: nixl_xfer_op_t, remote: RemoteAgent, steps: tuple[AnyStep, ...], count: int, notif_msg: bytes
     ) -> nixl_xfer_handle:
-        if operation not in OPERATIONS:
-            raise KeyError(f"operation {operation!r}: expected 'WRITE' or 'READ'")
         if remote.removed:
             raise nixlNotFoundError(
                 f"agent {remote.name!r} was removed after the list was prepared: add it and prepare the list again"
             )
-        note, count = note_bytes(notif_msg), len(local.offsets)
-        steps = plan(OPERATIONS[operation], local, remote_side)
-        verb = "WRITE to" if operation == "WRITE" else "READ from"
-        what = f"{verb} agent {remote.name!r} of {count} descriptors"
-        return nixl_xfer_handle(self._core, Request(self._core, what, remote, steps, count, note))
+        note = notif_msg if notif_msg.__class__ is bytes else note_bytes(notif_msg)
+        return nixl_xfer_handle(self._core, Request(self._core, operation, remote, steps, count, note))
+
+
+def _unknown(operation: object) -> KeyError:
+    return KeyError(f"operation {operation!r}: expected 'WRITE' or 'READ'")
 
 
 def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
-
-
-def _positions(side: str, indices: Any, count: int) -> Column:
-    found = np.asarray(indices)
-    if found.size == 0:
-        return np.zeros(0, dtype=np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise nixlInvalidParamError(f"{side} positions are a flat list of integers, got {found.dtype} {found.shape}")
-    column = found.astype(np.int64, copy=False)
-    low, high = int(column.min()), int(column.max())
-    if low < 0 or high >= count:
-        wrong = low if low < 0 else high
-        raise nixlInvalidParamError(f"{side} position {wrong} is out of range: the list has {count} descriptors")
-    return column

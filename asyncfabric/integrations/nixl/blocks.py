@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncfabric.integrations.nixl.errors import nixlNotFoundError
+from asyncfabric.integrations.nixl.errors import nixlInvalidParamError, nixlNotFoundError
 from asyncfabric.integrations.nixl.kinds import DRAM, VRAM, nixl_mem_t
 
 Column = NDArray[np.int64]
@@ -72,6 +72,25 @@ def from_strided(memory: nixl_mem_t, rows: Any) -> Blocks:
         np.repeat(lengths, counts),
         np.repeat(devices, counts),
     )
+
+
+def positions_of(side: str, indices: Any, count: int) -> Column:
+    """Return positions in the list of one side, "local" or "remote", of so many descriptors.
+
+    Raises:
+        nixlInvalidParamError: no flat list of integers, or one that is out of range.
+    """
+    found = np.asarray(indices)
+    if found.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise nixlInvalidParamError(f"{side} positions are a flat list of integers, got {found.dtype} {found.shape}")
+    column = found.astype(np.int64, copy=False)
+    low, high = int(column.min()), int(column.max())
+    if low < 0 or high >= count:
+        wrong = low if low < 0 else high
+        raise nixlInvalidParamError(f"{side} position {wrong} is out of range: the list has {count} descriptors")
+    return column
 
 
 def is_tensor(thing: object) -> bool:

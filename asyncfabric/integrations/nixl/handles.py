@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from asyncfabric.integrations.nixl.core import AgentCore
 from asyncfabric.integrations.nixl.errors import nixlInvalidParamError
-from asyncfabric.integrations.nixl.plan import Side
+from asyncfabric.integrations.nixl.plan import AlikeBlocks, Side
 from asyncfabric.integrations.nixl.remotes import RemoteAgent
 from asyncfabric.integrations.nixl.request import Request
 
@@ -29,11 +29,12 @@ class nixlXferTelemetry:
 class nixl_prepped_dlist_handle:
     """A prepared list: blocks that were found in their registrations; `remote` None is the local side."""
 
-    __slots__ = ("_core", "_released", "_remote", "_side")
+    __slots__ = ("_alike", "_core", "_released", "_remote", "_side")
 
     def __init__(self, core: AgentCore, side: Side, remote: RemoteAgent | None) -> None:
         self._core = core
         self._side = side
+        self._alike = AlikeBlocks.of(side)
         self._remote = remote
         self._released = False
 
@@ -91,6 +92,22 @@ def request_of(handle: nixl_xfer_handle) -> Request:
     if handle._released:
         raise nixlInvalidParamError(f"{handle!r} was released")
     return handle._request
+
+
+def check_sides(local: nixl_prepped_dlist_handle, remote: nixl_prepped_dlist_handle, core: AgentCore) -> None:
+    """Check that prepared lists are fit for the local and the remote side, which nearly all are.
+
+    Raises:
+        nixlInvalidParamError: as from `prepared_of`.
+    """
+    if not (
+        local.__class__ is remote.__class__ is nixl_prepped_dlist_handle
+        and local._core is remote._core is core
+        and local._remote is None is not remote._remote
+        and not (local._released or remote._released)
+    ):
+        prepared_of(local, core, local=True)
+        prepared_of(remote, core, local=False)
 
 
 def prepared_of(handle: nixl_prepped_dlist_handle, core: AgentCore, *, local: bool) -> nixl_prepped_dlist_handle:

@@ -2,16 +2,19 @@
 
 Pure but for submit(); any thread. Pages are named by their byte offsets (a stride of 1), so any block of one
 length between the same two registrations goes into one list. Blocks of many lengths are cut into powers of two.
+Of prepared lists whose blocks are all alike, which most are, a compiled pass picks the pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from asyncfabric import RegionKey, RegionSlice, blocking
+from asyncfabric._kernels.native import native_picking
+from asyncfabric._kernels.picking import JOINED, PAGES
 from asyncfabric.integrations.nixl.blocks import Column
 from asyncfabric.integrations.nixl.errors import nixlInvalidParamError
 from asyncfabric.integrations.nixl.kinds import nixl_xfer_op_t
@@ -23,8 +26,7 @@ MOST_LENGTHS = 16
 _WRITE = nixl_xfer_op_t.NIXL_WRITE
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One call of the fabric, a single write or read: `part` to or from `offset` behind the key."""
 
     writes: bool
@@ -49,8 +51,7 @@ class Step:
         return fabric.read(self.key, self.offset, self.part)
 
 
-@dataclass(frozen=True, slots=True)
-class PageStep:
+class PageStep(NamedTuple):
     """One call of the fabric with page lists: pieces of `page_bytes` at columns of offsets."""
 
     writes: bool
@@ -102,6 +103,46 @@ class Side(NamedTuple):
         """Return the blocks at these positions."""
         which = self.which if len(self.owners) == 1 else self.which[indices]
         return Side(self.owners, which, self.offsets[indices], self.lengths[indices])
+
+
+class AlikeBlocks(NamedTuple):
+    """One side whose blocks have one length and lie in one registration."""
+
+    owner: Any
+    page_bytes: int
+    offsets: Column
+
+    @classmethod
+    def of(cls, side: Side) -> AlikeBlocks | None:
+        """Return these blocks if they are alike, and not empty."""
+        lengths = side.lengths
+        if len(side.owners) != 1 or not len(lengths) or not lengths[0] or not bool((lengths == lengths[0]).all()):
+            return None
+        return cls(side.owners[0], int(lengths[0]), np.ascontiguousarray(side.offsets))
+
+
+def pick(
+    operation: nixl_xfer_op_t, local: AlikeBlocks, remote: AlikeBlocks, first: Any, second: Any
+) -> tuple[AnyStep, ...] | None:
+    """Return the calls for the blocks at these positions of two lists of blocks that are alike.
+
+    None where a compiled pass cannot: nothing is compiled, the lists differ, or positions are bad or of a rare form.
+    """
+    loops = _picking()
+    if loops is None or local.page_bytes != remote.page_bytes or not hasattr(first, "__len__") or not len(first):
+        return None
+    size, chosen = local.page_bytes, np.empty((2, len(first)), np.int64)
+    form = loops.pick_pairs(first, local.offsets, second, remote.offsets, size, chosen)
+    writes = operation is _WRITE
+    if form == PAGES:
+        return (PageStep(writes, local.owner, remote.owner, size, chosen[0], chosen[1]),)
+    if form == JOINED:
+        begin = int(chosen[0, 0])
+        return (Step(writes, local.owner[begin : begin + size * len(first)], remote.owner, int(chosen[1, 0])),)
+    return None
+
+
+_picking = cache(native_picking)
 
 
 def plan(operation: nixl_xfer_op_t, local: Side, remote: Side) -> tuple[AnyStep, ...]:

@@ -23,6 +23,7 @@ from asyncfabric.integrations.nixl.errors import (
     nixlRepostActiveError,
     translated,
 )
+from asyncfabric.integrations.nixl.kinds import nixl_xfer_op_t
 from asyncfabric.integrations.nixl.note_exchange import went_well
 
 if TYPE_CHECKING:
@@ -52,33 +53,51 @@ class Request:
         "_state",
         "_steps",
         "_transfers",
-        "_worth",
         "count",
-        "what",
+        "operation",
     )
 
+    _begun_ns: int  # the five that post() sets first
+    _posted_ns: int
+    _ended_ns: int
+    _failure: Exception | None
+    _note_due: bool
+
     def __init__(
-        self, core: AgentCore, what: str, remote: RemoteAgent, steps: tuple[AnyStep, ...], count: int, note: bytes
+        self,
+        core: AgentCore,
+        operation: nixl_xfer_op_t,
+        remote: RemoteAgent,
+        steps: tuple[AnyStep, ...],
+        count: int,
+        note: bytes,
     ) -> None:
-        self.what: str = what
+        self.operation: nixl_xfer_op_t = operation
         self.count: int = count
         self._core = core
         self._remote = remote
         self._steps = steps
         self._note = note
-        self._note_due = False
         self._slots: list[NoteSlot] = []  # the one whose imm its bytes carry; whoever pops it ends it
-        self._worth = sum(step.worth for step in steps) if all(step.writes for step in steps) else 0
         self._transfers: list[blocking.Transfer] = []
         self._state = _NEW
-        self._failure: Exception | None = None
         self._lock = Lock()
-        self._begun_ns = self._posted_ns = self._ended_ns = 0
+
+    @property
+    def what(self) -> str:
+        """The transfer in words."""
+        verb = "WRITE to" if self.operation == nixl_xfer_op_t.NIXL_WRITE else "READ from"
+        return f"{verb} agent {self._remote.name!r} of {self.count} descriptors"
 
     @property
     def total_bytes(self) -> int:
         """Bytes that it moves."""
         return sum(step.total_bytes for step in self._steps)
+
+    @property
+    def _early(self) -> bool:
+        """Whether its note may leave with its bytes: these are written, and there are some."""
+        return bool(self._steps) and self.operation == nixl_xfer_op_t.NIXL_WRITE
 
     @property
     def times_us(self) -> tuple[int, int, int]:
@@ -115,11 +134,11 @@ class Request:
             self._failure = None
             fabric, exchange = self._core.fabric, self._core.exchange
             transfers = self._transfers
-            slot = exchange.slot_for(self._remote, self._note) if self._note and self._worth else None
+            slot = exchange.slot_for(self._remote, self._note) if self._note and self._early else None
             imm = None
             if slot is not None:
                 imm = slot.imm
-                slot.count += self._worth
+                slot.count += sum(step.worth for step in self._steps)
                 self._slots.append(slot)
             for step in self._steps:
                 while self._failure is None:
