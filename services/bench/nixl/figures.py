@@ -82,7 +82,7 @@ class Workplace:
 
     @property
     def name(self) -> str:
-        """Return how people tell it from others."""
+        """Return what distinguishes it from others for people."""
         between = " between namespaces" if self.namespaces[0] is not None else ""
         return f"{self.memories[0].partition(':')[0]} over {','.join(self.rails)}{between}"
 
