@@ -30,16 +30,16 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def _answers(driver: Path, far: int, said: bool) -> subprocess.Popen[str]:
-    environment = os.environ | {"LD_PRELOAD": str(driver)} | ({"PEER_ACCESS_SAID": "1"} if said else {})
+def _answers(driver: Path, far: int, stated: bool) -> subprocess.Popen[str]:
+    environment = os.environ | {"LD_PRELOAD": str(driver)} | ({"PEER_ACCESS_STATED": "1"} if stated else {})
     command = [sys.executable, str(HERE / "unreachable.py"), f"cuda:{far}"]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.alone
 def test_gpus_without_peer_access(driver: Path, far: int) -> None:
-    """Once where the driver refuses access, once where it says that there is access and then refuses."""
-    programs = [_answers(driver, far, said) for said in (False, True)]
+    """Once where the driver refuses access, once where it states that there is access and then refuses."""
+    programs = [_answers(driver, far, stated) for stated in (False, True)]
     try:
         ends = [(*program.communicate(timeout=120), program.returncode) for program in programs]
     finally:
