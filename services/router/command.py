@@ -14,6 +14,31 @@ from asyncfabric_services.health.logs import open_log
 from asyncfabric_services.settings.options import SettingsCommand, settings_options
 from asyncfabric_services.settings.sources import LoadedSettings
 
+PRINTED = "Prints one JSON object with `listening` and `link` on standard output when it listens."
+NODES = {
+    "directory": ("nodes.directory_service", "Know the nodes of a cluster; the others are given its link address."),
+    "prefill": ("nodes.prefill_service", "Compute prompts and stream their keys and values to decode nodes."),
+    "decode": ("nodes.decode_service", "Generate answers from prompts that prefill nodes compute."),
+    "expert": (
+        "experts.service",
+        "Hold a part of the experts of a model, and answer in step with the other expert nodes.",
+    ),
+    "router": ("nodes.router_service", "Answer the OpenAI API from the prefill and decode nodes of a cluster."),
+    "coordinator": (
+        "fanout.coordinator_service",
+        "Decide which version of the weights serves; keeps its decisions in a file.",
+    ),
+    "trainer": (
+        "fanout.trainer_service",
+        "Train a causal model and publish its weights; one rank, which one is in torchrun's variables.",
+    ),
+    "rollout": (
+        "fanout.rollout_service",
+        "Generate with the published weights, while the next version arrives, or in one copy that it is written over.",
+    ),
+}
+"""Nodes of a cluster by command: the module whose `serve` runs, and what it does."""
+
 
 @click.group()
 def serve() -> None:
@@ -30,84 +55,15 @@ def local(loaded: LoadedSettings) -> int:
     return _run("asyncfabric_services.router.local_service", loaded)
 
 
-@serve.command(cls=SettingsCommand)
-@settings_options("directory")
-def directory(loaded: LoadedSettings) -> int:
-    """Know the nodes of a cluster; the others are given its link address.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.nodes.directory_service", loaded)
+def _add(name: str, module: str, purpose: str) -> None:
+    @serve.command(name, cls=SettingsCommand, help=f"{purpose}\n\n{PRINTED}")
+    @settings_options(name)
+    def node(loaded: LoadedSettings) -> int:
+        return _run(f"asyncfabric_services.{module}", loaded)
 
 
-@serve.command(cls=SettingsCommand)
-@settings_options("prefill")
-def prefill(loaded: LoadedSettings) -> int:
-    """Compute prompts and stream their keys and values to decode nodes.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.nodes.prefill_service", loaded)
-
-
-@serve.command(cls=SettingsCommand)
-@settings_options("decode")
-def decode(loaded: LoadedSettings) -> int:
-    """Generate answers from prompts that prefill nodes compute.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.nodes.decode_service", loaded)
-
-
-@serve.command(cls=SettingsCommand)
-@settings_options("expert")
-def expert(loaded: LoadedSettings) -> int:
-    """Hold a part of the experts of a model, and answer in step with the other expert nodes.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.experts.service", loaded)
-
-
-@serve.command(cls=SettingsCommand)
-@settings_options("router")
-def router(loaded: LoadedSettings) -> int:
-    """Answer the OpenAI API from the prefill and decode nodes of a cluster.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.nodes.router_service", loaded)
-
-
-@serve.command(cls=SettingsCommand)
-@settings_options("coordinator")
-def coordinator(loaded: LoadedSettings) -> int:
-    """Decide which version of the weights serves; keeps its decisions in a file.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.fanout.coordinator_service", loaded)
-
-
-@serve.command(cls=SettingsCommand)
-@settings_options("trainer")
-def trainer(loaded: LoadedSettings) -> int:
-    """Train a causal model and publish its weights; one rank, which one is in torchrun's variables.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.fanout.trainer_service", loaded)
-
-
-@serve.command(cls=SettingsCommand)
-@settings_options("rollout")
-def rollout(loaded: LoadedSettings) -> int:
-    """Generate with the published weights, while the next version arrives, or in one copy that it is written over.
-
-    Prints one JSON object with `listening` and `link` on standard output when it listens.
-    """
-    return _run("asyncfabric_services.fanout.rollout_service", loaded)
+for _name, _about in NODES.items():
+    _add(_name, *_about)
 
 
 def _run(module: str, loaded: LoadedSettings) -> int:
